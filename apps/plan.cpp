@@ -54,6 +54,7 @@ constexpr FlagUse kFlags[] = {
     {"--stages", kDraw | kModel},
     {"--ranks", kDraw | kModel},
     {"--micro-batches", kDraw | kModel},
+    {"--slices", kDraw | kModel},
     {"--p2", kDraw | kModel},
     {"--forward", kDraw},
     {"--backward-p1", kDraw},
@@ -186,12 +187,11 @@ void add_plan_command(CLI::App& app) {
       ".csv files, else the configured one)");
   text("--micro-batches", options->micro_batches,
        "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
-  plan->add_option(
-          "--slices", options->slices,
-          "equal slices of each micro-batch's sequences (pipeline.slices); costs stay those of a whole "
-          "micro-batch")
-      ->capture_default_str()
-      ->check(number_from(1));
+  text("--slices", options->slices,
+       "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and the "
+       "configured number, or all in --costs); without a model they are equal, and costs stay those of a "
+       "whole "
+       "micro-batch");
   text("--p2", options->p2,
        "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
            " (default: placed for a file that places W, else fill; with a model: all)");

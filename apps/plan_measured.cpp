@@ -35,8 +35,8 @@ std::string relative(const Compared& value) {
 
 void print_tables(const Trace& trace, const Comparison& result) {
   const Schedule& schedule = trace.run->schedule;
-  std::cout << printable(trace.title) << ": " << schedule.rank_count() << " ranks, " << schedule.micro_batches
-            << " micro-batches, " << result.steps << (result.steps == 1 ? " step" : " steps") << "\n\n";
+  std::cout << printable(trace.title) << ": " << schedule.rank_count() << " ranks, " << schedule.count_text()
+            << ", " << result.steps << (result.steps == 1 ? " step" : " steps") << "\n\n";
   std::vector<Row> rows = {{"", "predicted", "measured", "difference"}};
   rows.push_back({"step time", milliseconds(result.step_seconds.predicted),
                   milliseconds(result.step_seconds.measured), relative(result.step_seconds)});
@@ -63,11 +63,14 @@ void print_tables(const Trace& trace, const Comparison& result) {
                       "--timeline and --svg draw.\n"
                     : "\n");
 
-  std::cout << "\nMean of one micro-batch, as measured:\n";
+  const auto stages = static_cast<size_t>(schedule.stages);
+  std::cout << "\nMean of one micro-batch" << (result.costs.size() > stages ? ", by slice" : "")
+            << ", as measured:\n";
   std::vector<Row> costs = {{"stage", "F", "I", "W"}};
-  for (size_t stage = 0; stage < result.costs.size(); ++stage) {
-    const StageCost& cost = result.costs[stage];
-    costs.push_back({std::to_string(stage), milliseconds(cost.forward), milliseconds(cost.backward_p1),
+  for (size_t i = 0; i < result.costs.size(); ++i) {
+    const StageCost& cost = result.costs[i];
+    const std::string slice = result.costs.size() > stages ? concat(", slice ", i / stages) : "";
+    costs.push_back({concat(i % stages, slice), milliseconds(cost.forward), milliseconds(cost.backward_p1),
                      milliseconds(cost.backward_p2)});
   }
   print_table(costs);

@@ -82,6 +82,7 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   }
   if (!options.micro_batches.empty())
     request.micro_batches = parse_counts("--micro-batches", options.micro_batches);
+  if (!options.slices.empty()) request.slices = parse_counts("--slices", options.slices);
   if (!options.micro_batch_sizes.empty()) {
     request.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.micro_batch_sizes);
   }
@@ -111,6 +112,7 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
     measure.micro_batch_sizes = sizes_around(config->pipeline.micro_batch_size);
     measure.only_what_fits = true;
   }
+  measure.slices = request.slices;
   measure.recompute = request.recompute;
   // The measured costs already include a configured recomputation.
   if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
@@ -126,7 +128,15 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
   std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size",
                                                  "recompute", "step ms", "bound ms", "samples/s", "idle",
                                                  "memory"}};
-  if (replicated) rows[0].insert(rows[0].begin() + 2, "replicas");
+  const bool sliced = std::any_of(result.best.begin(), result.best.end(),
+                                  [](const PlanChoice& choice) { return choice.slices > 1; });
+  // From the right to the left, so that the places stay.
+  const auto insert = [&](std::vector<std::string>& row, const std::string& slices,
+                          const std::string& replicas) {
+    if (sliced) row.insert(row.begin() + 6, slices);
+    if (replicated) row.insert(row.begin() + 2, replicas);
+  };
+  insert(rows[0], "slices", "replicas");
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlanChoice& choice = result.best[i];
     rows.push_back({printable(choice.schedule.name()), std::string(policy_name(choice.policy)),
@@ -135,7 +145,7 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
                     choice.recompute, fixed(choice.step_seconds * 1e3, 2), fixed(bounds[i] * 1e3, 2),
                     fixed(choice.samples_per_second(), 2), percent(choice.bubble),
                     format_bytes(choice.peak_bytes)});
-    if (replicated) rows.back().insert(rows.back().begin() + 2, std::to_string(choice.data_parallel));
+    insert(rows.back(), std::to_string(choice.slices), std::to_string(choice.data_parallel));
   }
   print_table(rows);
 }
@@ -144,8 +154,8 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
 // most weights. 0 means no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
-  const auto costs =
-      stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size);
+  const auto costs = stage_costs(with_recompute(model, choice.recompute), choice.split,
+                                 choice.micro_batch_size, choice.slices);
   const auto caps = caps_for(memory, schedule_of(choice).rank_of_stage, choice.ranks, costs);
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
@@ -172,27 +182,38 @@ std::vector<double> bounds_of(const PlanResult& result, const CostModel& model, 
   return bounds;
 }
 
+// "3,2,3"
+std::string list_of(const std::vector<int>& values) {
+  std::vector<std::string> texts;
+  for (const int value : values) texts.push_back(std::to_string(value));
+  return join(texts, ",");
+}
+
 // Returns the command that trains with the choice.
 std::string command_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
-                       const PlanOptions& options) {
+                       const PlanOptions& options, const std::optional<Config>& config) {
   std::vector<std::string> settings = options.overrides;
   const auto set = [&](const char* key, const auto& value) {
     settings.push_back(concat("pipeline.", key, "=", value));
   };
   // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
-  // and stages.
+  // and stages. The text form has no slices: with slices, training searches again.
+  const bool again = choice.found && choice.slices > 1;
+  const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
   const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
-  const bool file = choice.found || choice.schedule.written() != nullptr;
-  set("schedule", choice.found ? found : choice.schedule.name());
+  set("schedule", choice.found && !again ? found : choice.schedule.name());
   set("p2", policy_name(choice.policy));
   set("ranks", file ? 0 : choice.ranks);
   set("stages", file ? 0 : choice.stages);
   set("micro_batches", file ? 0 : choice.micro_batches);
   set("data_parallel", choice.data_parallel);
   set("micro_batch_size", choice.micro_batch_size);
-  std::vector<std::string> layers;
-  for (const int count : choice.split) layers.push_back(std::to_string(count));
-  set("split", join(layers, ","));
+  if (!model.slice_lengths.empty() || (config && config->pipeline.slices > 1)) {
+    const auto lengths = slice_lengths(model, choice.slices);
+    set("slices", choice.slices);
+    set("slice_lengths", lengths.empty() ? "[]" : list_of(lengths));
+  }
+  set("split", list_of(choice.split));
   set("memory_cap", cap_of(choice, model, request.memory));
   // The costs of layers that recompute include the configured recomputation.
   if (choice.recompute != "none") {
@@ -203,17 +224,19 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   std::string command =
       concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
   for (const std::string& setting : settings) command += " " + quoted(setting);
-  if (choice.found && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
+  if (choice.found && !again && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
   return command;
 }
 
-nlohmann::ordered_json to_json(const PlanChoice& choice) {
+nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model) {
   return {{"schedule", choice.schedule.name()},
           {"p2", policy_name(choice.policy)},
           {"ranks", choice.ranks},
           {"stages", choice.stages},
           {"micro_batches", choice.micro_batches},
           {"micro_batch_size", choice.micro_batch_size},
+          {"slices", choice.slices},
+          {"slice_lengths", slice_lengths(model, choice.slices)},
           {"data_parallel", choice.data_parallel},
           {"recompute", choice.recompute},
           {"split", choice.split},
@@ -232,7 +255,7 @@ void write_json(const PlanResult& result, const std::vector<double>& bounds, con
   json["choices"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlanChoice& choice = result.best[i];
-    json["choices"].push_back(to_json(choice));
+    json["choices"].push_back(to_json(choice, model));
     json["choices"].back()["lower_bound_seconds"] = bounds[i];
     json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
   }
@@ -276,10 +299,6 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
 void plan_model(const PlanOptions& options) {
   std::optional<Config> config;
   if (!options.config.empty()) config = load_config(options.config, options.overrides);
-  TWOBP_CHECK(
-      options.slices == 1 && (!config || config->pipeline.slices == 1),
-      "the plan of a model compares whole sequences only: leave --slices out and set pipeline.slices to 1, "
-      "or compare slices with twobp bench --ways");
   PlanRequest request = request_of(options, config);
   const CostModel model = costs_of(options, config, request);
   request.interconnect = interconnect_of(options, model, config);
@@ -290,7 +309,9 @@ void plan_model(const PlanOptions& options) {
          " a rank: the smallest memory that would do is ", format_bytes(smallest.peak_bytes), " (",
          fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
          policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches,
-         " micro-batches of ", smallest.micro_batch_size, ", recomputation ", smallest.recompute);
+         " micro-batches of ", smallest.micro_batch_size,
+         smallest.slices > 1 ? concat(" in ", smallest.slices, " slices") : "", ", recomputation ",
+         smallest.recompute);
   }
   std::cout << result.combinations << " combinations, " << result.simulated
             << " simulated; the others cannot be among the best\n\n";
@@ -299,7 +320,7 @@ void plan_model(const PlanOptions& options) {
   std::cout << '\n';
   for (const std::string& sentence : result.advice->sentences) std::cout << printable(sentence) << ".\n";
   std::cout << "\nThe first row trains with\n"
-            << printable_lines(command_of(result.best.front(), model, request, options)) << '\n';
+            << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
   if (!options.json.empty()) write_json(result, bounds, model, request, options.json);
   draw(options, model, result.best.front(), request);
 }

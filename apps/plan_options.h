@@ -11,7 +11,7 @@ struct PlanOptions {
   std::string stages;         // empty: by ranks; both empty: 4
   std::string ranks;          // empty: the schedule's own number for that many stages
   std::string micro_batches;  // empty: the schedule's own
-  int slices = 1;             // of a micro-batch; costs are of whole micro-batches
+  std::string slices;         // of a micro-batch; empty: 1, or with a model all that its costs have
   std::string p2;             // empty: the schedule's own
   std::string forward = "1";
   std::string backward_p1 = "1";

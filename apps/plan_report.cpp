@@ -39,6 +39,11 @@ double grid_unit(const std::vector<StageCost>& costs) {
   return unit > 0 ? unit : 1;
 }
 
+// What peak_in_flight counts.
+const char* peak_name(const Schedule& schedule) {
+  return schedule.slices > 1 ? "peak slices" : "peak micro-batches";
+}
+
 void print_ranks(const SimulatedPlan& plan) {
   std::cout << "p2 " << policy_name(plan.schedule.policy) << ": busy and idle time of each rank\n";
   std::vector<std::vector<std::string>> rows = {{"rank", "busy"}};
@@ -46,7 +51,7 @@ void print_ranks(const SimulatedPlan& plan) {
     rows[0].emplace_back(bubble_cause_name(static_cast<BubbleCause>(cause)));
   }
   rows[0].emplace_back("idle");
-  rows[0].emplace_back("peak micro-batches");
+  rows[0].emplace_back(peak_name(plan.schedule));
   for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
     const auto& result = plan.simulation.ranks[rank];
     std::vector<std::string> row = {std::to_string(rank), number(result.busy)};
@@ -83,7 +88,7 @@ void print_summary(const std::vector<const SimulatedPlan*>& plans) {
   rows[1] = {"step time"};
   rows[2] = {"lower bound"};
   rows[3] = {"bubble ratio"};
-  rows[4] = {"peak micro-batches"};
+  rows[4] = {peak_name(plans.front()->schedule)};
   rows[5] = {"speed-up over off"};
   const double standard = plans.back()->simulation.step_seconds;
   for (const SimulatedPlan* plan : plans) {
@@ -126,7 +131,7 @@ void add_ops(const SimulatedPlan& plan, int rank, nlohmann::ordered_json& entry)
   }
   entry["instructions"] = nlohmann::ordered_json::array();
   for (const Instruction& instruction : plan.schedule.ranks[rank]) {
-    entry["instructions"].push_back(to_string(instruction));
+    entry["instructions"].push_back(to_string(instruction, plan.schedule.slices));
   }
 }
 
@@ -169,13 +174,16 @@ nlohmann::ordered_json to_json(const SimulatedPlan& plan, bool ops) {
 void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
   std::vector<std::vector<std::string>> rows = {
       {"schedule", "p2", "ranks", "stages", "M", "step time", "lower bound", "bubble ratio", "peak"}};
+  const bool sliced = plans.front()->schedule.slices > 1;  // all have the same number
+  if (sliced) rows[0].insert(rows[0].begin() + 5, "slices");
   for (const SimulatedPlan* plan : plans) {
     const Schedule& schedule = plan->schedule;
     rows.push_back({schedule.name, std::string(policy_name(schedule.policy)),
                     std::to_string(schedule.rank_count()), std::to_string(schedule.stages),
-                    std::to_string(schedule.micro_batches), number(plan->simulation.step_seconds),
-                    bound_text(*plan), percent(plan->simulation.bubble_ratio()),
-                    number(peak_of(plan->simulation))});
+                    std::to_string(schedule.micro_batches / schedule.slices),
+                    number(plan->simulation.step_seconds), bound_text(*plan),
+                    percent(plan->simulation.bubble_ratio()), number(peak_of(plan->simulation))});
+    if (sliced) rows.back().insert(rows.back().begin() + 5, std::to_string(schedule.slices));
   }
   print_table(rows);
   std::cout
@@ -206,7 +214,8 @@ void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptio
   nlohmann::ordered_json json;
   json["schedule"] = plans[0]->schedule.name;
   json["stages"] = plans[0]->schedule.stages;
-  json["micro_batches"] = plans[0]->schedule.micro_batches;
+  json["micro_batches"] = plans[0]->schedule.micro_batches / plans[0]->schedule.slices;
+  json["slices"] = plans[0]->schedule.slices;  // "micro_batch" of ops and peaks then counts slices
   for (const SimulatedPlan* plan : plans) json["plans"].push_back(to_json(*plan, !options.no_ops));
   if (plans.size() > 1 && plans[0]->simulation.step_seconds > 0) {
     json["speed_up"] = plans.back()->simulation.step_seconds / plans[0]->simulation.step_seconds;

@@ -143,6 +143,10 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   return simulation;
 }
 
+int slices_of(const PlanOptions& options) {
+  return options.slices.empty() ? 1 : parse_count("--slices", options.slices);
+}
+
 // This is a combination with its plan and its costs.
 struct Planned {
   Asked asked;
@@ -161,7 +165,7 @@ SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, 
 
 SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
   Schedule schedule =
-      of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, options.slices);
+      of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options));
   if (options.order_for_rendezvous) schedule = order_for_rendezvous(std::move(schedule));
   return simulated(std::move(schedule), of.costs, options);
 }
@@ -239,8 +243,8 @@ std::vector<Planned> searched(const std::vector<Planned>& named, const PlanOptio
     if (!known.insert(schedule.rank_of_stage).second) continue;
     AutoSchedule best;
     try {
-      best = auto_schedule(schedule.rank_of_stage, schedule.micro_batches, each.costs,
-                           simulation_of(options, schedule));
+      best = auto_schedule(schedule.rank_of_stage, schedule.micro_batches / schedule.slices, each.costs,
+                           simulation_of(options, schedule), {.slices = schedule.slices});
     } catch (const NoScheduleFits&) {
       continue;
     }
@@ -280,7 +284,9 @@ double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
   if (schedule.allow_reorder || 3.0 * schedule.stages * schedule.micro_batches > kMostOps) return kUnknown;
   if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
   try {
-    return lower_bound(schedule.rank_of_stage, schedule.micro_batches, costs, options).seconds;
+    return lower_bound(schedule.rank_of_stage, schedule.micro_batches / schedule.slices, costs, options,
+                       schedule.slices)
+        .seconds;
   } catch (const NoScheduleFits&) {
     return kUnknown;
   }
@@ -296,8 +302,6 @@ void plan_schedule(const PlanOptions& options) {
   std::vector<Planned> all;
   const std::vector<Asked> asked = asked_of(options);
   const bool compares = asked.size() > 1 || options.search;
-  TWOBP_CHECK(!options.search || options.slices == 1,
-              "--search finds schedules of whole sequences: leave out --slices");
   int parts = 1;
   int micro_batches =
       options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
@@ -312,7 +316,7 @@ void plan_schedule(const PlanOptions& options) {
   }
   const GivenCosts given(options, parts);
   for (Planned& each : all) {
-    each.costs = of_a_slice(given.of(each.shape.stages), options.slices);
+    each.costs = of_a_slice(given.of(each.shape.stages), slices_of(options));
     each.plan = make_plan(options, each, each.asked.policy, micro_batches);
     validate(each.plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
                                   .buffer_limit = options.buffers});

@@ -27,6 +27,7 @@ struct ProfileOptions {
   std::string config;
   std::vector<std::string> overrides;
   std::string sizes;
+  std::string slices;
   std::vector<std::string> recompute;
   std::string json_file;
   double seconds = 3;
@@ -42,6 +43,19 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
           format_bytes(costs.share.forward_held),
           format_bytes(costs.share.stash),
           fixed(parameters, 0)};
+}
+
+LayerCost sum_of(const std::vector<LayerCost>& layers) {
+  LayerCost whole;
+  whole.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
+  for (const LayerCost& costs : layers) {
+    whole.share.forward += costs.share.forward;
+    whole.share.backward_p1 += costs.share.backward_p1;
+    whole.share.backward_p2 += costs.share.backward_p2;
+    whole.share.forward_held += costs.share.forward_held;
+    whole.share.stash += costs.share.stash;
+  }
+  return whole;
 }
 
 // The order is: kinds by their first use in the model, kinds of other recomputations, the whole model.
@@ -61,17 +75,23 @@ void print_size(const CostModel& model, size_t size, double parameters) {
     const KindCosts& costs = model.kinds.at(kind);
     rows.push_back(row_of(kind, layers[kind], costs.at_size[size], costs.parameters));
   }
-  LayerCost whole;
-  whole.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
-  for (const LayerCost& costs : layer_costs_at(model, model.micro_batch_sizes[size])) {
-    whole.share.forward += costs.share.forward;
-    whole.share.backward_p1 += costs.share.backward_p1;
-    whole.share.backward_p2 += costs.share.backward_p2;
-    whole.share.forward_held += costs.share.forward_held;
-    whole.share.stash += costs.share.stash;
-  }
-  rows.push_back(row_of("the model", static_cast<int>(model.layers.size()), whole, parameters));
+  const int layer_count = static_cast<int>(model.layers.size());
+  const int samples = model.micro_batch_sizes[size];
+  rows.push_back(row_of("the model", layer_count, sum_of(layer_costs_at(model, samples)), parameters));
   print_table(rows);
+  for (const auto& lengths : model.slice_lengths) {
+    const int slices = static_cast<int>(lengths.size());
+    std::cout << "\nthe model in " << slices << " slices:\n";
+    rows = {{"positions", "F", "I", "W", "held after F", "held after I"}};
+    const auto costs = slice_costs_at(model, samples, slices);
+    for (int slice = 0; slice < slices; ++slice) {
+      const LayerShare share = sum_of(costs[slice]).share;
+      rows.push_back({std::to_string(lengths[slice]), milliseconds(share.forward),
+                      milliseconds(share.backward_p1), milliseconds(share.backward_p2),
+                      format_bytes(share.forward_held), format_bytes(share.stash)});
+    }
+    print_table(rows);
+  }
 }
 
 // Tied weights count once.
@@ -93,10 +113,9 @@ double parameters_of(const ModelSpec& model) {
 void profile(const ProfileOptions& options) {
   check_alone("profile", find_launcher());
   const Config config = load_config(options.config, options.overrides);
-  TWOBP_CHECK(config.pipeline.slices == 1,
-              "a profile for plans needs whole sequences: set pipeline.slices to 1");
   MeasureOptions measure;
   if (!options.sizes.empty()) measure.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.sizes);
+  if (!options.slices.empty()) measure.slices = parse_counts("--slices", options.slices);
   measure.only_what_fits = options.sizes.empty();
   measure.recompute = options.recompute;
   measure.seconds = options.seconds;
@@ -125,6 +144,8 @@ void add_profile_command(CLI::App& app) {
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--micro-batch-sizes", options->sizes,
                       "Samples per micro-batch: 1,2,4 or 1..4 (default: as configured)");
+  command->add_option("--slices", options->slices,
+                      "Also measure sequences in so many slices: 2,4,8 or 2..4 (default: as configured)");
   command
       ->add_option(
           "--recompute", options->recompute,

@@ -14,7 +14,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                 "a cost model changes when it is written and read again");
   const int sizes[] = {1, read->micro_batch_sizes.back()};
   for (const int size_of_one : sizes) {
-    stage_costs(*read, {static_cast<int>(read->layers.size())}, size_of_one);
+    const std::vector<int> split = {static_cast<int>(read->layers.size())};
+    stage_costs(*read, split, size_of_one);
+    for (const auto& lengths : read->slice_lengths) {
+      const int slices = static_cast<int>(lengths.size());
+      if (has_slices(*read, slices)) stage_costs(*read, split, size_of_one, slices);
+    }
   }
   return 0;
 }

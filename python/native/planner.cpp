@@ -25,7 +25,7 @@ double parse_size(const std::string& text) {
   return static_cast<double>(bytes);
 }
 
-py::dict to_dict(const PlanChoice& choice) {
+py::dict to_dict(const PlanChoice& choice, const CostModel& model) {
   py::dict row;
   row["schedule"] = choice.schedule.name();
   row["p2"] = std::string(policy_name(choice.policy));
@@ -33,19 +33,23 @@ py::dict to_dict(const PlanChoice& choice) {
   row["stages"] = choice.stages;
   row["micro_batches"] = choice.micro_batches;
   row["micro_batch_size"] = choice.micro_batch_size;
+  row["slices"] = choice.slices;
+  row["slice_lengths"] = slice_lengths(model, choice.slices);
   row["recompute"] = choice.recompute;
   row["split"] = choice.split;
   row["step_seconds"] = choice.step_seconds;
   row["samples_per_second"] = choice.samples_per_second();
   row["idle"] = choice.bubble;
   row["peak_bytes"] = choice.peak_bytes;
-  row["csv"] = choice.found ? py::object(py::str(to_csv(*choice.found))) : py::none();
+  // The text form has no slices.
+  const bool written = choice.found && choice.slices == 1;
+  row["csv"] = written ? py::object(py::str(to_csv(*choice.found))) : py::none();
   return row;
 }
 
 py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts& micro_batches,
                     const Names& schedules, const Names& policies, const Names& recompute,
-                    const std::string& memory, int batch, int top, bool search) {
+                    const Counts& slices, const std::string& memory, int batch, int top, bool search) {
   const CostModel model = parse_cost_model(costs, "the costs");
   PlanRequest request;
   request.ranks = ranks;
@@ -53,6 +57,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
   request.schedules.assign(schedules.begin(), schedules.end());
   for (const std::string& name : policies) request.policies.push_back(parse_policy(name));
   request.recompute = recompute;
+  request.slices = slices;
   request.memory = parse_size(memory);
   request.batch = batch;
   request.top = top;
@@ -67,10 +72,11 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
     fail("none of ", result.combinations, " combinations fits into ", memory,
          " a rank: the smallest memory that would do is ", format_bytes(least.peak_bytes), ", with ",
          least.schedule.name(), ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ",
-         least.micro_batches, " micro-batches");
+         least.micro_batches, " micro-batches",
+         least.slices > 1 ? concat(" in ", least.slices, " slices") : "");
   }
   py::list rows;
-  for (const PlanChoice& choice : result.best) rows.append(to_dict(choice));
+  for (const PlanChoice& choice : result.best) rows.append(to_dict(choice, model));
   return py::make_tuple(rows, result.advice->sentences);
 }
 

@@ -296,12 +296,14 @@ class PyTrainer {
   }
 
   // The cost model, as JSON.
-  std::string costs(const std::vector<std::string>& recompute, double seconds) {
+  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices,
+                    double seconds) {
     const Use use(*this);
     const py::gil_scoped_release free;
     const KeepThreads keep;
     MeasureOptions options;
     options.recompute = recompute;
+    options.slices = slices;
     options.seconds = seconds;
     const Pipeline& pipeline = trainer_->pipeline();
     return cost_model_to_json(

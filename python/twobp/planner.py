@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
     """One way to run the model. `split` has the layers of each stage. `idle` is the mean idle fraction. `peak_bytes` is the total
-    memory of the fullest rank. `csv` is the text of a searched schedule, or None."""
+    memory of the fullest rank. `slices` is the number of slices of each sequence, and `slice_lengths` has their positions (empty for
+    whole sequences). `csv` is the text of a searched schedule, or None. The text form has no slices: with slices, train with
+    schedule="auto"."""
     schedule: str
     p2: str
     ranks: int
@@ -31,6 +33,8 @@ class PlanRow:
     idle: float
     peak_bytes: float
     csv: str | None = None
+    slices: int = 1
+    slice_lengths: list[int] = dataclasses.field(default_factory=list)
 
 
 class Plan(Sequence):
@@ -55,9 +59,11 @@ class Plan(Sequence):
         return pandas.DataFrame([dataclasses.asdict(row) for row in self])
 
     def _table(self) -> list[list[str]]:
-        head = ["schedule", "p2", "ranks", "stages", "M", "size", "recompute", "step ms", "samples/s", "idle", "memory MiB"]
+        sliced = any(row.slices > 1 for row in self)
+        head = ["schedule", "p2", "ranks", "stages", "M", "size", *["slices"] * sliced, "recompute", "step ms", "samples/s", "idle",
+                "memory MiB"]
         return [head, *([row.schedule, row.p2, str(row.ranks), str(row.stages), str(row.micro_batches), str(row.micro_batch_size),
-                         row.recompute, f"{row.step_seconds * 1e3:.2f}", f"{row.samples_per_second:.2f}", f"{row.idle:.1%}",
+                         *[str(row.slices)] * sliced, row.recompute, f"{row.step_seconds * 1e3:.2f}", f"{row.samples_per_second:.2f}", f"{row.idle:.1%}",
                          f"{row.peak_bytes / 2**20:.1f}"] for row in self)]
 
     def __repr__(self) -> str:
@@ -77,17 +83,19 @@ class Plan(Sequence):
 def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None = None,
          micro_batches: int | Iterable[int] | None = None, schedule: str | Iterable[str] | None = None,
          p2: str | Iterable[str] | None = None, recompute: str | Iterable[str] = "none", memory: str | int | None = None,
-         batch: int | None = None, top: int | None = 10, search: bool = False, seconds: float = 0.5) -> Plan:
+         batch: int | None = None, top: int | None = 10, search: bool = False, seconds: float = 0.5,
+         slices: int | Iterable[int] | None = None) -> Plan:
     """Compares all ways to run a model. `of` is a trainer, whose layers are measured now for about `seconds`, or a file of costs
     (`twobp profile --json`).
 
     Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
     value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such as "80GiB" or a
-    number of bytes. `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for
+    number of bytes. `slices` has numbers of slices of a sequence to compare (default: the trainer's number, or all in the file;
+    docs/long_sequences.md). `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for
     all. `search` also searches for new schedules. Raises twobp.Error if nothing fits, with the smallest memory that would."""
     recomputes = _several(recompute)
     if isinstance(of, Trainer):
-        costs = of._native.costs([mode for mode in recomputes if mode != "none"], seconds)
+        costs = of._native.costs([mode for mode in recomputes if mode != "none"], _several(slices), seconds)
         counts = _several(ranks) or [of.ranks]
     else:
         costs = _native.read_costs(os.fspath(of))
@@ -95,7 +103,7 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
         if not counts:
             raise _native.Error("give ranks: a number, or several such as range(2, 9)")
     rows, advice = _native.plan(costs, counts, _several(micro_batches), _several(schedule), _several(p2), recomputes,
-                                "" if memory is None else str(memory), batch or 0, top or 0, search)
+                                _several(slices), "" if memory is None else str(memory), batch or 0, top or 0, search)
     return Plan((PlanRow(**row) for row in rows), advice)
 
 

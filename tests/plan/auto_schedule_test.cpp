@@ -12,29 +12,9 @@
 #include "tests/plan/pipelines.h"
 #include "twobp/plan/auto_schedule/greedy.h"
 #include "twobp/plan/auto_schedule/search.h"
-#include "twobp/schedule/check/validate.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
-
-AutoSchedule schedule_for(const Pipeline& pipeline, SearchEffort effort = SearchEffort::kQuick,
-                          uint64_t seed = 1) {
-  return auto_schedule(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options,
-                       {.effort = effort, .seed = seed});
-}
-
-// Checks that the schedule is valid, keeps the order of micro-batches and the caps, takes the stated time,
-// and is not faster than possible.
-void check_promises(const Pipeline& pipeline, const AutoSchedule& found) {
-  validate(found.schedule);
-  EXPECT_FALSE(found.schedule.allow_reorder);
-  EXPECT_EQ(found.schedule.rank_of_stage, pipeline.rank_of_stage);
-  EXPECT_EQ(found.schedule.micro_batches, pipeline.micro_batches);
-  const Simulation simulation = simulate(found.schedule, pipeline.costs, pipeline.options);
-  EXPECT_EQ(simulation.step_seconds, found.seconds);
-  EXPECT_TRUE(within_caps(simulation, pipeline.options));
-  EXPECT_GE(found.seconds, found.bound.seconds * (1 - 1e-9));
-}
 
 TEST(AutoSchedule, EqualsTheProvenOptimum) {
   const auto all = solved_pipelines();

@@ -121,7 +121,7 @@ TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
   costs[1].input_gradient_bytes = 3;
   costs[0].layers = {{.forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
   costs[1].layers = {{.forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
-  const auto bytes = stage_bytes(costs);
+  const auto bytes = stage_bytes(costs, 2);
   EXPECT_EQ(bytes[0].activation, 2);
   EXPECT_EQ(bytes[1].activation, 4);
   EXPECT_EQ(bytes[0].deficit + bytes[1].deficit, 0);

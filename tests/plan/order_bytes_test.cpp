@@ -13,24 +13,27 @@ namespace {
 TEST(OrderBytes, NoSimulationNeedsLess) {
   Random random(31);
   int met = 0, cases = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 400; ++round) {
     const auto names = schedule_names();
     const std::string name = names[random_int(random, 0, static_cast<int>(names.size()) - 1)];
     const int ranks = random_int(random, 1, 4);
     const int stages = ranks * usual_stages_per_rank(named_schedule(name).placement);
-    const int m = random_int(random, 1, 9);
-    if (!admits(name, stages, ranks, m)) continue;
-    const OrderBytes order(make_schedule(name, stages, m, P2Policy::kOff, ranks));
-    const auto costs = random_costs(random, stages, round % 2 == 0);
+    const int slices = round % 4 == 0 ? random_int(random, 2, 5) : 1;
+    const int m = random_int(random, 1, slices > 1 ? 4 : 9);
+    if (!admits(name, stages, ranks, m, slices)) continue;
+    const OrderBytes order(make_schedule(name, stages, m, P2Policy::kOff, ranks, slices));
+    auto costs = random_costs(random, stages, round % 2 == 0);
+    if (slices > 1 && round % 8 != 0) costs = in_slices(random, costs, slices);
     const double least = order.least(costs);
     for (const P2Policy policy : policies_of(name)) {
-      const Schedule schedule = make_schedule(name, stages, m, policy, ranks);
+      const Schedule schedule = make_schedule(name, stages, m, policy, ranks, slices);
       for (const double memory : {0.0, least, 1.5 * least}) {
         SimulationOptions options;
         options.message_holder = round % 3 == 0 ? MessageHolder::kSender : MessageHolder::kNobody;
         options.cap_per_rank = caps_for(memory, schedule.rank_of_stage, ranks, costs);
         const double peak = peak_of(simulate(schedule, costs, options));
-        EXPECT_GE(peak, least * (1 - 1e-12)) << name << ' ' << policy_name(policy) << ' ' << memory;
+        EXPECT_GE(peak, least * (1 - 1e-12))
+            << name << ' ' << policy_name(policy) << ' ' << memory << ", slices " << slices;
         met += peak <= least * (1 + 1e-9) ? 1 : 0;
         ++cases;
       }
@@ -61,15 +64,15 @@ TEST(OrderBytes, HasKnownValuesForOneFOneBAndAV) {
 TEST(StageBytes, CountTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(1);
   costs[0].layers = {{.forward_held = -3, .stash = 5}};
-  EXPECT_EQ(stage_bytes(costs)[0].deficit, 3 + 8);
-  EXPECT_EQ(stage_bytes(costs)[0].activation, 0);
+  EXPECT_EQ(stage_bytes(costs, 1)[0].deficit, 3 + 8);
+  EXPECT_EQ(stage_bytes(costs, 1)[0].activation, 0);
   EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{-11});
   costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
-  EXPECT_EQ(stage_bytes(costs)[0].deficit, 4);
-  EXPECT_EQ(stage_bytes(costs)[0].activation, 17);
+  EXPECT_EQ(stage_bytes(costs, 1)[0].deficit, 4);
+  EXPECT_EQ(stage_bytes(costs, 1)[0].activation, 17);
   EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{13});
   costs[0].layers[0].p1_held = -12;
-  EXPECT_EQ(stage_bytes(costs)[0].deficit, 0);
+  EXPECT_EQ(stage_bytes(costs, 1)[0].deficit, 0);
 }
 
 // A micro-batch may free four bytes more than it took, so it and the previous one each count four bytes less.

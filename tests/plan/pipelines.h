@@ -1,4 +1,5 @@
-// The tests of the auto-scheduler share these helpers: random pipelines, and the cases solved to optimality.
+// The tests of the auto-scheduler share these helpers: random pipelines, the cases solved to optimality, and
+// checks of what a search promises.
 #pragma once
 
 #include <fstream>
@@ -6,12 +7,15 @@
 #include <string>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/schedule/costs.h"
 #include "tests/schedule/support.h"
 #include "twobp/core/check.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/stage_bytes.h"
+#include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -23,6 +27,7 @@ struct Pipeline {
   int micro_batches = 1;
   std::vector<StageCost> costs;
   SimulationOptions options;
+  int slices = 1;
 
   int ranks() const { return *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1; }
 };
@@ -68,8 +73,9 @@ inline std::vector<SolvedPipeline> solved_pipelines() {
 // pieces. Half of the pipelines have messages that take time. Half have caps, from the smallest possible to
 // plenty. If `layered`, layers and messages have bytes, and the caps have room for the peaks within I and W.
 inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, int micro_batches,
-                                bool layered = false) {
+                                bool layered = false, int slices = 1) {
   Pipeline pipeline;
+  pipeline.slices = slices;
   const int stages = placement == Placement::kLinear ? ranks : 2 * ranks;
   pipeline.rank_of_stage = place_stages(placement, stages, ranks);
   pipeline.micro_batches = micro_batches;
@@ -79,7 +85,6 @@ inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, 
   const double w = random_real(random, 0.2, 2);
   const int pieces = random_int(random, 0, 1) == 0 ? 1 : random_int(random, 2, 8);
   const bool optimizer = random_int(random, 0, 3) == 0;
-  std::vector<double> least(ranks, 0);
   for (int stage = 0; stage < stages; ++stage) {
     const auto about = [&](double value) { return value * random_real(random, 1 - spread, 1 + spread); };
     StageCost& cost = pipeline.costs.emplace_back();
@@ -90,15 +95,16 @@ inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, 
     cost.optimizer = optimizer ? random_real(random, 0, 1) : 0;
     cost.activation_bytes = about(1);
     cost.stash_bytes = about(random_real(random, 0.2, 1.2));
-    least[pipeline.rank_of_stage[stage]] += cost.activation_bytes;
   }
+  if (layered) give_layers(random, pipeline.costs);
+  if (slices > 1) pipeline.costs = in_slices(random, pipeline.costs, slices);
+  std::vector<double> least = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, slices);
   if (layered) {
-    give_layers(random, pipeline.costs);
-    least = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs);
-    const auto bytes = stage_bytes(pipeline.costs);
-    for (int stage = 0; stage < stages; ++stage) {
-      const StageBytes& of = bytes[stage];
-      least[pipeline.rank_of_stage[stage]] += of.stash + std::max(0.0, of.p1_peak) + of.p2_peak;
+    const auto bytes = stage_bytes(pipeline.costs, stages);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      const StageBytes& of = bytes[i];
+      least[pipeline.rank_of_stage[i % stages]] +=
+          of.stash + std::max(0.0, of.p1_peak) + of.p2_peak + std::max(0.0, of.for_others);
     }
   }
   if (random_int(random, 0, 1) == 0) pipeline.options.message_seconds = random_real(random, 0, 0.5);
@@ -121,14 +127,35 @@ inline bool within_caps(const Simulation& simulation, const SimulationOptions& o
 // policy.
 inline std::optional<double> best_named(const Pipeline& pipeline) {
   std::optional<double> best;
-  for (const NamedVariant& variant : named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches)) {
-    const Schedule schedule = make_schedule(variant.name, static_cast<int>(pipeline.costs.size()),
-                                            pipeline.micro_batches, variant.policy, pipeline.ranks());
+  for (const NamedVariant& variant :
+       named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.slices)) {
+    const Schedule schedule =
+        make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()), pipeline.micro_batches,
+                      variant.policy, pipeline.ranks(), pipeline.slices);
     const Simulation simulation = simulate(schedule, pipeline.costs, pipeline.options);
     if (!within_caps(simulation, pipeline.options)) continue;
     if (!best || simulation.step_seconds < *best) best = simulation.step_seconds;
   }
   return best;
+}
+
+inline AutoSchedule schedule_for(const Pipeline& pipeline, SearchEffort effort = SearchEffort::kQuick,
+                                 uint64_t seed = 1) {
+  return auto_schedule(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options,
+                       {.effort = effort, .seed = seed, .slices = pipeline.slices});
+}
+
+// Valid, in micro-batch order, within the caps, as fast as it says, not faster than possible.
+inline void check_promises(const Pipeline& pipeline, const AutoSchedule& found) {
+  validate(found.schedule);
+  EXPECT_FALSE(found.schedule.allow_reorder);
+  EXPECT_EQ(found.schedule.rank_of_stage, pipeline.rank_of_stage);
+  EXPECT_EQ(found.schedule.slices, pipeline.slices);
+  EXPECT_EQ(found.schedule.micro_batches, pipeline.micro_batches * pipeline.slices);
+  const Simulation simulation = simulate(found.schedule, pipeline.costs, pipeline.options);
+  EXPECT_EQ(simulation.step_seconds, found.seconds);
+  EXPECT_TRUE(within_caps(simulation, pipeline.options));
+  EXPECT_GE(found.seconds, found.bound.seconds * (1 - 1e-9));
 }
 
 }  // namespace twobp

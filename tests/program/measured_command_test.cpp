@@ -100,8 +100,9 @@ TEST_F(MeasuredCommand, PlanDrawsSlices) {
                      {"1f1b", "2 slices", "text form"});
   expect_one_message({"plan", "--schedule", "dualpipe-v", "--slices", "2"}, {"dualpipe-v", "slices"});
   expect_one_message({"plan", "--schedule", "1f1b", "--slices", "0"}, {"--slices"});
-  expect_one_message({"plan", folder_.write("config.json", tiny_config().dump()), "--slices", "2"},
-                     {"whole sequences"});
+  expect_one_message({"plan", "--schedule", "1f1b", "--slices", "2,4"}, {"--slices", "several numbers"});
+  const std::string searched = drawn({"--slices", "4", "--search"});
+  EXPECT_NE(searched.find("auto"), std::string::npos) << searched;
 }
 
 TEST_F(MeasuredCommand, RefusesOtherTraces) {

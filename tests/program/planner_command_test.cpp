@@ -1,6 +1,8 @@
 // Tests twobp profile and twobp plan with a configuration: the cost model between them, tables, memory that
 // is too small for everything, and errors.
 #include <map>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -258,6 +260,59 @@ TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   refuse({"--stages", "2"}, "--csv-form", "compute_only", "--csv");
   refuse({"--stages", "2"}, "--no-ops", "", "--json");
   refuse({"--stages", "2"}, "--svg-end", "3", "--svg");
+}
+
+// Slices are among what is compared, from a configuration and from a file, and the command trains with them.
+TEST_F(PlanModel, ComparesSlices) {
+  const std::string file = folder_.path("sliced.json");
+  const std::string out = folder_.path("plan.json");
+  const std::vector<std::string> sequence = {"--set", "data.sequence=64"};
+  const auto with = [&](std::vector<std::string> arguments, bool set = true) {
+    if (set) arguments.insert(arguments.end(), sequence.begin(), sequence.end());
+    return arguments;
+  };
+  const auto profiled =
+      expect_success(with({"profile", config_, "--seconds", "0.01", "--slices", "1,2,4", "--json", file}));
+  EXPECT_NE(profiled.out.find("the model in 4 slices"), std::string::npos) << profiled.out;
+  const auto numbers = [&] {
+    std::set<int> slices;
+    const json plan = json::parse(read_file(out));
+    for (const json& choice : plan.at("choices")) {
+      slices.insert(choice.at("slices").get<int>());
+      EXPECT_EQ(choice.at("slice_lengths").size() > 1, choice.at("slices").get<int>() > 1);
+      EXPECT_GT(choice.at("lower_bound_seconds").get<double>(), 0);
+    }
+    return slices;
+  };
+  expect_success({"plan", "--costs", file, "--ranks", "2", "--all", "--json", out});
+  EXPECT_EQ(numbers(), (std::set<int>{1, 2, 4}));
+  const auto run = expect_success({"plan", "--costs", file, "--ranks", "2", "--slices", "4",
+                                   "--micro-batches", "1", "--micro-batch-sizes", "2", "--json", out});
+  EXPECT_EQ(numbers(), (std::set<int>{4}));
+  EXPECT_NE(run.out.find("slices"), std::string::npos) << run.out;
+  EXPECT_NE(run.out.find("pipeline.slices=4 pipeline.slice_lengths="), std::string::npos) << run.out;
+  expect_success(with({"plan", config_, "--seconds", "0.01", "--slices", "2..3", "--all", "--json", out}));
+  EXPECT_EQ(numbers(), (std::set<int>{2, 3}));
+  expect_success(
+      with({"plan", config_, "--seconds", "0.01", "--all", "--json", out, "--set", "pipeline.slices=2"}));
+  EXPECT_EQ(numbers(), (std::set<int>{1, 2})) << "the configured number";
+  // What the last line says trains.
+  const size_t begin = run.out.find("twobp train CONFIG --set ");
+  ASSERT_NE(begin, std::string::npos) << run.out;
+  std::istringstream settings(run.out.substr(begin + std::string("twobp train CONFIG ").size()));
+  std::vector<std::string> train = {"train", config_};
+  for (std::string word; settings >> word;) {
+    std::erase(word, '\'');
+    train.push_back(word);
+  }
+  train.insert(train.end(), {"data.sequence=64", "train.steps=1"});
+  EXPECT_NE(expect_success(train).out.find("in 4 slices"), std::string::npos);
+
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--slices", "3"}, {"3 slices", "1, 2, 4"});
+  expect_one_message(with({"plan", config_, "--slices", "9"}), {"9", "64 positions", "at most 8 slices"});
+  expect_one_message(with({"profile", config_, "--slices", "0"}), {"--slices", "at least 1"});
+  expect_one_message({"plan", "--costs", file, "--ranks", "2", "--slices", "4", "--memory", "1kB"},
+                     {"smallest memory", "in 4 slices"});
 }
 
 TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {

@@ -1,5 +1,6 @@
 """The planner's table from Python."""
 import pytest
+import torch
 
 import twobp
 
@@ -46,3 +47,41 @@ def test_what_cannot_be_planned_is_one_clear_error(make, arguments, message):
 def test_a_file_of_costs_needs_ranks(tmp_path):
     with pytest.raises(twobp.Error, match="costs.json"):
         twobp.plan(tmp_path / "costs.json", ranks=2)
+
+
+@pytest.fixture
+def sequences():
+    ids = torch.arange(64).reshape(1, 64) % 32
+    return {"input_ids": ids, "labels": ids.roll(-1, 1)}
+
+
+@pytest.fixture
+def decode(sequences):
+    """Makes a trainer of a small decoder, with one sequence of 64 positions a step."""
+    def decode(**settings):
+        model = {"type": "llama", "dim": 16, "layers": 2, "heads": 2, "hidden": 24, "vocab": 32}
+        return twobp.Trainer(model=model, example=sequences, ranks=2, micro_batches=1, seed=3, **settings)
+    return decode
+
+
+def test_slices_are_planned_and_train(decode, sequences):
+    plan = twobp.plan(decode(), micro_batches=1, slices=[1, 2, 4], top=None, seconds=0.05)
+    assert {row.slices for row in plan} == {1, 2, 4} and "slices" in repr(plan)
+    for row in plan:
+        assert len(row.slice_lengths) == (row.slices if row.slices > 1 else 0) and sum(row.slice_lengths) in (0, 64)
+    row = next(row for row in plan if row.slices == 4)
+    sliced = decode(schedule=row.schedule, p2=row.p2, stages=row.stages, split=row.split, slices=4, slice_lengths=row.slice_lengths)
+    assert sliced.step(sequences).loss == pytest.approx(decode().step(sequences).loss, rel=1e-5)
+    configured = twobp.plan(sliced, micro_batches=1, top=None, seconds=0.05)
+    assert {row.slices for row in configured} == {1, 4}
+
+
+def test_a_searched_schedule_has_slices(decode, sequences):
+    searched = decode(schedule="auto", slices=2, slice_lengths=[40, 24])
+    assert searched.step(sequences).loss == decode(schedule="gpipe", p2="off", slices=2, slice_lengths=[40, 24]).step(sequences).loss
+
+
+@pytest.mark.parametrize("slices, message", [(9, "at most 8 slices"), (0, "at least 1"), ([2, -1], "at least 1")])
+def test_a_sequence_cannot_be_cut_into_any_number_of_slices(decode, slices, message):
+    with pytest.raises(twobp.Error, match=message):
+        twobp.plan(decode(), slices=slices, seconds=0.05)

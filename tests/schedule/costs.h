@@ -51,6 +51,43 @@ inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   }
 }
 
+// The costs of each of `slices` slices and stage, slice by slice, from those of a micro-batch. Every slice
+// has its own part of seconds and bytes. With layers, the last slice's I makes gradients for all earlier
+// slices, whose own I frees them.
+inline std::vector<StageCost> in_slices(Random& random, const std::vector<StageCost>& whole, int slices) {
+  std::vector<StageCost> costs;
+  const size_t stages = whole.size();
+  for (int slice = 0; slice < slices; ++slice) {
+    const double part = random_real(random, 0.2, 2) / slices;
+    for (StageCost cost : whole) {
+      for (double StageCost::*of : {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2,
+                                    &StageCost::activation_bytes, &StageCost::stash_bytes,
+                                    &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
+        cost.*of *= part;
+      }
+      for (LayerShare& layer : cost.layers) {
+        for (double LayerShare::*of :
+             {&LayerShare::forward_peak, &LayerShare::forward_held, &LayerShare::p1_peak,
+              &LayerShare::p1_held, &LayerShare::stash, &LayerShare::p2_peak}) {
+          layer.*of *= part;
+        }
+      }
+      costs.push_back(std::move(cost));
+    }
+  }
+  for (size_t stage = 0; stage < stages && slices > 1; ++stage) {
+    if (whole[stage].layers.empty()) continue;
+    LayerShare& makes = costs[costs.size() - stages + stage].layers.front();
+    for (int slice = 0; slice + 1 < slices; ++slice) {
+      const double gradient = random_real(random, 0, 0.5) / slices;
+      makes.p1_held += gradient;
+      costs[slice * stages + stage].layers.front().p1_held -= gradient;
+    }
+    makes.p1_peak = std::max(makes.p1_peak, makes.p1_held);
+  }
+  return costs;
+}
+
 // Makes any seconds and bytes. If `layered`, the costs have layers as in give_layers.
 inline std::vector<StageCost> random_costs(Random& random, int stages, bool layered) {
   std::vector<StageCost> costs(stages);

@@ -1,12 +1,18 @@
 // Tests sequences in slices. With the same slices, losses, norms and weights are the same to the bit for
 // every schedule, policy, split, cap and number of ranks. They equal those of whole sequences within
 // rounding.
+#include <cmath>
+
 #include <gtest/gtest.h>
 
+#include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/models/mamba.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/planner.h"
+#include "twobp/plan/recompute_costs.h"
 #include "twobp/train/check_config.h"
+#include "twobp/train/measure_costs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -143,6 +149,163 @@ TEST(Slices, AreCutByCost) {
   trainer.step();
 }
 
+// A searched schedule: the same bits, under the automatic cap and without one.
+TEST(Slices, SearchedSchedule) {
+  const auto batches = test::random_batches(kSteps, 3);
+  for (const auto& lengths : kLengths) {
+    const Outcome expected = train(config_of({8}, lengths), batches, "gpipe", P2Policy::kOff);
+    for (const auto& [split, ranks] :
+         {std::pair<std::vector<int>, int>{{3, 5}, 2}, {{2, 2, 1, 3}, 2}, {{3, 2, 3}, 3}}) {
+      for (const char* cap : {"auto", "0"}) {
+        Config config = config_of(split, lengths, ranks);
+        config.pipeline.schedule = "auto";
+        config.pipeline.memory_cap = cap;
+        config.pipeline.micro_batches = 3;
+        Trainer trainer(config);
+        const Variant variant = trainer.variant();
+        ASSERT_NE(variant.schedule.written(), nullptr);
+        EXPECT_EQ(variant.schedule.written()->slices, config.pipeline.slices);
+        expect_same_bits(expected, test::train(trainer, batches, variant), variant.schedule.name());
+      }
+    }
+  }
+}
+
+// The bytes of activations and stash that a plan predicts are those of training: to the byte on one rank;
+// with messages, but for those that are under way, whose number depends on the clock.
+TEST(Slices, PlanPredictsThePeak) {
+  constexpr int kMicroBatches = 2;
+  for (const auto& lengths : std::vector<std::vector<int>>{{}, {16, 16, 32}}) {
+    for (const auto& split : std::vector<std::vector<int>>{{8}, {3, 5}}) {
+      Config config = config_of(split, lengths);
+      config.data.sequence = 64;
+      config.pipeline.schedule = "gpipe";
+      config.pipeline.micro_batches = kMicroBatches;
+      config.pipeline.memory_cap = "0";
+      MeasureOptions measure;
+      measure.seconds = 0.01;
+      const CostModel costs = measure_costs(config, measure);
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd}) {
+        PlanRequest request;
+        request.slices = {config.pipeline.slices};
+        PlanChoice choice;
+        choice.schedule = "gpipe";
+        choice.policy = policy;
+        choice.ranks = choice.stages = static_cast<int>(split.size());
+        choice.micro_batches = kMicroBatches;
+        choice.micro_batch_size = static_cast<int>(config.pipeline.micro_batch_size);
+        choice.slices = config.pipeline.slices;
+        choice.split = split;
+        const Simulation predicted = simulate_choice(costs, choice, request);
+        config.pipeline.p2 = policy_name(policy);
+        Trainer trainer(config);
+        trainer.step();  // makes what is kept over steps
+        std::vector<int64_t> fixed;
+        for (size_t rank = 0; rank < split.size(); ++rank)
+          fixed.push_back(trainer.pipeline().meter().rank_use(static_cast<int>(rank)).total());
+        const StepReport report = trainer.step().report;
+        const auto message =
+            static_cast<double>(config.pipeline.micro_batch_size * config.data.sequence * 32 * 4);
+        for (size_t rank = 0; rank < split.size(); ++rank) {
+          const auto measured = static_cast<double>(report.rank_memory[rank].peak - fixed[rank]);
+          const double slack = split.size() == 1 ? 0 : kMicroBatches * message;
+          EXPECT_NEAR(predicted.ranks[rank].peak_bytes, measured, slack)
+              << "rank " << rank << " of " << split.size() << ", p2 " << policy_name(policy) << ", "
+              << config.pipeline.slices << " slices";
+        }
+      }
+    }
+  }
+}
+
+// Long sequences from token files and from packed documents. Nothing is as large as all pairs of positions.
+TEST(Slices, LongSequencesOfFiles) {
+  constexpr int64_t kLong = 8192;
+  const test::TempFolder folder;
+  std::string tokens;
+  for (int64_t i = 0; i <= kLong; ++i) {
+    tokens += static_cast<char>(i * i % 61);
+    tokens += '\0';
+  }
+  std::string documents;
+  int64_t left = kLong;
+  for (int64_t length = 700; left > 0; length = std::min(left, length * 3 / 2)) {
+    documents += concat("{\"text\": \"", std::string(static_cast<size_t>(length), 'a'), "\"}\n");
+    left -= length;
+  }
+  const auto losses = [&](int slices, const char* packing) {
+    Config config = config_of({2, 4}, {});
+    test::llama_of(config).layers = 2;
+    test::llama_of(config).heads = test::llama_of(config).kv_heads = 1;
+    test::llama_of(config).vocab = 256;
+    config.data = {};
+    config.data.sequence = kLong;
+    config.data.held_out = 0;
+    if (*packing == '\0') {
+      config.data.tokens = folder.write("tokens.bin", tokens);
+    } else {
+      config.data.text = folder.write("documents.jsonl", documents);
+      config.data.packing = packing;
+    }
+    config.pipeline.schedule = "1f1b";
+    config.pipeline.micro_batches = config.pipeline.micro_batch_size = 1;
+    config.pipeline.slices = slices;
+    // Not by cost, which would measure twice.
+    if (slices > 1) config.pipeline.slice_lengths.assign(slices, static_cast<int>(kLong / slices));
+    Trainer trainer(config);
+    const StepResult result = trainer.step();
+    EXPECT_GE(result.tokens, kLong - 8) << packing;
+    for (const MemoryUse& rank : result.report.rank_memory) EXPECT_LT(rank.peak, kLong * kLong) << packing;
+    return result.loss;
+  };
+  EXPECT_NEAR(losses(8, ""), std::log(256), 0.5);
+  const double whole = losses(1, "whole");
+  EXPECT_NEAR(losses(8, "whole"), whole, 1e-5 * whole);
+}
+
+TEST(Slices, MeasuredCosts) {
+  Config config = config_of({8}, {});
+  config.data.sequence = 64;
+  MeasureOptions measure;
+  measure.seconds = 0.01;
+  measure.slices = {1, 4, 2, 4};
+  measure.micro_batch_sizes = {1, 2};
+  measure.recompute = {"activations", "both"};
+  const CostModel costs = measure_costs(config, measure);
+  ASSERT_EQ(costs.slice_lengths.size(), 2U);
+  for (const int slices : {2, 4}) {
+    EXPECT_TRUE(has_slices(costs, slices));
+    EXPECT_TRUE(has_slices(with_recompute(costs, "activations"), slices));
+    EXPECT_FALSE(has_slices(with_recompute(costs, "both"), slices));
+    // A stage's slices hold as much as the whole, and give it all back: nothing remains after W.
+    const auto whole = layer_costs_at(costs, 2);
+    const auto parts = slice_costs_at(costs, 2, slices);
+    for (size_t layer = 0; layer + 1 < whole.size(); ++layer) {
+      double held = 0, left = 0;
+      for (const auto& slice : parts) {
+        const LayerShare& share = slice[layer].share;
+        held += share.forward_held;
+        left += share.forward_held + share.p1_held - share.stash;
+      }
+      EXPECT_GE(held, 0.9 * whole[layer].share.forward_held) << layer;
+      const LayerShare& share = whole[layer].share;
+      EXPECT_EQ(left, share.forward_held + share.p1_held - share.stash) << layer;
+    }
+  }
+  const auto refused = [&](const std::function<void(Config&)>& change, int slices,
+                           const std::vector<std::string>& parts) {
+    Config with = config;
+    change(with);
+    measure.slices = {slices};
+    test::expect_error([&] { measure_costs(with, measure); }, parts);
+  };
+  refused([](Config&) {}, 9, {"slices is 9", "64 positions", "at most 8"});
+  refused([](Config&) {}, 0, {"at least 1 slice"});
+  refused([](Config& c) { c.model.type = ModelOptions("bert"); }, 2, {"\"bert\"", "slices is 2"});
+  measure.recompute = {};
+  refused([](Config& c) { c.pipeline.recompute = {"both"}; }, 2, {"recompute has \"both\""});
+}
+
 TEST(Slices, RefuseBadInput) {
   const auto refused = [](const std::function<void(Config&)>& change, const std::vector<std::string>& parts) {
     Config config = config_of({3, 5}, {});
@@ -178,9 +341,16 @@ TEST(Slices, RefuseBadInput) {
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;
-        c.pipeline.schedule = "auto";
+        c.pipeline.schedule = "mine.csv";
       },
-      {"pipeline.slices is 2", "\"auto\"", "no slices"});
+      {"pipeline.slices is 2", "mine.csv", "no slices"});
+  refused(
+      [](Config& c) {
+        c.pipeline.slices = 2;
+        c.pipeline.schedule = "auto";
+        c.pipeline.memory_cap = "1";
+      },
+      {"pipeline.memory_cap", "one micro-batch take"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;

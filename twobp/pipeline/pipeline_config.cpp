@@ -65,20 +65,12 @@ void check_slices(const PipelineConfig& pipeline) {
   if (pipeline.slices == 1) return;
   TWOBP_CHECK(!pipeline.graphs, "pipeline.slices is ", pipeline.slices,
               ", but not with pipeline.graphs: a graph of a sliced step is not recorded. Set it to false.");
-  TWOBP_CHECK(
-      pipeline.schedule != kAutoSchedule && !ScheduleSource::is_file(pipeline.schedule),
-      "pipeline.slices is ", pipeline.slices, ", but pipeline.schedule is \"", pipeline.schedule,
-      "\": a schedule file and a searched schedule have no slices. Name a schedule, or set slices to 1.");
-  TWOBP_CHECK(named_schedule(pipeline.schedule).takes_slices, "pipeline.slices is ", pipeline.slices,
-              ", but schedule '", pipeline.schedule,
+  TWOBP_CHECK(!ScheduleSource::is_file(pipeline.schedule), "pipeline.slices is ", pipeline.slices,
+              ", but pipeline.schedule is \"", pipeline.schedule,
+              "\": a schedule file has no slices. Name a schedule, or set slices to 1.");
+  TWOBP_CHECK(pipeline.schedule == kAutoSchedule || named_schedule(pipeline.schedule).takes_slices,
+              "pipeline.slices is ", pipeline.slices, ", but schedule '", pipeline.schedule,
               "' has no form with slices: use another one, or set slices to 1.");
-  for (const std::string& text : pipeline.recompute) {
-    TWOBP_CHECK(
-        !text.ends_with("derivatives") && !text.ends_with("both"), "pipeline.slices is ", pipeline.slices,
-        ", but pipeline.recompute has \"", text,
-        "\": a slice's I adds to gradients of earlier slices, so W cannot repeat it. Use activations or "
-        "none, or set slices to 1.");
-  }
 }
 
 }  // namespace

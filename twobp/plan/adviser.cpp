@@ -62,15 +62,19 @@ class Adviser {
   const std::vector<StageCost>& costs() const { return request_.costs; }
 
   Schedule schedule(P2Policy policy) const {
-    return request_.schedule.make(request_.stages, request_.ranks, request_.micro_batches, policy);
+    return request_.schedule.make(request_.stages, request_.ranks, request_.micro_batches, policy,
+                                  request_.slices);
   }
+
+  int stage_of(size_t cost) const { return static_cast<int>(cost % request_.stages); }
 
   static double ratio(double a, double b) { return b > 0 ? a / b : 1; }
 
   bool fits(const Simulation& simulation) const { return twobp::fits(simulation, request_.memory); }
 
   std::string verdict() {
-    const std::string with = concat(request_.schedule, ", p2 ", policy_name(request_.policy));
+    const std::string in = request_.slices > 1 ? concat(" in ", request_.slices, " slices") : "";
+    const std::string with = concat(request_.schedule, in, ", p2 ", policy_name(request_.policy));
     const std::string change = concat("bubble ", fixed_point(advice_.bubble_off, 3), " with p2 off, ",
                                       fixed_point(advice_.bubble, 3), " with it");
     if (!fits(off_) && !fits(with_)) {
@@ -123,12 +127,14 @@ class Adviser {
     const RankSimulation& rank = off_.ranks[busiest];
     const double to_fill =
         std::max(0.0, off_.step_seconds - rank.busy - rank.idle[static_cast<size_t>(IdleCause::kStartUp)]);
+    double p1 = -1;
     int longest = -1;
-    for (int s = 0; s < request_.stages; ++s) {
-      if (off_schedule_.rank_of_stage[s] != busiest) continue;
-      if (longest < 0 || costs()[s].backward_p1 > costs()[longest].backward_p1) longest = s;
+    for (size_t i = 0; i < costs().size(); ++i) {
+      const int s = stage_of(i);
+      if (off_schedule_.rank_of_stage[s] != busiest || costs()[i].backward_p1 <= p1) continue;
+      p1 = costs()[i].backward_p1;
+      longest = s;
     }
-    const double p1 = costs()[longest].backward_p1;
     if (p1 <= to_fill) return;
     advice_.p1_longer_than_idle = true;
     p1_sentence_ = concat("p1 of stage ", longest, " (", duration(p1),
@@ -140,28 +146,31 @@ class Adviser {
   void find_unequal() {
     const int ranks = off_schedule_.rank_count();
     std::vector<double> p1(ranks, 0), p2(ranks, 0), whole(ranks, 0);
-    StageCost mean = costs().front();
-    mean.forward = mean.backward_p1 = mean.backward_p2 = 0;
-    for (int s = 0; s < request_.stages; ++s) {
-      const StageCost& cost = costs()[s];
-      const int rank = off_schedule_.rank_of_stage[s];
+    // Of the stages, for each slice: slices stay as unequal as they are.
+    std::vector<StageCost> mean(costs().size() / request_.stages);
+    for (StageCost& one : mean) one.forward = one.backward_p1 = one.backward_p2 = 0;
+    for (size_t i = 0; i < costs().size(); ++i) {
+      const StageCost& cost = costs()[i];
+      const int rank = off_schedule_.rank_of_stage[stage_of(i)];
       p1[rank] += cost.backward_p1;
       p2[rank] += cost.backward_p2;
       whole[rank] += cost.forward + cost.backward_p1 + cost.backward_p2;
-      mean.forward += cost.forward / request_.stages;
-      mean.backward_p1 += cost.backward_p1 / request_.stages;
-      mean.backward_p2 += cost.backward_p2 / request_.stages;
+      StageCost& of_slice = mean[i / request_.stages];
+      of_slice.forward += cost.forward / request_.stages;
+      of_slice.backward_p1 += cost.backward_p1 / request_.stages;
+      of_slice.backward_p2 += cost.backward_p2 / request_.stages;
     }
     if (std::max(imbalance(p1), imbalance(p2)) < kUnequal) return;
     // Only time counts here, so no layers and no caps are needed.
     std::vector<StageCost> equal = costs();
     std::vector<StageCost> as_is = costs();
-    for (int s = 0; s < request_.stages; ++s) {
-      equal[s].forward = mean.forward;
-      equal[s].backward_p1 = mean.backward_p1;
-      equal[s].backward_p2 = mean.backward_p2;
-      equal[s].layers.clear();
-      as_is[s].layers.clear();
+    for (size_t i = 0; i < equal.size(); ++i) {
+      const StageCost& of_slice = mean[i / request_.stages];
+      equal[i].forward = of_slice.forward;
+      equal[i].backward_p1 = of_slice.backward_p1;
+      equal[i].backward_p2 = of_slice.backward_p2;
+      equal[i].layers.clear();
+      as_is[i].layers.clear();
     }
     const double bubble = simulate(schedule_, as_is, options_).bubble_ratio();
     const double bubble_equal = simulate(schedule_, equal, options_).bubble_ratio();
@@ -192,7 +201,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
                              const std::vector<StageCost>& costs) {
   if (memory <= 0) return {};
   std::vector<double> caps(ranks, memory);
-  for (size_t s = 0; s < costs.size(); ++s) caps[rank_of_stage[s]] -= costs[s].fixed_bytes;
+  for (size_t s = 0; s < rank_of_stage.size(); ++s) caps[rank_of_stage[s]] -= costs[s].fixed_bytes;
   for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would mean no cap
   return caps;
 }

@@ -15,6 +15,7 @@ struct AdviceRequest {
   int stages = 1;
   int ranks = 1;
   int micro_batches = 1;
+  int slices = 1;  // of each micro-batch
   P2Policy policy = P2Policy::kFill;
   std::vector<StageCost> costs;
   SimulationOptions options;  // the links; caps derive from `memory`
@@ -45,7 +46,7 @@ struct Advice {
 Advice advise(const AdviceRequest& request);
 
 // Bytes that each rank may hold in addition to fixed_bytes, for SimulationOptions::cap_per_rank. `memory` 0:
-// no caps.
+// no caps. `costs` as for simulate.
 std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stage, int ranks,
                              const std::vector<StageCost>& costs);
 

@@ -61,21 +61,21 @@ class Splits {
     double busiest = 0;  // seconds per micro-batch; a lower bound for all splits
   };
 
-  const Split& of(const std::vector<int>& rank_of_stage, const CostModel& model, size_t recompute, int size) {
-    const auto [at, is_new] = known_.try_emplace({rank_of_stage, recompute, size});
-    if (is_new) at->second = make(rank_of_stage, model, size);
+  const Split& of(const std::vector<int>& rank_of_stage, const CostModel& model, size_t recompute, int size,
+                  int slices) {
+    const auto [at, is_new] = known_.try_emplace({rank_of_stage, recompute, size, slices});
+    if (is_new) at->second = make(rank_of_stage, model, size, slices);
     return at->second;
   }
 
  private:
-  static Split make(const std::vector<int>& rank_of_stage, const CostModel& model, int size) {
+  static Split make(const std::vector<int>& rank_of_stage, const CostModel& model, int size, int slices) {
     const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
-    std::vector<double> seconds;
+    const std::vector<double> seconds = layer_seconds_at(model, size, slices);
     double sum = 0, longest = 0;
-    for (const LayerCost& layer : layer_costs_at(model, size)) {
-      seconds.push_back(layer.seconds());
-      sum += seconds.back();
-      longest = std::max(longest, seconds.back());
+    for (const double layer : seconds) {
+      sum += layer;
+      longest = std::max(longest, layer);
     }
     Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
     const bool linear =
@@ -92,7 +92,7 @@ class Splits {
     return split;
   }
 
-  std::map<std::tuple<std::vector<int>, size_t, int>, Split> known_;
+  std::map<std::tuple<std::vector<int>, size_t, int, int>, Split> known_;
 };
 
 void check_positive(const std::vector<int>& values, const char* what) {
@@ -138,14 +138,30 @@ class Reasons {
   std::vector<std::string> all_;
 };
 
+// The numbers of slices to plan. Throws Error for one that was not measured.
+std::vector<int> slices_of(const CostModel& model, const PlanRequest& request) {
+  for (const int slices : request.slices) slice_lengths(model, slices);
+  if (!request.slices.empty()) return request.slices;
+  std::vector<int> all = {1};
+  for (const auto& lengths : model.slice_lengths) all.push_back(static_cast<int>(lengths.size()));
+  return all;
+}
+
 // Whether the schedule admits these numbers.
-bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches, Reasons& reasons) {
-  if (source.written() != nullptr) return true;
+bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches, int slices,
+            Reasons& reasons) {
   const std::string& schedule = source.name();
-  if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches)) return true;
+  if (const Schedule* written = source.written()) {
+    if (slices == written->slices) return true;
+    reasons.add(concat(schedule, " is a schedule of ", written->slices, " slices, not of ", slices));
+    return false;
+  }
+  if (twobp::admits(schedule, shape.stages, shape.ranks, micro_batches, slices)) return true;
   try {
-    check_size(shape.stages, micro_batches);
-    named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches, 1);
+    TWOBP_CHECK(slices == 1 || named_schedule(schedule).takes_slices, "schedule '", schedule,
+                "' has no form with slices");
+    check_size(shape.stages, micro_batches, slices);
+    named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches, slices);
     reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
                        shape.ranks, " ranks"));
   } catch (const Error& error) {  // the error gives the reason
@@ -177,6 +193,7 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   check_positive(request.micro_batches, "a number of micro-batches");
   check_positive(request.micro_batch_sizes, "a micro-batch size");
   check_positive(request.data_parallel, "a number of replicas");
+  check_positive(request.slices, "a number of slices");
   TWOBP_CHECK(request.devices >= 0 && request.batch >= 0, "devices and batch must not be negative, got ",
               request.devices, " and ", request.batch);
   std::vector<AskedSchedule> asked = request.schedules;
@@ -190,6 +207,7 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
   const int layers = static_cast<int>(models.front().second.layers.size());
   const auto sizes =
       request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes : request.micro_batch_sizes;
+  const std::vector<int> numbers_of_slices = slices_of(models.front().second, request);
   std::vector<Candidate> all;
   Splits splits;
   Reasons reasons;
@@ -235,23 +253,32 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
         const auto loads = loads_of(m, sizes, replicas, request.batch);
         if (loads.empty() && !replicas.empty())
           reasons.add(concat("no micro-batches of the sizes given make ", request.batch, " samples"));
-        if (loads.empty() || policies.empty() || !admits(schedule, shape, m, reasons)) continue;
-        for (const auto& [size, copies] : loads) {
-          for (size_t mode = 0; mode < models.size(); ++mode) {
-            const auto& split = splits.of(rank_of_stage, models[mode].second, mode, size);
-            for (const P2Policy policy : policies) {
-              Candidate candidate;
-              candidate.choice.schedule = schedule;
-              candidate.choice.policy = policy;
-              candidate.choice.ranks = shape.ranks;
-              candidate.choice.stages = shape.stages;
-              candidate.choice.micro_batches = m;
-              candidate.choice.micro_batch_size = size;
-              candidate.choice.data_parallel = copies;
-              candidate.choice.recompute = models[mode].first;
-              candidate.choice.split = split.counts;
-              candidate.most_samples = size * (copies / split.busiest);
-              all.push_back(std::move(candidate));
+        if (loads.empty() || policies.empty()) continue;
+        for (const int slices : numbers_of_slices) {
+          if (!admits(schedule, shape, m, slices, reasons)) continue;
+          for (const auto& [size, copies] : loads) {
+            for (size_t mode = 0; mode < models.size(); ++mode) {
+              const auto& [recompute, model] = models[mode];
+              if (!has_slices(model, slices)) {
+                reasons.add(concat("recomputation ", recompute, " was not measured in ", slices, " slices"));
+                continue;
+              }
+              const auto& split = splits.of(rank_of_stage, model, mode, size, slices);
+              for (const P2Policy policy : policies) {
+                Candidate candidate;
+                candidate.choice.schedule = schedule;
+                candidate.choice.policy = policy;
+                candidate.choice.ranks = shape.ranks;
+                candidate.choice.stages = shape.stages;
+                candidate.choice.micro_batches = m;
+                candidate.choice.micro_batch_size = size;
+                candidate.choice.slices = slices;
+                candidate.choice.data_parallel = copies;
+                candidate.choice.recompute = recompute;
+                candidate.choice.split = split.counts;
+                candidate.most_samples = size * (copies / split.busiest);
+                all.push_back(std::move(candidate));
+              }
             }
           }
         }

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/check/in_process.h"
 
@@ -39,17 +42,17 @@ LayerCost nothing() {
   return costs;
 }
 
-LayerCost at_size(const CostModel& model, const KindCosts& kind, int size) {
+LayerCost at_size(const CostModel& model, const std::vector<LayerCost>& costs, int size) {
   const auto& sizes = model.micro_batch_sizes;
   const auto above = std::lower_bound(sizes.begin(), sizes.end(), size);
   const size_t i = above - sizes.begin();
-  if (above != sizes.end() && *above == size) return kind.at_size[i];
+  if (above != sizes.end() && *above == size) return costs[i];
   if (i > 0 && above != sizes.end()) {
     const double x = static_cast<double>(size - sizes[i - 1]) / (sizes[i] - sizes[i - 1]);
-    return between(kind.at_size[i - 1], kind.at_size[i], x);
+    return between(costs[i - 1], costs[i], x);
   }
   const size_t nearest = i == 0 ? 0 : i - 1;
-  return between(nothing(), kind.at_size[nearest], static_cast<double>(size) / sizes[nearest]);
+  return between(nothing(), costs[nearest], static_cast<double>(size) / sizes[nearest]);
 }
 
 void check_costs(const LayerCost& costs, const std::string& where) {
@@ -73,47 +76,15 @@ void check_costs(const LayerCost& costs, const std::string& where) {
               " bytes held after forward or backward-p1 are beyond ", kMostCost);
 }
 
-}  // namespace
-
-void check_cost_model(const CostModel& model) {
-  TWOBP_CHECK(!model.layers.empty(), "a cost model needs layers");
-  TWOBP_CHECK(!model.micro_batch_sizes.empty(), "a cost model needs at least one micro-batch size");
-  for (size_t i = 0; i < model.micro_batch_sizes.size(); ++i) {
-    const int size = model.micro_batch_sizes[i];
-    TWOBP_CHECK(size >= 1 && (i == 0 || size > model.micro_batch_sizes[i - 1]), "micro-batch size ", size,
-                ": sizes must be at least 1 and rising");
-  }
-  TWOBP_CHECK(model.first_trainable >= 0 && model.first_trainable <= static_cast<int>(model.layers.size()),
-              "first_trainable is ", model.first_trainable, " of ", model.layers.size(), " layers");
-  for (const ModelLayer& layer : model.layers) {
-    TWOBP_CHECK(model.kinds.contains(layer.kind), "layer '", layer.name, "' is of kind '", layer.kind,
-                "', which has no costs");
-  }
-  for (const auto& [name, kind] : model.kinds) {
-    const std::string where = concat("kind '", name, "':");
-    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",
-                kind.at_size.size(), " micro-batch sizes of ", model.micro_batch_sizes.size());
-    check_number(kind.parameters, where + " number of parameters");
-    check_number(kind.parameter_bytes, where + " parameter bytes");
-    check_number(kind.gradient_bytes, where + " gradient bytes");
-    check_number(kind.optimizer_bytes, where + " optimizer bytes");
-    check_number(kind.optimizer_seconds, where + " optimizer seconds");
-    check_number(kind.update_bytes, where + " bytes of the update");
-    for (size_t i = 0; i < kind.at_size.size(); ++i) {
-      check_costs(kind.at_size[i], concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
-    }
-  }
-  check_number(model.link_latency, "link latency");
-  check_number(model.link_bytes_per_second, "link bytes per second");
-}
-
-std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size) {
+// The costs of all layers; `of_kind` gives a kind's costs at the measured sizes.
+template <typename OfKind>
+std::vector<LayerCost> costs_of_layers(const CostModel& model, int micro_batch_size, OfKind&& of_kind) {
   TWOBP_CHECK(micro_batch_size >= 1, "a micro-batch has at least 1 sample, not ", micro_batch_size);
   std::vector<LayerCost> costs;
   for (const ModelLayer& layer : model.layers) {
     const auto kind = model.kinds.find(layer.kind);
     TWOBP_CHECK(kind != model.kinds.end(), "the cost model has no kind '", layer.kind, "'");
-    costs.push_back(at_size(model, kind->second, micro_batch_size));
+    costs.push_back(at_size(model, of_kind(kind->second), micro_batch_size));
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
     // Without a backward pass nothing is saved, and the output replaces the input.
     LayerCost& frozen = costs.back();
@@ -125,10 +96,66 @@ std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_si
   return costs;
 }
 
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size) {
-  check_split(split, static_cast<int>(model.layers.size()), static_cast<int>(split.size()));
-  const auto layers = layer_costs_at(model, micro_batch_size);
+// The place of so many slices in CostModel::slice_lengths; its size if they were not measured.
+size_t place_of(const CostModel& model, int slices) {
+  const auto& all = model.slice_lengths;
+  return std::find_if(all.begin(), all.end(),
+                      [&](const auto& lengths) { return std::cmp_equal(lengths.size(), slices); }) -
+         all.begin();
+}
+
+// The same; throws Error if they were not measured.
+size_t known_place_of(const CostModel& model, int slices) {
+  const size_t place = place_of(model, slices);
+  if (place < model.slice_lengths.size()) return place;
+  std::vector<std::string> counts = {"1"};
+  for (const auto& lengths : model.slice_lengths) counts.push_back(std::to_string(lengths.size()));
+  fail("the costs are not of ", slices, " slices: they were measured with ", join(counts),
+       ". Measure again with --slices ", slices);
+}
+
+void check_slices(const CostModel& model, const KindCosts& kind, const std::string& where) {
+  if (kind.in_slices.empty()) return;  // measured whole, as a layer that computes W again
+  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs in slices of ",
+              kind.in_slices.size(), " ways to cut, but there are ", model.slice_lengths.size());
+  for (size_t way = 0; way < kind.in_slices.size(); ++way) {
+    const auto& slices = kind.in_slices[way];
+    const size_t count = model.slice_lengths[way].size();
+    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(), " slices of ", count);
+    for (size_t slice = 0; slice < count; ++slice) {
+      TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ",
+                  count, ": costs at ", slices[slice].size(), " micro-batch sizes of ",
+                  model.micro_batch_sizes.size());
+      for (size_t i = 0; i < slices[slice].size(); ++i) {
+        const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
+                                      model.micro_batch_sizes[i], ":");
+        check_costs(slices[slice][i], at);
+        TWOBP_CHECK(slices[slice][i].share.p2_units == slices[0][i].share.p2_units, at, " ",
+                    slices[slice][i].share.p2_units, " p2 units, but slice 0 has ",
+                    slices[0][i].share.p2_units);
+      }
+    }
+  }
+}
+
+void check_lengths(const std::vector<std::vector<int>>& all) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    const size_t slices = all[i].size();
+    TWOBP_CHECK(slices >= 2, "slices ", i, ": a sequence is cut into at least 2, not ", slices);
+    for (const int length : all[i])
+      TWOBP_CHECK(length >= 1, slices, " slices: one has ", length, " positions, but at least 1 is needed");
+    for (size_t other = 0; other < i; ++other) {
+      TWOBP_CHECK(all[other].size() != slices, slices, " slices are there twice");
+      const auto sum = [](const auto& of) { return std::accumulate(of.begin(), of.end(), int64_t{0}); };
+      TWOBP_CHECK(sum(all[i]) == sum(all[other]), slices, " slices add up to ", sum(all[i]), " positions, ",
+                  all[other].size(), " slices to ", sum(all[other]));
+    }
+  }
+}
+
+// The stages' costs for sequences, or slices, with these costs of layers.
+std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>& split,
+                                 const std::vector<LayerCost>& layers) {
   std::vector<StageCost> stages;
   size_t layer = 0;
   for (const int count : split) {
@@ -150,6 +177,93 @@ std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int
     stages.push_back(std::move(stage));
   }
   return stages;
+}
+
+}  // namespace
+
+void check_cost_model(const CostModel& model) {
+  TWOBP_CHECK(!model.layers.empty(), "a cost model needs layers");
+  TWOBP_CHECK(!model.micro_batch_sizes.empty(), "a cost model needs at least one micro-batch size");
+  for (size_t i = 0; i < model.micro_batch_sizes.size(); ++i) {
+    const int size = model.micro_batch_sizes[i];
+    TWOBP_CHECK(size >= 1 && (i == 0 || size > model.micro_batch_sizes[i - 1]), "micro-batch size ", size,
+                ": sizes must be at least 1 and rising");
+  }
+  TWOBP_CHECK(model.first_trainable >= 0 && model.first_trainable <= static_cast<int>(model.layers.size()),
+              "first_trainable is ", model.first_trainable, " of ", model.layers.size(), " layers");
+  for (const ModelLayer& layer : model.layers) {
+    TWOBP_CHECK(model.kinds.contains(layer.kind), "layer '", layer.name, "' is of kind '", layer.kind,
+                "', which has no costs");
+  }
+  check_lengths(model.slice_lengths);
+  for (const auto& [name, kind] : model.kinds) {
+    const std::string where = concat("kind '", name, "':");
+    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",
+                kind.at_size.size(), " micro-batch sizes of ", model.micro_batch_sizes.size());
+    check_number(kind.parameters, where + " number of parameters");
+    check_number(kind.parameter_bytes, where + " parameter bytes");
+    check_number(kind.gradient_bytes, where + " gradient bytes");
+    check_number(kind.optimizer_bytes, where + " optimizer bytes");
+    check_number(kind.optimizer_seconds, where + " optimizer seconds");
+    check_number(kind.update_bytes, where + " bytes of the update");
+    for (size_t i = 0; i < kind.at_size.size(); ++i) {
+      check_costs(kind.at_size[i], concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
+    }
+    check_slices(model, kind, where);
+  }
+  check_number(model.link_latency, "link latency");
+  check_number(model.link_bytes_per_second, "link bytes per second");
+}
+
+std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size) {
+  return costs_of_layers(
+      model, micro_batch_size, [](const KindCosts& kind) -> const auto& { return kind.at_size; });
+}
+
+std::vector<std::vector<LayerCost>> slice_costs_at(const CostModel& model, int micro_batch_size, int slices) {
+  if (slices == 1) return {layer_costs_at(model, micro_batch_size)};
+  const size_t place = known_place_of(model, slices);
+  TWOBP_CHECK(has_slices(model, slices), "some layers were not measured in ", slices, " slices");
+  std::vector<std::vector<LayerCost>> costs;
+  for (int slice = 0; slice < slices; ++slice) {
+    costs.push_back(costs_of_layers(
+        model, micro_batch_size, [&](const KindCosts& kind) -> const auto& {
+          return kind.in_slices[place][slice];
+        }));
+  }
+  return costs;
+}
+
+std::vector<double> layer_seconds_at(const CostModel& model, int micro_batch_size, int slices) {
+  std::vector<double> seconds(model.layers.size(), 0);
+  for (const auto& layers : slice_costs_at(model, micro_batch_size, slices)) {
+    for (size_t i = 0; i < layers.size(); ++i) seconds[i] += layers[i].seconds();
+  }
+  return seconds;
+}
+
+std::vector<int> slice_lengths(const CostModel& model, int slices) {
+  if (slices == 1) return {};
+  return model.slice_lengths[known_place_of(model, slices)];
+}
+
+bool has_slices(const CostModel& model, int slices) {
+  if (slices == 1) return true;
+  return place_of(model, slices) < model.slice_lengths.size() &&
+         std::all_of(model.layers.begin(), model.layers.end(), [&](const ModelLayer& layer) {
+           const auto kind = model.kinds.find(layer.kind);
+           return kind != model.kinds.end() && !kind->second.in_slices.empty();
+         });
+}
+
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
+                                   int micro_batch_size, int slices) {
+  check_split(split, static_cast<int>(model.layers.size()), static_cast<int>(split.size()));
+  std::vector<StageCost> costs;
+  for (const auto& layers : slice_costs_at(model, micro_batch_size, slices)) {
+    for (StageCost& stage : stages_of(model, split, layers)) costs.push_back(std::move(stage));
+  }
+  return costs;
 }
 
 SimulationOptions simulation_options(const CostModel& model) {

@@ -29,6 +29,8 @@ struct KindCosts {
   double optimizer_seconds = 0;  // per step
   double update_bytes = 0;       // that its update takes and frees
   std::vector<LayerCost> at_size;
+  // The costs of slices: by CostModel::slice_lengths, by slice, at each size. Empty: not measured in slices.
+  std::vector<std::vector<std::vector<LayerCost>>> in_slices;
 
   double fixed_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
 };
@@ -42,6 +44,9 @@ struct CostModel {
   std::vector<int> micro_batch_sizes;  // samples, rising
   std::vector<ModelLayer> layers;      // in model order
   int first_trainable = 0;             // earlier layers have no backward
+  // The measured ways to cut sequences into slices (Schedule::slices): the positions of each slice. Each way
+  // has another number of slices, 2 at least. Whole sequences are always measured.
+  std::vector<std::vector<int>> slice_lengths;
   std::map<std::string, KindCosts> kinds;
   double link_latency = 0;           // seconds per message
   double link_bytes_per_second = 0;  // 0: no measurable limit
@@ -49,7 +54,8 @@ struct CostModel {
 };
 
 // Throws Error with the first fault: no layers or sizes, a kind without costs, a number that is negative
-// (except forward_held and p1_held), not finite, or zero where F's seconds are.
+// (except forward_held and p1_held), not finite, or zero where F's seconds are, and slices that do not fit
+// each other.
 void check_cost_model(const CostModel& model);
 
 // The layers' costs at this micro-batch size. Measured sizes have their measured costs. Between two of them,
@@ -57,10 +63,25 @@ void check_cost_model(const CostModel& model);
 // the size. Throws Error for a size under 1.
 std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size);
 
-// The costs of the stages of a split (layers of each stage), with all fields of StageCost. Throws Error if
-// the split does not fit the model's layers.
+// The same for each of `slices` slices, first to last. 1: whole sequences. Throws Error if they were not
+// measured, and names the numbers that were.
+std::vector<std::vector<LayerCost>> slice_costs_at(const CostModel& model, int micro_batch_size, int slices);
+
+// The seconds of all ops of each layer for a micro-batch, all its slices together. Throws Error as
+// slice_costs_at does.
+std::vector<double> layer_seconds_at(const CostModel& model, int micro_batch_size, int slices = 1);
+
+// The positions of each of `slices` slices; empty for 1. Throws Error if they were not measured.
+std::vector<int> slice_lengths(const CostModel& model, int slices);
+
+// Whether all layers were measured in so many slices. Always for 1.
+bool has_slices(const CostModel& model, int slices);
+
+// The costs of the stages of a split (layers of each stage), with all fields of StageCost. With slices, those
+// of each slice and stage, slice by slice, as `simulate` takes them. Throws Error if the split does not fit
+// the model's layers, or as slice_costs_at does.
 std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size);
+                                   int micro_batch_size, int slices = 1);
 
 // The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
 // program's transport (in_process.h).

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "twobp cost model 1";
-constexpr int kMostDepth = 16;  // of nested values; the format needs 6
+constexpr int kMostDepth = 16;  // of nested values; the format needs 8
 constexpr size_t kMostBytes = size_t{16} << 20U;
 constexpr size_t kMostShown = 40;  // characters of a value in messages
 constexpr size_t kMostName = 200;
@@ -57,6 +57,21 @@ ordered_json number_json(double value) {
   return value;
 }
 
+ordered_json costs_json(const std::vector<LayerCost>& at_size, const std::vector<int>& sizes) {
+  ordered_json all = ordered_json::array();
+  for (size_t i = 0; i < at_size.size(); ++i) {
+    const LayerCost& layer = at_size[i];
+    ordered_json costs;
+    costs["micro_batch_size"] = sizes.at(i);
+    for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.share.*field.value);
+    costs["p2_units"] = layer.share.p2_units;
+    costs["output_bytes"] = number_json(layer.output);
+    costs["input_gradient_bytes"] = number_json(layer.input_gradient);
+    all.push_back(std::move(costs));
+  }
+  return all;
+}
+
 // A short form of an invalid value, for messages.
 std::string shortened(const ordered_json& value) {
   if (value.is_structured()) return concat("an ", value.type_name());  // "an array", "an object"
@@ -83,10 +98,12 @@ class Reader {
       model.layers.push_back({text(layer, "name", "a layer"), text(layer, "kind", "a layer")});
     }
     model.first_trainable = whole(any(json, "first_trainable", "the file"), "first_trainable");
+    if (json.contains("slices"))
+      read_slices(member(json, "slices", "the file", ordered_json::value_t::array), model);
     const auto& kinds = member(json, "kinds", "the file", ordered_json::value_t::object);
     for (const auto& [name, kind] : kinds.items()) {
       checked_name(name, "a kind");
-      model.kinds[name] = read_kind(kind, concat("kind '", name, "'"), model.micro_batch_sizes);
+      model.kinds[name] = read_kind(kind, concat("kind '", name, "'"), model);
     }
     const auto& link = member(json, "link", "the file", ordered_json::value_t::object);
     model.link_latency = real(link, "latency_seconds", "the link");
@@ -101,8 +118,16 @@ class Reader {
   }
 
  private:
-  KindCosts read_kind(const ordered_json& json, const std::string& where,
-                      const std::vector<int>& sizes) const {
+  void read_slices(const ordered_json& json, CostModel& model) const {
+    for (const auto& lengths : json) {
+      TWOBP_CHECK(lengths.is_array(), origin_, ": an entry of \"slices\" has to be an array, it is ",
+                  shortened(lengths));
+      auto& to = model.slice_lengths.emplace_back();
+      for (const auto& length : lengths) to.push_back(whole(length, "the length of a slice"));
+    }
+  }
+
+  KindCosts read_kind(const ordered_json& json, const std::string& where, const CostModel& model) const {
     check_object(json, where);
     KindCosts kind;
     for (const KindField& field : kKindFields) {
@@ -110,6 +135,32 @@ class Reader {
       kind.*field.value = real(json, field.name, where);
     }
     const auto& costs = member(json, "costs", where, ordered_json::value_t::array);
+    kind.at_size = read_costs(costs, where, model.micro_batch_sizes);
+    if (!json.contains("slice_costs")) return kind;
+    const auto& ways = member(json, "slice_costs", where, ordered_json::value_t::array);
+    TWOBP_CHECK(ways.size() == model.slice_lengths.size(), origin_, ": ", where, " has ", ways.size(),
+                " entries of \"slice_costs\": one for each of the ", model.slice_lengths.size(),
+                " entries of \"slices\"");
+    for (size_t way = 0; way < ways.size(); ++way) {
+      const size_t count = model.slice_lengths[way].size();
+      TWOBP_CHECK(ways[way].is_array() && ways[way].size() == count, origin_, ": ", where,
+                  ": an entry of \"slice_costs\" has to be an array of ", count,
+                  ", the costs of each slice, it is ", shortened(ways[way]), " of ", ways[way].size());
+      auto& slices = kind.in_slices.emplace_back();
+      for (size_t slice = 0; slice < count; ++slice) {
+        const std::string one = concat(where, ", slice ", slice, " of ", count);
+        TWOBP_CHECK(ways[way][slice].is_array(), origin_, ": ", one, " has to be an array, it is ",
+                    shortened(ways[way][slice]));
+        slices.push_back(read_costs(ways[way][slice], one, model.micro_batch_sizes));
+      }
+    }
+    return kind;
+  }
+
+  // The costs at each of the sizes.
+  std::vector<LayerCost> read_costs(const ordered_json& costs, const std::string& where,
+                                    const std::vector<int>& sizes) const {
+    std::vector<LayerCost> all;
     TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
                 " entries of \"costs\": one for each of the ", sizes.size(), " micro_batch_sizes");
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -125,9 +176,9 @@ class Reader {
       layer.share.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
       layer.output = real(costs[i], "output_bytes", entry);
       layer.input_gradient = real(costs[i], "input_gradient_bytes", entry);
-      kind.at_size.push_back(layer);
+      all.push_back(layer);
     }
-    return kind;
+    return all;
   }
 
   void check_object(const ordered_json& json, const std::string& where) const {
@@ -186,20 +237,16 @@ std::string cost_model_to_json(const CostModel& model) {
   json["micro_batch_sizes"] = model.micro_batch_sizes;
   json["link"] = {{"latency_seconds", model.link_latency}, {"bytes_per_second", model.link_bytes_per_second}};
   json["first_trainable"] = model.first_trainable;
+  if (!model.slice_lengths.empty()) json["slices"] = model.slice_lengths;
   json["kinds"] = ordered_json::object();
   for (const auto& [name, kind] : model.kinds) {
     ordered_json entry;
     for (const KindField& field : kKindFields) entry[field.name] = number_json(kind.*field.value);
-    entry["costs"] = ordered_json::array();
-    for (size_t i = 0; i < kind.at_size.size(); ++i) {
-      const LayerCost& layer = kind.at_size[i];
-      ordered_json costs;
-      costs["micro_batch_size"] = model.micro_batch_sizes.at(i);
-      for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.share.*field.value);
-      costs["p2_units"] = layer.share.p2_units;
-      costs["output_bytes"] = number_json(layer.output);
-      costs["input_gradient_bytes"] = number_json(layer.input_gradient);
-      entry["costs"].push_back(std::move(costs));
+    entry["costs"] = costs_json(kind.at_size, model.micro_batch_sizes);
+    for (const auto& way : kind.in_slices) {
+      ordered_json slices = ordered_json::array();
+      for (const auto& slice : way) slices.push_back(costs_json(slice, model.micro_batch_sizes));
+      entry["slice_costs"].push_back(std::move(slices));
     }
     json["kinds"][name] = std::move(entry);
   }

@@ -15,22 +15,24 @@ class OrderBytes {
   explicit OrderBytes(const Schedule& schedule);
 
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
-  // By stage: the most micro-batches that are between F and I at once.
+  // By stage: the most micro-batches, or slices, that are between F and I at once.
   const std::vector<int>& in_flight() const { return in_flight_; }
 
   // Bytes of the fullest rank, fixed ones included: activations between F and I, and the growth by the
   // current F or I. No simulation of this order, whatever its policy and caps, has a smaller peak. `costs`
-  // are those of all stages.
+  // are those of all stages, or of all slices and stages.
   double least(const std::vector<StageCost>& costs) const;
 
  private:
-  // The state before an F of the stage: micro-batches between F and I, by stage of the rank.
+  // The state before an F of the stage: micro-batches between F and I, by stage of the rank and slice.
   struct Moment {
     int stage = 0;
+    int slice = 0;
     std::vector<int> held;
   };
   static void add(std::vector<Moment>& moments, Moment moment);
 
+  int slices_;
   std::vector<int> rank_of_stage_;
   std::vector<int> in_flight_;
   std::vector<std::vector<int>> stages_of_rank_;

@@ -47,7 +47,7 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return stage_costs(model, choice.split, choice.micro_batch_size);
+  return stage_costs(model, choice.split, choice.micro_batch_size, choice.slices);
 }
 
 class Planner {
@@ -149,13 +149,15 @@ class Planner {
 
   // The order of F and I, which all policies share.
   const OrderBytes& order_of(const PlanChoice& choice) {
-    const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches);
+    const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches,
+                         choice.slices);
     auto at = orders_.find(key);
     if (at == orders_.end()) {
-      at = orders_
-               .emplace(key, OrderBytes(choice.schedule.make(choice.stages, choice.ranks,
-                                                             choice.micro_batches, P2Policy::kOff)))
-               .first;
+      at =
+          orders_
+              .emplace(key, OrderBytes(choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches,
+                                                            P2Policy::kOff, choice.slices)))
+              .first;
     }
     return at->second;
   }
@@ -166,15 +168,20 @@ class Planner {
   }
 
   // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages
-  // of a rank hold these at the same time, except for outputs that are sent on.
+  // of a rank hold these at the same time, except for outputs that are sent on. So do the slices: all have
+  // gone forward before the first I.
   double least_bytes(const PlanChoice& choice) {
-    const auto [at, is_new] = least_.try_emplace({choice.micro_batch_size, choice.recompute});
+    const auto [at, is_new] = least_.try_emplace({choice.micro_batch_size, choice.slices, choice.recompute});
     if (is_new) {
       const CostModel& model = model_of(choice);
-      const auto layers = layer_costs_at(model, choice.micro_batch_size);
-      for (size_t l = 0; l < layers.size(); ++l) {
-        at->second.bytes += fixed_bytes(model, l) + layers[l].share.forward_held;
-        at->second.output = std::max(at->second.output, layers[l].output);
+      for (size_t l = 0; l < model.layers.size(); ++l) at->second.bytes += fixed_bytes(model, l);
+      for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
+        double output = 0;
+        for (const LayerCost& layer : layers) {
+          at->second.bytes += layer.share.forward_held;
+          output = std::max(output, layer.output);
+        }
+        at->second.output += output;
       }
     }
     return at->second.bytes - choice.stages * at->second.output;
@@ -189,8 +196,9 @@ class Planner {
   // if there is no such split. `memory` 0: the split that needs the least.
   bool split_within(double memory, PlanChoice& choice) {
     const OrderBytes& order = order_of(choice);
-    const auto [at, is_new] = within_.try_emplace(
-        {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.recompute, memory > 0});
+    const auto [at, is_new] =
+        within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices,
+                             choice.recompute, memory > 0});
     if (is_new) at->second = make_split_within(memory, choice, order);
     if (!at->second.empty()) choice.split = at->second;
     return !at->second.empty();
@@ -199,15 +207,16 @@ class Planner {
   std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const {
     const CostModel& model = model_of(choice);
     PartitionBytes bytes;
-    std::vector<double> seconds;
+    const std::vector<double> seconds = layer_seconds_at(model, choice.micro_batch_size, choice.slices);
     double peak = 0;  // in addition to the held bytes, while a layer runs
-    const auto layers = layer_costs_at(model, choice.micro_batch_size);
-    for (size_t l = 0; l < layers.size(); ++l) {
-      const LayerShare& share = layers[l].share;
-      seconds.push_back(layers[l].seconds());
-      bytes.fixed.push_back(fixed_bytes(model, l));
-      bytes.held.push_back(std::max(0.0, share.forward_held));
-      peak = std::max({peak, share.forward_peak - share.forward_held, share.p1_peak, share.p2_peak});
+    for (size_t l = 0; l < model.layers.size(); ++l) bytes.fixed.push_back(fixed_bytes(model, l));
+    bytes.held.assign(model.layers.size(), 0);  // the mean of the slices
+    for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
+      for (size_t l = 0; l < layers.size(); ++l) {
+        const LayerShare& share = layers[l].share;
+        bytes.held[l] += std::max(0.0, share.forward_held) / choice.slices;
+        peak = std::max({peak, share.forward_peak - share.forward_held, share.p1_peak, share.p2_peak});
+      }
     }
     bytes.in_flight = order.in_flight();
     if (memory == 0) return lightest_split(bytes, order.rank_of_stage());
@@ -284,7 +293,7 @@ class Planner {
         if (!fits(other)) return std::nullopt;
         return other.step_seconds;
       };
-      const double ops = 3.0 * choice.stages * choice.micro_batches;
+      const double ops = 3.0 * choice.stages * choice.micro_batches * choice.slices;
       const int most = static_cast<int>(std::clamp(kSearchedOps / ops, 50.0, 1000.0));
       choice.split = move_layers(choice.split, choice.step_seconds, most, seconds_of);
       simulate_split(choice, schedule);
@@ -294,12 +303,12 @@ class Planner {
 
   // Adds a searched schedule for each way in `named` to place the model, with its micro-batches.
   void search_schedules(const std::vector<PlanChoice>& named, size_t kept) {
-    std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, std::string>> known;
+    std::set<std::tuple<std::vector<int>, std::vector<int>, int, int, int, int, std::string>> known;
     for (PlanChoice choice : named) {
       const Schedule schedule = schedule_of(choice);
       if (!known
                .insert({schedule.rank_of_stage, choice.split, choice.micro_batches, choice.micro_batch_size,
-                        choice.data_parallel, choice.recompute})
+                        choice.slices, choice.data_parallel, choice.recompute})
                .second) {
         continue;
       }
@@ -307,7 +316,7 @@ class Planner {
       const auto costs = costs_of(model, choice);
       SimulationOptions options = options_of(model, choice, schedule, costs, request_);
       options.p2_order = P2Order::kOldest;  // the search places W itself
-      const AutoScheduleOptions effort{.effort = SearchEffort::kQuick};
+      const AutoScheduleOptions effort{.effort = SearchEffort::kQuick, .slices = choice.slices};
       std::optional<AutoSchedule> searched;
       try {
         searched = auto_schedule(schedule.rank_of_stage, choice.micro_batches, costs, options, effort);
@@ -333,6 +342,7 @@ class Planner {
     request.stages = choice.stages;
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
+    request.slices = choice.slices;
     request.policy = choice.policy == P2Policy::kOff ? choice.schedule.default_policy() : choice.policy;
     request.costs = costs_of(model, choice);
     request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
@@ -346,11 +356,13 @@ class Planner {
     double bytes = 0;
     double output = 0;  // the largest
   };
-  std::map<std::pair<int, std::string>, Least> least_;  // by micro-batch size and recomputation
-  // By schedule, stages, ranks and micro-batches.
-  std::map<std::tuple<std::string, int, int, int>, OrderBytes> orders_;
-  // Splits within the memory, by placement, micro-batches held, their size and recomputation.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, std::string, bool>, std::vector<int>> within_;
+  // By micro-batch size, slices and recomputation.
+  std::map<std::tuple<int, int, std::string>, Least> least_;
+  // By schedule, stages, ranks, micro-batches and slices.
+  std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
+  // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>>
+      within_;
   PlanResult result_;
 };
 
@@ -358,7 +370,8 @@ class Planner {
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy,
+                              choice.slices);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {

@@ -1,5 +1,5 @@
 // Ways to run a model on a machine: every combination of schedule, p2 policy, ranks, micro-batches, their
-// size and recomputation, ranked by predicted throughput under a memory cap.
+// size, their slices and recomputation, ranked by predicted throughput under a memory cap.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@ struct PlanRequest {
   std::vector<int> stages;             // only these numbers; empty: the schedule's usual number on each rank
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
+  std::vector<int> slices;             // of each micro-batch's sequences; empty: all that the costs have
   // Empty: all named schedules. A written one has its own ranks, stages and micro-batches. If the numbers
   // that are asked for leave these out, it is not planned.
   std::vector<AskedSchedule> schedules;
@@ -50,6 +51,7 @@ struct PlanChoice {
   int stages = 0;
   int micro_batches = 0;
   int micro_batch_size = 0;
+  int slices = 1;  // of each micro-batch's sequences; slice_lengths of the cost model says where they are cut
   int data_parallel = 1;
   std::string recompute = "none";
   std::vector<int> split;  // layers of each stage
@@ -79,8 +81,8 @@ struct PlanResult {
 };
 
 // Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error
-// if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, and
-// for sizes under 1.
+// if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, for
+// sizes under 1, and for slices that the costs do not have.
 PlanResult plan(const CostModel& model, const PlanRequest& request);
 
 // The choice's schedule, ready to run.

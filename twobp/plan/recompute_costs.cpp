@@ -66,6 +66,7 @@ CostModel with_recompute(const CostModel& model, std::string_view mode) {
     const std::string kind = concat(layer.kind, "+", mode);
     if (!changed.kinds.contains(kind)) {
       KindCosts costs = model.kinds.at(layer.kind);
+      costs.in_slices.clear();  // a slice's keys and values stay, whatever is computed again: only measured
       for (size_t size = 0; size < costs.at_size.size(); ++size) {
         const double input = model.kinds.at(model.layers[i - 1].kind).at_size[size].output;
         costs.at_size[size] = recomputed(costs.at_size[size], input, in_p1, in_p2);

@@ -16,7 +16,8 @@ bool computes_again(const CostModel& model);
 // The model in which all layers but the first and the last recompute. Kinds that were measured with this mode
 // ("mlp+both") keep their measurements. For others the costs follow from the layer's own. With activations, I
 // becomes F + I. With derivatives, W becomes F + I + W. With both, both change. Layers are assumed to keep
-// their input. Throws Error for an unknown mode, and for layers that were measured with recomputation.
+// their input. Slices have only measured costs. Throws Error for an unknown mode, and for layers that were
+// measured with recomputation.
 CostModel with_recompute(const CostModel& model, std::string_view mode);
 
 }  // namespace twobp

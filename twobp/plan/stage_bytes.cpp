@@ -45,46 +45,74 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
     after += layer->p1_held;
     bytes.p1_peak = std::max(bytes.p1_peak, after);
   }
-  const double left = held + after - messages.input_gradient - bytes.stash;
-  bytes.deficit = std::max(0.0, -held) + std::max(0.0, -left);
+  bytes.for_others = held + after - messages.input_gradient - bytes.stash;
+  bytes.deficit = std::max(0.0, -held);
   bytes.activation = std::max(0.0, held);
   bytes.p2_units = std::max(1, bytes.p2_units);
   return bytes;
 }
 
+// What the slices of a micro-batch leave after I, in the order of I, last to first. Only what is missing at
+// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest.
+void settle_slices(std::vector<StageBytes>& all, int stage, int stages) {
+  double sum = 0;
+  double least = 0;
+  for (size_t s = all.size() - stages + stage; s < all.size(); s -= stages) {
+    sum += all[s].for_others;
+    least = std::min(least, sum);
+  }
+  StageBytes& first = all[stage];
+  first.for_others -= sum;
+  first.deficit -= least;
+}
+
 }  // namespace
 
-std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs) {
+std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages) {
   std::vector<StageBytes> all;
   for (size_t s = 0; s < costs.size(); ++s) {
     const StageCost& cost = costs[s];
-    const bool last = s + 1 == costs.size();
+    const bool first = s % stages == 0;
+    const bool last = (s + 1) % stages == 0;
     Messages messages;
-    if (s > 0) messages.input = costs[s - 1].output_bytes;
-    if (s > 0) messages.input_gradient = cost.input_gradient_bytes;
+    if (!first) messages.input = costs[s - 1].output_bytes;
+    if (!first) messages.input_gradient = cost.input_gradient_bytes;
     if (!last) messages.output_gradient = costs[s + 1].input_gradient_bytes;
     // The last stage's output is the loss. With layers it counts among their bytes, and is freed after F.
     if (!last || !cost.layers.empty()) messages.output = cost.output_bytes;
     all.push_back(cost.layers.empty() ? whole_stage(cost, messages) : layered_stage(cost, messages));
   }
+  for (int stage = 0; stage < stages; ++stage) settle_slices(all, stage, stages);
   return all;
 }
 
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
-                                           const std::vector<StageCost>& costs) {
-  const std::vector<StageBytes> bytes = stage_bytes(costs);
+                                           const std::vector<StageCost>& costs, int slices) {
+  const size_t stages = rank_of_stage.size();
+  const std::vector<StageBytes> bytes = stage_bytes(costs, static_cast<int>(stages));
   std::vector<double> least;
   std::vector<double> held;
   std::vector<double> deficit;
-  for (size_t s = 0; s < rank_of_stage.size(); ++s) {
+  for (size_t s = 0; s < stages; ++s) {
     const auto rank = static_cast<size_t>(rank_of_stage[s]);
     least.resize(std::max(least.size(), rank + 1), 0);
     held.resize(least.size(), 0);
     deficit.resize(least.size(), 0);
-    least[rank] = std::max(least[rank], held[rank] + bytes[s].forward_peak);
-    least[rank] = std::max(least[rank], held[rank] + bytes[s].activation);
-    held[rank] += bytes[s].activation;
-    deficit[rank] += bytes[s].deficit;
+    for (int slice = 0; slice < slices; ++slice) {
+      const StageBytes& of = bytes[costs.size() == stages ? s : slice * stages + s];
+      least[rank] = std::max({least[rank], held[rank] + of.forward_peak, held[rank] + of.activation});
+      held[rank] += of.activation;
+      deficit[rank] += of.deficit;
+    }
+  }
+  // The first I of a rank: of its last stage, and of the last slice, which makes gradients for the others.
+  for (size_t s = 0; s < stages; ++s) {
+    const auto rank = static_cast<size_t>(rank_of_stage[s]);
+    if (std::find(rank_of_stage.begin() + s + 1, rank_of_stage.end(), rank_of_stage[s]) !=
+        rank_of_stage.end())
+      continue;
+    const StageBytes& last = bytes[bytes.size() - stages + s];
+    least[rank] = std::max(least[rank], held[rank] - last.activation + last.for_others);
   }
   for (size_t rank = 0; rank < least.size(); ++rank) least[rank] -= deficit[rank];
   return least;

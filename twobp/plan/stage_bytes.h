@@ -1,4 +1,4 @@
-// Internal to this folder: the bytes of one micro-batch in a stage, as the simulation
+// Internal to this folder: the bytes of one micro-batch, or slice, in a stage, as the simulation
 // (schedule/simulate/stage_model.h) counts them on the stage's rank. They include messages and layers, summed
 // up for code that works with whole ops.
 #pragma once
@@ -16,17 +16,22 @@ struct StageBytes {
   double p1_peak = 0;       // most during I, in addition to the activations
   double p2_peak = 0;       // most during W, in addition to the stash
   int p2_units = 1;
+  // What I adds to the rank beside its own: a slice's I makes gradients of earlier slices' keys and values,
+  // and the I of these frees them. The sum over the slices of a micro-batch is 0.
+  double for_others = 0;
   // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent
   // costs.
   double deficit = 0;
 };
 
-// For stages in model order, as `simulate` takes them (and check_stage_cost accepts them).
-std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs);
+// For stages in model order, as `simulate` takes them (and check_stage_cost accepts them): one entry of
+// `costs` for each stage, or for each slice and stage, slice by slice.
+std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages);
 
-// The least bytes that each rank needs: one micro-batch in all of its stages. Without messages and layers, a
-// schedule that fits exists under every cap from there on. With them it may need some more.
+// The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without
+// messages and layers, a schedule that fits exists under every cap from there on. With them it may need some
+// more. `costs` are of each of `slices` slices, or the same for all.
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
-                                           const std::vector<StageCost>& costs);
+                                           const std::vector<StageCost>& costs, int slices = 1);
 
 }  // namespace twobp

@@ -143,13 +143,14 @@ bool admits(std::string_view name, int stages, int ranks, int micro_batches, int
          (entry.takes == nullptr || entry.takes(ranks, micro_batches));
 }
 
-std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches) {
+std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches,
+                                             int slices) {
   const int stages = static_cast<int>(rank_of_stage.size());
   int ranks = 0;
   for (const int rank : rank_of_stage) ranks = std::max(ranks, rank + 1);
   std::vector<NamedVariant> found;
   for (const NamedSchedule& entry : named_schedules()) {
-    if (!admits(entry.name, stages, ranks, micro_batches)) continue;
+    if (!admits(entry.name, stages, ranks, micro_batches, slices)) continue;
     if (place_stages(entry.placement, stages, ranks) != rank_of_stage) continue;
     for (const P2Policy policy : policies_of(entry.name)) found.push_back({entry.name, policy});
   }

@@ -57,7 +57,8 @@ struct NamedVariant {
 };
 // Every named schedule that has this placement and admits these numbers, under each of its policies, in the
 // order of --help.
-std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches);
+std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches,
+                                             int slices = 1);
 
 // The named schedule, ready to run: generator, p2 policy, sends and receives, validated. `ranks` 0:
 // default_ranks. With `slices` k, each of the micro-batches is cut into k, and the schedule has k times as

@@ -37,7 +37,7 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked)
                                             asked.batching, asked.memory_cap);
   const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
   const std::vector<StageCost> costs = profiled_costs(pipeline.stage_profiles());
-  AutoScheduleOptions search;
+  AutoScheduleOptions search{.slices = pipeline.slices()};
   if (asked.memory_cap.is_automatic()) {
     // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits
     // with W.

@@ -41,13 +41,6 @@ void check_device(const Config& config) {
       "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
-void check_slices(const Config& config) {
-  if (config.pipeline.slices == 1) return;
-  const std::string why = config.model.type.type().no_slices(config.model.type);
-  TWOBP_CHECK(why.empty(), "pipeline.slices is ", config.pipeline.slices, ", but not with model.type \"",
-              config.model.type.name(), "\": ", why, ". Set it to 1.");
-}
-
 void check_optimizer(const OptimizerConfig& optimizer) {
   const ParameterGroups groups(optimizer);  // throws for entries that are none
   const OptimizerConfig usual;
@@ -72,7 +65,7 @@ void check_training(const Config& config) {
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale,
              TrainConfig().loss_scale, "train.precision \"fp16\"");
   check_device(config);
-  check_slices(config);
+  check_slices(config, config.pipeline.slices);
   check_optimizer(config.optimizer);
   TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
               config.train.eval_every,
@@ -124,6 +117,19 @@ void check_precision(const Config& config) {
 }
 
 }  // namespace
+
+void check_slices(const Config& config, int slices) {
+  if (slices == 1) return;
+  const std::string why = config.model.type.type().no_slices(config.model.type);
+  TWOBP_CHECK(why.empty(), "pipeline.slices is ", slices, ", but not with model.type \"",
+              config.model.type.name(), "\": ", why, ". Set it to 1.");
+  for (const std::string& text : config.pipeline.recompute) {
+    TWOBP_CHECK(!text.ends_with("derivatives") && !text.ends_with("both"), "pipeline.slices is ", slices,
+                ", but pipeline.recompute has \"", text,
+                "\": a slice's I adds to gradients of earlier slices, so W cannot repeat it. Use activations "
+                "or none, or set slices to 1.");
+  }
+}
 
 void check_contradictions_without_data(const Config& config) {
   check_model(config.model);

@@ -11,4 +11,8 @@ void check_contradictions(const Config& config);
 // The same for a run with data of the caller's own.
 void check_contradictions_without_data(const Config& config);
 
+// Throws Error if the configuration cannot train with so many slices (pipeline.slices), whatever the
+// schedule.
+void check_slices(const Config& config, int slices);
+
 }  // namespace twobp

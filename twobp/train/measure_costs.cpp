@@ -18,6 +18,8 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
+#include "twobp/train/measure_slices.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/transport/measure_link.h"
 #include "twobp/transport/threads/in_process.h"
@@ -105,6 +107,47 @@ ModelSpec recomputing(ModelSpec model, const std::string& mode) {
   return model;
 }
 
+// The numbers of slices without 1, in rising order, each once.
+std::vector<int> slices_of(const MeasureOptions& options, const Config& config) {
+  std::set<int> counts(options.slices.begin(), options.slices.end());
+  if (counts.empty()) counts.insert(config.pipeline.slices);
+  TWOBP_CHECK(*counts.begin() >= 1, "a sequence has at least 1 slice, not ", *counts.begin());
+  counts.erase(1);
+  return {counts.begin(), counts.end()};
+}
+
+// The pipeline of the configuration with so many slices.
+PipelineConfig in_slices(const Config& config, int slices) {
+  PipelineConfig pipeline = config.pipeline;
+  if (slices != pipeline.slices) pipeline.slice_lengths.clear();
+  pipeline.slices = slices;
+  return pipeline;
+}
+
+// Adds the costs of slices at the next size, whose micro-batch is `fields`.
+void add_slices(const std::vector<ModelSpec>& models, const Fields& fields, const Config& config,
+                const std::vector<int>& counts, double seconds, CostModel& costs) {
+  const bool is_first = costs.slice_lengths.empty();
+  for (size_t way = 0; way < counts.size(); ++way) {
+    PipelineConfig pipeline = in_slices(config, counts[way]);
+    if (!is_first) pipeline.slice_lengths = costs.slice_lengths[way];
+    std::set<std::string> measured;
+    for (const ModelSpec& model : models) {
+      const SliceProfiles slices = measured_slices(model, fields, pipeline, {}, seconds);
+      pipeline.slice_lengths = slices.lengths();
+      for (const auto& [kind, first] : slices.profiles.front()) {
+        if (!measured.insert(kind).second) continue;
+        auto& ways = costs.kinds.at(kind).in_slices;
+        ways.resize(counts.size());
+        ways[way].resize(counts[way]);
+        for (int slice = 0; slice < counts[way]; ++slice)
+          ways[way][slice].push_back(to_costs(slices.profiles[slice].at(kind)));
+      }
+    }
+    if (is_first) costs.slice_lengths.push_back(pipeline.slice_lengths);
+  }
+}
+
 }  // namespace
 
 CostModel measure_costs(const Config& config, const MeasureOptions& options) {
@@ -118,13 +161,17 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::set_num_threads(config.pipeline.threads);
   std::vector<ModelSpec> models = {spec};
+  std::vector<ModelSpec> sliced = {spec};
   for (const std::string& mode : options.recompute) {
     if (mode == "none") continue;
     TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,
                 "' cannot be measured: the configured layers already recompute, and would do so twice. "
                 "Give --set 'pipeline.recompute=[]' together with --recompute");
     models.push_back(recomputing(models.front(), mode));
+    if (mode == "activations") sliced.push_back(models.back());
   }
+  const std::vector<int> slices = slices_of(options, config);
+  for (const int count : slices) check_slices(config, count);
 
   CostModel model;
   model.micro_batch_sizes = sizes_of(options, config, data.size());
@@ -139,12 +186,14 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   }
   for (const int size : model.micro_batch_sizes) {
     const Fields fields = data.read(typical_samples(data, size), 0);
+    for (const int count : slices) equal_cuts(sequence_length(fields), count);  // before minutes are spent
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
       for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds)) {
         if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
       }
     }
+    add_slices(sliced, fields, config, slices, options.seconds, model);
   }
   const bool own_cores = RankThreads::enough_cores(2, config.pipeline.threads);
   const auto ends = make_in_process_transports(2, own_cores ? kSpinSeconds : 0);

@@ -13,6 +13,7 @@ namespace twobp {
 
 struct MeasureOptions {
   std::vector<int> micro_batch_sizes;  // samples; empty: the configured one
+  std::vector<int> slices;             // numbers of them, beside whole sequences; empty: the configured one
   bool only_what_fits = false;         // drop sizes above the number of samples instead of throwing Error
   double seconds = 1;                  // approximately, for each size and recomputation
   std::vector<std::string> recompute;  // of recompute_modes(): measured in addition to none
@@ -20,8 +21,11 @@ struct MeasureOptions {
 };
 
 // Measures one layer of each kind on typical samples of the configured data (balance.h), as training would,
-// its optimizer step, and the link between two ranks of this process. Throws Error for too few samples, for
-// recomputation in addition to a configured one, and for errors in building the model or opening the data.
+// its optimizer step, and the link between two ranks of this process. Slices are cut for the smallest size,
+// and the same at the others; of recomputation, only that of activations is measured in slices, as only that
+// is trained so. Throws Error for too few samples, for recomputation in addition to a configured one, for a
+// model or sequences that cannot be cut into so many slices, and for errors in building the model or opening
+// the data.
 CostModel measure_costs(const Config& config, const MeasureOptions& options);
 // The same for a model and data of the caller's own.
 CostModel measure_costs(const Config& config, const ModelSpec& spec, const Dataset& data,

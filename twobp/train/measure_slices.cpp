@@ -13,7 +13,6 @@
 namespace twobp {
 namespace {
 
-constexpr double kSeconds = 0.3;
 // Steps that differ less are not told apart by a profile.
 constexpr double kFaster = 0.995;
 
@@ -42,16 +41,16 @@ Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const S
 }  // namespace
 
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device, const StepSeconds& step) {
-  if (config.slices == 1) return {{}, {measure_profile(model, fields, kSeconds, device)}};
+                              const Device& device, double seconds, const StepSeconds& step) {
+  if (config.slices == 1) return {{}, {measure_profile(model, fields, seconds, device)}};
   const int64_t positions = sequence_length(fields);
   if (!config.slice_lengths.empty()) {
-    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), kSeconds, device);
+    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), seconds, device);
   }
   SliceProfiles measured =
-      measure_slices(model, fields, equal_cuts(positions, config.slices), kSeconds, device);
+      measure_slices(model, fields, equal_cuts(positions, config.slices), seconds, device);
   const Cuts better = fastest_cuts(model, measured, step);
-  return better == measured.cuts ? measured : measure_slices(model, fields, better, kSeconds, device);
+  return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);
 }
 
 double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,

@@ -18,9 +18,9 @@ using StepSeconds = std::function<double(const SliceProfiles& slices)>;
 // whole sequences. Without slice_lengths, they are cut so that they cost the same. With `step`, each may cost
 // the same factor more or less than the previous one, if the step is then shorter: this helps where stages
 // cost unequally. Without slices, the profile of whole sequences. Throws Error if the sequences are too
-// short, or the lengths do not add up to one.
+// short, or the lengths do not add up to one. Measures for about `seconds`, once or twice.
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device, const StepSeconds& step = {});
+                              const Device& device, double seconds = 0.3, const StepSeconds& step = {});
 
 // A step of this schedule as simulated, without what lies outside F, I and W.
 double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,

@@ -168,7 +168,8 @@ Trainer::Trainer(const Config& config, Parts parts)
         return simulated_step(parts.model, slices, options, variant_, micro_batches_);
       };
     }
-    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank), step);
+    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,
+                           step);
   };
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
                                        config.pipeline.timeout);

@@ -58,6 +58,12 @@ Line line_of(const Cuts& cuts, const std::vector<double>& seconds) {
 
 }  // namespace
 
+std::vector<int> SliceProfiles::lengths() const {
+  std::vector<int> lengths;
+  for (size_t s = 1; s < cuts.size(); ++s) lengths.push_back(static_cast<int>(cuts[s] - cuts[s - 1]));
+  return lengths;
+}
+
 int64_t sequence_length(const Fields& fields) {
   TWOBP_CHECK(!fields.empty(),
               "a micro-batch without fields has no sequences to cut into slices: set pipeline.slices to 1");

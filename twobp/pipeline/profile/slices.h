@@ -18,6 +18,7 @@ struct SliceProfiles {
   Cuts cuts;
   std::vector<Profile> profiles;  // of each slice
   int count() const { return cuts.empty() ? 1 : static_cast<int>(cuts.size()) - 1; }
+  std::vector<int> lengths() const;  // positions of each slice; empty: sequences are not cut
 };
 
 // The positions of the sequences of a micro-batch. Throws Error if it has none.

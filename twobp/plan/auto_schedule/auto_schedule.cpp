@@ -45,7 +45,8 @@ class AutoScheduler {
  public:
   AutoScheduler(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
                 const SimulationOptions& options, const AutoScheduleOptions& search)
-      : problem_(rank_of_stage, micro_batches, costs, options),
+      : problem_(rank_of_stage, micro_batches, costs, options, search.slices),
+        micro_batches_(micro_batches),
         costs_(costs),
         options_(options),
         search_(search),
@@ -53,7 +54,7 @@ class AutoScheduler {
     options_.recorded.clear();
     options_.reject_over_cap = false;
     options_.timeline = true;  // from_simulation reads it
-    result_.bound = lower_bound(rank_of_stage, micro_batches, costs, options);
+    result_.bound = lower_bound(rank_of_stage, micro_batches, costs, options, search.slices);
     result_.seconds = std::numeric_limits<double>::infinity();
   }
 
@@ -116,9 +117,9 @@ class AutoScheduler {
   // best is the one to beat.
   void try_named() {
     for (const NamedVariant& variant :
-         named_schedules_on(problem_.rank_of_stage(), problem_.micro_batches())) {
-      Schedule schedule = make_schedule(variant.name, problem_.stages(), problem_.micro_batches(),
-                                        variant.policy, problem_.ranks());
+         named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
+      Schedule schedule = make_schedule(variant.name, problem_.stages(), micro_batches_, variant.policy,
+                                        problem_.ranks(), search_.slices);
       const Simulation simulation = simulate(schedule, costs_, options_);
       if (!within_caps(simulation)) continue;
       TaskOrder order = problem_.from_simulation(simulation);
@@ -165,7 +166,7 @@ class AutoScheduler {
   // Takes the order as the result if it is better, with W placed or in pieces.
   void offer(const TaskOrder& order, const char* method) {
     bool pieces = false;
-    for (int stage = 0; stage < problem_.stages(); ++stage) pieces |= problem_.cost(stage).p2_units > 1;
+    for (int stage = 0; stage < problem_.stages(); ++stage) pieces |= problem_.cost(stage, 0).p2_units > 1;
     for (const P2Policy policy : {P2Policy::kPlaced, P2Policy::kFill}) {
       if (policy == P2Policy::kFill && !pieces) continue;
       Schedule schedule = problem_.to_schedule(order, policy);
@@ -180,6 +181,7 @@ class AutoScheduler {
   }
 
   PipelineProblem problem_;
+  int micro_batches_;
   const std::vector<StageCost>& costs_;
   SimulationOptions options_;
   AutoScheduleOptions search_;

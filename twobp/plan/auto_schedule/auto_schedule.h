@@ -3,8 +3,8 @@
 // optimum.
 //
 // The result is never worse than the best named schedule (under any p2 policy) that fits the caps. It keeps
-// micro-batch order within F, I and W of each stage, so training with it gives the same bits. It does not
-// depend on the clock: the same input, effort and seed give the same schedule.
+// the order of micro-batches and slices within F, I and W of each stage, so training with it gives the same
+// bits. It does not depend on the clock: the same input, effort and seed give the same schedule.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +30,7 @@ enum class SearchEffort : uint8_t {
 struct AutoScheduleOptions {
   SearchEffort effort = SearchEffort::kUsual;
   uint64_t seed = 1;
+  int slices = 1;  // of each micro-batch (Schedule::slices)
   // By rank: the highest peak that a schedule may reach in the simulation, at least its cap; empty: the caps.
   // W cannot make room for everything, because messages wait on their sender's account.
   std::vector<double> most_bytes{};
@@ -60,10 +61,10 @@ class NoScheduleFits : public Error {
   using Error::Error;
 };
 
-// `costs` has one entry for each stage. `options` as for simulate. cap_per_rank has the bytes in addition to
-// the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate rejects. Throws
-// NoScheduleFits for caps below least_activation_bytes (stage_bytes.h), naming it, and if messages and layers
-// need more than the caps.
+// `costs` as for simulate, of AutoScheduleOptions::slices. `options` as for simulate. cap_per_rank has the
+// bytes in addition to the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate
+// rejects. Throws NoScheduleFits for caps below least_activation_bytes (stage_bytes.h), naming it, and if
+// messages and layers need more than the caps.
 AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
                            const std::vector<StageCost>& costs, const SimulationOptions& options = {},
                            const AutoScheduleOptions& search = {});

@@ -19,18 +19,19 @@ class Greedy {
       : problem_(problem),
         rule_(rule),
         random_(rule.seed),
-        arrival_(static_cast<size_t>(2) * problem.stages() * problem.micro_batches(), kInfinity),
+        arrival_(static_cast<size_t>(2) * problem.stages() * problem.units(), kInfinity),
         next_(static_cast<size_t>(3) * problem.stages(), 0),
         now_(static_cast<size_t>(problem.ranks()), 0),
         held_(static_cast<size_t>(problem.ranks()), 0),
-        in_flight_(static_cast<size_t>(problem.ranks()), problem.micro_batches()),
-        unfinished_(static_cast<size_t>(problem.ranks()), problem.micro_batches()) {
+        stashed_(static_cast<size_t>(problem.ranks()), 0),
+        in_flight_(static_cast<size_t>(problem.ranks()), problem.units()),
+        unfinished_(static_cast<size_t>(problem.ranks()), problem.units()) {
     order_.ranks.resize(problem.ranks());
-    order_.fused.assign(static_cast<size_t>(problem.stages()) * problem.micro_batches(), 0);
+    order_.fused.assign(static_cast<size_t>(problem.stages()) * problem.units(), 0);
     for (int rank = 0; rank < problem.ranks(); ++rank) {
-      order_.ranks[rank].reserve(3 * problem.stages_of_rank(rank).size() * problem.micro_batches());
+      order_.ranks[rank].reserve(3 * problem.stages_of_rank(rank).size() * problem.units());
     }
-    for (int m = 0; m < problem.micro_batches(); ++m) arrival(Op::kForward, 0, m) = 0;
+    for (int unit = 0; unit < problem.units(); ++unit) arrival(Op::kForward, 0, unit) = 0;
     set_tails();
     set_limits();
   }
@@ -60,43 +61,50 @@ class Greedy {
   }
 
  private:
-  double& arrival(Op op, int stage, int m) {
-    return arrival_[(static_cast<size_t>(op) * problem_.stages() + stage) * problem_.micro_batches() + m];
+  double& arrival(Op op, int stage, int place) {
+    return arrival_[(static_cast<size_t>(op) * problem_.stages() + stage) * problem_.units() + place];
   }
   int& next(Op op, int stage) { return next_[static_cast<size_t>(op) * problem_.stages() + stage]; }
-  bool done(Op op, int stage) { return next(op, stage) == problem_.micro_batches(); }
+  bool done(Op op, int stage) { return next(op, stage) == problem_.units(); }
+  int next_task(Op op, int stage) { return problem_.task(op, stage, next(op, stage)); }
   bool w_pending(int stage) { return next(Op::kBackwardP2, stage) < next(Op::kBackwardP1, stage); }
   bool w_pending_on(int rank) {
     const auto& stages = problem_.stages_of_rank(rank);
     return std::any_of(stages.begin(), stages.end(), [&](int s) { return w_pending(s); });
   }
 
-  // Computes the longest way to the end, micro-batch after micro-batch in each stage.
+  // Computes the longest way to the end: from the last micro-batch to the first, its I and W before its F.
   void set_tails() {
     tail_.assign(static_cast<size_t>(problem_.tasks()), 0);
-    const int stages = problem_.stages();
-    for (int m = problem_.micro_batches() - 1; m >= 0; --m) {
-      const auto follow = [&](int task, int successor, double delay) {
-        tail_[task] = std::max(tail_[task], delay + problem_.seconds(successor, false) + tail_[successor]);
-      };
-      const auto at = [&](Op op, int stage) {
-        const int task = problem_.task(op, stage, m);
-        tail_[task] = problem_.optimizer(problem_.rank(task));
-        if (m + 1 < problem_.micro_batches()) follow(task, task + 1, 0);
-        return task;
-      };
-      for (int s = 0; s < stages; ++s) {
-        const int w = at(Op::kBackwardP2, s);
-        const int i = at(Op::kBackwardP1, s);
-        follow(i, w, 0);
-        if (s > 0) follow(i, problem_.task(Op::kBackwardP1, s - 1, m), delay(i));
-      }
-      for (int s = stages - 1; s >= 0; --s) {
-        const int f = at(Op::kForward, s);
-        follow(f, problem_.task(Op::kBackwardP1, s, m), 0);
-        if (s + 1 < stages) follow(f, problem_.task(Op::kForward, s + 1, m), delay(f));
-      }
+    const int slices = problem_.slices();
+    for (int begin = problem_.units() - slices; begin >= 0; begin -= slices) {
+      for (int place = begin + slices - 1; place >= begin; --place) set_backward_tails(place);
+      for (int place = begin + slices - 1; place >= begin; --place) set_forward_tails(place);
     }
+  }
+  void set_backward_tails(int place) {
+    for (int s = 0; s < problem_.stages(); ++s) {
+      const int w = begin_tail(Op::kBackwardP2, s, place);
+      const int i = begin_tail(Op::kBackwardP1, s, place);
+      follow(i, w, 0);
+      if (s > 0) follow(i, problem_.task(Op::kBackwardP1, s - 1, place), delay(i));
+    }
+  }
+  void set_forward_tails(int unit) {
+    for (int s = problem_.stages() - 1; s >= 0; --s) {
+      const int f = begin_tail(Op::kForward, s, unit);
+      follow(f, problem_.task(Op::kBackwardP1, s, problem_.unit_at(Op::kBackwardP1, unit)), 0);
+      if (s + 1 < problem_.stages()) follow(f, problem_.task(Op::kForward, s + 1, unit), delay(f));
+    }
+  }
+  int begin_tail(Op op, int stage, int place) {
+    const int task = problem_.task(op, stage, place);
+    tail_[task] = problem_.optimizer(problem_.rank(task));
+    if (place + 1 < problem_.units()) follow(task, task + 1, 0);
+    return task;
+  }
+  void follow(int task, int successor, double delay) {
+    tail_[task] = std::max(tail_[task], delay + problem_.seconds(successor, false) + tail_[successor]);
   }
   double delay(int task) const {
     const int to = problem_.receiver(task);
@@ -116,20 +124,27 @@ class Greedy {
       for (int s = first; s < problem_.stages(); ++s) {
         const int f = problem_.task(Op::kForward, s, 0);
         const int i = problem_.task(Op::kBackwardP1, s, 0);
-        way += problem_.seconds(f, false) + problem_.seconds(i, false);
+        way += mean_seconds(Op::kForward, s) + mean_seconds(Op::kBackwardP1, s);
         if (s > first) way += problem_.delay_to(f) + delay(i);
       }
+      // All slices of a micro-batch have gone forward before its first I.
       const auto limit = [&](double factor) {
-        return factor > 0 ? std::max(1, static_cast<int>(std::ceil(factor * way / round - 1e-9)))
-                          : problem_.micro_batches();
+        const int units = std::max(1, static_cast<int>(std::ceil(factor * way / round - 1e-9)));
+        return factor > 0 ? units + problem_.slices() - 1 : problem_.units();
       };
       in_flight_[rank] = limit(rule_.in_flight);
       unfinished_[rank] = limit(rule_.unfinished);
     }
   }
   double work(int s) const {
-    return problem_.seconds(problem_.task(Op::kForward, s, 0), false) +
-           problem_.seconds(problem_.task(Op::kBackwardP1, s, 0), true);
+    return mean_seconds(Op::kForward, s) + mean_seconds(Op::kBackwardP1, s) +
+           mean_seconds(Op::kBackwardP2, s);
+  }
+  double mean_seconds(Op op, int stage) const {
+    double sum = 0;
+    for (int slice = 0; slice < problem_.slices(); ++slice)
+      sum += problem_.seconds(problem_.task(op, stage, slice), false);
+    return sum / problem_.slices();
   }
 
   // Whether the rank's limits admit this F. `room`: as if all pending W had run.
@@ -143,42 +158,49 @@ class Greedy {
     }
     if (!problem_.capped(rank)) return true;
     const int task = problem_.task(Op::kForward, stage, m);
-    const double free = problem_.cap(rank) - held_[rank] + (room ? stashed(rank) : 0);
-    return problem_.peak(task, false) <= free && can_finish(rank, stage);
+    const double free = problem_.cap(rank) - held_[rank] + (room ? stashed_[rank] : 0);
+    return problem_.peak(task, false) <= free && can_finish(rank, task);
   }
-  double stashed(int rank) {
-    double bytes = 0;
-    for (const int s : problem_.stages_of_rank(rank)) {
-      bytes += problem_.cost(s).stash_bytes * (next(Op::kBackwardP1, s) - next(Op::kBackwardP2, s));
-    }
-    return bytes;
+  // Whether the rank can run this I, at the latest as B when no W is pending. Only an I that adds bytes for
+  // earlier slices may have to wait for others.
+  bool admits_p1(int stage) {
+    const int rank = problem_.rank_of_stage()[stage];
+    const int task = next_task(Op::kBackwardP1, stage);
+    const double more = problem_.bytes(task, true);
+    if (more <= 0 || !problem_.capped(rank)) return true;
+    return held_[rank] - stashed_[rank] + more <= problem_.cap(rank) && can_finish(rank, task);
   }
 
-  // Whether the micro-batches under way can still be finished after F of `stage`: the oldest first, each
-  // freeing its bytes. B needs no room, and pending W can run, so only F matters.
-  bool can_finish(int rank, int stage) {
+  // Whether the micro-batches under way can still be finished after `first`, an F or an I: the oldest first,
+  // each freeing its bytes. Pending W can run, and B leaves none.
+  bool can_finish(int rank, int first) {
     const auto& stages = problem_.stages_of_rank(rank);
-    if (stages.size() == 1) return true;
-    double free = problem_.cap(rank);
-    const auto through = [&](int s) { return next(Op::kForward, s) + (s == stage ? 1 : 0); };
-    for (const int s : stages)
-      free -= problem_.cost(s).activation_bytes * (through(s) - next(Op::kBackwardP1, s));
-    const int oldest = next(Op::kBackwardP1, stages.front());
-    for (int m = oldest; m < through(stages.front()); ++m) {
-      double need = 0;
+    if (stages.size() == 1 && problem_.slices() == 1) return true;
+    const int slices = problem_.slices();
+    const int of = problem_.stage(first);
+    const auto through = [&](Op op, int s) {
+      return next(op, s) + (s == of && op == problem_.op(first) ? 1 : 0);
+    };
+    double free = problem_.cap(rank) - (held_[rank] - stashed_[rank]) - problem_.bytes(first, true);
+    const int begun = through(Op::kForward, stages.front());
+    for (int begin = through(Op::kBackwardP1, stages.front()) / slices * slices; begin < begun;
+         begin += slices) {
+      double change = 0;
       double most = 0;
-      double held = 0;
+      const auto run = [&](int task) {
+        most = std::max(most, change + problem_.peak(task, true));
+        change += problem_.bytes(task, true);
+      };
       for (const int s : stages) {
-        const double bytes = problem_.cost(s).activation_bytes;
-        if (m >= through(s)) {
-          most = std::max(most, need + problem_.peak(problem_.task(Op::kForward, s, m), false));
-          need += bytes;
-        } else if (m >= next(Op::kBackwardP1, s)) {
-          held += bytes;
-        }
+        for (int unit = std::max(begin, through(Op::kForward, s)); unit < begin + slices; ++unit)
+          run(problem_.task(Op::kForward, s, unit));
+      }
+      for (auto s = stages.rbegin(); s != stages.rend(); ++s) {
+        for (int place = std::max(begin, through(Op::kBackwardP1, *s)); place < begin + slices; ++place)
+          run(problem_.task(Op::kBackwardP1, *s, place));
       }
       if (most > free) return false;
-      free += held;
+      free -= change;
     }
     return true;
   }
@@ -195,8 +217,9 @@ class Greedy {
         const double at = arrival(Op::kForward, s, next(Op::kForward, s));
         if (at < first && admits(s, room)) first = at;
       }
-      if (!done(Op::kBackwardP1, s))
-        first = std::min(first, arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s)));
+      if (done(Op::kBackwardP1, s)) continue;
+      const double at = arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s));
+      if (at < first && admits_p1(s)) first = at;
     }
     return first;
   }
@@ -213,11 +236,11 @@ class Greedy {
       if (rule_.noise > 0) score += rule_.noise * tail_[task] * random_.unit();
       if (score > best.score) best = {task, fused, score};
     };
-    const double tail_range = 4 * (tail_[0] + 1);  // F of the first micro-batch has the longest
+    const double tail_range = 4 * (tail_[0] + 1);  // the first F has the longest
     bool blocked = false;                          // an op is ready, but needs room that W would make
     for (const int s : problem_.stages_of_rank(rank)) {
       if (!done(Op::kForward, s) && arrival(Op::kForward, s, next(Op::kForward, s)) <= now_[rank]) {
-        const int task = problem_.task(Op::kForward, s, next(Op::kForward, s));
+        const int task = next_task(Op::kForward, s);
         const double by_stage = static_cast<double>(rule_.deepest_forward ? s : -s) / problem_.stages();
         if (admits(s, false)) {
           consider(task, false,
@@ -228,8 +251,9 @@ class Greedy {
           blocked = true;
         }
       }
-      if (!done(Op::kBackwardP1, s) && arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s)) <= now_[rank]) {
-        const int task = problem_.task(Op::kBackwardP1, s, next(Op::kBackwardP1, s));
+      if (!done(Op::kBackwardP1, s) && arrival(Op::kBackwardP1, s, next(Op::kBackwardP1, s)) <= now_[rank] &&
+          admits_p1(s)) {
+        const int task = next_task(Op::kBackwardP1, s);
         const bool fits = held_[rank] + problem_.peak(task, false) <= problem_.cap(rank);
         if (!fits && w_pending_on(rank)) {
           blocked = true;
@@ -254,13 +278,13 @@ class Greedy {
     now_[rank] = ahead;
   }
 
-  // W of the oldest micro-batch; among equals, that of the later stage.
+  // W of the earliest place; among equals, that of the later stage.
   int oldest_w(int rank) {
     int best = -1;
     for (const int s : problem_.stages_of_rank(rank)) {
       if (!w_pending(s)) continue;
-      const int task = problem_.task(Op::kBackwardP2, s, next(Op::kBackwardP2, s));
-      if (best < 0 || problem_.micro_batch(task) <= problem_.micro_batch(best)) best = task;
+      const int task = next_task(Op::kBackwardP2, s);
+      if (best < 0 || problem_.place(task) <= problem_.place(best)) best = task;
     }
     return best;
   }
@@ -268,29 +292,32 @@ class Greedy {
   void start(int rank, int task, bool fused) {
     const Op op = problem_.op(task);
     const int stage = problem_.stage(task);
-    const int m = problem_.micro_batch(task);
+    const int place = problem_.place(task);
     order_.ranks[rank].push_back(task);
     now_[rank] += problem_.seconds(task, fused);
     held_[rank] += problem_.bytes(task, fused);
+    const double stash = problem_.cost(stage, problem_.unit(task)).stash_bytes;
+    if (op != Op::kForward && !fused) stashed_[rank] += op == Op::kBackwardP1 ? stash : -stash;
     ++next(op, stage);
     if (fused) {
       order_.fused[problem_.slot(task)] = 1;
       ++next(Op::kBackwardP2, stage);
     }
     const double end = now_[rank];
-    const auto arrives = [&](Op to, int at) {
-      arrival(to, at, m) =
-          end + (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, m)));
+    const auto arrives = [&](Op to, int at, int in_place) {
+      arrival(to, at, in_place) =
+          end +
+          (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, in_place)));
       touched_ = problem_.rank_of_stage()[at];
     };
     if (op == Op::kForward) {
       if (stage + 1 < problem_.stages()) {
-        arrives(Op::kForward, stage + 1);
+        arrives(Op::kForward, stage + 1, place);
       } else {
-        arrives(Op::kBackwardP1, stage);
+        arrives(Op::kBackwardP1, stage, problem_.unit_at(Op::kBackwardP1, place));
       }
     } else if (op == Op::kBackwardP1 && stage > 0) {
-      arrives(Op::kBackwardP1, stage - 1);
+      arrives(Op::kBackwardP1, stage - 1, place);
     }
   }
 
@@ -298,9 +325,10 @@ class Greedy {
   const GreedyRule& rule_;
   SearchRandom random_;
   std::vector<double> arrival_;  // of the inputs of F and of I
-  std::vector<int> next_;        // by op and stage: the micro-batch that is next
+  std::vector<int> next_;        // by op and stage: the place that is next
   std::vector<double> now_;
   std::vector<double> held_;
+  std::vector<double> stashed_;  // the part of held_ that waits for W
   std::vector<int> in_flight_;
   std::vector<int> unfinished_;
   std::vector<double> tail_;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kMostPairs = 1e9;
 
-// A chain of a rank: all ops of one kind of one stage, in micro-batch order.
+// A chain of a rank: all ops of one kind of one stage, in the order of their places.
 struct Chain {
   Op op = Op::kForward;
   int stage = 0;
@@ -29,11 +29,16 @@ class Bound {
         tail_(static_cast<size_t>(problem.tasks()), 0) {
     double pairs = 0;
     for (int rank = 0; rank < problem.ranks(); ++rank) {
-      const double ops =
-          3.0 * static_cast<double>(problem.stages_of_rank(rank).size()) * problem.micro_batches();
+      const double ops = 3.0 * static_cast<double>(problem.stages_of_rank(rank).size()) * problem.units();
       pairs += ops * ops;
     }
     few_enough_ = pairs <= kMostPairs;
+    if (!with_memory) return;
+    for (int stage = 0; stage < problem.stages(); ++stage) {
+      p1_before_.push_back(units_before(stage));
+      p2_before_.push_back(problem.slices() == 1 ? micro_batches_before(stage)
+                                                 : std::vector<int>(problem.units(), 0));
+    }
   }
 
   struct Longest {
@@ -45,7 +50,7 @@ class Bound {
   // those of the longest chain.
   Longest run(bool sums) {
     sums_ = sums && few_enough_;
-    const int last = problem_.micro_batches() - 1;
+    const int last = problem_.units() / problem_.slices() - 1;
     for (int m = 0; m <= last; ++m) each_of(m, false, [&](int task) { find_head(task); });
     for (int m = last; m >= 0; --m) each_of(m, true, [&](int task) { find_tail(task); });
     Longest longest;
@@ -74,7 +79,10 @@ class Bound {
   double work(int rank) const {
     double sum = problem_.optimizer(rank);
     each_chain(rank, [&](const Chain& chain) {
-      sum += problem_.micro_batches() * seconds(problem_.task(chain.op, chain.stage, 0));
+      double micro_batch = 0;
+      for (int slice = 0; slice < problem_.slices(); ++slice)
+        micro_batch += seconds(problem_.task(chain.op, chain.stage, slice));
+      sum += problem_.units() / problem_.slices() * micro_batch;
     });
     return sum;
   }
@@ -83,44 +91,69 @@ class Bound {
   template <typename Visit>
   void each_of(int m, bool backwards, Visit&& visit) const {
     const int stages = problem_.stages();
-    for (int i = 0; i < 3 * stages; ++i) {
-      const int at = backwards ? 3 * stages - 1 - i : i;
-      const int stage = at < stages ? at : at < 2 * stages ? 2 * stages - 1 - at : at - 2 * stages;
-      visit(problem_.task(at < stages       ? Op::kForward
-                          : at < 2 * stages ? Op::kBackwardP1
-                                            : Op::kBackwardP2,
-                          stage, m));
+    const int slices = problem_.slices();
+    const int all = 3 * stages * slices;
+    for (int i = 0; i < all; ++i) {
+      const int at = backwards ? all - 1 - i : i;
+      const int place = m * slices + at / stages % slices;
+      const int stage = at % stages;
+      const Op op = static_cast<Op>(at / (stages * slices));
+      visit(problem_.task(op, op == Op::kForward ? stage : stages - 1 - stage, place));
     }
   }
 
-  // The number of micro-batches of the stage that must have finished I (W) before F of micro-batch m fits
-  // under the cap. Between F and I a micro-batch holds its activations in this stage and at least those of
-  // the rank's earlier stages. Between I and W it holds its stash.
-  int p1_before(int stage, int m) const {
-    const double cap = room(problem_.rank_of_stage()[stage]);
-    double held = 0;
-    for (const int other : problem_.stages_of_rank(problem_.rank_of_stage()[stage])) {
-      if (other <= stage) held += problem_.cost(other).activation_bytes;
+  // By unit: how many places of the stage must have finished I before F of the unit fits under the cap.
+  // Between F and I a unit holds its activations in this stage and at least those of the rank's earlier
+  // stages.
+  std::vector<int> units_before(int stage) const {
+    std::vector<int> counts(problem_.units(), 0);
+    const int rank = problem_.rank_of_stage()[stage];
+    const double cap = room(rank);
+    if (!std::isfinite(cap)) return counts;
+    std::vector<double> held;  // of each slice
+    for (int slice = 0; slice < problem_.slices(); ++slice) {
+      held.push_back(0);
+      for (const int other : problem_.stages_of_rank(rank)) {
+        if (other <= stage) held.back() += problem_.cost(other, slice).activation_bytes;
+      }
     }
-    return held > 0 && std::isfinite(cap) ? whole(m + 1 - cap / held, m) : 0;
+    if (problem_.slices() == 1) {
+      for (int m = 0; m < problem_.units() && held[0] > 0; ++m) counts[m] = whole(m + 1 - cap / held[0], m);
+      return counts;
+    }
+    double bytes = 0;
+    int freed = 0;
+    for (int unit = 0; unit < problem_.units(); ++unit) {
+      bytes += held[unit % problem_.slices()];
+      while (freed < unit && bytes > cap * (1 + 1e-9))
+        bytes -= held[problem_.unit_at(Op::kBackwardP1, freed++) % problem_.slices()];
+      counts[unit] = freed;
+    }
+    return counts;
   }
-  int p2_before(int stage, int m) const {
-    const StageCost& cost = problem_.cost(stage);
+  // By micro-batch: the same with W. Between I and W a micro-batch holds its stash.
+  std::vector<int> micro_batches_before(int stage) const {
+    std::vector<int> counts(problem_.units(), 0);
+    const StageCost& cost = problem_.cost(stage, 0);
     const double cap = room(problem_.rank_of_stage()[stage]);
     // W that makes room between the layers of F could as well run right before F, which would end no later.
-    if (cost.stash_bytes <= 0 || cost.activation_bytes <= 0 || !std::isfinite(cap)) return 0;
-    // After w W and i I, (m + 1 - i) activations and (i - w) stashes are held. This is linear in i.
-    const double none_stashed = m + 1 - cap / cost.activation_bytes;
-    const double all_stashed = m - (cap - cost.activation_bytes) / cost.stash_bytes;
-    const int count = whole(std::min(none_stashed, all_stashed), m);
-    // The last one may have freed a part of its stash.
-    return cost.p2_units > 1 ? std::max(0, count - 1) : count;
+    if (cost.stash_bytes <= 0 || cost.activation_bytes <= 0 || !std::isfinite(cap)) return counts;
+    for (int m = 0; m < problem_.units(); ++m) {
+      // After w W and i I, (m + 1 - i) activations and (i - w) stashes are held. This is linear in i.
+      const double none_stashed = m + 1 - cap / cost.activation_bytes;
+      const double all_stashed = m - (cap - cost.activation_bytes) / cost.stash_bytes;
+      const int count = whole(std::min(none_stashed, all_stashed), m);
+      // The last one may have freed a part of its stash.
+      counts[m] = cost.p2_units > 1 ? std::max(0, count - 1) : count;
+    }
+    return counts;
   }
   // The cap, plus bytes that may be freed without being counted here.
   double room(int rank) const {
     double bytes = problem_.cap(rank);
     for (const int stage : problem_.stages_of_rank(rank)) {
-      bytes += problem_.micro_batches() * problem_.stage_bytes_of(stage).deficit;
+      for (int unit = 0; unit < problem_.units(); ++unit)
+        bytes += problem_.stage_bytes_of(stage, unit).deficit;
     }
     return bytes;
   }
@@ -130,52 +163,61 @@ class Bound {
 
   // The number of ops at the front of a chain on the rank of `task` that run before `task` in every schedule.
   int before(int task, const Chain& chain) const {
-    const int m = problem_.micro_batch(task);
-    int count = prefix(task, chain, m);
+    int count = prefix(task, chain);
     if (with_memory_ && problem_.op(task) == Op::kForward) {
       const int stage = problem_.stage(task);
-      if (const int p1 = p1_before(stage, m); p1 > 0) {
+      const int unit = problem_.place(task);
+      if (const int p1 = p1_before_[stage][unit]; p1 > 0) {
         count = std::max(count, with_itself(problem_.task(Op::kBackwardP1, stage, p1 - 1), chain));
       }
-      if (const int p2 = p2_before(stage, m); p2 > 0) {
+      if (const int p2 = p2_before_[stage][unit]; p2 > 0) {
         count = std::max(count, with_itself(problem_.task(Op::kBackwardP2, stage, p2 - 1), chain));
       }
     }
     return count;
   }
-  int prefix(int task, const Chain& chain, int m) const {
-    if (problem_.precedes(problem_.task(chain.op, chain.stage, m), task, false)) return m + 1;
-    return m > 0 && problem_.precedes(problem_.task(chain.op, chain.stage, m - 1), task, false) ? m : 0;
+  int prefix(int task, const Chain& chain) const {
+    // Of another kind than the op, F of all slices count.
+    const int place = last_of(task, chain.op == Op::kForward && problem_.op(task) != Op::kForward);
+    if (problem_.precedes(problem_.task(chain.op, chain.stage, place), task, false)) return place + 1;
+    return place > 0 && problem_.precedes(problem_.task(chain.op, chain.stage, place - 1), task, false)
+               ? place
+               : 0;
   }
   int with_itself(int task, const Chain& chain) const {
-    const int m = problem_.micro_batch(task);
-    if (chain.op == problem_.op(task) && chain.stage == problem_.stage(task)) return m + 1;
-    return prefix(task, chain, m);
+    if (chain.op == problem_.op(task) && chain.stage == problem_.stage(task)) return problem_.place(task) + 1;
+    return prefix(task, chain);
   }
-  // The same for the other end: the first micro-batch of the chain that runs after `task`.
+  // The place of the op, or the last one of its micro-batch.
+  int last_of(int task, bool of_micro_batch) const {
+    return of_micro_batch ? (problem_.micro_batch(task) + 1) * problem_.slices() - 1 : problem_.place(task);
+  }
+  // The same for the other end: the first place of the chain that runs after `task`.
   int after(int task, const Chain& chain) const {
-    const int m = problem_.micro_batch(task);
-    const int all = problem_.micro_batches();
-    int first = suffix(task, chain, m);
+    const int place = problem_.place(task);
+    int first = suffix(task, chain);
     if (with_memory_ && problem_.op(task) != Op::kForward && problem_.capped(problem_.rank(task))) {
       const int stage = problem_.stage(task);
       const bool p1 = problem_.op(task) == Op::kBackwardP1;
-      // Finds the first micro-batch whose F waits for this one.
-      for (int later = m + 1; later < all; ++later) {
-        if ((p1 ? p1_before(stage, later) : p2_before(stage, later)) <= m) continue;
-        const int forward = problem_.task(Op::kForward, stage, later);
+      // Finds the first unit whose F waits for this one.
+      const std::vector<int>& counts = (p1 ? p1_before_ : p2_before_)[stage];
+      const auto waits = std::find_if(counts.begin(), counts.end(), [&](int count) { return count > place; });
+      if (waits != counts.end()) {
+        const int later = static_cast<int>(waits - counts.begin());
         const bool itself = chain.op == Op::kForward && chain.stage == stage;
-        first = std::min(first, itself ? later : suffix(forward, chain, later));
-        break;
+        first = std::min(first, itself ? later : suffix(problem_.task(Op::kForward, stage, later), chain));
       }
     }
     return first;
   }
-  int suffix(int task, const Chain& chain, int m) const {
-    if (problem_.precedes(task, problem_.task(chain.op, chain.stage, m), false)) return m;
-    const int all = problem_.micro_batches();
-    return m + 1 < all && problem_.precedes(task, problem_.task(chain.op, chain.stage, m + 1), false) ? m + 1
-                                                                                                      : all;
+  int suffix(int task, const Chain& chain) const {
+    const bool turns = problem_.op(task) == Op::kForward && chain.op != Op::kForward;
+    const int place = turns ? problem_.micro_batch(task) * problem_.slices() : problem_.place(task);
+    if (problem_.precedes(task, problem_.task(chain.op, chain.stage, place), false)) return place;
+    const int all = problem_.units();
+    const bool next =
+        place + 1 < all && problem_.precedes(task, problem_.task(chain.op, chain.stage, place + 1), false);
+    return next ? place + 1 : all;
   }
 
   template <typename Visit>
@@ -210,10 +252,10 @@ class Bound {
     chains_.clear();
     each_chain(problem_.rank(task), [&](const Chain& chain) {
       const int first = after(task, chain);
-      if (first == problem_.micro_batches()) return;
+      if (first == problem_.units()) return;
       const int id = problem_.task(chain.op, chain.stage, first);
       tail = std::max(tail, tail_[id] + seconds(id));
-      chains_.push_back({problem_.task(chain.op, chain.stage, problem_.micro_batches() - 1), id - 1, -1});
+      chains_.push_back({problem_.task(chain.op, chain.stage, problem_.units() - 1), id - 1, -1});
     });
     tail_[task] = sums_ ? std::max(tail, merged(tail_)) : tail;
   }
@@ -236,8 +278,8 @@ class Bound {
   double one_machine(int rank) {
     std::vector<int> tasks;
     each_chain(rank, [&](const Chain& chain) {
-      for (int m = 0; m < problem_.micro_batches(); ++m)
-        tasks.push_back(problem_.task(chain.op, chain.stage, m));
+      for (int place = 0; place < problem_.units(); ++place)
+        tasks.push_back(problem_.task(chain.op, chain.stage, place));
     });
     std::stable_sort(tasks.begin(), tasks.end(), [&](int a, int b) { return head_[a] < head_[b]; });
     std::priority_queue<std::pair<double, int>> released;  // tail, op
@@ -277,14 +319,16 @@ class Bound {
   std::vector<double> head_;
   std::vector<double> tail_;
   std::vector<Run> chains_;
+  std::vector<std::vector<int>> p1_before_;  // by stage and unit
+  std::vector<std::vector<int>> p2_before_;
   std::vector<double> left_;  // by op on its rank: remaining seconds
 };
 
 }  // namespace
 
 LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
-                       const std::vector<StageCost>& costs, const SimulationOptions& options) {
-  const PipelineProblem problem(rank_of_stage, micro_batches, costs, options);
+                       const std::vector<StageCost>& costs, const SimulationOptions& options, int slices) {
+  const PipelineProblem problem(rank_of_stage, micro_batches, costs, options, slices);
   LowerBound bound;
   Bound with_memory(problem, true);
   bound.critical_path = with_memory.run(false).seconds;

@@ -10,6 +10,7 @@
 //     after an op;
 //   - memory: under a cap, micro-batch m cannot start on a stage before enough earlier ones have freed their
 //     bytes. So their I (or W) comes before F of m, which bounds the throughput by the way there and back.
+//     With slices only I counts.
 #pragma once
 
 #include <string>
@@ -31,6 +32,7 @@ struct LowerBound {
 // weaker but still valid. Throws Error for costs that `simulate` rejects, and for a cap below
 // least_activation_bytes (stage_bytes.h).
 LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
-                       const std::vector<StageCost>& costs, const SimulationOptions& options = {});
+                       const std::vector<StageCost>& costs, const SimulationOptions& options = {},
+                       int slices = 1);
 
 }  // namespace twobp

@@ -28,42 +28,52 @@ std::string exactly(double value) {
   return {buffer.data(), end};
 }
 
-void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs) {
-  TWOBP_CHECK(costs.size() == rank_of_stage.size(), "a pipeline of ", rank_of_stage.size(),
-              " stages needs as many costs, got ", costs.size());
-  for (size_t s = 0; s < costs.size(); ++s) {
+void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs, int slices) {
+  const size_t stages = rank_of_stage.size();
+  TWOBP_CHECK(costs.size() == stages || costs.size() == stages * slices, "a pipeline of ", stages,
+              " stages needs as many costs", slices > 1 ? concat(", or ", slices, " times as many") : "",
+              ", got ", costs.size());
+  for (size_t s = 0; s < stages; ++s) {
     TWOBP_CHECK(rank_of_stage[s] >= 0 && rank_of_stage[s] < (1 << 20), "stage ", s, " is placed on rank ",
                 rank_of_stage[s], ", which does not exist");
-    check_stage_cost(costs[s], static_cast<int>(s));
   }
+  for (size_t i = 0; i < costs.size(); ++i) check_stage_cost(costs[i], static_cast<int>(i % stages));
 }
 
 }  // namespace
 
 PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batches,
-                                 std::vector<StageCost> costs, const SimulationOptions& options)
-    : rank_of_stage_(std::move(rank_of_stage)), micro_batches_(micro_batches), costs_(std::move(costs)) {
-  TWOBP_CHECK(!rank_of_stage_.empty() && micro_batches >= 1,
-              "a schedule needs at least one stage and one micro-batch, got ", rank_of_stage_.size(), " and ",
-              micro_batches);
-  check_costs(rank_of_stage_, costs_);
-  const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_);
-  bytes_ = stage_bytes(costs_);
-  TWOBP_CHECK(3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches < kMostTasks,
-              rank_of_stage_.size(), " stages and ", micro_batches,
-              " micro-batches are too many to search a schedule for");
+                                 std::vector<StageCost> costs, const SimulationOptions& options, int slices)
+    : rank_of_stage_(std::move(rank_of_stage)),
+      slices_(slices),
+      units_(micro_batches),
+      same_slices_(costs.size() == rank_of_stage_.size()),
+      costs_(std::move(costs)) {
+  TWOBP_CHECK(!rank_of_stage_.empty() && micro_batches >= 1 && slices >= 1,
+              "a schedule needs at least one stage, one micro-batch and one slice, got ",
+              rank_of_stage_.size(), ", ", micro_batches, " and ", slices);
+  check_costs(rank_of_stage_, costs_, slices);
+  TWOBP_CHECK(3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches *
+                      slices<kMostTasks, rank_of_stage_.size(), " stages and ", micro_batches,
+                             " micro-batches", slices> 1
+                  ? concat(" of ", slices, " slices")
+                  : "",
+              " are too many to search a schedule for");
+  units_ *= slices;
+  const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_, slices);
+  bytes_ = stage_bytes(costs_, stages());
   set_delays(options);
-  peak_.resize(static_cast<size_t>(3) * costs_.size());
-  for (int stage = 0; stage < stages(); ++stage) {
-    StageCost& cost = costs_[stage];
-    const StageBytes& bytes = bytes_[stage];
+  peak_.resize(3 * costs_.size());
+  for (size_t i = 0; i < costs_.size(); ++i) {
+    StageCost& cost = costs_[i];
+    const StageBytes& bytes = bytes_[i];
     cost.activation_bytes = bytes.activation;
     cost.stash_bytes = bytes.stash;
     cost.p2_units = bytes.p2_units;
     cost.layers.clear();
-    peak_[stage] = std::max(bytes.forward_peak, bytes.activation);
-    peak_[stages() + stage] = std::max(bytes.p1_peak, bytes.stash - bytes.activation);
-    peak_[2 * stages() + stage] = bytes.p2_peak;
+    peak_[i] = std::max(bytes.forward_peak, bytes.activation);
+    peak_[costs_.size() + i] = std::max(bytes.p1_peak, bytes.stash - bytes.activation + bytes.for_others);
+    peak_[2 * costs_.size() + i] = bytes.p2_peak;
   }
   stages_of_rank_.resize(least.size());
   optimizer_.resize(least.size(), 0);
@@ -103,22 +113,25 @@ void PipelineProblem::set_delays(const SimulationOptions& options) {
     for (const auto& between : link.between) shared.emplace(between, &link);
   }
   delay_.resize(2 * costs_.size(), 0);
-  const auto set = [&](Op op, int from, int to, double bytes) {
-    if (rank_of_stage_[from] == rank_of_stage_[to]) return;
-    const auto link = shared.find({rank_of_stage_[from], rank_of_stage_[to]});
+  const auto set = [&](Op op, size_t from, size_t to, double bytes) {
+    const int sends = rank_of_stage_[from % stages()];
+    const int receives = rank_of_stage_[to % stages()];
+    if (sends == receives) return;
+    const auto link = shared.find({sends, receives});
     const bool own = link == shared.end();
     const double speed = own ? options.bytes_per_second : link->second->bytes_per_second;
-    delay_[static_cast<int>(op) * stages() + to] =
+    delay_[static_cast<size_t>(op) * costs_.size() + to] =
         (own ? options.message_seconds : link->second->latency) + (speed > 0 ? bytes / speed : 0);
   };
-  for (int stage = 0; stage + 1 < stages(); ++stage) {
-    set(Op::kForward, stage, stage + 1, costs_[stage].output_bytes);
-    set(Op::kBackwardP1, stage + 1, stage, costs_[stage + 1].input_gradient_bytes);
+  for (size_t i = 0; i < costs_.size(); ++i) {
+    if ((i + 1) % stages() == 0) continue;
+    set(Op::kForward, i, i + 1, costs_[i].output_bytes);
+    set(Op::kBackwardP1, i + 1, i, costs_[i + 1].input_gradient_bytes);
   }
 }
 
 double PipelineProblem::seconds(int task, bool fused) const {
-  const StageCost& cost = costs_[stage(task)];
+  const StageCost& cost = this->cost(stage(task), unit(task));
   switch (op(task)) {
     case Op::kForward:
       return cost.forward;
@@ -130,19 +143,21 @@ double PipelineProblem::seconds(int task, bool fused) const {
 }
 
 double PipelineProblem::bytes(int task, bool fused) const {
-  const StageCost& cost = costs_[stage(task)];
+  const StageCost& cost = this->cost(stage(task), unit(task));
   switch (op(task)) {
     case Op::kForward:
       return cost.activation_bytes;
     case Op::kBackwardP1:
-      return (fused ? 0 : cost.stash_bytes) - cost.activation_bytes;
+      return (fused ? 0 : cost.stash_bytes) - cost.activation_bytes +
+             stage_bytes_of(stage(task), unit(task)).for_others;
     default:
       return -cost.stash_bytes;
   }
 }
 
 double PipelineProblem::peak(int task, bool fused) const {
-  return fused && op(task) == Op::kBackwardP1 ? 0 : peak_[task / micro_batches_];
+  if (fused && op(task) == Op::kBackwardP1) return std::max(0.0, bytes(task, true));
+  return peak_[at_op(task)];
 }
 
 int PipelineProblem::sender(int task) const {
@@ -150,30 +165,32 @@ int PipelineProblem::sender(int task) const {
   const int from = stage(task) + (kind == Op::kForward ? -1 : 1);
   if (kind == Op::kBackwardP2 || from < 0 || from >= stages() || rank_of_stage_[from] == rank(task))
     return -1;
-  return this->task(kind, from, micro_batch(task));
+  return this->task(kind, from, place(task));
 }
 
 int PipelineProblem::receiver(int task) const {
   const Op kind = op(task);
   const int to = stage(task) + (kind == Op::kForward ? 1 : -1);
   if (kind == Op::kBackwardP2 || to < 0 || to >= stages() || rank_of_stage_[to] == rank(task)) return -1;
-  return this->task(kind, to, micro_batch(task));
+  return this->task(kind, to, place(task));
 }
 
 bool PipelineProblem::precedes(int a, int b, bool b_fused) const {
-  if (micro_batch(a) > micro_batch(b)) return false;
-  const bool earlier = micro_batch(a) < micro_batch(b);
   const Op kind = op(a);
+  // All slices of a micro-batch go forward through all stages before its first I.
+  if (kind == Op::kForward && op(b) != Op::kForward) return micro_batch(a) <= micro_batch(b);
+  if (place(a) > place(b)) return false;
+  const bool earlier = place(a) < place(b);
   if (kind == Op::kBackwardP2) {
     return earlier && stage(a) == stage(b) &&
            (op(b) == Op::kBackwardP2 || (b_fused && op(b) == Op::kBackwardP1));
   }
-  // The way of a micro-batch: through the F of all stages, then back through their I. W follows its I.
-  const auto place = [&](int task) {
+  // The way of a unit: through the F of all stages, then back through their I. W follows its I.
+  const auto way = [&](int task) {
     return op(task) == Op::kForward ? stage(task) : 2 * stages() - 1 - stage(task);
   };
-  const bool same_place_counts = earlier || op(b) == Op::kBackwardP2;
-  return same_place_counts ? place(a) <= place(b) : place(a) < place(b);
+  const bool same_way_counts = earlier || op(b) == Op::kBackwardP2;
+  return same_way_counts ? way(a) <= way(b) : way(a) < way(b);
 }
 
 bool PipelineProblem::fits(const TaskOrder& order) const {
@@ -194,14 +211,15 @@ Schedule PipelineProblem::to_schedule(const TaskOrder& order, P2Policy policy) c
   schedule.name = "auto";
   schedule.policy = policy;
   schedule.stages = stages();
-  schedule.micro_batches = micro_batches_;
+  schedule.micro_batches = units_;
+  schedule.slices = slices_;
   schedule.rank_of_stage = rank_of_stage_;
   schedule.ranks.resize(ranks());
   for (int rank = 0; rank < ranks(); ++rank) {
     schedule.ranks[rank].reserve(order.ranks[rank].size());
     for (const int task : order.ranks[rank]) {
       const bool fused = op(task) == Op::kBackwardP1 && order.fused[slot(task)] != 0;
-      schedule.ranks[rank].push_back({fused ? Op::kBackward : op(task), stage(task), micro_batch(task)});
+      schedule.ranks[rank].push_back({fused ? Op::kBackward : op(task), stage(task), unit(task)});
     }
   }
   schedule = add_communication(std::move(schedule));
@@ -211,7 +229,7 @@ Schedule PipelineProblem::to_schedule(const TaskOrder& order, P2Policy policy) c
 
 TaskOrder PipelineProblem::from_simulation(const Simulation& simulation) const {
   TaskOrder order;
-  order.fused.assign(static_cast<size_t>(stages()) * micro_batches_, 0);
+  order.fused.assign(static_cast<size_t>(stages()) * units_, 0);
   order.ranks.resize(ranks());
   std::vector<int> next(static_cast<size_t>(3) * stages(), 0);
   std::vector<char> seen(static_cast<size_t>(tasks()), 0);
@@ -221,12 +239,12 @@ TaskOrder PipelineProblem::from_simulation(const Simulation& simulation) const {
     const auto& timeline = simulation.ranks[rank].timeline;
     for (auto it = timeline.rbegin(); it != timeline.rend(); ++it) {
       if (it->op == Op::kBackwardP1 && it->part > 0) continue;  // its own W may stand before it
-      const int id = task(it->op, it->stage, it->micro_batch);
+      const int id = task(it->op, it->stage, unit_at(it->op, it->micro_batch));
       if (seen[id]) continue;
       seen[id] = 1;
       // A stage without W has none in its timeline, but needs one in a schedule, right after its I.
       if (it->op == Op::kBackwardP1) {
-        const int w = task(Op::kBackwardP2, it->stage, it->micro_batch);
+        const int w = task(Op::kBackwardP2, it->stage, place(id));
         if (!seen[w]) list.push_back(w);
         seen[w] = 1;
       }
@@ -234,7 +252,7 @@ TaskOrder PipelineProblem::from_simulation(const Simulation& simulation) const {
     }
     std::reverse(list.begin(), list.end());
     for (const int id : list) {
-      if (micro_batch(id) != next[id / micro_batches_]++) return {};
+      if (place(id) != next[id / units_]++) return {};
     }
   }
   return order;

@@ -1,8 +1,11 @@
-// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and
-// micro-batches ("jobs"). Its solution is an order of the ops on every rank. An op is a number: (F, I or W;
-// stage; micro-batch).
+// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and units
+// ("jobs"): micro-batches, or their slices. Its solution is an order of the ops on every rank. An op is a
+// number: (F, I or W; stage; place). Its place is the number of ops of the same kind and stage before it, in
+// every schedule. That is the unit's own number for F; I and W run the slices of a micro-batch last to first
+// (Schedule::backward_order). Without slices, place and unit are the micro-batch.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -14,36 +17,43 @@ namespace twobp {
 // The order of the ops on each rank. A fused backward (B) is its I with `fused` set; its W is in no list.
 struct TaskOrder {
   std::vector<std::vector<int>> ranks;
-  std::vector<char> fused;  // by stage and micro-batch
+  std::vector<char> fused;  // by stage and place
 };
 
 class PipelineProblem {
  public:
-  // Throws Error if `simulate` would reject placement, costs or caps, or if a cap is below
-  // least_activation_bytes.
+  // `costs` of each stage, or of each slice and stage, slice by slice. Throws Error if `simulate` would
+  // reject placement, costs or caps, or if a cap is below least_activation_bytes.
   PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
-                  const SimulationOptions& options);
+                  const SimulationOptions& options, int slices = 1);
 
   int ranks() const { return static_cast<int>(stages_of_rank_.size()); }
   int stages() const { return static_cast<int>(rank_of_stage_.size()); }
-  int micro_batches() const { return micro_batches_; }
-  int tasks() const { return 3 * stages() * micro_batches_; }
+  int slices() const { return slices_; }
+  int units() const { return units_; }  // micro-batches times slices
+  int tasks() const { return 3 * stages() * units_; }
 
   // `op`: F, I or W, the first three of Op.
-  int task(Op op, int stage, int m) const {
-    return (static_cast<int>(op) * stages() + stage) * micro_batches_ + m;
+  int task(Op op, int stage, int place) const {
+    return (static_cast<int>(op) * stages() + stage) * units_ + place;
   }
-  Op op(int task) const { return static_cast<Op>(task / (stages() * micro_batches_)); }
-  int stage(int task) const { return task / micro_batches_ % stages(); }
-  int micro_batch(int task) const { return task % micro_batches_; }
-  int slot(int task) const { return task % (stages() * micro_batches_); }  // of TaskOrder::fused
+  Op op(int task) const { return static_cast<Op>(task / (stages() * units_)); }
+  int stage(int task) const { return task / units_ % stages(); }
+  int place(int task) const { return task % units_; }
+  int micro_batch(int task) const { return place(task) / slices_; }
+  int unit(int task) const { return unit_at(op(task), place(task)); }
+  // The unit whose op is in this place; or the place of a unit.
+  int unit_at(Op op, int place) const {
+    return op == Op::kForward ? place : place / slices_ * slices_ + slices_ - 1 - place % slices_;
+  }
+  int slot(int task) const { return task % (stages() * units_); }  // of TaskOrder::fused
   int rank(int task) const { return rank_of_stage_[stage(task)]; }
 
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const std::vector<int>& stages_of_rank(int rank) const { return stages_of_rank_[rank]; }  // rising
-  // The stage's cost, with its `layers` folded into the stage's own numbers.
-  const StageCost& cost(int stage) const { return costs_[stage]; }
-  const StageBytes& stage_bytes_of(int stage) const { return bytes_[stage]; }
+  // The cost of a unit in the stage, with its `layers` folded into the stage's own numbers.
+  const StageCost& cost(int stage, int unit) const { return costs_[index(stage, unit)]; }
+  const StageBytes& stage_bytes_of(int stage, int unit) const { return bytes_[index(stage, unit)]; }
   double optimizer(int rank) const { return optimizer_[rank]; }
   // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the
   // last digits.
@@ -60,11 +70,11 @@ class PipelineProblem {
   int sender(int task) const;
   int receiver(int task) const;
   double delay_to(int task) const {  // of the message to `task`; 0 if there is none
-    return task < 2 * stages() * micro_batches_ ? delay_[task / micro_batches_] : 0;
+    return task < 2 * stages() * units_ ? delay_[at_op(task)] : 0;
   }
 
   // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused
-  // `b` also comes after the W of earlier micro-batches.
+  // `b` also comes after the W in earlier places.
   bool precedes(int a, int b, bool b_fused) const;
 
   // Whether every rank's order fits its cap, op by op.
@@ -73,18 +83,28 @@ class PipelineProblem {
   // The order as a schedule named "auto" that is ready to run.
   Schedule to_schedule(const TaskOrder& order, P2Policy policy) const;
   // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation
-  // broke micro-batch order.
+  // broke the order of units.
   TaskOrder from_simulation(const Simulation& simulation) const;
 
  private:
   void set_delays(const SimulationOptions& options);
+  // In costs_.
+  size_t index(int stage, int unit) const {
+    return static_cast<size_t>(same_slices_ ? 0 : unit % slices_) * stages() + stage;
+  }
+  // In lists with an entry for each op and cost.
+  size_t at_op(int task) const {
+    return static_cast<size_t>(op(task)) * costs_.size() + index(stage(task), unit(task));
+  }
 
   std::vector<int> rank_of_stage_;
-  int micro_batches_;
+  int slices_;
+  int units_;
+  bool same_slices_;  // costs_ has an entry for each stage, for all slices
   std::vector<StageCost> costs_;
   std::vector<StageBytes> bytes_;
-  std::vector<double> delay_;  // by op (F, I) and stage
-  std::vector<double> peak_;   // by op and stage
+  std::vector<double> delay_;  // by op (F, I) and cost
+  std::vector<double> peak_;   // by op and cost
   std::vector<std::vector<int>> stages_of_rank_;
   std::vector<double> optimizer_;
   std::vector<double> cap_;

@@ -27,7 +27,9 @@ class Search {
   Search(const PipelineProblem& problem, TaskOrder order, uint64_t seed)
       : problem_(problem), timing_(problem, std::move(order)), random_(seed), tabu_(kTabuSlots, 0) {
     for (int stage = 0; stage < problem.stages(); ++stage) {
-      const bool bigger = problem.bytes(problem.task(Op::kBackwardP1, stage, 0), false) > 0;
+      bool bigger = false;
+      for (int slice = 0; slice < problem.slices(); ++slice)
+        bigger |= problem.bytes(problem.task(Op::kBackwardP1, stage, slice), false) > 0;
       if (bigger && problem.capped(problem.rank_of_stage()[stage])) fusible_.push_back(stage);
     }
   }
@@ -174,10 +176,9 @@ class Search {
   void toggle_fused(TaskOrder& order) {
     for (size_t left = 1 + random_.below(4); left > 0; --left) {
       const int stage = fusible_[random_.below(fusible_.size())];
-      const int p1 =
-          problem_.task(Op::kBackwardP1, stage,
-                        static_cast<int>(random_.below(static_cast<size_t>(problem_.micro_batches()))));
-      const int p2 = problem_.task(Op::kBackwardP2, stage, problem_.micro_batch(p1));
+      const int p1 = problem_.task(Op::kBackwardP1, stage,
+                                   static_cast<int>(random_.below(static_cast<size_t>(problem_.units()))));
+      const int p2 = problem_.task(Op::kBackwardP2, stage, problem_.place(p1));
       auto& list = order.ranks[problem_.rank(p1)];
       const auto at = std::find(list.begin(), list.end(), p1);
       char& fused = order.fused[problem_.slot(p1)];
@@ -188,7 +189,7 @@ class Search {
         to.insert(to.begin() + index + 1, p2);
       } else {
         // Earlier W of the stage must be done by then.
-        if (p2 % problem_.micro_batches() > 0 && std::find(list.begin(), at, p2 - 1) == at &&
+        if (p2 % problem_.units() > 0 && std::find(list.begin(), at, p2 - 1) == at &&
             order.fused[problem_.slot(p1) - 1] == 0) {
           continue;
         }
