@@ -35,8 +35,10 @@ struct Surroundings {
   std::span<Parameter* const> parameters;  // those that the code adds gradients to
   uint64_t random = 0;                     // differs between micro-batches and layers
   at::Device device = at::kCPU;
-  std::optional<SliceCall> slice{};  // `saved` is the layer's, whose children from `attentions` on are those
-  size_t attentions = 0;             // of its calls of attention
+  // Set if the code runs over a slice. `saved` is then the layer's, whose children from number `attentions`
+  // on are those of its calls of attention.
+  std::optional<SliceCall> slice{};
+  size_t attentions = 0;
 };
 
 // Throws Error that names the instruction.
