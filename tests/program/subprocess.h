@@ -38,9 +38,10 @@ struct RunOptions {
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
   int times = 1;
-  double between = 0.2;       // seconds from one of them to the next: the first has been handled
-  double continue_after = 0;  // seconds after the last of them until SIGCONT; 0: never
-  double kill_after = 0;      // seconds until SIGKILL; 0: never
+  double between = 0.2;                  // seconds from one of them to the next: the first has been handled
+  double continue_after = 0;             // seconds after the last of them until SIGCONT; 0: never
+  double kill_after = 0;                 // seconds until SIGKILL; 0: never
+  std::function<bool()> kill_when = {};  // sends SIGKILL once it says so
 };
 
 // The program's main(), in a test that links it: a fork runs it, without the 0.3 s that LibTorch takes to
@@ -50,7 +51,8 @@ inline int (*linked_program)(int argc, char** argv) = nullptr;
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
   int out[2];
   int err[2];
-  if (::pipe(out) != 0 || ::pipe(err) != 0) throw std::runtime_error("no pipe");
+  // Closed in what other threads start.
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
   std::fflush(nullptr);  // or a fork prints it, too
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -103,6 +105,10 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
         ::close(files[i].fd);
         files[i].fd = -1;
       }
+    }
+    if (!killed && options.kill_when && options.kill_when()) {
+      killed = true;
+      ::kill(pid, SIGKILL);
     }
     if (!interrupted && options.interrupt_when && options.interrupt_when(result.out)) {
       interrupted = true;

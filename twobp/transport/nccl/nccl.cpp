@@ -14,7 +14,6 @@
 #include "twobp/core/patience.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
-#include "twobp/transport/process_world.h"
 #include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/time_out.h"
 
@@ -389,9 +388,9 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
   return std::make_unique<NcclTransport>(std::move(host), api, device, links, options);
 }
 
-World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
+World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options) {
-  check_processes(host->size(), replicas, ranks);
+  check_processes(hosts[0]->size(), replicas, ranks);
   NcclLinks links;
   const auto both_ways = [&](int a, int b) {
     links.emplace_back(a, b);
@@ -406,10 +405,13 @@ World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const
       for (int rank = 0; rank < ranks; ++rank) both_ways(first + rank, other * ranks + rank);
     }
   }
-  World world =
-      make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas, ranks);
+  World world = make_process_world(
+      std::make_shared<Ends>(
+          hosts.size(),
+          [&](int i) { return make_nccl_transport(hosts[i], api, devices[i], links, options); }),
+      replicas, ranks);
   world.devices.resize(ranks);
-  world.devices[world.process() % ranks] = device;
+  std::copy(devices.begin(), devices.end(), world.devices.begin() + hosts[0]->rank() % ranks);
   return world;
 }
 

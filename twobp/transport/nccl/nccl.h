@@ -1,4 +1,4 @@
-// Ranks as processes with a GPU each. NCCL carries the messages between the GPUs.
+// Ranks in several processes, with a GPU each. NCCL carries the messages between the GPUs.
 //
 // How a message travels. NCCL pairs sends with receives by their order alone and knows neither tags nor
 // shapes. A send may not end before its receive exists. So:
@@ -41,7 +41,7 @@
 
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl_api.h"
-#include "twobp/transport/world.h"
+#include "twobp/transport/process_world.h"
 
 namespace twobp {
 
@@ -60,11 +60,11 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
                                                const Device& device, const NcclLinks& links,
                                                const NcclOptions& options = {});
 
-// This process's part of a run of `replicas` x `ranks` processes: process p is rank p % ranks of replica p /
-// ranks, as in make_mpi_world. The rank computes on `device`. There are links between the ranks of
-// neighbouring stages, of the first and the last one (which often share a weight), and between the same rank
-// of all replicas. What goes between other ranks goes through the host.
-World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
+// This process's part of a run of `replicas` x `ranks` ranks (make_process_world). `hosts` are the endpoints
+// of its ranks, which nothing else uses afterwards, and `devices` are their GPUs. There are links between the
+// ranks of neighbouring stages, of the first and the last one (which often share a weight), and between the
+// same rank of all replicas. What goes between other ranks goes through the host.
+World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options = {});
 
 }  // namespace twobp
