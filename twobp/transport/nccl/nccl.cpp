@@ -22,8 +22,9 @@ namespace {
 
 constexpr size_t kUnderWay = 8;
 constexpr double kWatchSeconds = 0.1;
-constexpr double kLockSeconds = 2;   // seconds; an NCCL call that holds the lock for longer is stuck
-constexpr double kFlushSeconds = 2;  // for the last messages
+constexpr double kPushSeconds = 1e-3;  // the same while messages wait for their tensors
+constexpr double kLockSeconds = 2;     // seconds; an NCCL call that holds the lock for longer is stuck
+constexpr double kFlushSeconds = 2;    // for the last messages
 
 // Tag for the host transport, which has no other messages.
 Tag head_tag(int64_t number) {
@@ -81,6 +82,7 @@ class NcclTransport : public Transport {
     out.ready = device_.current().record();
     peer.queued.push_back(std::move(out));
     push(to);
+    if (!peer.queued.empty() && !waits_.exchange(true)) stopped_.notify_one();
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
@@ -336,11 +338,32 @@ class NcclTransport : public Transport {
     }
   }
 
+  // A rank that has done its part of a step looks for no messages, while others still need what it sent.
+  void look() {
+    const std::unique_lock lock(calls_, std::try_to_lock);
+    if (!lock || aborted_) return;
+    try {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) progress_with(peer);
+      }
+      waits_ =
+          std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
+    } catch (const Aborted&) {
+      // Whoever waits is told.
+    } catch (const std::exception& error) {
+      abort(error.what());
+    }
+  }
+
   void watch() {
     const OnStream here(device_.compute());  // sets the thread's current device
     std::unique_lock stop_lock(stop_mutex_);
-    while (
-        !stopped_.wait_for(stop_lock, std::chrono::duration<double>(kWatchSeconds), [&] { return stop_; })) {
+    const auto period = [](double seconds) { return std::chrono::duration<double>(seconds); };
+    while (!stop_) {
+      if (!waits_) stopped_.wait_for(stop_lock, period(kWatchSeconds), [&] { return stop_ || waits_; });
+      if (waits_) stopped_.wait_for(stop_lock, period(kPushSeconds), [&] { return stop_; });
+      if (stop_) return;
+      look();
       if (aborted_) {
         abort_links();
         return;
@@ -373,6 +396,7 @@ class NcclTransport : public Transport {
   std::mutex stop_mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;
+  std::atomic<bool> waits_{false};  // messages wait for their tensors
   std::thread watch_;
 };
 

@@ -27,7 +27,8 @@
 //   does not wait.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It
-// aborts the communicators, which ends NCCL's kernels and thus that wait.
+// aborts the communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and
+// then, because a rank that has done its part of a step does not, and others still need what it sent.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
 // ncclAllReduce could replace them in AllReduce, with one communicator per group. It is faster between many
