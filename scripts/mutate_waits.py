@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Does a test notice when the product forgets one of its waits between streams, or frees memory too early?
+"""Does a test notice when the product forgets one of its waits between streams, frees memory too early, or makes the
+host wait?
 
 Removes one line at a time, builds the device tests and runs them on the stand-in device
 (tests/nn/device/stand_in_device.h), which runs operators late. Prints, for each line, the first test that fails.
@@ -27,6 +28,7 @@ SUMS = "twobp/pipeline/gradient_reducer.cpp"
 ATTENTION = "twobp/nn/layers/attention.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
+GPUS = "twobp/train/gpu_world.cpp"
 LINES = [
     (STREAM, "for (const DeviceEvent& event : ready) device_.weights().wait(event);", ""),
     (STREAM, "device_.compute().wait(under_way_.front().end);", ""),
@@ -52,9 +54,12 @@ LINES = [
     (NCCL, "const OnStream there(peer.receive->stream());", ""),
     (LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
      "transfers_.push_back({{}, stream_.record(), begin, tag});"),
+    (GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
+    ("twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
+    ("twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]
-TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test"]
-TARGETS = ["train_on_device_test", "train_device_test", "nn_test"]
+TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test"]
+TARGETS = ["train_on_device_test", "train_device_test", "nn_test", "device_command_test"]
 
 
 def run(command):

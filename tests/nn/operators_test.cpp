@@ -9,6 +9,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/dropout_rate.h"
 #include "twobp/nn/parameter.h"
@@ -169,6 +170,71 @@ TEST(OnStandIn, AddsRowsInPlace) {
   EXPECT_TRUE(same_bits(here[3], from[0] + from[2]));
   EXPECT_TRUE(same_bits(here[4999], from[1]));
   EXPECT_EQ(here.count_nonzero().item<int64_t>(), 32);
+}
+
+// Rounded where they are stored, nowhere else.
+TEST(Operators, ScansNarrowTypesInFloat32) {
+  constexpr int64_t kBatch = 2, kSequence = kScanChunk + 8, kChannels = 5, kState = 3;
+  const auto narrow = [](at::IntArrayRef sizes, uint64_t seed) {
+    return random(sizes, seed, at::kFloat).to(at::kBFloat16);
+  };
+  ScanTensors in;
+  in.x = narrow({kBatch, kSequence, kChannels}, 1);
+  in.delta = narrow({kBatch, kSequence, kChannels}, 2);
+  in.z = narrow({kBatch, kSequence, kChannels}, 3);
+  in.bc = narrow({kBatch, kSequence, 2 * kState}, 4);
+  in.a = -random({kState, kChannels}, 5, at::kFloat).abs();
+  in.d = random({kChannels}, 6, at::kFloat);
+  in.delta_bias = random({kChannels}, 7, at::kFloat);
+  const at::Tensor dout = narrow({kBatch, kSequence, kChannels}, 8);
+  struct Results {
+    at::Tensor out, borders;
+    ScanGradientTensors gradients;
+  };
+  const auto scan = [&](at::ScalarType type) {
+    ScanTensors from = in;
+    for (at::Tensor* tensor : {&from.x, &from.delta, &from.z, &from.bc}) *tensor = tensor->to(type);
+    Results made;
+    made.out = at::empty_like(from.x);
+    made.borders = at::empty({kBatch, 1, kState, kChannels});
+    operators::scan_forward(from, made.out, made.borders, {}, {});
+    ScanGradientTensors& to = made.gradients;
+    for (at::Tensor* tensor : {&to.dx, &to.ddelta, &to.dz}) *tensor = at::empty_like(from.x);
+    to.dbc = at::empty({kBatch, kSequence, 2 * kState});
+    to.da = at::empty({kBatch, kState, kChannels});
+    to.dd = at::empty({kBatch, kChannels});
+    to.ddelta_bias = at::empty({kBatch, kChannels});
+    operators::scan_backward(from, dout.to(type), made.borders, to);
+    return made;
+  };
+  const Results expected = scan(at::kFloat);
+  const Results actual = scan(at::kBFloat16);
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return same_bits(a, b.to(a.scalar_type()));
+  };
+  EXPECT_TRUE(same(actual.out, expected.out));
+  EXPECT_TRUE(same(actual.borders, expected.borders));
+  EXPECT_TRUE(same(actual.gradients.dx, expected.gradients.dx));
+  EXPECT_TRUE(same(actual.gradients.ddelta, expected.gradients.ddelta));
+  EXPECT_TRUE(same(actual.gradients.dz, expected.gradients.dz));
+  EXPECT_TRUE(same(actual.gradients.dbc, expected.gradients.dbc));
+  EXPECT_TRUE(same(actual.gradients.da, expected.gradients.da));
+  EXPECT_TRUE(same(actual.gradients.dd, expected.gradients.dd));
+  EXPECT_TRUE(same(actual.gradients.ddelta_bias, expected.gradients.ddelta_bias));
+}
+
+// However wide the rows are.
+TEST(OnStandIn, DrawsAMaskByFewOperators) {
+  const at::Device device = stand_in_device(0).where();
+  const at::Tensor rows = at::arange(3, at::kLong);
+  const DropoutMask mask = DropoutRate(0.3, "layer").mask(Context());
+  const auto options = at::TensorOptions(at::kFloat);
+  const at::Tensor here = operators::dropout_factors(mask, rows, 4096, options);
+  const at::Tensor rows_there = rows.to(device);
+  const int before = operators_run();
+  const at::Tensor there = operators::dropout_factors(mask, rows_there, 4096, options.device(device));
+  EXPECT_LE(operators_run() - before, 100);
+  EXPECT_TRUE(same_bits(there.cpu(), here));
 }
 
 // A gradient of 16-bit products is not rounded to 16 bits on its way into its float32 sum.

@@ -41,6 +41,7 @@ struct RunOptions {
   double between = 0.2;       // seconds between two signals, so that the first one has been handled
   double continue_after = 0;  // seconds from the last signal to SIGCONT; 0: never
   double kill_after = 0;      // seconds until SIGKILL; 0: never
+  std::function<bool()> kill_when = {};  // sends SIGKILL once it returns true
 };
 
 // This is the program's main(), if the test links it. A fork runs it, which saves the 0.3 s that LibTorch
@@ -50,7 +51,8 @@ inline int (*linked_program)(int argc, char** argv) = nullptr;
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
   int out[2];
   int err[2];
-  if (::pipe(out) != 0 || ::pipe(err) != 0) throw std::runtime_error("no pipe");
+  // A program that another thread starts must not inherit them.
+  if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(err, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
   std::fflush(nullptr);  // otherwise a fork prints it, too
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -103,6 +105,10 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
         ::close(files[i].fd);
         files[i].fd = -1;
       }
+    }
+    if (!killed && options.kill_when && options.kill_when()) {
+      killed = true;
+      ::kill(pid, SIGKILL);
     }
     if (!interrupted && options.interrupt_when && options.interrupt_when(result.out)) {
       interrupted = true;

@@ -94,28 +94,30 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                            return name;
                          });
 
-// These are processes with a device each. Weights, activations and gradients lie on it, and move from device
-// to device.
+// These are processes whose ranks have a device each. Weights, activations and gradients lie on it, and move
+// from device to device.
 struct OnDevices {
   const char* name;
   const char* schedule;
   int ranks;
   int replicas;
-  bool resnet = false;
   void (*change)(Config& config) = nullptr;
+  int together = 1;  // ranks of a process
 };
 
-std::vector<World> worlds_on_devices(const Config& config) {
+std::vector<World> worlds_on_devices(const Config& config, int together = 1) {
   const int ranks = config.pipeline.ranks;
   const int replicas = config.pipeline.data_parallel;
   auto hosts = make_in_process_transports(ranks * replicas, kNoSpin);
-  std::vector<std::optional<World>> made(ranks * replicas);
+  std::vector<std::optional<World>> made(ranks * replicas / together);
   NcclOptions options;
   options.tensors = at::kPrivateUse1;
   options.timeout = config.pipeline.timeout;
-  test::run_on_threads(ranks * replicas, [&](int process) {
-    made[process].emplace(make_nccl_world(End(std::move(hosts[process])), test::stand_in_nccl(),
-                                          test::stand_in_device(process), replicas, ranks,
+  test::run_on_threads(static_cast<int>(made.size()), [&](int process) {
+    const Ends ends(together, [&](int i) { return std::move(hosts[process * together + i]); });
+    std::vector<Device> devices;
+    for (int i = 0; i < together; ++i) devices.push_back(test::stand_in_device(process * together + i));
+    made[process].emplace(make_nccl_world(ends, test::stand_in_nccl(), devices, replicas, ranks,
                                           pipeline_shape(config.pipeline).rank_of_stage, options));
   });
   std::vector<World> worlds;
@@ -129,7 +131,6 @@ class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
     const OnDevices& given = GetParam();
     Config config = test::world_config(given.schedule, given.ranks);
     config.pipeline.data_parallel = given.replicas;
-    if (given.resnet) test::make_tiny_resnet(config);
     if (given.change) given.change(config);
     return config;
   }
@@ -156,25 +157,37 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
 
   test::stand_in_nccl_state().bytes = 0;
-  test::expect_same_run(expected, test::run_in(worlds_on_devices(config), config, kSteps),
+  test::expect_same_run(expected,
+                        test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
                         "processes on devices");
   EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0) << "it went that way";
 }
 
+void bert(Config& config) {
+  test::make_bert(config, test::kSequence, 0.2);
+}
+void mamba(Config& config) {
+  test::make_mamba(config).state = 5;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, ProcessesOnDevices,
-    ::testing::Values(OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1},
-                      OnDevices{"TwoZbV", "zb-v", 2, 1}, OnDevices{"Four", "1f1b", 4, 1},
-                      OnDevices{"TwoReplicas", "1f1b", 1, 2}, OnDevices{"TwoByTwo", "1f1b", 2, 2},
-                      OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
-                      OnDevices{"Shards", "1f1b", 2, 2, false, [](Config& c) { c.optimizer.shard = true; }},
-                      OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, false,
-                                [](Config& c) { c.pipeline.run_ahead = "on"; }},
-                      OnDevices{"Bf16", "zb-v", 2, 2, false, [](Config& c) { c.train.precision = "bf16"; }},
-                      OnDevices{"Fp16", "1f1b", 2, 2, false, [](Config& c) { c.train.precision = "fp16"; }},
-                      OnDevices{"Off", "1f1b", 2, 2, false, [](Config& c) { c.pipeline.p2 = "off"; }},
-                      OnDevices{"ResnetTwo", "1f1b", 2, 1, true}, OnDevices{"ResnetZbV", "zb-v", 2, 1, true},
-                      OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, true}),
+    ::testing::Values(
+        OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1}, OnDevices{"TwoZbV", "zb-v", 2, 1},
+        OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2},
+        OnDevices{"TwoByTwo", "1f1b", 2, 2}, OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
+        OnDevices{"Shards", "1f1b", 2, 2, [](Config& c) { c.optimizer.shard = true; }},
+        OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, [](Config& c) { c.pipeline.run_ahead = "on"; }},
+        OnDevices{"Bf16", "zb-v", 2, 2, [](Config& c) { c.train.precision = "bf16"; }},
+        OnDevices{"Fp16", "1f1b", 2, 2, [](Config& c) { c.train.precision = "fp16"; }},
+        OnDevices{"Off", "1f1b", 2, 2, [](Config& c) { c.pipeline.p2 = "off"; }},
+        OnDevices{"ResnetTwo", "1f1b", 2, 1, test::make_tiny_resnet},
+        OnDevices{"ResnetZbV", "zb-v", 2, 1, test::make_tiny_resnet},
+        OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, test::make_tiny_resnet},
+        OnDevices{"BertZbV", "zb-v", 2, 1, bert}, OnDevices{"BertTwoByTwo", "1f1b", 2, 2, bert},
+        OnDevices{"MambaZbV", "zb-v", 2, 1, mamba}, OnDevices{"MambaTwoByTwo", "1f1b", 2, 2, mamba},
+        OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
+        OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives

@@ -295,6 +295,27 @@ TEST(OnDeviceTest, ReadsOnceForAllParameters) {
   EXPECT_EQ(test::host_reads() - reads, 3);
 }
 
+// Ids, labels and masks are copied from pinned memory, so the host runs ahead of the device.
+TEST_P(OnDevice, TheHostDoesNotWaitForInputs) {
+  const Config config = config_of(GetParam(), 2, kStandIn);
+  Trainer trainer(config);
+  const auto batches = batches_of(config, 2, 4);
+  trainer.step(batches[0], {"1f1b", P2Policy::kFill});
+  const int copies = test::blocking_copies();
+  trainer.step(batches[1], {"1f1b", P2Policy::kFill});
+  EXPECT_EQ(test::blocking_copies(), copies);
+}
+
+// What libraries allocate for good belongs to no layer, and takes nothing of a cap.
+TEST(OnDeviceTest, CountsNoWorkspaceOfLibraries) {
+  Trainer trainer(config_of("llama", 2, kStandIn));
+  for (const Batch& batch : test::random_batches(2, 4)) {
+    const StepResult result = trainer.step(batch, {"1f1b", P2Policy::kFill});
+    for (const MemoryUse& rank : result.report.rank_memory)
+      EXPECT_LT(rank.held(), 4096) << "tables of angles";
+  }
+}
+
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
 // A checkpoint from the device continues there, and also on a CPU. With reduced precision it continues on the

@@ -51,6 +51,7 @@ class Nccl : public ::testing::Test {
     stand_in_nccl_state().stuck = false;
     stand_in_nccl_state().most_in_stream = 0;
     stand_in_nccl_state().bytes = 0;
+    stand_in_nccl_state().ends = 0;
     stand_in_nccl_state().waiting_ends = 0;
   }
   void TearDown() override { SetUp(); }
@@ -280,8 +281,8 @@ TEST_F(Nccl, MakesAWorld) {
   test::run_on_threads(4, [&](int process) {
     const Device device = stand_in_device(process);
     const OnStream here(device.compute());
-    World world = make_nccl_world(std::shared_ptr<Transport>(std::move(hosts[process])), stand_in_nccl(),
-                                  device, 2, 2, {0, 1}, options);
+    World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[process]); }), stand_in_nccl(),
+                                  {device}, 2, 2, {0, 1}, options);
     EXPECT_EQ(world.replica, process / 2);
     EXPECT_EQ(world.process(), process);
     const int rank = process % 2;
@@ -309,10 +310,23 @@ TEST_F(Nccl, MakesAWorld) {
   });
   auto three = make_in_process_transports(3, 0);
   expect_parts(message_of([&] {
-                 make_nccl_world(std::shared_ptr<Transport>(std::move(three[0])), stand_in_nccl(),
-                                 stand_in_device(0), 2, 2, {0, 1});
+                 make_nccl_world(Ends(1, [&](int) { return std::move(three[0]); }), stand_in_nccl(),
+                                 {stand_in_device(0)}, 2, 2, {0, 1});
                }),
                {"2 x 2 = 4 ranks", "3 processes were started"});
+}
+
+// However long the pipeline is: a rank has two links with the rank before, and two with the rank after.
+TEST_F(Nccl, ConnectsNeighboursAlone) {
+  constexpr int kRanks = 8;
+  std::vector<int> rank_of_stage;
+  for (int rank = 0; rank < kRanks; ++rank) rank_of_stage.push_back(rank);
+  auto hosts = make_in_process_transports(kRanks, 0);
+  test::run_on_threads(kRanks, [&](int rank) {
+    const World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
+                                        {stand_in_device(rank)}, 1, kRanks, rank_of_stage);
+  });
+  EXPECT_EQ(stand_in_nccl_state().ends, 4 * kRanks);
 }
 
 TEST(NcclHead, CarriesShapesAndTypes) {

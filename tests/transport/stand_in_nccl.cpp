@@ -1,9 +1,15 @@
 #include "tests/transport/stand_in_nccl.h"
 
+#include <cerrno>
 #include <cstring>
-#include <map>
+#include <fcntl.h>
+#include <filesystem>
 #include <memory>
-#include <mutex>
+#include <new>
+#include <random>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/nn/device/stand_in_device.h"
 
@@ -11,29 +17,62 @@ namespace twobp::test {
 namespace {
 
 constexpr int kInvalidUsage = 5;
+constexpr off_t kDataBegin = 4096;  // in the file of a communicator
 
-// This is a communicator of two ranks.
-struct Channel {
-  std::mutex mutex;
-  bool joined[2] = {false, false};
-  bool began[2] = {false, false};  // whether each end began a first transfer
-  bool aborted[2] = {false, false};
-  bool finalized[2] = {false, false};
-  const void* data = nullptr;  // the data that is being sent
-  size_t bytes = 0;
-  bool there = false;
-  int error = 0;
-  int in_stream = 0;
+// What the two ends of a communicator tell each other, by side. It has no locks, because a process may be
+// killed at any time.
+struct Shared {
+  std::atomic<bool> joined[2], aborted[2], finalized[2];
+  std::atomic<bool> began[2];     // a first transfer
+  std::atomic<int64_t> wanted{};  // bytes that the receiver waits for; 0: none
+  std::atomic<int64_t> there{};   // bytes that were sent and not yet received
+  std::atomic<int> error{};
+};
+static_assert(sizeof(Shared) <= kDataBegin && std::atomic<int64_t>::is_always_lock_free);
+
+// A communicator of two: a file that both ends map, with the data under way behind what they share.
+class Channel {
+ public:
+  explicit Channel(const std::string& path)
+      : path_(path), file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    if (file_ < 0 || ::ftruncate(file_, kDataBegin) != 0) throw std::bad_alloc();
+    void* memory = ::mmap(nullptr, kDataBegin, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    shared_ = static_cast<Shared*>(memory);  // zeros, as in a new one
+  }
+  ~Channel() {
+    ::munmap(shared_, kDataBegin);
+    ::close(file_);
+  }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  Shared* operator->() const { return shared_; }
+  // Returns whether nobody had this side before.
+  bool join(int side) {
+    const bool first = !shared_->joined[side].exchange(true);
+    if (shared_->joined[1 - side]) ::unlink(path_.c_str());
+    return first;
+  }
+  bool write(const void* data, int64_t bytes) const {
+    return ::pwrite(file_, data, static_cast<size_t>(bytes), kDataBegin) == bytes;
+  }
+  bool read(void* data, int64_t bytes) const {
+    return ::pread(file_, data, static_cast<size_t>(bytes), kDataBegin) == bytes;
+  }
+
+  std::atomic<int> in_stream = 0;
+
+ private:
+  std::string path_;
+  int file_;
+  Shared* shared_ = nullptr;
 };
 
 struct Comm {
   std::shared_ptr<Channel> channel;
   int side = 0;
 };
-
-std::mutex channels_mutex;
-std::map<int64_t, std::weak_ptr<Channel>> channels;
-int64_t ids = 0;
 
 Comm& comm_of(NcclComm comm) {
   return *static_cast<Comm*>(comm);
@@ -45,130 +84,120 @@ int get_version(int* version) {
 }
 
 int get_unique_id(NcclUniqueId* id) {
-  const std::lock_guard lock(channels_mutex);
+  static std::atomic<int> ids = 0;
+  static const unsigned random = std::random_device()();
   *id = {};
-  ++ids;
-  std::memcpy(id->bytes, &ids, sizeof(ids));
+  const std::string name = "twobp_stand_in_" + std::to_string(random) + "_" + std::to_string(::getpid()) +
+                           "_" + std::to_string(++ids);
+  std::memcpy(id->bytes, name.c_str(), name.size() + 1);
   return 0;
 }
 
 int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
   if (ranks != 2 || rank < 0 || rank > 1 || config->blocking != 0) return kInvalidUsage;
-  int64_t number = 0;
-  std::memcpy(&number, id.bytes, sizeof(number));
-  const std::lock_guard lock(channels_mutex);
-  std::shared_ptr<Channel> channel = channels[number].lock();
-  if (!channel) channels[number] = channel = std::make_shared<Channel>();
-  const std::lock_guard channel_lock(channel->mutex);
-  if (channel->joined[rank]) return kInvalidUsage;
-  channel->joined[rank] = true;
+  const auto channel = std::make_shared<Channel>(std::filesystem::temp_directory_path() / id.bytes);
+  if (!channel->join(rank)) return kInvalidUsage;
   *comm = new Comm{channel, rank};
+  ++stand_in_nccl_state().ends;
   return NcclApi::kInProgress;
 }
 
 int finalize(NcclComm comm) {
   const Comm& mine = comm_of(comm);
-  const std::lock_guard lock(mine.channel->mutex);
-  mine.channel->finalized[mine.side] = true;
+  (*mine.channel)->finalized[mine.side] = true;
   return NcclApi::kInProgress;
 }
 
 // If both ends have not been finalized, NCCL's own function may wait for the peer.
 int destroy(NcclComm comm) {
   const std::unique_ptr<Comm> mine(&comm_of(comm));
-  const std::lock_guard lock(mine->channel->mutex);
-  const auto& finalized = mine->channel->finalized;
-  if (!finalized[0] || !finalized[1]) ++stand_in_nccl_state().waiting_ends;
+  const Channel& channel = *mine->channel;
+  if (!channel->finalized[0] || !channel->finalized[1]) ++stand_in_nccl_state().waiting_ends;
   return 0;
 }
 
 int abort(NcclComm comm) {
-  Comm& mine = comm_of(comm);
-  {
-    const std::lock_guard lock(mine.channel->mutex);
-    mine.channel->aborted[mine.side] = true;
-    if (mine.side == 0) mine.channel->there = false;
-  }
-  delete &mine;
+  const std::unique_ptr<Comm> mine(&comm_of(comm));
+  Channel& channel = *mine->channel;
+  channel->aborted[mine->side] = true;
+  if (mine->side == 0) channel->there = 0;
   return 0;
 }
 
 int get_async_error(NcclComm comm, int* error) {
   const Comm& mine = comm_of(comm);
-  Channel& channel = *mine.channel;
-  const std::lock_guard lock(channel.mutex);
-  *error = channel.error != 0 ? channel.error : stand_in_nccl_state().error.load();
+  const Channel& channel = *mine.channel;
+  *error = channel->error != 0 ? channel->error.load() : stand_in_nccl_state().error.load();
   if (*error != 0) return 0;
   const int other = 1 - mine.side;
-  if (stand_in_nccl_state().stuck || !channel.joined[other] ||
-      (channel.began[mine.side] && !channel.began[other]) ||
-      (channel.finalized[mine.side] && !channel.finalized[other]))
+  if (stand_in_nccl_state().stuck || !channel->joined[other] ||
+      (channel->began[mine.side] && !channel->began[other]) ||
+      (channel->finalized[mine.side] && !channel->finalized[other]))
     *error = NcclApi::kInProgress;
   return 0;
 }
 
 int begin(const Comm& mine) {
-  const std::lock_guard lock(mine.channel->mutex);
-  mine.channel->began[mine.side] = true;
-  const bool done = mine.channel->began[1 - mine.side] && !stand_in_nccl_state().stuck;
+  Channel& channel = *mine.channel;
+  channel->began[mine.side] = true;
+  const bool done = channel->began[1 - mine.side] && !stand_in_nccl_state().stuck;
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
-// A sending kernel blocks its stream until the receiver has the data. A receiving kernel blocks its stream
-// until the data is there.
-void put_send(const std::shared_ptr<Channel>& channel, const void* data, size_t bytes, void* stream) {
+// A kernel that sends holds its stream up until the receiver has the data, and the other way round. It reads
+// the data when the receiver has begun to wait.
+void put_send(const std::shared_ptr<Channel>& channel, const void* data, int64_t bytes, void* stream) {
+  transfer_begins();
+  hold(stream, [channel] { return (*channel)->wanted != 0 || (*channel)->aborted[0]; });
   put(stream, [channel, data, bytes] {
-    const std::lock_guard lock(channel->mutex);
-    channel->data = data;
-    channel->bytes = bytes;
-    channel->there = !channel->aborted[0];
+    Channel& to = *channel;
+    if (to->aborted[0]) return;
+    if (to->wanted != bytes || !to.write(data, bytes)) {
+      to->error = kInvalidUsage;
+      return;
+    }
+    to->wanted = 0;
+    to->there = bytes;
   });
-  hold(stream, [channel] {
-    const std::lock_guard lock(channel->mutex);
-    return !channel->there || channel->aborted[0];
-  });
+  hold(stream, [channel] { return (*channel)->there == 0 || (*channel)->aborted[0]; });
   put(stream, [channel] {
-    const std::lock_guard lock(channel->mutex);
     --channel->in_stream;
+    transfer_ends();
   });
 }
 
-void put_receive(const std::shared_ptr<Channel>& channel, void* data, size_t bytes, void* stream) {
+void put_receive(const std::shared_ptr<Channel>& channel, void* data, int64_t bytes, void* stream) {
+  transfer_begins();
+  put(stream, [channel, bytes] { (*channel)->wanted = bytes; });
   hold(stream, [channel] {
-    const std::lock_guard lock(channel->mutex);
-    return (channel->there && !stand_in_nccl_state().loses_data) || channel->aborted[1];
+    const Channel& from = *channel;
+    return (from->there != 0 && !stand_in_nccl_state().loses_data) || from->error != 0 || from->aborted[1];
   });
   put(stream, [channel, data, bytes] {
-    const std::lock_guard lock(channel->mutex);
-    if (channel->aborted[1]) return;
-    if (channel->bytes != bytes) {
-      channel->error = kInvalidUsage;
-    } else {
-      std::memcpy(data, channel->data, bytes);
-      stand_in_nccl_state().bytes += static_cast<int64_t>(bytes);
-    }
-    channel->there = false;
+    Channel& from = *channel;
+    transfer_ends();
+    if (from->aborted[1] || from->error != 0) return;
+    if (!from.read(data, bytes)) from->error = kInvalidUsage;
+    stand_in_nccl_state().bytes += bytes;
+    from->there = 0;
   });
 }
 
 int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
   if (mine.side != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
-  {
-    const std::lock_guard lock(mine.channel->mutex);
-    const int in_stream = ++mine.channel->in_stream;
-    std::atomic<int>& most = stand_in_nccl_state().most_in_stream;
-    for (int old = most; old < in_stream && !most.compare_exchange_weak(old, in_stream);) {
-    }
+  const int in_stream = ++mine.channel->in_stream;
+  std::atomic<int>& most = stand_in_nccl_state().most_in_stream;
+  for (int old = most; old < in_stream && !most.compare_exchange_weak(old, in_stream);) {
   }
-  put_send(mine.channel, reachable(data), count, stream);
+  put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   return begin(mine);
 }
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
   if (mine.side != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
-  put_receive(mine.channel, reachable(data), count, stream);
+  put_receive(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   return begin(mine);
 }
 

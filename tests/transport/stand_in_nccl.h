@@ -1,7 +1,9 @@
-// Replaces NCCL's functions between threads of one process, on streams of stand_in_device.h. It follows
-// NCCL's rules. The two ends of a communicator pair their calls by order only. A transfer ends when both ends
-// are there. The first transfer blocks the end that begins it until the other end begins, too. An abort ends
-// only the caller's own end.
+// NCCL's functions between threads and processes of one machine, on streams of stand_in_device.h, by NCCL's
+// rules: the two ends of a communicator pair their calls by order alone, a transfer ends when both are there,
+// the first one holds up whoever begins it until the other end begins too, and an abort ends one's own end
+// only. A peer that dies is not noticed.
+//
+// stand_in_nccl_library.cpp makes a libnccl.so.2 of it, which a program on the stand-in device loads.
 #pragma once
 
 #include <atomic>
@@ -12,13 +14,14 @@ namespace twobp::test {
 
 NcclApi stand_in_nccl();
 
-// These settings apply to communicators from now on.
+// What this process's communicators do, from now on.
 struct StandInNccl {
   std::atomic<int> error{0};            // reported by ncclCommGetAsyncError
   std::atomic<bool> loses_data{false};  // transfers never end
-  std::atomic<bool> stuck{false};       // calls stay in progress
-  std::atomic<int> most_in_stream{0};   // the most sends of one communicator that were in its stream at once
-  std::atomic<int64_t> bytes{0};        // bytes that have crossed
+  std::atomic<bool> stuck{false};       // calls stay under way
+  std::atomic<int> most_in_stream{0};   // sends of one communicator that were in its stream at once
+  std::atomic<int64_t> bytes{0};        // that were received
+  std::atomic<int> ends{0};             // of communicators that were begun
   std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
 };
 StandInNccl& stand_in_nccl_state();

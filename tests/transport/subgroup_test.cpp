@@ -71,7 +71,7 @@ TEST(World, InProcessReplicasReachTheRightRanks) {
   for (int replica = 0; replica < 2; ++replica) {
     const World& world = worlds[replica];
     EXPECT_EQ(world.replica, replica);
-    EXPECT_TRUE(world.all_local());
+    EXPECT_TRUE(world.all_local);
     EXPECT_EQ(world.process(), replica);
     EXPECT_EQ(world.process_count(), 2);
     for (int rank = 0; rank < 3; ++rank) {

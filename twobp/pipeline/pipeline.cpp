@@ -111,6 +111,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   }
   executors_.resize(ranks);
   on_ranks([&](int rank) {
+    world_.device(rank).prepare_libraries();
     std::vector<std::unique_ptr<Stage>> stages;
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
@@ -123,7 +124,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     }
     executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
                                                       *meter_, world_.device(rank));
-    if (!world_.all_local()) executors_[rank]->books_messages();
+    if (!world_.all_local) executors_[rank]->books_messages();
   });
 }
 
@@ -254,7 +255,7 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
   const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
   if (!again) graph.reset();
   if (!again || !input.as_graph || input.want_events) return std::nullopt;
-  TWOBP_CHECK(world_.all_local() && world_.device(0).asynchronous(),
+  TWOBP_CHECK(world_.all_local && world_.device(0).asynchronous(),
               "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
   TWOBP_CHECK(under_way_.empty(), "a step that is launched as a graph has the pipeline for itself");
   try {

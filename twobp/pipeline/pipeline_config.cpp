@@ -8,6 +8,7 @@
 #include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
+#include "twobp/nn/device/device_support.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/named_schedules.h"
@@ -97,8 +98,8 @@ const Section& pipeline_section() {
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, device,
                  "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn, with W in a "
-                 "stream of low priority (one process without replicas; never run on a GPU so far)")
-           .one_of({"cpu", "cuda"})
+                 "stream of low priority (never run on a GPU so far)")
+           .one_of(device_names())
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, gpu_parts,
                  "with cuda: ranks that share a GPU get equal parts of its multiprocessors each (green "

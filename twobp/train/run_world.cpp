@@ -1,13 +1,11 @@
 #include "twobp/train/run_world.h"
 
-#include <cstdlib>
-
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/gpu_world.h"
 #include "twobp/transport/mpi/mpi.h"
-#include "twobp/transport/nccl/nccl.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 
@@ -27,24 +25,6 @@ void check_count(const PipelineConfig& config, int processes) {
 
 std::shared_ptr<Transport> through_store(const PipelineConfig& config, const Launcher& launcher) {
   return make_store_transport(std::make_shared<StoreConnection>(store_place(launcher), config.timeout));
-}
-
-// Each process has the GPU of its place on its machine. Processes that mpirun started connect through MPI,
-// others at MASTER_ADDR.
-World nccl_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
-  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
-  // peer.
-  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-  const Device device = Device::open(config.device, launcher.local_rank);
-  const NcclApi api = load_nccl();
-  NcclOptions options;
-  options.timeout = options.connection_timeout = config.timeout;
-  options.tensors = device.where().type();
-  const bool by_mpi = launcher.kind == Launcher::Kind::kMpi && has_mpi();
-  std::shared_ptr<Transport> host =
-      by_mpi ? make_mpi_transport(launcher.size) : through_store(config, launcher);
-  return make_nccl_world(std::move(host), api, device, config.data_parallel, ranks,
-                         pipeline_shape(config).rank_of_stage, options);
 }
 
 }  // namespace
@@ -81,7 +61,11 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
   TWOBP_CHECK(kind != TransportKind::kMpi || !torchrun || !launcher.started_many(),
               "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
               "know: use mpirun or srun");
-  check_count(config, launcher.size);
+  if (kind == TransportKind::kNccl) {
+    ranks_of_process(config, pipeline_shape(config).ranks, launcher.size);
+  } else {
+    check_count(config, launcher.size);
+  }
   return kind;
 }
 
@@ -113,7 +97,7 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
       worlds.push_back(make_process_world(through_store(config, launcher), config.data_parallel, ranks));
       break;
     case TransportKind::kNccl:
-      worlds.push_back(nccl_world(config, launcher, ranks));
+      worlds.push_back(make_gpu_world(config, launcher, ranks));
       break;
   }
   run_worlds(std::move(worlds), program);

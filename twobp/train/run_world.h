@@ -19,7 +19,7 @@ enum class TransportKind : uint8_t {
 
 // The meaning of pipeline.transport under this launcher. Throws Error if there are several processes and the
 // transport is for one, or the reverse. Also throws Error if the number of processes is not
-// pipeline.data_parallel times the ranks of a pipeline.
+// pipeline.data_parallel times the ranks of a pipeline; on GPUs, a process may have several ranks.
 TransportKind choose_transport(const PipelineConfig& config, const Launcher& launcher);
 
 // Runs program(world). Under a launcher, this is in the process's world. Without one, each replica has a

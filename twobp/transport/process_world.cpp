@@ -1,5 +1,8 @@
 #include "twobp/transport/process_world.h"
 
+#include <exception>
+#include <future>
+
 #include "twobp/core/check.h"
 #include "twobp/transport/subgroup.h"
 
@@ -13,28 +16,77 @@ void check_processes(int processes, int replicas, int ranks) {
               " (mpirun -n ", replicas * ranks, ") or change the configuration");
 }
 
-World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks) {
-  const int size = end->size();
-  check_processes(size, replicas, ranks);
+namespace {
+
+// Runs body(i) for each i < count at once. Rethrows the first error that is not an abort.
+void at_once(int count, const std::function<void(int)>& body) {
+  std::vector<std::future<void>> others;
+  for (int i = 1; i < count; ++i) others.push_back(std::async(std::launch::async, body, i));
+  std::exception_ptr error, aborted;
+  const auto wait = [&](const auto& one) {
+    try {
+      one();
+    } catch (const Aborted&) {
+      if (!aborted) aborted = std::current_exception();
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  };
+  wait([&] { body(0); });
+  for (auto& other : others) wait([&] { other.get(); });
+  if (error) std::rethrow_exception(error);
+  if (aborted) std::rethrow_exception(aborted);
+}
+
+}  // namespace
+
+Ends::Ends(int count, const std::function<std::shared_ptr<Transport>(int)>& make) : ends_(count) {
+  try {
+    at_once(count, [&](int i) { ends_[i] = make(i); });
+  } catch (...) {
+    at_once(size(), [&](int i) { ends_[i].reset(); });
+    throw;
+  }
+}
+
+Ends::~Ends() {
+  at_once(size(), [&](int i) { ends_[i].reset(); });
+}
+
+World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks) {
+  Transport& front = *(*ends)[0];
+  const int first = front.rank();
+  const int here = ends->size();
+  check_processes(front.size(), replicas, ranks);
   World world;
   world.replicas = replicas;
   world.ranks = ranks;
-  world.replica = end->rank() / ranks;
-  const int here = end->rank() % ranks;
-  std::vector<int> of_replica, same_place, all;
+  world.replica = first / ranks;
+  world.all_local = ranks == 1;
+  std::vector<int> of_replica, processes;
   for (int rank = 0; rank < ranks; ++rank) of_replica.push_back(world.replica * ranks + rank);
-  for (int replica = 0; replica < replicas; ++replica) same_place.push_back(replica * ranks + here);
-  for (int process = 0; process < size; ++process) all.push_back(process);
+  for (int rank = 0; rank < replicas * ranks; rank += here) processes.push_back(rank);
   world.pipeline.resize(ranks);
   world.data.resize(ranks);
-  world.pipeline[here] = std::make_unique<Subgroup>(*end, of_replica, Group::kPipeline);
-  world.data[here] = std::make_unique<Subgroup>(*end, same_place, Group::kReplicas);
-  world.processes = std::make_unique<Subgroup>(*end, all, Group::kProcesses);
+  for (int i = 0; i < here; ++i) {
+    const int rank = (first + i) % ranks;
+    std::vector<int> same_place;
+    for (int replica = 0; replica < replicas; ++replica) same_place.push_back(replica * ranks + rank);
+    world.pipeline[rank] = std::make_unique<Subgroup>(*(*ends)[i], of_replica, Group::kPipeline);
+    world.data[rank] = std::make_unique<Subgroup>(*(*ends)[i], same_place, Group::kReplicas);
+  }
+  world.processes = std::make_unique<Subgroup>(front, processes, Group::kProcesses);
   // The copy outlives a world that an exception destroyed, because the other processes must still learn of
   // the error.
-  world.abort = [end](const std::string& reason) { end->abort(reason); };
-  world.holds.push_back(std::move(end));
+  world.abort = [ends](const std::string& reason) {
+    for (int i = 0; i < ends->size(); ++i) (*ends)[i]->abort(reason);
+  };
+  world.holds.push_back(std::move(ends));
   return world;
+}
+
+World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks) {
+  return make_process_world(std::make_shared<Ends>(1, [&](int) { return std::move(end); }), replicas, ranks);
 }
 
 }  // namespace twobp

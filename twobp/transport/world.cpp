@@ -1,6 +1,5 @@
 #include "twobp/transport/world.h"
 
-#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -16,10 +15,6 @@ World::~World() {
   pipeline.clear();
   data.clear();
   processes.reset();
-}
-
-bool World::all_local() const {
-  return std::all_of(pipeline.begin(), pipeline.end(), [](const auto& end) { return end != nullptr; });
 }
 
 std::vector<int> World::local_ranks() const {
@@ -56,6 +51,7 @@ std::vector<World> make_worlds(int replicas, int ranks, int together, double spi
       world.devices.assign(first, first + ranks);
     }
     world.ranks = ranks;
+    world.all_local = together == ranks;
     world.pipeline.resize(ranks);
     world.data.resize(ranks);
     world.holds.push_back(ends);

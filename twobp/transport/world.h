@@ -1,9 +1,9 @@
 // All ranks of a run as seen by one process: the ranks that it runs itself, and their connections.
 //
 // A run is `replicas` copies of a pipeline of `ranks` ranks. A process works for one replica. It runs all
-// ranks of its pipeline as threads (one process, no launcher), or one of them (MPI, NCCL). Every process runs
-// the same program on the same configuration. Several replicas in one process are several such programs, run
-// as threads.
+// ranks of its pipeline as threads (one process, no launcher), or one of them, or with NCCL several. Every
+// process runs the same program on the same configuration. Several replicas in one process are several such
+// programs, run as threads.
 #pragma once
 
 #include <functional>
@@ -24,6 +24,9 @@ struct World {
   // By rank of the pipeline. Null if another process runs the rank.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
   std::vector<std::unique_ptr<Transport>> data;      // between the same rank of all replicas, by replica
+  // Whether all ranks of the pipeline are in this process and hand their tensors to each other. Ranks of a
+  // process may also send them by NCCL.
+  bool all_local = false;
   // The devices of this process's ranks, by rank of the pipeline; those of other ranks are CPUs. Empty if all
   // ranks compute on CPUs.
   std::vector<Device> devices;
@@ -47,7 +50,6 @@ struct World {
   int process_count() const { return processes->size(); }
   bool is_local(int rank) const { return pipeline[rank] != nullptr; }
   Device device(int rank) const { return devices.empty() ? Device() : devices.at(rank); }
-  bool all_local() const;
   std::vector<int> local_ranks() const;
   // Whether this process has rank 0 of its replica.
   bool is_first_of_replica() const { return is_local(0); }

@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tests/nn/device/stand_in_queues.h"
-#include "twobp/nn/device/own_streams.h"
+#include "twobp/core/check.h"
+#include "twobp/nn/device/device_support.h"
 
 namespace twobp::test {
 namespace {
@@ -15,6 +17,7 @@ namespace {
 constexpr auto kType = at::DeviceType::PrivateUse1;
 
 std::atomic<int> timed_events_made = 0;
+std::atomic<int> transfers_of_all = 0;
 thread_local int current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
 
@@ -51,7 +54,10 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
     return old;
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &stream_of(stream); }
-  c10::DeviceIndex deviceCount() const noexcept override { return kStandInDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    static const char* const asked = std::getenv("TWOBP_STAND_IN_DEVICES");
+    return static_cast<c10::DeviceIndex>(asked == nullptr ? kStandInDevices : std::atoi(asked));
+  }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
     if (*event == nullptr && flag == c10::EventFlag::BACKEND_DEFAULT) ++timed_events_made;
@@ -82,13 +88,30 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   mutable std::atomic<int64_t> turns_[2] = {0, 0};
 };
 
+DeviceFacts facts_of(c10::Device device) {
+  const char* model = std::getenv("TWOBP_STAND_IN_MODEL");
+  return {model == nullptr ? "stand-in" : model, concat("device ", static_cast<int>(device.index()))};
+}
+
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
-[[maybe_unused]] const bool own_streams = (make_streams_by(kType, &Backend::own_stream), true);
+[[maybe_unused]] const bool supported = (support_devices(kType, {&Backend::own_stream, &facts_of}), true);
 
 }  // namespace
 
 int timed_events() {
   return timed_events_made;
+}
+
+void transfer_begins() {
+  ++transfers_of_all;
+}
+
+void transfer_ends() {
+  --transfers_of_all;
+}
+
+int transfers() {
+  return transfers_of_all;
 }
 
 Device stand_in_device(int index) {

@@ -2,7 +2,12 @@
 // late: when a host thread waits for or asks about the device, in an order drawn at random from those that
 // streams and events allow. Memory that the host frees is overwritten as soon as the stream that it was
 // allocated in may reuse it. So a wait that is missing between streams, and memory that is freed too early,
-// give wrong bits. The environment's TWOBP_STAND_IN_SEED draws other orders.
+// give wrong bits.
+//
+// Environment variables: TWOBP_STAND_IN_SEED draws other orders, TWOBP_STAND_IN_DEVICES is the number of
+// devices (64), and TWOBP_STAND_IN_MODEL is their model. With TWOBP_STAND_IN_LOADS, operators are loaded on
+// first use, as CUDA does unless CUDA_MODULE_LOADING is EAGER. That waits for everything on a GPU, so it is
+// an error during a transfer, whose peer may do the same.
 //
 //   stand_in_queues.cpp    streams, events, recordings: what may run, and in which order
 //   stand_in_device.cpp    the same as LibTorch's backend
@@ -21,11 +26,14 @@ namespace twobp::test {
 constexpr int kStandInDevices = 64;
 Device stand_in_device(int index);
 
-// Counts since the program began. `replays`: launches of recorded work. `host_reads`: times that the host
-// waited for numbers of a device. `timed_events`: events with time that were made. `allocated`: bytes of
-// blocks.
+// Counts since the program began. `operators_run`: operators that were put into streams. `replays`: launches
+// of recorded work. `host_reads`: times that the host waited for numbers of a device. `blocking_copies`:
+// times that it copied from memory that is not pinned, and waited for the stream. `timed_events`: events with
+// time that were made. `allocated`: bytes of blocks.
+int operators_run();
 int replays();
 int host_reads();
+int blocking_copies();
 int timed_events();
 int64_t allocated();
 
@@ -36,6 +44,12 @@ void hold(const DeviceStream& stream, std::function<bool()> ready);
 // The same by the stream's native handle, which libraries such as NCCL receive.
 void put(void* native_stream, std::function<void()> work);
 void hold(void* native_stream, std::function<bool()> ready);
+
+// Tells of a transfer that is in a stream from the first call to the second, and waits for a peer there.
+void transfer_begins();
+void transfer_ends();
+// Those in streams now.
+int transfers();
 
 // Runs all work that can run now, of all streams.
 void let_run();

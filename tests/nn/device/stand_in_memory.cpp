@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -169,6 +171,31 @@ void Memory::release(void* data) {
   memory().forget(data);
 }
 
+// Pinned memory. Whoever copies from it keeps the tensor, so it can be freed at any time.
+class Pinned : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = std::malloc(std::max<size_t>(bytes, 1));
+    return {data, data, &release, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  static void release(void* data) { std::free(data); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+Pinned& pinned_memory() {
+  static auto* memory = new Pinned;
+  return *memory;
+}
+
+struct Hooks : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory(); }
+};
+[[maybe_unused]] const bool hooked = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
+
 }  // namespace
 
 int64_t allocated() {
@@ -181,6 +208,10 @@ c10::Allocator& stand_in_memory() {
 
 std::byte* address_on_host(const void* data) {
   return memory().alias(data);
+}
+
+bool is_pinned(const at::Tensor& tensor) {
+  return tensor.storage().data_ptr().get_deleter() == &Pinned::release;
 }
 
 void used_in(const void* data, const c10::Stream& stream) {

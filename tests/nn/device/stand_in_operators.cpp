@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <unordered_set>
 
 #include <ATen/EmptyTensor.h>
@@ -26,8 +28,11 @@ namespace {
 
 constexpr auto kOperatorType = at::DeviceType::PrivateUse1;
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+constexpr size_t kWorkspaceBytes = 1 << 16;
 
+std::atomic<int> operators_of_all = 0;
 std::atomic<int> host_reads_of_all = 0;
+std::atomic<int> blocking_copies_of_all = 0;
 
 bool is_here(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_privateuseone();
@@ -76,8 +81,13 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   Stream& stream = current_stream_of(is_here(from) ? from.device() : to.device());
   TORCH_CHECK(!recording_of(stream), "a copy between host and device cannot be recorded");
   if (is_here(to)) {
-    enqueue(stream, [to = on_host(to), staged = from.clone()] { to.copy_(staged); });
-    if (!non_blocking) wait_on_host(stream);
+    const bool pinned = is_pinned(from);
+    if (!pinned) {  // CUDA waits for what is in the stream before such a copy begins
+      ++blocking_copies_of_all;
+      wait_on_host(stream);
+    }
+    enqueue(stream, [to = on_host(to), from] { to.copy_(from); });
+    if (!pinned || !non_blocking) wait_on_host(stream);
   } else {
     ++host_reads_of_all;
     wait_on_host(stream);
@@ -129,6 +139,34 @@ c10::IValue as_of_now(const c10::IValue& value) {
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.is_cpu() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
   return tensor.clone();
+}
+
+// See TWOBP_STAND_IN_LOADS.
+void load(const c10::OperatorName& op) {
+  static const bool on_first_use = [] {
+    const char* loading = std::getenv("CUDA_MODULE_LOADING");
+    return std::getenv("TWOBP_STAND_IN_LOADS") != nullptr &&
+           (loading == nullptr || std::string_view(loading) != "EAGER");
+  }();
+  if (!on_first_use) return;
+  static std::mutex mutex;
+  static std::unordered_set<c10::OperatorName> loaded;
+  const std::lock_guard lock(mutex);
+  TORCH_CHECK(!loaded.insert(op).second || transfers() == 0, op,
+              " is loaded while transfers are under way (CUDA_MODULE_LOADING is not EAGER)");
+}
+
+// As cuBLAS does: the first product of a thread in a stream allocates a workspace for good.
+void have_workspace(const c10::OperatorName& op, Stream& stream, at::Device device) {
+  static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
+  if (!products.contains(op.name) || recording_of(stream)) return;
+  thread_local std::set<Stream*> with;
+  if (!with.insert(&stream).second) return;
+  static std::mutex mutex;
+  static auto* all = new std::vector<c10::DataPtr>;
+  const c10::OptionalDeviceGuard here(device);
+  const std::lock_guard lock(mutex);
+  all->push_back(stand_in_memory().allocate(kWorkspaceBytes));
 }
 
 // Tensors with the shapes and strides of the operator's results.
@@ -233,11 +271,14 @@ std::vector<std::optional<size_t>> written_arguments(const c10::FunctionSchema& 
 }
 
 void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  load(op.operator_name());
+  ++operators_of_all;
   const auto& schema = op.schema();
   const auto count = static_cast<std::ptrdiff_t>(schema.arguments().size());
   const torch::jit::Stack given(stack->end() - count, stack->end());
   const at::Device device = device_of(given);
   Stream& stream = current_stream_of(device);
+  have_workspace(op.operator_name(), stream, device);
   const auto written = written_arguments(schema);
 
   torch::jit::Stack results;  // of the device; None for one that is an argument
@@ -366,6 +407,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 }
 
 }  // namespace
+
+int operators_run() {
+  return operators_of_all;
+}
+
+int blocking_copies() {
+  return blocking_copies_of_all;
+}
 
 int host_reads() {
   return host_reads_of_all;

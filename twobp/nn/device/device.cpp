@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/device/own_streams.h"
+#include "twobp/nn/device/device_support.h"
 
 namespace twobp {
 namespace {
@@ -113,7 +113,7 @@ Device Device::open(at::DeviceType type, int index) {
 
 DeviceStream Device::make_stream(bool high_priority) const {
   if (where_.is_cpu()) return {};
-  return DeviceStream(make_own_stream(where_, high_priority));
+  return DeviceStream(device_support(where_.type()).make_stream(where_, high_priority));
 }
 
 DeviceStream Device::current() const {
@@ -121,12 +121,21 @@ DeviceStream Device::current() const {
   return DeviceStream(support_for(where_.type())->getStream(where_));
 }
 
+void Device::prepare_libraries() const {
+  if (!asynchronous()) return;
+  for (const DeviceStream& stream : {compute_, weights_}) {
+    const OnStream here(stream);
+    const at::Tensor one = at::ones({1, 1}, at::TensorOptions(at::kFloat).device(where_));
+    at::mm(one, one);
+  }
+}
+
 DeviceStream Device::source_stream(at::Device source) const {
   const std::lock_guard lock(sources_->mutex);
   for (const auto& [device, stream] : sources_->streams) {
     if (device == source) return stream;
   }
-  const DeviceStream stream(make_own_stream(source, true));
+  const DeviceStream stream(device_support(source.type()).make_stream(source, true));
   sources_->streams.emplace_back(source, stream);
   return stream;
 }

@@ -119,6 +119,10 @@ class Device {
   // Makes an extra stream for a special purpose, which nobody else has.
   DeviceStream make_stream(bool high_priority) const;
 
+  // Makes what libraries keep for the calling thread and each stream with products: cuBLAS has a handle and a
+  // workspace of 32 MiB, which would otherwise be booked on the layer that comes first.
+  void prepare_libraries() const;
+
   // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them
   // from peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
   // Tensors that are already on this device, or on the host, are returned unchanged, and `current()` waits

@@ -140,34 +140,32 @@ void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at
   dx.copy_(gradient.view(dx.sizes()));
 }
 
-// As in dropout.h, but in int64, because LibTorch's unsigned integers lack the operators.
+// As in dropout.h, but in int64, because LibTorch's unsigned integers lack the operators. A device launches
+// some 90 of them for any number of columns.
 at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int64_t cols,
                            const at::TensorOptions& options) {
   constexpr int64_t kChunk = 1024;
   constexpr int64_t kLow = 0xffffffff;
   const auto integers = options.dtype(at::kLong);
-  const auto shift_right = [](const at::Tensor& x) { return at::bitwise_right_shift(x, 16); };
-  // The upper and the lower half of x times a constant, both below 2^32.
+  // The upper and the lower half of x times a constant, which both have 32 bits. The constant is above 2^31,
+  // so that x times (constant - 2^32) does not overflow; it lacks x times 2^32.
   const auto multiply = [&](const at::Tensor& x, int64_t constant) {
-    const at::Tensor low = x * (constant & 0xffff);
-    const at::Tensor high = x * (constant >> 16);
-    return std::pair(shift_right(high + shift_right(low)),
-                     (at::bitwise_left_shift(high & 0xffff, 16) + low) & kLow);
+    const at::Tensor product = x * (constant - (kLow + 1));
+    return std::pair(at::bitwise_right_shift(product, 32).add_(x), product & kLow);
   };
-  at::Tensor row = which.unsqueeze(1);
+  at::Tensor row = which.view({-1, 1, 1});
   if (mask.length > 0) {
     row = row.div(int64_t{mask.length}, "floor") * int64_t{mask.positions} + int64_t{mask.first} +
           row.remainder(int64_t{mask.length});
   }
   const int64_t rows = which.numel();
-  std::vector<at::Tensor> chunks;
-  for (int64_t first = 0; first < cols; first += kChunk) {
-    const int64_t count = std::min(kChunk, cols - first);
+  // The random 16 bits of `chunks` times `count` columns from `first` on.
+  const auto bits = [&](int64_t first, int64_t chunks, int64_t count) {
     const int64_t groups = (count + 7) / 8;
-    at::Tensor a = at::arange(first / 8, first / 8 + groups, integers).expand({rows, groups});
-    at::Tensor b = row.expand({rows, groups});
-    at::Tensor c = at::full({rows, groups}, int64_t{mask.micro_batch}, integers);
-    at::Tensor d = at::zeros({rows, groups}, integers);
+    at::Tensor a = at::arange(first / 8, first / 8 + chunks * groups, integers).view({1, chunks, groups});
+    at::Tensor b = row;
+    at::Tensor c = at::full({1, 1, 1}, int64_t{mask.micro_batch}, integers);
+    at::Tensor d = at::zeros({1, 1, 1}, integers);
     int64_t key0 = mask.key[0];
     int64_t key1 = mask.key[1];
     for (int round = 0; round < 7; ++round) {
@@ -180,12 +178,19 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
       key0 = (key0 + 0x9E3779B9) & kLow;
       key1 = (key1 + 0xBB67AE85) & kLow;
     }
-    const at::Tensor words = at::cat({a, b, c, d}, 1);
+    const at::Tensor words = at::cat({a, b, c, d}, 2);
     const int64_t half = std::min(count, 4 * groups);
-    chunks.push_back((words & 0xffff).narrow(1, 0, half));
-    chunks.push_back(shift_right(words).narrow(1, 0, count - half));
-  }
-  return at::cat(chunks, 1).ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
+    return at::cat({(words & 0xffff).narrow(2, 0, half),
+                    at::bitwise_right_shift(words, 16).narrow(2, 0, count - half)},
+                   2)
+        .view({rows, chunks * count});
+  };
+  std::vector<at::Tensor> parts;
+  const int64_t whole = cols / kChunk;
+  if (whole > 0) parts.push_back(bits(0, whole, kChunk));
+  if (cols % kChunk > 0) parts.push_back(bits(whole * kChunk, 1, cols % kChunk));
+  const at::Tensor all = parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+  return all.ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
 }
 
 at::Tensor sum_of_squares(const at::Tensor& x) {

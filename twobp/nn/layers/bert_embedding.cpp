@@ -44,7 +44,7 @@ LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tenso
   if (by_operators(sum)) {
     return [=, this](int64_t, int64_t) mutable {
       const auto rows = [&](const Parameter& of, const at::Tensor& at) {
-        return at::embedding(of.value, on_device(at, sum.device())).to(compute_type(sum.scalar_type()));
+        return at::embedding(of.value, at).to(compute_type(sum.scalar_type()));
       };
       const at::Tensor kinds = rows(types_, types.defined() ? types : at::zeros_like(ids));
       sum.copy_(rows(words_, ids).add_(kinds).add_(positions_.value.narrow(0, 0, sequence)));
@@ -75,7 +75,7 @@ LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tenso
 }
 
 Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
-  const at::Tensor ids = context.field("input_ids").contiguous();
+  at::Tensor ids = context.field("input_ids").contiguous();
   check_ids(ids, words_.sizes()[0], "input_ids", "vocabulary");
   const auto typed = context.fields->find("token_type_ids");
   at::Tensor types;  // undefined: all 0
@@ -84,7 +84,9 @@ Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
     check_ids(types, types_.sizes()[0], "token_type_ids", "types");
     TWOBP_CHECK(types.sizes() == ids.sizes(), "token_type_ids ", types.sizes(), " do not fit input_ids ",
                 ids.sizes());
+    types = on_device(types, words_.value.device());
   }
+  ids = on_device(ids, words_.value.device());
   const int64_t sequence = ids.size(1);
   const int64_t cols = norm_.dim();
   TWOBP_CHECK(sequence <= positions_.sizes()[0], "a sequence of ", sequence, " is longer than the ",
@@ -135,10 +137,9 @@ void BertEmbedding::backward_p2(std::span<Saved* const> saved) {
     if (by_operators(gradient)) {
       const at::Tensor rows = gradient.view({tokens, cols});
       const auto add = [&](Parameter& to, const at::Tensor& at, const at::Tensor& from) {
-        if (to.trainable())
-          operators::add_rows_at(to.grad_to_add(), on_device(at.reshape({-1}), from.device()), from);
+        if (to.trainable()) operators::add_rows_at(to.grad_to_add(), at.reshape({-1}), from);
       };
-      const at::Tensor pads = on_device(ids[0].reshape({-1, 1}), rows.device()).eq(padding_);
+      const at::Tensor pads = ids[0].reshape({-1, 1}).eq(padding_);
       add(words_, ids[0], padding_ < 0 ? rows : rows.masked_fill(pads, 0));
       add(positions_, at::arange(sequence, ids.options()).expand({ids.size(1), sequence}), rows);
       add(types_, ids.size(0) == 2 ? ids[1] : at::zeros_like(ids[0]), rows);

@@ -29,8 +29,9 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
               "input_ids must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ",
               ids.sizes());
   if (ids.is_cpu()) check_ids(ids, weight_.value.size(0));
-  if (context.keeps() && weight_.trainable()) saved.keep_until_p2(ids);
-  at::Tensor rows = at::embedding(weight_.value, on_device(ids, weight_.value.device()));
+  const at::Tensor at = on_device(ids, weight_.value.device());
+  if (context.keeps() && weight_.trainable()) saved.keep_until_p2(at);
+  at::Tensor rows = at::embedding(weight_.value, at);
   if (scale_ != 1) rows.mul_(scale_);
   return {std::move(rows)};
 }
@@ -53,10 +54,9 @@ void Embedding::backward_p2(std::span<Saved* const> saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
     if (by_operators(grad)) {
-      const at::Tensor at = on_device(ids.view({-1}), grad.device());
       at::Tensor rows = dy.view({-1, dim});
-      if (padding_ >= 0) rows = rows.masked_fill(at.eq(padding_).unsqueeze(1), 0);
-      operators::add_rows_at(grad, at, scale_ == 1 ? rows : rows * scale_);
+      if (padding_ >= 0) rows = rows.masked_fill(ids.view({-1, 1}).eq(padding_), 0);
+      operators::add_rows_at(grad, ids.view({-1}), scale_ == 1 ? rows : rows * scale_);
       continue;
     }
     const int64_t* id = ids.const_data_ptr<int64_t>();

@@ -70,7 +70,8 @@ DeviceEvent StepGraph::launch(const std::vector<Fields>& micro_batches) {
     const OnStream here(inputs.device.compute());
     for (size_t m = 0; m < micro_batches.size(); ++m) {
       for (const auto& [name, tensor] : micro_batches[m])
-        inputs.micro_batches[m].at(name).copy_(tensor, /*non_blocking=*/true);
+        inputs.micro_batches[m].at(name).copy_(pinned(tensor, inputs.device.where().type()),
+                                               /*non_blocking=*/true);
     }
     first.wait(inputs.device.compute().record());
   }

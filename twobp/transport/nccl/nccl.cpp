@@ -14,7 +14,6 @@
 #include "twobp/core/patience.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
-#include "twobp/transport/process_world.h"
 #include "twobp/transport/threads/mailbox.h"
 #include "twobp/transport/time_out.h"
 
@@ -23,8 +22,9 @@ namespace {
 
 constexpr size_t kUnderWay = 8;
 constexpr double kWatchSeconds = 0.1;
-constexpr double kLockSeconds = 2;   // seconds; an NCCL call that holds the lock for longer is stuck
-constexpr double kFlushSeconds = 2;  // for the last messages
+constexpr double kPushSeconds = 1e-3;  // the same while messages wait for their tensors
+constexpr double kLockSeconds = 2;     // seconds; an NCCL call that holds the lock for longer is stuck
+constexpr double kFlushSeconds = 2;    // for the last messages
 
 // Tag for the host transport, which has no other messages.
 Tag head_tag(int64_t number) {
@@ -82,6 +82,7 @@ class NcclTransport : public Transport {
     out.ready = device_.current().record();
     peer.queued.push_back(std::move(out));
     push(to);
+    if (!peer.queued.empty() && !waits_.exchange(true)) stopped_.notify_one();
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
@@ -337,11 +338,32 @@ class NcclTransport : public Transport {
     }
   }
 
+  // A rank that has done its part of a step looks for no messages, while others still need what it sent.
+  void look() {
+    const std::unique_lock lock(calls_, std::try_to_lock);
+    if (!lock || aborted_) return;
+    try {
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) progress_with(peer);
+      }
+      waits_ =
+          std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
+    } catch (const Aborted&) {
+      // Whoever waits is told.
+    } catch (const std::exception& error) {
+      abort(error.what());
+    }
+  }
+
   void watch() {
     const OnStream here(device_.compute());  // sets the thread's current device
     std::unique_lock stop_lock(stop_mutex_);
-    while (
-        !stopped_.wait_for(stop_lock, std::chrono::duration<double>(kWatchSeconds), [&] { return stop_; })) {
+    const auto period = [](double seconds) { return std::chrono::duration<double>(seconds); };
+    while (!stop_) {
+      if (!waits_) stopped_.wait_for(stop_lock, period(kWatchSeconds), [&] { return stop_ || waits_; });
+      if (waits_) stopped_.wait_for(stop_lock, period(kPushSeconds), [&] { return stop_; });
+      if (stop_) return;
+      look();
       if (aborted_) {
         abort_links();
         return;
@@ -374,6 +396,7 @@ class NcclTransport : public Transport {
   std::mutex stop_mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;
+  std::atomic<bool> waits_{false};  // messages wait for their tensors
   std::thread watch_;
 };
 
@@ -389,9 +412,9 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
   return std::make_unique<NcclTransport>(std::move(host), api, device, links, options);
 }
 
-World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
+World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options) {
-  check_processes(host->size(), replicas, ranks);
+  check_processes(hosts[0]->size(), replicas, ranks);
   NcclLinks links;
   const auto both_ways = [&](int a, int b) {
     links.emplace_back(a, b);
@@ -406,10 +429,13 @@ World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const
       for (int rank = 0; rank < ranks; ++rank) both_ways(first + rank, other * ranks + rank);
     }
   }
-  World world =
-      make_process_world(make_nccl_transport(std::move(host), api, device, links, options), replicas, ranks);
+  World world = make_process_world(
+      std::make_shared<Ends>(
+          hosts.size(),
+          [&](int i) { return make_nccl_transport(hosts[i], api, devices[i], links, options); }),
+      replicas, ranks);
   world.devices.resize(ranks);
-  world.devices[world.process() % ranks] = device;
+  std::copy(devices.begin(), devices.end(), world.devices.begin() + hosts[0]->rank() % ranks);
   return world;
 }
 

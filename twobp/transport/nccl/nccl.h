@@ -1,4 +1,4 @@
-// Ranks as processes with a GPU each. NCCL carries the messages between the GPUs.
+// Ranks in several processes, with a GPU each. NCCL carries the messages between the GPUs.
 //
 // How a message travels. NCCL pairs sends with receives by their order alone and knows neither tags nor
 // shapes. A send may not end before its receive exists. So:
@@ -27,7 +27,8 @@
 //   does not wait.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It
-// aborts the communicators, which ends NCCL's kernels and thus that wait.
+// aborts the communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and
+// then, because a rank that has done its part of a step does not, and others still need what it sent.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
 // ncclAllReduce could replace them in AllReduce, with one communicator per group. It is faster between many
@@ -41,7 +42,7 @@
 
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl_api.h"
-#include "twobp/transport/world.h"
+#include "twobp/transport/process_world.h"
 
 namespace twobp {
 
@@ -60,11 +61,11 @@ std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, 
                                                const Device& device, const NcclLinks& links,
                                                const NcclOptions& options = {});
 
-// This process's part of a run of `replicas` x `ranks` processes: process p is rank p % ranks of replica p /
-// ranks, as in make_mpi_world. The rank computes on `device`. There are links between the ranks of
-// neighbouring stages, of the first and the last one (which often share a weight), and between the same rank
-// of all replicas. What goes between other ranks goes through the host.
-World make_nccl_world(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, int replicas,
+// This process's part of a run of `replicas` x `ranks` ranks (make_process_world). `hosts` are the endpoints
+// of its ranks, which nothing else uses afterwards, and `devices` are their GPUs. There are links between the
+// ranks of neighbouring stages, of the first and the last one (which often share a weight), and between the
+// same rank of all replicas. What goes between other ranks goes through the host.
+World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options = {});
 
 }  // namespace twobp

@@ -1,6 +1,6 @@
 // The scan by its own CUDA kernels (selective_scan_cuda.h). They take a GPU's tensors in float32 and float64,
-// in a program that was built with nvcc and a LibTorch for CUDA. The functions return false, and do nothing,
-// if the kernels do not apply.
+// in a program that was built with nvcc and a LibTorch for CUDA; operators::scan_forward converts narrower
+// types. The functions return false, and do nothing, if the kernels do not apply.
 #pragma once
 
 #include "twobp/nn/kernels/scan/scan_rows.h"

@@ -14,7 +14,7 @@ constexpr double kLn2 = 0.69314718055994530942;
 // Positions [first, first + count) of the input in the dtype of the computation, and the states after each.
 struct Chunk {
   Chunk(const ScanTensors& in, int64_t first, int64_t count) {
-    const auto part = [&](const at::Tensor& tensor) { return wide(tensor.narrow(1, first, count)); };
+    const auto part = [&](const at::Tensor& tensor) { return tensor.narrow(1, first, count); };
     const int64_t state = in.a.size(0);
     x = part(in.x);
     z = part(in.z);
@@ -46,6 +46,14 @@ struct Chunk {
   at::Tensor decay, states;     // (batch, position, state, channels)
 };
 
+// 16-bit types are computed in float32, the only narrow type that the kernels for CUDA take.
+bool is_narrow(const ScanTensors& in) {
+  return in.x.scalar_type() != in.a.scalar_type();
+}
+ScanTensors widened(const ScanTensors& in) {
+  return {wide(in.x), wide(in.delta), wide(in.z), wide(in.bc), in.a, in.d, in.delta_bias};
+}
+
 at::Tensor no_states(const ScanTensors& in) {
   return at::zeros({in.x.size(0), in.a.size(0), in.a.size(1)}, in.a.options());
 }
@@ -64,6 +72,12 @@ struct ConvSums {
 
 void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
                   const at::Tensor& initial, const at::Tensor& final) {
+  if (is_narrow(in)) {
+    const at::Tensor y = at::empty(out.sizes(), in.a.options());
+    scan_forward(widened(in), y, borders, initial, final);
+    out.copy_(y);
+    return;
+  }
   if (scan_forward_by_cuda(in, out, borders, initial, final)) return;
   const int64_t sequence = in.x.size(1);
   at::Tensor h = initial.defined() ? initial : no_states(in);
@@ -79,6 +93,16 @@ void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor
 
 void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tensor& borders,
                    const ScanGradientTensors& out) {
+  if (is_narrow(in)) {
+    ScanGradientTensors of = out;
+    for (at::Tensor* gradient : {&of.dx, &of.ddelta, &of.dz})
+      *gradient = at::empty(gradient->sizes(), in.a.options());
+    scan_backward(widened(in), wide(dout), borders, of);
+    out.dx.copy_(of.dx);
+    out.ddelta.copy_(of.ddelta);
+    out.dz.copy_(of.dz);
+    return;
+  }
   const bool goes_on = out.initial.defined() || out.dfinal.defined() || out.dinitial.defined();
   if (!goes_on && scan_backward_by_cuda(in, dout, borders, out)) return;
   const int64_t sequence = in.x.size(1);
@@ -94,7 +118,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
                               : out.initial.defined() ? out.initial
                                                       : no_states(in);
     chunk.advance(before);
-    const at::Tensor gradient_out = wide(dout.narrow(1, first, count));
+    const at::Tensor gradient_out = dout.narrow(1, first, count);
     const at::Tensor gate = chunk.z.contiguous();
     const at::Tensor dy = gradient_out * at::silu(gate);
     const at::Tensor dz = at::silu_backward(gradient_out * chunk.output(in.d), gate);

@@ -1,0 +1,311 @@
+// `twobp train` in several processes with devices of their own: the program is linked with the stand-in
+// device and loads the stand-in for NCCL. They have the bits of one process; and whatever breaks, or was
+// started wrongly, ends all of them, each with one message.
+#include <arpa/inet.h>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <thread>
+
+#include "tests/program/subprocess.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+using nlohmann::json;
+using test::Finished;
+using test::lines_of;
+using test::RunOptions;
+using test::TempFolder;
+
+// With this folder before what is there.
+std::string library_path(const std::string& folder) {
+  const char* old = std::getenv("LD_LIBRARY_PATH");
+  return concat("LD_LIBRARY_PATH=", folder, old == nullptr ? "" : concat(":", old));
+}
+
+int free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  if (::bind(socket, reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("no port");
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+// One process of a run.
+struct Process {
+  std::vector<std::string> environment = {};
+  RunOptions options = {};
+};
+
+class DeviceCommand : public ::testing::Test {
+ protected:
+  DeviceCommand() {
+    content_["pipeline"] = {{"ranks", 2},   {"micro_batches", 4}, {"micro_batch_size", 2},
+                            {"pin", false}, {"timeout", 60},      {"device", "privateuseone"}};
+    content_["model"]["tied"] = true;
+    content_["train"] = {{"clip_norm", 0.5}, {"steps", 3}, {"log_every", 1}};
+  }
+
+  std::vector<std::string> arguments() const {
+    return {"train", folder_.write("config.json", content_.dump())};
+  }
+  std::vector<std::string> surroundings() const {
+    return {concat("TMPDIR=", folder_.path("")), library_path(TWOBP_STAND_IN_NCCL), "TWOBP_STAND_IN_LOADS=1",
+            "OMP_NUM_THREADS=1"};
+  }
+  Finished alone(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), TWOBP_ON_STAND_IN);
+    const auto around = surroundings();
+    arguments.insert(arguments.begin(), around.begin(), around.end());
+    RunOptions options;
+    options.program = "env";
+    return test::run_program(arguments, options);
+  }
+
+  // The variables that torchrun sets, without torchrun: nobody ends the others when one has ended.
+  std::vector<Finished> start(const std::vector<Process>& processes,
+                              const std::vector<std::string>& arguments, std::atomic<int>& ended) const {
+    const int port = free_port();
+    std::vector<Finished> finished(processes.size());
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < processes.size(); ++i) {
+      threads.emplace_back([&, i] {
+        std::vector<std::string> all = surroundings();
+        for (const char* name : {"RANK", "LOCAL_RANK"}) all.push_back(concat(name, "=", i));
+        all.push_back(concat("WORLD_SIZE=", processes.size()));
+        all.push_back(concat("MASTER_PORT=", port));
+        all.emplace_back("MASTER_ADDR=127.0.0.1");
+        all.insert(all.end(), processes[i].environment.begin(), processes[i].environment.end());
+        all.emplace_back(TWOBP_ON_STAND_IN);
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        RunOptions options = processes[i].options;
+        options.program = "env";
+        finished[i] = test::run_program(all, options);
+        ++ended;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return finished;
+  }
+  std::vector<Finished> start(const std::vector<Process>& processes,
+                              const std::vector<std::string>& arguments) const {
+    std::atomic<int> ended = 0;
+    return start(processes, arguments, ended);
+  }
+
+  json numbers_of(const std::string& metrics) const {
+    json steps;
+    for (const auto& line : lines_of(test::read_file(folder_.path(metrics)))) {
+      const json step = json::parse(line);
+      steps.push_back({step.at("step"), step.at("loss"), step.at("grad_norm")});
+    }
+    return steps;
+  }
+  // Each tensor's description and bytes, by name. Each process writes a file.
+  std::map<std::string, std::string> weights_of(const std::string& folder) const {
+    std::map<std::string, std::string> weights;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path(folder))) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const std::string text = test::read_file(entry.path());
+      uint64_t head = 0;
+      std::memcpy(&head, text.data(), sizeof(head));
+      const json tensors = json::parse(text.substr(sizeof(head), head));
+      for (const auto& [name, tensor] : tensors.items()) {
+        if (name == "__metadata__") continue;
+        const auto [begin, end] = tensor.at("data_offsets").get<std::pair<size_t, size_t>>();
+        weights[name] = concat(tensor.at("dtype"), tensor.at("shape"),
+                               text.substr(sizeof(head) + head + begin, end - begin));
+      }
+    }
+    return weights;
+  }
+  std::vector<std::string> saves_to(const std::string& name) const {
+    auto all = arguments();
+    const std::vector<std::string> more = {"--metrics", folder_.path(name + ".jsonl"), "--set",
+                                           concat("save.model=", folder_.path(name))};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  void expect_same_runs() const {
+    EXPECT_EQ(numbers_of("alone.jsonl").size(), 3U);
+    EXPECT_EQ(numbers_of("many.jsonl"), numbers_of("alone.jsonl"));
+    const auto weights = weights_of("alone");
+    EXPECT_GT(weights.size(), 10U);
+    EXPECT_TRUE(weights_of("many") == weights);
+  }
+  void expect_bits_of_one_process(int processes) const {
+    const Finished expected = alone(saves_to("alone"));
+    ASSERT_EQ(expected.exit_code, 0) << expected.err;
+    for (const Finished& one : start(std::vector<Process>(processes), saves_to("many"))) {
+      EXPECT_EQ(one.exit_code, 0) << one.err;
+      EXPECT_EQ(one.err, "");
+    }
+    expect_same_runs();
+  }
+
+  TempFolder folder_;
+  json content_ = test::tiny_config();
+};
+
+TEST_F(DeviceCommand, TwoProcesses) {
+  content_["pipeline"]["schedule"] = "1f1b";
+  expect_bits_of_one_process(2);
+}
+
+TEST_F(DeviceCommand, FourProcessesWithReplicas) {
+  content_["model"]["layers"] = 4;
+  content_["pipeline"]["data_parallel"] = 2;
+  content_["pipeline"]["schedule"] = "zb-v";
+  content_["optimizer"]["shard"] = true;
+  expect_bits_of_one_process(4);
+}
+
+TEST_F(DeviceCommand, SeveralRanksInEachProcess) {
+  content_["pipeline"]["data_parallel"] = 2;
+  expect_bits_of_one_process(2);
+}
+
+TEST_F(DeviceCommand, APipelineOverProcessesOfSeveralRanks) {
+  content_["pipeline"]["ranks"] = 4;
+  expect_bits_of_one_process(2);
+}
+
+#ifdef TWOBP_MPIRUN
+TEST_F(DeviceCommand, UnderMpirun) {
+  const Finished expected = alone(saves_to("alone"));
+  ASSERT_EQ(expected.exit_code, 0) << expected.err;
+  std::vector<std::string> all = split(TWOBP_MPIRUN_FLAGS, ' ');
+  all.insert(all.end(), {"-n", "2", "env"});
+  const auto around = surroundings();
+  all.insert(all.end(), around.begin(), around.end());
+  all.emplace_back(TWOBP_ON_STAND_IN);
+  const auto arguments = saves_to("many");
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  RunOptions options;
+  options.program = TWOBP_MPIRUN;
+  const Finished result = test::run_program(all, options);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  expect_same_runs();
+  all.insert(all.end(), {"--set", "pipeline.transport=mpi"});
+  const Finished refused = test::run_program(all, options);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("pipeline.transport is \"mpi\", which carries what lies in a CPU's memory"),
+            std::string::npos)
+      << refused.err;
+}
+#endif
+
+// ---- something breaks within the second step, whose sums between replicas are under way
+
+class DeviceFault : public DeviceCommand {
+ protected:
+  DeviceFault() {
+    content_["pipeline"]["data_parallel"] = 2;
+    content_["pipeline"]["timeout"] = 5;
+    content_["train"]["steps"] = 1000;
+  }
+
+  // Process 3 sleeps in a W of the second step. Once it does, it gets the signal.
+  std::vector<Finished> strike(int signal) const {
+    std::atomic<bool> begun = false;
+    std::vector<Process> processes(4);
+    for (Process& process : processes)
+      process.environment = {"TWOBP_FAIL=W:step=2:rank=1:replica=1:seconds=60"};
+    processes[0].options.interrupt_when = [&](const std::string& out) {
+      if (out.find("step 1/") != std::string::npos) begun = true;
+      return false;
+    };
+    processes[3].options.interrupt_when = [&](const std::string&) {
+      if (!begun) return false;
+      ::usleep(300'000);
+      return true;
+    };
+    processes[3].options.signal = signal;
+    std::atomic<int> ended = 0;
+    processes[3].options.kill_when = [&] { return ended == 3; };
+    return start(processes, arguments(), ended);
+  }
+
+  // The process that waited in vain reports it. The others end because it did.
+  static void expect_survivors_to_end(const std::vector<Finished>& finished) {
+    int reports = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      const Finished& one = finished[i];
+      EXPECT_TRUE(one.exit_code == 1 || one.exit_code == 3) << i << ": " << one.exit_code << one.err;
+      EXPECT_EQ(lines_of(one.err).size(), 1U) << i << ": " << one.err;
+      EXPECT_LT(one.seconds, 30) << i;
+      if (one.exit_code == 1) ++reports;
+      EXPECT_NE(one.err.find(" 5 s"), std::string::npos) << "says what was waited for: " << one.err;
+    }
+    EXPECT_GE(reports, 1);
+  }
+};
+
+TEST_F(DeviceFault, AnErrorIsReportedByItsProcess) {
+  const Process failing = {{"TWOBP_FAIL=W:step=2:rank=1:replica=1"}};
+  const auto finished = start(std::vector<Process>(4, failing), arguments());
+  for (size_t i = 0; i < 4; ++i) {
+    const Finished& one = finished[i];
+    EXPECT_EQ(one.exit_code, i == 3 ? 1 : 3) << one.err;
+    EXPECT_EQ(lines_of(one.err).size(), 1U) << i << ": " << one.err;
+    EXPECT_NE(one.err.find("rank 1, step 2"), std::string::npos) << i << ": " << one.err;
+    EXPECT_LT(one.seconds, 30);
+  }
+}
+
+TEST_F(DeviceFault, AKilledProcessEndsAll) {
+  const auto finished = strike(SIGKILL);
+  EXPECT_EQ(finished[3].exit_code, 128 + SIGKILL);
+  expect_survivors_to_end(finished);
+}
+
+TEST_F(DeviceFault, AFrozenProcessEndsTheOthers) {
+  expect_survivors_to_end(strike(SIGSTOP));
+}
+
+// ---- started wrongly
+
+// All end with this message, and nothing else.
+void expect_refusal(const std::vector<Finished>& finished, const std::vector<std::string>& parts) {
+  for (const Finished& one : finished) {
+    EXPECT_EQ(one.exit_code, 1) << one.err;
+    EXPECT_EQ(lines_of(one.err).size(), 1U) << one.err;
+    for (const std::string& part : parts)
+      EXPECT_NE(one.err.find(part), std::string::npos) << "no \"" << part << "\" in: " << one.err;
+    EXPECT_LT(one.seconds, 20);
+  }
+}
+
+TEST_F(DeviceCommand, WithoutNccl) {
+  const Process without = {{library_path("/nowhere")}};
+  expect_refusal(start({without, without}, arguments()), {"rank 0 on ", "NCCL is not available"});
+  expect_refusal(start({{}, without}, arguments()), {"rank 1 on ", "NCCL is not available"});
+}
+
+TEST_F(DeviceCommand, FewerGpusThanRanks) {
+  const Process few = {{"TWOBP_STAND_IN_DEVICES=1"}};
+  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)"});
+}
+
+TEST_F(DeviceCommand, GpusOfDifferentKinds) {
+  const Process other = {{"TWOBP_STAND_IN_MODEL=other"}};
+  expect_refusal(start({{}, other}, arguments()),
+                 {"rank 0 computes on a GPU of model \"stand-in\"", "rank 1 on ", "\"other\""});
+}
+
+TEST_F(DeviceCommand, ANumberOfProcessesThatDoesNotFit) {
+  expect_refusal(start(std::vector<Process>(3), arguments()),
+                 {"3 processes were started", "pipeline.ranks 2 x pipeline.data_parallel 1 = 2"});
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE

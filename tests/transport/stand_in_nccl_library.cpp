@@ -1,0 +1,50 @@
+// The stand-in for NCCL as a library with NCCL's names. The program that loads it has the stand-in device.
+#include "tests/transport/stand_in_nccl.h"
+
+using twobp::NcclComm;
+using twobp::NcclConfig;
+using twobp::NcclUniqueId;
+
+namespace {
+
+const twobp::NcclApi& api() {
+  static const twobp::NcclApi api = twobp::test::stand_in_nccl();
+  return api;
+}
+
+}  // namespace
+
+extern "C" {
+
+int ncclGetVersion(int* version) {
+  return api().get_version(version);
+}
+int ncclGetUniqueId(NcclUniqueId* id) {
+  return api().get_unique_id(id);
+}
+int ncclCommInitRankConfig(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
+  return api().init_rank(comm, ranks, id, rank, config);
+}
+int ncclCommFinalize(NcclComm comm) {
+  return api().finalize(comm);
+}
+int ncclCommDestroy(NcclComm comm) {
+  return api().destroy(comm);
+}
+int ncclCommAbort(NcclComm comm) {
+  return api().abort(comm);
+}
+int ncclCommGetAsyncError(NcclComm comm, int* error) {
+  return api().get_async_error(comm, error);
+}
+int ncclSend(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  return api().send(data, count, type, peer, comm, stream);
+}
+int ncclRecv(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
+  return api().receive(data, count, type, peer, comm, stream);
+}
+const char* ncclGetErrorString(int error) {
+  return api().error_text(error);
+}
+
+}  // extern "C"

@@ -1,0 +1,43 @@
+#include "twobp/nn/device/device_support.h"
+
+#include <map>
+#include <mutex>
+
+#include "twobp/core/check.h"
+
+namespace twobp {
+namespace {
+
+struct Supported {
+  std::mutex mutex;
+  std::map<c10::DeviceType, DeviceSupport> devices = {{c10::DeviceType::CUDA, cuda_support()}};
+};
+
+Supported& supported() {
+  static Supported supported;
+  return supported;
+}
+
+}  // namespace
+
+void support_devices(c10::DeviceType type, const DeviceSupport& support) {
+  const std::lock_guard lock(supported().mutex);
+  supported().devices[type] = support;
+}
+
+const DeviceSupport& device_support(c10::DeviceType type) {
+  const std::lock_guard lock(supported().mutex);
+  const auto found = supported().devices.find(type);
+  TWOBP_CHECK(found != supported().devices.end(), "ranks cannot compute on ", c10::DeviceTypeName(type, true),
+              ": use cpu or cuda");
+  return found->second;
+}
+
+std::vector<std::string> device_names() {
+  const std::lock_guard lock(supported().mutex);
+  std::vector<std::string> names = {"cpu"};
+  for (const auto& [type, support] : supported().devices) names.push_back(c10::DeviceTypeName(type, true));
+  return names;
+}
+
+}  // namespace twobp

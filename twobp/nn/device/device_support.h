@@ -1,0 +1,34 @@
+// What ranks need of a kind of device, and LibTorch's device-generic interface does not have.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <c10/core/Stream.h>
+
+namespace twobp {
+
+struct DeviceFacts {
+  std::string model;  // "NVIDIA H100 80GB HBM3"
+  std::string id;     // of this one alone, whatever its number is in this process
+};
+
+struct DeviceSupport {
+  // A stream that nobody else has, until the program ends. LibTorch hands out its 32 streams of a priority in
+  // turn, so that the 33rd is the first again. A transfer that waits for its peer would then hold up
+  // computations.
+  c10::Stream (*make_stream)(c10::Device device, bool high_priority);
+  DeviceFacts (*facts)(c10::Device device);
+};
+
+// Ranks can compute on this kind of device. LibTorch's CUDA is built in.
+void support_devices(c10::DeviceType type, const DeviceSupport& support);
+// Throws Error for a kind that is not supported.
+const DeviceSupport& device_support(c10::DeviceType type);
+// The values of pipeline.device: "cpu", "cuda", and the others' names in LibTorch.
+std::vector<std::string> device_names();
+
+// Of a program without CUDA: functions that are never called.
+DeviceSupport cuda_support();
+
+}  // namespace twobp

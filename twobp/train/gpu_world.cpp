@@ -1,0 +1,145 @@
+#include "twobp/train/gpu_world.h"
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <unistd.h>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <nlohmann/json.hpp>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/device/device_support.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/train/processes.h"
+#include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/nccl/nccl.h"
+#include "twobp/transport/process_world.h"
+#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/subgroup.h"
+
+namespace twobp {
+namespace {
+
+using nlohmann::json;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// What these endpoints carry lies in host memory.
+Ends make_hosts(const PipelineConfig& config, const Launcher& launcher, int here) {
+  if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
+    TWOBP_CHECK(here == 1, "mpirun started ", launcher.size, " processes for ", launcher.size * here,
+                " ranks, but over MPI each process has one rank: start ", launcher.size * here,
+                ", or use torchrun");
+    return {1, [&](int) { return make_mpi_transport(launcher.size); }};
+  }
+  const StorePlace place = store_place(launcher);
+  return {here, [&](int i) {
+            StorePlace of_rank = place;
+            of_rank.size = launcher.size * here;
+            of_rank.rank = launcher.rank * here + i;
+            return make_store_transport(std::make_shared<StoreConnection>(of_rank, config.timeout));
+          }};
+}
+
+struct Here {
+  std::vector<Device> devices;
+  std::vector<DeviceFacts> facts;
+  NcclApi nccl;
+};
+
+// The ranks of a machine take its GPUs in turn. A launcher may show each process its own GPUs only, which are
+// then numbered from 0.
+Here open_gpus(const PipelineConfig& config, const Launcher& launcher, int here) {
+  Here opened;
+  const at::DeviceType type = Device::open(config.device, 0).where().type();
+  const int count = c10::impl::VirtualGuardImpl(type).deviceCount();
+  for (int i = 0; i < here; ++i) {
+    opened.devices.push_back(Device::open(config.device, (launcher.local_rank * here + i) % count));
+    const at::Device where = opened.devices.back().where();
+    opened.facts.push_back(device_support(where.type()).facts(where));
+  }
+  opened.nccl = load_nccl();
+  return opened;
+}
+
+// What is wrong, or nothing. `texts`: by process.
+std::string compare(const std::vector<std::string>& texts) {
+  std::map<std::string, int> rank_on;  // by the GPU's id
+  std::string first_model;
+  int rank = 0;
+  for (const std::string& text : texts) {
+    const json told = json::parse(text);
+    const auto machine = told.at("machine").get<std::string>();
+    if (const auto error = told.at("error").get<std::string>(); !error.empty())
+      return concat("rank ", rank, " on ", machine, ": ", error);
+    for (const json& gpu : told.at("gpus")) {
+      const auto model = gpu.at("model").get<std::string>();
+      const auto id = gpu.at("id").get<std::string>();
+      if (rank == 0) first_model = model;
+      if (model != first_model) {
+        return concat("rank 0 computes on a GPU of model \"", first_model, "\", but rank ", rank, " on ",
+                      machine, " on one of model \"", model,
+                      "\": stages are cut, and results repeat, for one model: choose machines alike");
+      }
+      const auto [found, is_new] = rank_on.try_emplace(id, rank);
+      if (!is_new) {
+        return concat("ranks ", found->second, " and ", rank, " on ", machine, " share a GPU (", id,
+                      "), but NCCL needs one for each: start fewer ranks on a machine, or have the launcher "
+                      "give each process its own (CUDA_VISIBLE_DEVICES); ranks of one process without a "
+                      "launcher may share");
+      }
+      ++rank;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+int ranks_of_process(const PipelineConfig& config, int ranks, int processes) {
+  const int64_t all = int64_t{ranks} * config.data_parallel;
+  TWOBP_CHECK(processes <= all && all % processes == 0 && ranks % (all / processes) == 0, processes,
+              processes == 1 ? " process was" : " processes were", " started, but pipeline.ranks ", ranks,
+              " x pipeline.data_parallel ", config.data_parallel, " = ", all, ": start ", all,
+              " (or fewer, so that each has as many ranks of one replica), or change these keys");
+  return static_cast<int>(all / processes);
+}
+
+World make_gpu_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
+  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
+  // peer.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  const int here = ranks_of_process(config, ranks, launcher.size);
+  const Ends hosts = make_hosts(config, launcher, here);
+  Here opened;
+  json told = {{"machine", host_name()}, {"error", ""}, {"gpus", json::array()}};
+  try {
+    opened = open_gpus(config, launcher, here);
+    for (const DeviceFacts& facts : opened.facts)
+      told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
+  } catch (const std::exception& error) {
+    told["error"] = error.what();
+  }
+  std::vector<int> first_ranks;
+  for (int process = 0; process < launcher.size; ++process) first_ranks.push_back(process * here);
+  Subgroup group(*hosts[0], first_ranks, Group::kProcesses);
+  const Processes processes(group, config.timeout);
+  const std::vector<std::string> texts = processes.to_first(told.dump());
+  const std::string error = processes.from_first(processes.is_first() ? compare(texts) : "");
+  if (!error.empty()) {
+    group.flush(config.timeout);  // so that all know it
+    fail(error);
+  }
+  NcclOptions options;
+  options.timeout = options.connection_timeout = config.timeout;
+  options.tensors = opened.devices.front().where().type();
+  return make_nccl_world(hosts, opened.nccl, opened.devices, config.data_parallel, ranks,
+                         pipeline_shape(config).rank_of_stage, options);
+}
+
+}  // namespace twobp
