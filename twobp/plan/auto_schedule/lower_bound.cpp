@@ -79,10 +79,11 @@ class Bound {
   double work(int rank) const {
     double sum = problem_.optimizer(rank);
     each_chain(rank, [&](const Chain& chain) {
-      double micro_batch = 0;
+      const int micro_batches = problem_.units() / problem_.slices();
+      double each = 0;
       for (int slice = 0; slice < problem_.slices(); ++slice)
-        micro_batch += seconds(problem_.task(chain.op, chain.stage, slice));
-      sum += problem_.units() / problem_.slices() * micro_batch;
+        each += seconds(problem_.task(chain.op, chain.stage, slice));
+      sum += micro_batches * each;
     });
     return sum;
   }
