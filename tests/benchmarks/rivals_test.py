@@ -254,8 +254,8 @@ class Report(unittest.TestCase):
         self.assertIn("5 runs, 1 of them disturbed by other programs, 1 failed.", table)
 
     def test_rivals_of_a_model(self):
-        def names(model, single, micro_batches, mpi=False):
-            args = types.SimpleNamespace(model=model, single=single, mpi=mpi, quick=False)
+        def names(model, single, micro_batches, mpi=False, slices=1):
+            args = types.SimpleNamespace(model=model, single=single, mpi=mpi, quick=False, slices=slices)
             args.rivals = contenders.default_rivals(args)
             return contenders.names_of(args, micro_batches)
         self.assertEqual(names("mamba", True, 2), ["twobp_single", "single", "single_loop", "transformers"])
@@ -263,6 +263,8 @@ class Report(unittest.TestCase):
         self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
         self.assertEqual(names("resnet", False, 2, mpi=True)[:6],
                          ["twobp", "twobp_1f1b", "twobp_planned", "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
+        self.assertEqual(names("llama", False, 1, slices=8),
+                         ["twobp", "twobp_1f1b", "twobp_planned", "twobp_sliced", "twobp_sliced_1f1b", "1f1b", "interleaved_zb", "zbv"])
         self.assertEqual(names("bert", False, 4),
                          ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
 
