@@ -158,4 +158,16 @@ inline void check_promises(const Pipeline& pipeline, const AutoSchedule& found) 
   EXPECT_GE(found.seconds, found.bound.seconds * (1 - 1e-9));
 }
 
+// Checks that the schedule is no slower than the best named one, which it knows. Returns that one's time, if
+// any is within the caps.
+inline std::optional<double> check_against_named(const Pipeline& pipeline, const AutoSchedule& found) {
+  const std::optional<double> named = best_named(pipeline);
+  EXPECT_EQ(named.has_value(), !found.best_named.empty());
+  if (named) {
+    EXPECT_LE(found.seconds, *named * (1 + 1e-11)) << found.best_named;
+    EXPECT_NEAR(found.named_seconds, *named, 1e-9 * *named);
+  }
+  return named;
+}
+
 }  // namespace twobp

@@ -1,16 +1,14 @@
 // `twobp train` in several processes with devices of their own: the program is linked with the stand-in
 // device and loads the stand-in for NCCL. They have the bits of one process; and whatever breaks, or was
 // started wrongly, ends all of them, each with one message.
-#include <arpa/inet.h>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <thread>
 
+#include "tests/free_port.h"
 #include "tests/program/subprocess.h"
 
 namespace twobp::TWOBP_FILE {
@@ -26,18 +24,6 @@ using test::TempFolder;
 std::string library_path(const std::string& folder) {
   const char* old = std::getenv("LD_LIBRARY_PATH");
   return concat("LD_LIBRARY_PATH=", folder, old == nullptr ? "" : concat(":", old));
-}
-
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (::bind(socket, reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("no port");
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(socket);
-  return ntohs(address.sin_port);
 }
 
 // One process of a run.
@@ -74,7 +60,7 @@ class DeviceCommand : public ::testing::Test {
   // The variables that torchrun sets, without torchrun: nobody ends the others when one has ended.
   std::vector<Finished> start(const std::vector<Process>& processes,
                               const std::vector<std::string>& arguments, std::atomic<int>& ended) const {
-    const int port = free_port();
+    const int port = test::free_port();
     std::vector<Finished> finished(processes.size());
     std::vector<std::thread> threads;
     for (size_t i = 0; i < processes.size(); ++i) {

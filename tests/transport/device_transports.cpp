@@ -176,16 +176,6 @@ void run_on_nccl(int ranks, const RankBody& body) {
 
 }  // namespace
 
-int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = at_port(0);
-  socklen_t length = sizeof(address);
-  TWOBP_CHECK(::bind(socket, reinterpret_cast<sockaddr*>(&address), length) == 0, "no free port");
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(socket);
-  return ntohs(address.sin_port);
-}
-
 void run_on_threads(int ranks, const std::function<void(int rank)>& body) {
   std::mutex mutex;
   std::exception_ptr first;

@@ -5,15 +5,13 @@
 #include <functional>
 #include <memory>
 
+#include "tests/free_port.h"
 #include "tests/transport/transports.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl.h"
 #include "twobp/transport/store/store_connection.h"
 
 namespace twobp::test {
-
-// Returns a port of this machine where no process listens.
-int free_port();
 
 // Runs body(rank) on a thread for each rank. Rethrows the first exception.
 void run_on_threads(int ranks, const std::function<void(int rank)>& body);
