@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -76,6 +77,21 @@ void push(Queues& all, Stream& stream, Task task) {
   stream.tasks.push_back(std::move(task));
 }
 
+// A device's sums do not depend on the host thread that waits for them. The kernels of a CPU divide some sums
+// among a thread's helpers, of which each host thread may have another number.
+class OneThread {
+ public:
+  OneThread() {
+    if (before_ != 1) at::set_num_threads(1);
+  }
+  ~OneThread() {
+    if (before_ != 1) at::set_num_threads(before_);
+  }
+
+ private:
+  int before_ = at::get_num_threads();
+};
+
 // Runs one task, if one can run now. The lock is released meanwhile.
 bool run_one(Queues& all, std::unique_lock<std::mutex>& lock) {
   std::vector<Stream*> able;
@@ -94,12 +110,15 @@ bool run_one(Queues& all, std::unique_lock<std::mutex>& lock) {
   Task task = std::move(next->tasks.front());
   lock.unlock();
   std::exception_ptr error;
-  try {
-    task.work();
-  } catch (...) {
-    error = std::current_exception();
+  {
+    const OneThread one_thread;
+    try {
+      task.work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    task = {};
   }
-  task = {};
   lock.lock();
   if (error && !all.error) all.error = error;
   next->runs = false;
