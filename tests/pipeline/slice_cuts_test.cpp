@@ -68,6 +68,30 @@ TEST(SliceCuts, EachSliceCostsAFactorMoreThanThePrevious) {
   EXPECT_LT(equal[8] - equal[7], equal[1]);  // later positions cost more
 }
 
+// The last slice counts `last` times: other stages wait for it.
+StepSeconds step_of(const ModelSpec& model, double last) {
+  return [&model, last](const SliceProfiles& slices) {
+    const std::vector<double> seconds = seconds_of(model, slices);
+    double sum = (last - 1) * seconds.back();
+    for (const double one : seconds) sum += one;
+    return sum;
+  };
+}
+
+TEST(SliceCuts, HaveEqualLengthsUnlessOthersGain) {
+  const ModelSpec model = two_kinds();
+  const SliceProfiles measured = slices_at(equal_cuts(4096, 8));
+  EXPECT_EQ(fastest_cuts(model, measured, step_of(model, 1)), measured.cuts);
+  EXPECT_EQ(fastest_cuts(model, measured, step_of(model, 3)), growing_cuts(model, measured, 0.84))
+      << "the shortest last slice";
+  // Now that slice is worth less than 2 % of the step.
+  const StepSeconds step = step_of(model, 1.1);
+  const double gain = step(measured) / step(slices_at(growing_cuts(model, measured, 0.84)));
+  ASSERT_GT(gain, 1);
+  ASSERT_LT(gain, 1.02);
+  EXPECT_EQ(fastest_cuts(model, measured, step), measured.cuts);
+}
+
 TEST(SliceCuts, OtherCutsAreExpectedToCostWhatTheyCost) {
   const ModelSpec model = two_kinds();
   const Cuts cuts = {0, 64, 512, 520, 1600, 2048};

@@ -134,10 +134,26 @@ TEST(StoreConnection, SaysThatTheStoreIsGone) {
   test::run_on_threads(2, [&](int rank) {
     (rank == 0 ? host : guest) = std::make_unique<StoreConnection>(place_at(port, rank, 2), kLong);
   });
-  host->leave_at_once();
+  host->leave_within(0);
   host.reset();
   expect_parts(message_of([&] { guest->get("a", kLong); }),
                {concat("the store at 127.0.0.1:", port), "does not answer any more"});
+}
+
+// A reason that rank 0 leaves in the store is read by a busy process, too.
+TEST(StoreConnection, StaysForWhoReadsLate) {
+  const int port = test::free_port();
+  std::unique_ptr<StoreConnection> host, guest;
+  test::run_on_threads(2, [&](int rank) {
+    (rank == 0 ? host : guest) = std::make_unique<StoreConnection>(place_at(port, rank, 2), kLong);
+  });
+  host->set("reason", "no memory");
+  host->leave_within(30);
+  std::thread leaves([&] { host.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(guest->get("reason", kLong), "no memory");
+  guest.reset();
+  leaves.join();
 }
 
 TEST(StorePlace, FollowsTheLauncher) {
@@ -241,7 +257,7 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
     auto transport = make_store_transport(connection);
     if (rank == 0) {
       barrier(*transport, kLong);  // the other rank listens by now
-      connection->leave_at_once();
+      connection->leave_within(0);
       return;
     }
     try {

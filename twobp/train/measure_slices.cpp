@@ -13,29 +13,12 @@
 namespace twobp {
 namespace {
 
-// Steps that differ less are not told apart by a profile.
-constexpr double kFaster = 0.995;
-
 Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
   Cuts cuts = {0};
   for (const int length : lengths) cuts.push_back(cuts.back() + length);
   TWOBP_CHECK(cuts.back() == positions, "pipeline.slice_lengths add up to ", cuts.back(),
               " positions, but the sequences have ", positions, ": set data.sequence or the lengths.");
   return cuts;
-}
-
-Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const StepSeconds& step) {
-  Cuts best = growing_cuts(model, measured, 1);
-  if (!step) return best;
-  double least = kFaster * step(expected_slices(measured, best));
-  for (const double growth : {0.84, 0.88, 0.92, 0.94, 0.96, 0.98, 1.02, 1.04, 1.06, 1.08, 1.12, 1.16}) {
-    const Cuts cuts = growing_cuts(model, measured, growth);
-    const double seconds = step(expected_slices(measured, cuts));
-    if (seconds >= least) continue;
-    least = seconds;
-    best = cuts;
-  }
-  return best;
 }
 
 }  // namespace
@@ -49,7 +32,8 @@ SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, cons
   }
   SliceProfiles measured =
       measure_slices(model, fields, equal_cuts(positions, config.slices), seconds, device);
-  const Cuts better = fastest_cuts(model, measured, step);
+  const Cuts better =
+      step ? fastest_cuts(model, measured, step) : growing_cuts(model, measured, /*growth=*/1);
   return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);
 }
 

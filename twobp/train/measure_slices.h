@@ -11,14 +11,10 @@
 
 namespace twobp {
 
-// The seconds of a step with these slices.
-using StepSeconds = std::function<double(const SliceProfiles& slices)>;
-
 // The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `fields`, a micro-batch of
-// whole sequences. Without slice_lengths, they are cut so that they cost the same. With `step`, each may cost
-// the same factor more or less than the previous one, if the step is then shorter: this helps where stages
-// cost unequally. Without slices, the profile of whole sequences. Throws Error if the sequences are too
-// short, or the lengths do not add up to one. Measures for about `seconds`, once or twice.
+// whole sequences. Without slice_lengths, the fastest cuts; without `step` either, slices that cost the same.
+// Without slices, the profile of whole sequences. Throws Error if the sequences are too short, or the lengths
+// do not add up to one. Measures for about `seconds`, once or twice.
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
                               const Device& device, double seconds = 0.3, const StepSeconds& step = {});
 

@@ -24,6 +24,11 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions) {
   return cuts;
 }
 
+// Slices of unequal length must bring this much. What lines do not show costs more than smaller gains: the
+// speed of products depends on the number of rows, by up to 4 %. Slices of equal length also keep their cuts,
+// and so the bits of a run, whatever a profile measures.
+constexpr double kFaster = 0.98;
+
 // What positions cost: a + b x at position x, so a slice [p, q) costs a (q - p) + b (q^2 - p^2) / 2.
 struct Line {
   double a = 0;
@@ -126,6 +131,19 @@ SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts) {
     for (Profile& profile : expected.profiles) profile[kind].p2_units = first.p2_units;
   }
   return expected;
+}
+
+Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& measured, const StepSeconds& step) {
+  Cuts best = measured.cuts;
+  double least = kFaster * step(expected_slices(measured, best));
+  for (const double growth : {0.84, 0.88, 0.92, 0.94, 0.96, 0.98, 1.0, 1.02, 1.04, 1.06, 1.08, 1.12, 1.16}) {
+    const Cuts cuts = growing_cuts(model, measured, growth);
+    const double seconds = step(expected_slices(measured, cuts));
+    if (seconds >= least) continue;
+    least = seconds;
+    best = cuts;
+  }
+  return best;
 }
 
 Profile sum_of(const SliceProfiles& slices) {

@@ -25,7 +25,6 @@
 namespace twobp {
 namespace {
 
-constexpr double kLeaveSeconds = 10;
 constexpr double kRefusalSeconds = 0.5;  // time for the others to read the reason
 constexpr double kRetrySeconds = 0.02;
 constexpr int kMostNamed = 8;  // most ranks named in a message
@@ -256,8 +255,8 @@ StoreConnection::~StoreConnection() {
   if (!joined_) return;
   try {
     const int64_t left = store_->add("left", 1);
-    if (place_.rank > 0 || place_.hosted || !wait_for_others_) return;
-    const double deadline = awake_seconds() + kLeaveSeconds;
+    if (place_.rank > 0 || place_.hosted) return;
+    const double deadline = awake_seconds() + leave_seconds_;
     for (int64_t gone = left; gone < place_.size && awake_seconds() < deadline; sleep_for(1e-3)) {
       gone = store_->add("left", 0);
     }

@@ -32,7 +32,7 @@ class StoreConnection {
   // ranks are missing after `timeout` seconds (named), two ranks are the same, or they were started with
   // different sizes.
   StoreConnection(const StorePlace& place, double timeout);
-  // If this process runs the store, waits for the others to leave (at most ten seconds).
+  // If this process runs the store, waits for the others to leave, at most ten seconds.
   ~StoreConnection();
   StoreConnection(const StoreConnection&) = delete;
   StoreConnection& operator=(const StoreConnection&) = delete;
@@ -55,8 +55,8 @@ class StoreConnection {
 
   // Another connection to the same store.
   std::unique_ptr<StoreConnection> connect() const;
-  // Makes the destructor not wait for the others, which may be dead.
-  void leave_at_once() { wait_for_others_ = false; }
+  // Makes the destructor wait for at most so many seconds, because the others may be dead.
+  void leave_within(double seconds) { leave_seconds_ = seconds; }
 
  private:
   struct Store;
@@ -66,7 +66,7 @@ class StoreConnection {
   StorePlace place_;
   std::unique_ptr<Store> store_;
   bool joined_ = false;  // whether the store waits for this process
-  std::atomic<bool> wait_for_others_{true};
+  std::atomic<double> leave_seconds_{10};
 };
 
 }  // namespace twobp

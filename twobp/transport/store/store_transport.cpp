@@ -35,6 +35,7 @@ std::string part_of(int from, Part part, const char* data, size_t bytes) {
   return text;
 }
 
+constexpr double kReasonSeconds = 2;    // time for the others to read why this rank stopped
 constexpr double kListenerSeconds = 2;  // time for the listener to notice that it must stop
 
 std::string queue_of(int rank) {
@@ -137,7 +138,7 @@ class StoreEnd {
       if (aborted_.exchange(true)) return false;
       reason_ = reason;
     }
-    connection_->leave_at_once();
+    connection_->leave_within(kReasonSeconds);
     mailbox_.wake();
     return true;
   }
