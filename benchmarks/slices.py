@@ -3,6 +3,7 @@
 
     benchmarks/slices.py                    LLaMa of dim 512, 8 layers, sequences of 2048, one and two micro-batches of one sequence, 2 ranks
     benchmarks/slices.py --models mamba     Mamba, sequences of 4096
+    benchmarks/slices.py --memory           bytes alone: LLaMa on 8 ranks, 8 micro-batches, sequences of 512, measured and planned (busy cores do not matter)
 
 All ways of a case take turns in one process. Ratios are taken within each turn; a ratio above 1 says that the first way is faster.
 It needs two quiet cores.
@@ -66,6 +67,26 @@ def report(options, model, micro_batches, result):
     return figures
 
 
+def memory(options, folder):
+    """Activations and stash of the fullest of 8 ranks, 1F1B off, in a real step and as planned."""
+    ranks, answer = 8, folder / "answer.json"
+    config = [ROOT / "configs/bench_llama.json", "--set", "data.sequence=512", "pipeline.micro_batch_size=1", f"pipeline.ranks={ranks}",
+              "pipeline.split=[3,2,2,2,2,2,2,3]", *options.set]
+    call(options.program, "bench", *config, "pipeline.schedule=1f1b", "pipeline.p2=off", "--ways", "pipeline.slices=1", f"pipeline.slices={options.slices}",
+         "--micro-batches", ranks, "--repeat", 1, "--steps", 1, "--warmup", 0, "--json", answer)
+    whole, slices = json.loads(answer.read_text())["rows"]
+    call(options.program, "plan", *config, "--schedule", "1f1b", "--p2", "off", "--stages", ranks, "--recompute", "none", "--micro-batches", ranks,
+         "--micro-batch-sizes", 1, "--slices", f"1,{options.slices}", "--all", "--json", answer)
+    planned = {row["slices"]: row["peak_bytes"] for row in json.loads(answer.read_text())["choices"]}
+    fullest = max(range(ranks), key=lambda rank: whole["peak_held_bytes"][rank])
+    weights = whole["peak_bytes"][fullest] - whole["peak_held_bytes"][fullest]  # what the rank holds besides: the plan counts it, too
+    result = {"measured": max(slices["peak_held_bytes"]) / max(whole["peak_held_bytes"]),
+              "planned": (planned[options.slices] - weights) / (planned[1] - weights)}
+    print(f"llama, {ranks} ranks, {ranks} micro-batches of one sequence of 512, 1f1b off, bytes of {options.slices} slices over whole sequences: "
+          f"measured {result['measured']:.3f}, planned {result['planned']:.3f} (bar 0.27)")
+    return result
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default=ROOT / "build/release/twobp", type=pathlib.Path)
@@ -76,11 +97,14 @@ def main():
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings")
     parser.add_argument("--repeats", type=int, default=7, help="turns")
     parser.add_argument("--steps", type=int, default=1, help="steps of a way in each turn")
+    parser.add_argument("--memory", action="store_true", help="only the bytes on 8 ranks")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        for model in options.models:
+        if options.memory:
+            figures["memory"] = memory(options, pathlib.Path(folder))
+        for model in options.models if not options.memory else []:
             for count in options.micro_batches:
                 result = measure(options, model, count, pathlib.Path(folder))
                 figures[f"{model} {count}"] = {"ways": result, "figures": report(options, model, count, result)}
