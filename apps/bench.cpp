@@ -16,6 +16,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/data/balance.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
@@ -82,6 +83,20 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
+// The batch that training would read first, in that order. If the data has too few samples, they repeat.
+Batch first_batch(const Trainer& trainer, int micro_batches) {
+  const Config& config = trainer.config();
+  const Dataset& data = *trainer.data().train;
+  const int64_t size = config.pipeline.micro_batch_size;
+  const auto epoch = epoch_order(data.size(), config.data.shuffle, config.train.seed, 0);
+  std::vector<int64_t> costs(static_cast<size_t>(micro_batches * size));
+  for (size_t i = 0; i < costs.size(); ++i) costs[i] = data.cost(epoch[i % epoch.size()]);
+  std::vector<int64_t> samples;
+  for (const size_t i : level_order(costs, 1, micro_batches, size))
+    samples.push_back(epoch[i % epoch.size()]);
+  return read_batch(data, samples, 0, size);
+}
+
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.
 std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given, Trainer& trainer) {
   std::vector<BenchRow> rows;
@@ -93,10 +108,7 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   const auto caps = or_configured(options.caps, config.pipeline.memory_cap);
   const auto counts = or_configured(options.micro_batches, trainer.micro_batches());
   for (const int count : counts) {
-    std::vector<int64_t> indices(count * config.pipeline.micro_batch_size);
-    for (size_t i = 0; i < indices.size(); ++i)
-      indices[i] = static_cast<int64_t>(i) % trainer.data().train->size();
-    const Batch batch = read_batch(*trainer.data().train, indices, 0, config.pipeline.micro_batch_size);
+    const Batch batch = first_batch(trainer, count);
     for (const auto& asked : options.schedules) {
       const auto [schedule, policies] = asked_schedule(asked, options.policies);
       if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;

@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
-"""What a level order of packed documents brings (twobp/data/balance.h): the simulated step of 1F1B, with samples as they come and in that order, over
-the batches of an epoch. The documents are paragraphs of real text, packed whole into samples. A micro-batch takes 1 - A of its time for any
-documents, and A times its pairs of positions within documents over their mean; `twobp profile` shows A, attention's time without its projections
-in a sample of one document. No machine's speed matters.
+"""What a level order of packed documents brings (twobp/data/balance.h), and how far a simulation with equal micro-batches is from one that knows what each
+costs. The documents are paragraphs of real text, packed whole into samples. A micro-batch takes 1 - A of its time for any documents, and A times its
+pairs of positions within documents over their mean: a third of that in F, two thirds in I. `twobp profile` shows A, attention's time without its
+projections in a sample of one document. Everything is simulated, so no machine's speed matters.
 
     benchmarks/balance.py [--text 'docs/*.md'] [--sequence 2048] [--attention 0.3] [--ranks 4]
+
+Needs the Python package: PYTHONPATH=build/release/python.
 """
 import argparse
 import glob
 import pathlib
 import random
 import statistics
+
+import twobp
+
+BATCHES = 40
 
 
 def pack(lengths, sequence):
@@ -29,35 +35,68 @@ def fill(costs, bins, capacity):
     return [sorted(one) for one in filled]
 
 
+def costliest_in_the_middle(items, costs):
+    rising = sorted(items, key=lambda i: costs[i])
+    return rising[::2] + rising[1::2][::-1]
+
+
 def level(costs, replicas, micro_batches, size):
     samples = fill(costs, replicas * micro_batches, size)
-    order = fill([sum(costs[i] for i in one) for one in samples], replicas, micro_batches)
-    return [i for replica in order for one in replica for i in samples[one]]
+    sums = [sum(costs[i] for i in one) for one in samples]
+    return [i for replica in fill(sums, replicas, micro_batches) for one in costliest_in_the_middle(replica, sums) for i in samples[one]]
 
 
-def step(times, ranks):
-    """The time of 1F1B whose micro-batches take times[m] on each rank: a third for F and the rest for I and W."""
-    count = len(times)
-    orders = []
-    for rank in range(ranks):
-        ahead = min(ranks - rank, count)
-        order = [("F", m) for m in range(ahead)]
-        for m in range(count):
-            order += [("B", m)] + ([("F", m + ahead)] if m + ahead < count else [])
-        orders.append(order)
-    ends, now, at = {}, [0.0] * ranks, [0] * ranks
-    while any(at[rank] < len(orders[rank]) for rank in range(ranks)):
-        for rank in range(ranks):
-            if at[rank] == len(orders[rank]):
-                continue
-            op, m = orders[rank][at[rank]]
-            before = {"F": ("F", m, rank - 1) if rank else None, "B": ("B", m, rank + 1) if rank + 1 < ranks else ("F", m, rank)}[op]
-            if before is not None and before not in ends:
-                continue
-            now[rank] = max(now[rank], ends.get(before, 0)) + times[m] * (1 / 3 if op == "F" else 2 / 3)
-            ends[op, m, rank] = now[rank]
-            at[rank] += 1
-    return max(now)
+class Steps:
+    """Simulates steps whose micro-batches have these pairs, relative to the mean of all samples."""
+
+    def __init__(self, name, p2, ranks, attention):
+        self.name, self.p2, self.ranks, self.attention = name, p2, ranks, attention
+
+    def __call__(self, pairs):
+        schedule = twobp.schedule(self.name, ranks=self.ranks, micro_batches=len(pairs), p2=self.p2)
+        part = self.ranks / schedule.stages
+        products = 1 - self.attention
+        return schedule.simulate([[part * (products + self.attention * one)] for one in pairs], [[part * (products + 2 * self.attention * one)] for one in pairs],
+                                 part * products, p2_units=4)
+
+
+def pairs_of(costs, order, size):
+    return [sum(costs[i] for i in order[at:at + size]) / size for at in range(0, len(order), size)]
+
+
+def over_replicas(costs, options):
+    print(f"\n1F1B without 2BP on {options.ranks} ranks, over the batches of an epoch\n{'replicas':>8} {'micro-batches':>14} {'size':>5}   step as they come / level")
+    steps = Steps("1f1b", "off", options.ranks, options.attention)
+    for replicas, micro_batches, size in ((1, 8, 1), (1, 8, 4), (2, 8, 1), (4, 8, 1), (4, 8, 4)):
+        batch = replicas * micro_batches * size
+        sums = [0.0, 0.0]
+        for begin in range(0, len(costs) - batch + 1, batch):
+            of = costs[begin:begin + batch]
+            for which, order in enumerate((list(range(batch)), level(of, replicas, micro_batches, size))):
+                pairs = pairs_of(of, order, size)
+                sums[which] += max(steps(pairs[r * micro_batches:(r + 1) * micro_batches]).step for r in range(replicas))
+        print(f"{replicas:8} {micro_batches:14} {size:5}   {sums[0] / sums[1]:.3f}" if sums[1] else f"{replicas:8} {micro_batches:14} {size:5}   too few samples")
+
+
+def against_equal(costs, options):
+    print(f"\nThe step over that of equal micro-batches of the same sum, {BATCHES} batches drawn at random: as they come, level; idle level less equal\n"
+          f"{'schedule':11} {'ranks':>5} {'size':>4}   {'M = N':24}{'M = 2 N':24}M = 4 N")
+    for name, p2 in (("1f1b", "off"), ("1f1b", "fill"), ("zb-h1", "placed"), ("zb-v", "fill")):
+        for ranks in (2, 4, 8):
+            for size in (1, 2, 4):
+                cells = []
+                for micro_batches in (ranks, 2 * ranks, 4 * ranks):
+                    draw = random.Random(1)
+                    steps = Steps(name, p2, ranks, options.attention)
+                    sums, idle = [0.0, 0.0, 0.0], 0
+                    for _ in range(BATCHES):
+                        of = draw.choices(costs, k=micro_batches * size)
+                        orders = pairs_of(of, list(range(len(of))), size), pairs_of(of, level(of, 1, micro_batches, size), size)
+                        done = [steps(pairs) for pairs in (*orders, [statistics.mean(of)] * micro_batches)]
+                        sums = [a + one.step for a, one in zip(sums, done)]
+                        idle += (done[1].bubble - done[2].bubble) / BATCHES
+                    cells.append(f"{sums[0] / sums[2]:.3f} {sums[1] / sums[2]:.3f}; {idle:+.3f}")
+                print(f"{name + '@' + p2:11} {ranks:5} {size:4}   {''.join(f'{cell:24}' for cell in cells)}".rstrip())
 
 
 def main():
@@ -70,22 +109,13 @@ def main():
     texts = [pathlib.Path(name).read_text() for name in sorted(glob.glob(options.text))]
     lengths = [len(part.encode()) for text in texts for part in text.split("\n\n") if part.strip()]
     samples = pack([min(length, options.sequence) for length in lengths], options.sequence)
-    costs = [sum(length ** 2 for length in sample) for sample in samples]
+    pairs = [sum(length ** 2 for length in sample) for sample in samples]
+    costs = [one / statistics.mean(pairs) for one in pairs]
     random.Random(1).shuffle(costs)
-    mean = statistics.mean(costs)
-    print(f"{len(lengths)} documents in {len(costs)} samples; pairs of a sample {min(costs) / mean:.2f} to {max(costs) / mean:.2f} of the mean; "
-          f"attention {options.attention}, {options.ranks} ranks")
-    print(f"{'replicas':>8} {'micro-batches':>14} {'size':>5}   step as they come / level")
-    for replicas, micro_batches, size in ((1, 8, 1), (1, 8, 4), (2, 8, 1), (4, 8, 1), (4, 8, 4)):
-        batch = replicas * micro_batches * size
-        sums = [0.0, 0.0]
-        for begin in range(0, len(costs) - batch + 1, batch):
-            of = costs[begin:begin + batch]
-            for which, order in enumerate((list(range(batch)), level(of, replicas, micro_batches, size))):
-                pairs = [sum(of[i] for i in order[at:at + size]) / size for at in range(0, batch, size)]
-                times = [1 - options.attention + options.attention * one / mean for one in pairs]
-                sums[which] += max(step(times[r * micro_batches:(r + 1) * micro_batches], options.ranks) for r in range(replicas))
-        print(f"{replicas:8} {micro_batches:14} {size:5}   {sums[0] / sums[1]:.3f}" if sums[1] else f"{replicas:8} {micro_batches:14} {size:5}   too few samples")
+    print(f"{len(lengths)} documents in {len(costs)} samples of {options.sequence}; pairs of a sample {min(costs):.2f} to {max(costs):.2f} of the mean, "
+          f"deviation {statistics.pstdev(costs):.2f}; attention {options.attention}")
+    over_replicas(costs, options)
+    against_equal(costs, options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 // Schedules for Python: named ones, their instructions as data, simulation and pictures. No torch.
+#include <algorithm>
 #include <optional>
 #include <pybind11/stl.h>
 #include <string>
@@ -19,13 +20,17 @@
 namespace twobp::python {
 namespace {
 
-// One number for all stages, or one for each.
-using Costs = std::vector<double>;
+// One row for all micro-batches, or one for each. A row has one number for all stages, or one for each.
+using Costs = std::vector<std::vector<double>>;
 
-double cost_of(const char* name, const Costs& costs, int stage, int stages) {
-  TWOBP_CHECK(costs.size() == 1 || static_cast<int>(costs.size()) == stages, name, " has ", costs.size(),
-              " numbers, but the schedule has ", stages, " stages: give one number, or one for each stage");
-  return costs[costs.size() == 1 ? 0 : static_cast<size_t>(stage)];
+double cost_of(const char* name, const Costs& costs, size_t row, size_t rows, int stage, int stages) {
+  TWOBP_CHECK(costs.size() == 1 || costs.size() == rows, name, " has ", costs.size(),
+              " lists, but another cost has ", rows, ": give one list for each micro-batch, or one number");
+  const std::vector<double>& of_stages = costs[costs.size() == 1 ? 0 : row];
+  TWOBP_CHECK(of_stages.size() == 1 || static_cast<int>(of_stages.size()) == stages, name, " has ",
+              of_stages.size(), " numbers, but the schedule has ", stages,
+              " stages: give one number, or one for each stage");
+  return of_stages[of_stages.size() == 1 ? 0 : static_cast<size_t>(stage)];
 }
 
 struct Simulated {
@@ -47,13 +52,16 @@ Schedule make(const std::string& name, std::optional<int> stages, std::optional<
 
 Simulated run(const Schedule& schedule, const Costs& forward, const Costs& backward_p1,
               const Costs& backward_p2, int p2_units, double latency, double cap) {
-  std::vector<StageCost> costs(static_cast<size_t>(schedule.stages));
-  for (int stage = 0; stage < schedule.stages; ++stage) {
-    StageCost& cost = costs[static_cast<size_t>(stage)];
-    cost.forward = cost_of("forward", forward, stage, schedule.stages);
-    cost.backward_p1 = cost_of("backward_p1", backward_p1, stage, schedule.stages);
-    cost.backward_p2 = cost_of("backward_p2", backward_p2, stage, schedule.stages);
-    cost.p2_units = p2_units;
+  const size_t rows = std::max({forward.size(), backward_p1.size(), backward_p2.size()});
+  std::vector<StageCost> costs;
+  for (size_t row = 0; row < rows; ++row) {
+    for (int stage = 0; stage < schedule.stages; ++stage) {
+      StageCost& cost = costs.emplace_back();
+      cost.forward = cost_of("forward", forward, row, rows, stage, schedule.stages);
+      cost.backward_p1 = cost_of("backward_p1", backward_p1, row, rows, stage, schedule.stages);
+      cost.backward_p2 = cost_of("backward_p2", backward_p2, row, rows, stage, schedule.stages);
+      cost.p2_units = p2_units;
+    }
   }
   SimulationOptions options;
   options.message_seconds = latency;

@@ -204,20 +204,41 @@ class PyTrainer {
     return to_dict(result);
   }
 
-  py::dict evaluate(const std::vector<Fields>& micro_batches, int64_t number) {
+  // The sums over all batches, each a list of micro-batches. The weights and their running means change
+  // places once, and back even if reading a batch raises.
+  py::dict evaluate(py::iterator batches) {
     const Use use(*this);
-    const Batch batch = own_batch(micro_batches);
-    const auto result = until_done([&] {
-      const auto done = trainer_->evaluate(batch, number);
-      if (!done) trainer_->go_on_from(trainer_->position());
-      return done;
-    });
+    const auto swap = [&] {
+      const Unlocked unlocked;
+      trainer_->update().swap_averages();
+    };
+    BatchEvaluation all;
+    int64_t targets = 0;
+    swap();
+    try {
+      for (int64_t number = 1;; ++number) {
+        reads_ = true;
+        if (number > 1) ++batches;
+        if (batches == py::iterator::sentinel()) break;
+        const auto micro_batches = batches->cast<std::vector<Fields>>();
+        reads_ = false;
+        targets += evaluate_batch(micro_batches, number, all);
+      }
+    } catch (...) {
+      reads_ = false;
+      const auto raised = std::current_exception();
+      try {
+        swap();
+      } catch (const std::exception&) {  // the first error is the one to report
+      }
+      std::rethrow_exception(raised);
+    }
+    reads_ = false;
+    swap();
     py::dict out;
-    out["loss"] = result.loss;
-    out["targets"] = trainer_->world().replicas == 1
-                         ? batch.targets
-                         : make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
-    out["right"] = result.right ? py::object(py::int_(*result.right)) : py::none();
+    out["loss"] = all.loss;
+    out["targets"] = targets;
+    out["right"] = all.right ? py::object(py::int_(*all.right)) : py::none();
     return out;
   }
 
@@ -290,8 +311,10 @@ class PyTrainer {
     trainer_->add_observer(drawn_);
   }
 
+  // Also for a batch that evaluate() reads, as then nothing runs.
   void add_shape(const std::string& json, const Fields& constants) {
-    const Use use(*this);
+    std::optional<Use> use;
+    if (!reads_) use.emplace(*this);
     graph::add_shape(*graph_, json, "the captured module", constants);
   }
 
@@ -332,7 +355,10 @@ class PyTrainer {
       TWOBP_CHECK(of.process_ == ::getpid(),
                   "this process was forked after the trainer was made, and has none of its threads: make the "
                   "trainer in the process that uses it");
-      TWOBP_CHECK(!of.used_.exchange(true), "the trainer is in use by another thread: wait for that call");
+      TWOBP_CHECK(!of.used_.exchange(true),
+                  "the trainer is in use by another thread, or by the evaluation that reads this batch: wait "
+                  "for that "
+                  "call");
     }
     ~Use() { of_.used_ = false; }
     Use(const Use&) = delete;
@@ -341,6 +367,20 @@ class PyTrainer {
    private:
     PyTrainer& of_;
   };
+
+  // Adds the sums of a batch, and returns its targets on all replicas.
+  int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums) {
+    const Batch batch = own_batch(micro_batches);
+    const auto result = until_done([&] {
+      const auto done = trainer_->evaluate(batch, number);
+      if (!done) trainer_->go_on_from(trainer_->position());
+      return done;
+    });
+    sums.loss += result.loss;
+    if (result.right) sums.right = sums.right.value_or(0) + *result.right;
+    if (trainer_->world().replicas == 1) return batch.targets;
+    return make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
+  }
 
   // This replica's share of a step's micro-batches, as a Loader gives it.
   Batch own_batch(const std::vector<Fields>& of_all) const {
@@ -475,6 +515,7 @@ class PyTrainer {
 
   pid_t process_;
   std::atomic<bool> used_{false};
+  bool reads_ = false;  // evaluate() reads a batch, with the GIL
   std::shared_ptr<graph::Graph> graph_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Checkpointer> checkpointer_;

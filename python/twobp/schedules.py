@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from twobp import _native
 
+# One number, one for each stage, or one for each micro-batch and stage.
+Cost = float | Sequence[float] | Sequence[Sequence[float]]
+
 
 class Instruction(NamedTuple):
     """`op` on `stage` for the micro-batches from `micro_batch` to `micro_batch + count - 1`. `op` is F (forward), I (input
@@ -67,20 +70,24 @@ class Schedule:
         messages that may wait for a rank."""
         self._native.validate(rendezvous, -1 if buffers is None else buffers)
 
-    def simulate(self, forward: float | Sequence[float] = 1, backward_p1: float | Sequence[float] = 1,
-                 backward_p2: float | Sequence[float] = 1, *, p2_units: int = 1, latency: float = 0,
+    def simulate(self, forward: Cost = 1, backward_p1: Cost = 1, backward_p2: Cost = 1, *, p2_units: int = 1, latency: float = 0,
                  cap: float | None = None) -> Simulation:
         """Times the schedule by the executor's rules.
 
-        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. W has `p2_units`
-        pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit. `cap` is
-        the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative or for another
-        number of stages."""
-        def numbers(cost: float | Sequence[float]) -> list[float]:
-            return [float(one) for one in cost] if isinstance(cost, Sequence) else [float(cost)]
+        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. Where micro-batches cost
+        unequally, a cost is a list of such lists, one for each micro-batch; the numbers of a list may be one for all stages
+        (`[[1], [1.5]]`). Fewer lists than micro-batches repeat, so that with slices there may be one for each slice. W has
+        `p2_units` pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit.
+        `cap` is the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative, for
+        another number of stages, and for a number of lists that does not divide that of the micro-batches."""
+        def rows(cost: Cost) -> list[list[float]]:
+            if not isinstance(cost, Sequence):
+                return [[float(cost)]]
+            if len(cost) > 0 and all(isinstance(row, Sequence) for row in cost):
+                return [[float(one) for one in row] for row in cost]
+            return [[float(one) for one in cost]]
 
-        return Simulation(self._native.simulate(numbers(forward), numbers(backward_p1), numbers(backward_p2), p2_units, latency,
-                                                cap or 0), self)
+        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), p2_units, latency, cap or 0), self)
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
         """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule has no fixed

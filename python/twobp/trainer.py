@@ -111,17 +111,13 @@ class Trainer:
         return StepResult(**self._native.step(self._cut(batch), lr))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
-        """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`."""
-        loss, right, targets = 0.0, None, 0
-        for number, batch in enumerate(batches_, 1):
-            one = self._native.evaluate(self._cut(batch), number)
-            loss += one["loss"]
-            targets += one["targets"]
-            if one["right"] is not None:
-                right = (right or 0) + one["right"]
+        """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`. While `batches_` gives its batches, it
+        must not use the trainer, whose weights may be their running means."""
+        all_ = self._native.evaluate(self._cut(batch) for batch in batches_)
+        targets, right = all_["targets"], all_["right"]
         if targets == 0:
             raise Error("nothing to evaluate: there is no batch, or no target that counts")
-        return Evaluation(loss / targets, None if right is None else right / targets)
+        return Evaluation(all_["loss"] / targets, None if right is None else right / targets)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns copies of all weights and buffers under the module's own names, as module.load_state_dict takes them."""

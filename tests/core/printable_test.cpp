@@ -25,7 +25,7 @@ TEST(Printable, ShowsControlCharacters) {
 // Some terminals read raw bytes as C1 control characters, and decoders disagree about such bytes.
 TEST(Printable, ShowsBytesThatAreNotUtf8) {
   EXPECT_EQ(printable("\x9b[2J"), "\\x9b[2J");
-  EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b") << "too long a form";
+  EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b") << "an overlong form";
   EXPECT_EQ(printable("\xe2\x80"), "\\xe2\\x80") << "cut off";
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "a surrogate";
   EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80") << "above the last code";

@@ -37,7 +37,7 @@ TEST(Text, NearestTakesTheFewestChanges) {
   EXPECT_EQ(nearest("1f2b", names), "1f1b");
   EXPECT_EQ(nearest("gpip", names), "gpipe");    // one letter is missing
   EXPECT_EQ(nearest("xgpipe", names), "gpipe");  // one letter too many
-  EXPECT_EQ(nearest("zb-h", names), "zb-v") << "the first of equals";
+  EXPECT_EQ(nearest("zb-h", names), "zb-v") << "of equally near names, the first";
   EXPECT_EQ(nearest("zb-h11", names), "zb-h1");
   EXPECT_EQ(nearest("", {"abc", "ab"}), "ab");
   EXPECT_EQ(nearest("abc", {"xxabc", "axc"}), "axc");

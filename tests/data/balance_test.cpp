@@ -15,7 +15,8 @@ namespace {
 TEST(LevelOrder, PairsDearSamplesWithCheapOnes) {
   EXPECT_EQ(level_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
   EXPECT_EQ(level_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
-  EXPECT_EQ(level_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{0, 2, 1, 3})) << "replicas";
+  EXPECT_EQ(level_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
+  EXPECT_EQ(level_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3})) << "rise and fall";
   EXPECT_EQ(level_order({}, 1, 0, 1), std::vector<size_t>());
 }
 
@@ -30,7 +31,7 @@ int64_t spread(const std::vector<int64_t>& sums) {
   return *most - *least;
 }
 
-TEST(LevelOrder, KeepsEverySampleAndLevels) {
+TEST(LevelOrder, KeepsEverySampleLevelsAndRisesThenFalls) {
   SplitMix64 random(1);
   double before = 0, after = 0;
   for (int round = 0; round < 100; ++round) {
@@ -47,6 +48,12 @@ TEST(LevelOrder, KeepsEverySampleAndLevels) {
     for (const int64_t bins : {replicas, replicas * micro_batches}) {
       before += static_cast<double>(spread(sums(costs, as_it_was, bins)));
       after += static_cast<double>(spread(sums(costs, order, bins)));
+    }
+    const std::vector<int64_t> all = sums(costs, order, replicas * micro_batches);
+    for (auto replica = all.begin(); replica != all.end(); replica += micro_batches) {
+      const auto most = std::max_element(replica, replica + micro_batches);
+      EXPECT_TRUE(std::is_sorted(replica, most + 1)) << "rises";
+      EXPECT_TRUE(std::is_sorted(most, replica + micro_batches, std::greater<>())) << "and falls";
     }
   }
   EXPECT_LT(after, 0.5 * before);

@@ -65,7 +65,8 @@ TEST(PackedDataset, SplitsDocuments) {
   ASSERT_EQ(data.size(), 2);  // three tokens are left out
   const Fields fields = all_of(data);
   EXPECT_EQ(row_of(fields, "input_ids", 0), (Numbers{'a', 'b', 'c', 'A'}));
-  EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'b', 'c', kNone, 'B'})) << "the document goes on";
+  EXPECT_EQ(row_of(fields, "labels", 0), (Numbers{'b', 'c', kNone, 'B'}))
+      << "the label of the last position is in the next sample";
   EXPECT_EQ(row_of(fields, kDocumentStarts, 0), (Numbers{0, 0, 0, 3}));
   EXPECT_EQ(row_of(fields, "input_ids", 1), (Numbers{'B', 'C', 'D', 'E'}));
   EXPECT_EQ(row_of(fields, "labels", 1), (Numbers{'C', 'D', 'E', kNone}));
@@ -202,7 +203,7 @@ TEST(OpenDocuments, ReadsLinesAsBytes) {
   ModelInput masked;
   masked.kind = InputKind::kMaskedTokens;
   masked.vocab = kMaskedByteVocab;
-  EXPECT_EQ(open_data(config_of(path, "stream"), masked, 1).train->size(), 2) << "of six bytes each";
+  EXPECT_EQ(open_data(config_of(path, "stream"), masked, 1).train->size(), 2) << "two samples of six bytes";
   EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0),
             (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
 }

@@ -55,7 +55,7 @@ TEST(FindPython, IgnoresTheCurrentFolder) {
   }
   {
     const Environment active("VIRTUAL_ENV", folder.path(".venv"));
-    EXPECT_EQ(find_python(), folder.path(".venv/bin/python")) << "somebody has activated it";
+    EXPECT_EQ(find_python(), folder.path(".venv/bin/python")) << "an activated environment comes first";
   }
   std::filesystem::current_path(before);
 }

@@ -118,8 +118,8 @@ double bound(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-11 : 5e-5;
 }
 
-// Relative to the largest number, or to 0.1 if that is larger: small numbers may be differences of numbers of
-// about 0.1.
+// The error is relative to the largest number, or to 0.1 if that is larger, because small numbers may be
+// differences of numbers of about 0.1.
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative,
                  const std::string& what) {
   expect_within(actual, expected, relative * std::max(0.1, largest(expected)), what);
@@ -307,7 +307,7 @@ TEST_P(BatchLayer, OrderOfMicroBatchesDoesNotMatter) {
   }
 }
 
-TEST_P(BatchLayer, LeavesAloneWhatTheCallerHolds) {
+TEST_P(BatchLayer, LeavesTheCallersTensorsAlone) {
   Made made = make(at::kFloat);
   const at::Tensor x = input(3, at::kFloat);
   const at::Tensor copy = x.clone();
@@ -339,8 +339,8 @@ TEST_P(BatchLayer, KeepsNothingAfterW) {
   EXPECT_EQ(bytes.now(), 0);
 }
 
-// As in a run: each micro-batch of the next step reuses the slot of the previous step.
-TEST_P(BatchLayer, SavedServesAgain) {
+// In a run, each micro-batch of the next step reuses the slot of the previous step.
+TEST_P(BatchLayer, SavedIsReused) {
   Made made = make(at::kFloat);
   MicroBatch micro_batch(*made.layer);
   std::vector<at::Tensor> dx;

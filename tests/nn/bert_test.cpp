@@ -64,7 +64,7 @@ TEST(BidirectionalAttention, MaskOfOnesIsNoMask) {
 }
 
 // If no position can be attended to, any finite result is allowed. The other sample must be unaffected.
-TEST(BidirectionalAttention, SampleOfNothingButPadding) {
+TEST(BidirectionalAttention, ASampleMayBeAllPadding) {
   BidirectionalAttention layer(kShape, 0, "a", at::kFloat);
   const at::Tensor x = random({2, 9, 3 * kShape.width()}, 1, at::kFloat);
   MicroBatch micro_batch(layer, {{"attention_mask", mask_of({0, 9}, 9)}});
@@ -105,13 +105,14 @@ TEST(BertEmbedding, GradientsOfRepeatedTokensPositionsAndTypesAddUp) {
   const at::Tensor& words = parameters[0]->grad;
   expect_close(words[2], rows[0] + rows[2] + rows[3], 4, at::kDouble, "repeated token");
   expect_close(words[0], rows[1] + rows[4], 4, at::kDouble, "token");
-  EXPECT_EQ(largest(words[1]) + largest(words[4]), 0) << "tokens that are not there";
+  EXPECT_EQ(largest(words[1]) + largest(words[4]), 0) << "no sample has these tokens";
   expect_close(parameters[1]->grad[2], rows[2] + rows[5], 4, at::kDouble, "position");
   EXPECT_EQ(largest(parameters[1]->grad[3]), 0) << "a position beyond the sequence";
   expect_close(parameters[2]->grad[1], rows[1] + rows[2] + rows[5], 4, at::kDouble, "type");
 }
 
-// Only the word's row: the position and the type of a padding token are trained, as in transformers.
+// Only the word's row has no gradient. The position and the type of a padding token are trained, as in
+// transformers.
 TEST(BertEmbedding, ThePaddingTokenHasNoGradient) {
   const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
   const auto gradients = [&](int64_t padding) {
@@ -201,7 +202,8 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kPositions = 5;
 constexpr int64_t kRows = kBatch * kPositions;
 
-// Numbers (of 4 bytes) that are kept after F and after I, including those that the caller passes in.
+// Compares the bytes that are kept after F and after I with these counts of 4-byte numbers. They include the
+// tensors that the caller passes in.
 void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
                     const Fields& fields, int64_t after_forward, int64_t after_p1) {
   make_parameters(layer);
@@ -217,7 +219,7 @@ void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_
 
 const std::vector<int64_t> kInput = {kBatch, kPositions, 12};
 
-// With dropout and without it, because masks are not saved.
+// The counts are the same with dropout and without it, because masks are not saved.
 class BertMemory : public testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Dropout, BertMemory, testing::Values(0.0, 0.25));
 
@@ -279,7 +281,8 @@ std::vector<std::string> names_of(const test::Typed<BertOptions>& o) {
   return names;
 }
 
-// 5 of the embeddings, 16 per block, 6 of the head. The decoder's weight in the head is the word embeddings.
+// The embeddings have 5, each block 16 and the head 6. The decoder's weight in the head is the word
+// embeddings.
 TEST(Bert, ParametersAndKinds) {
   const test::Typed<BertOptions> o = options();
   const auto names = names_of(o);

@@ -1,5 +1,5 @@
-// The gradient check for layers of one's own finds what such layers get wrong. That it passes for right
-// layers is shown by gradient_test.cpp.
+// The gradient check that users run on their own layers finds typical mistakes. gradient_test.cpp shows that
+// right layers pass.
 #include "twobp/nn/check_layer.h"
 
 #include <functional>
@@ -13,7 +13,7 @@ using test::expect_error;
 
 enum class Mistake { kNone, kP1, kP2, kNoW, kNoUnit, kOverwrites, kState, kShape };
 
-// y = x w^T + b, with one mistake.
+// Computes y = x w^T + b, with one mistake.
 class Mistaken : public Layer {
  public:
   explicit Mistaken(Mistake mistake, at::ScalarType dtype = at::kDouble)

@@ -1,4 +1,4 @@
-// Backward-p2 of several micro-batches in one call: the number of GEMMs, and the same results as the loop.
+// Tests backward-p2 of several micro-batches in one call: it has one GEMM, and the results of the loop.
 #include <ATen/record_function.h>
 
 #include "tests/nn/layer_test_util.h"

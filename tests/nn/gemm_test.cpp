@@ -68,8 +68,8 @@ TEST_P(GemmLibraries, LargeProductsOfEitherSideTransposed) {
 INSTANTIATE_TEST_SUITE_P(Gemm, GemmLibraries, testing::Bool(),
                          [](const auto& info) { return info.param ? "OneDnn" : "Mkl"; });
 
-// As in W of projections to or from few numbers: the terms are summed in several parts, and the last part is
-// shorter.
+// W of projections to or from few numbers has such products. The terms are summed in several parts, and the
+// last part is shorter.
 TEST(Gemm, NarrowProductsOfManyTerms) {
   for (const auto& [rows, cols] : {std::pair{4096, 16}, {16, 4096}, {1024, 64}, {64, 1000}}) {
     for (const int64_t terms : {0, 1, 30, 101}) {
@@ -100,7 +100,7 @@ TEST(Gemm, LargeProductsOfMatricesWithinOthers) {
   expect_product(apart, zero, 1, true);
 }
 
-TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
+TEST(OneDnn, TakesOnlyProductsThatItComputesFaster) {
   const OneDnnForced one_dnn(true);
   if (!one_dnn_multiplies()) GTEST_SKIP() << "LibTorch has no oneDNN";
   const Operands of;
@@ -109,12 +109,12 @@ TEST(OneDnn, TakesOnlyWhatItIsFasterFor) {
   EXPECT_FALSE(one_dnn_is_faster(of.y.narrow(0, 0, 8), of.a.narrow(0, 0, 8), of.b)) << "small";
   EXPECT_FALSE(one_dnn_is_faster(of.y.to(at::kDouble), of.a.to(at::kDouble), of.b.to(at::kDouble)));
   const at::Tensor wide = random({kRows, 2 * kInner}, 4, at::kFloat);
-  EXPECT_FALSE(one_dnn_is_faster(of.y, wide.narrow(1, 0, kInner), of.b)) << "it would be copied";
+  EXPECT_FALSE(one_dnn_is_faster(of.y, wide.narrow(1, 0, kInner), of.b)) << "oneDNN would copy its rows";
   at::Tensor y = at::empty_like(of.y);
   one_dnn_product(y, of.a, of.b, 0, 1);
   at::Tensor through = at::empty_like(of.y);
   multiply_into(through, of.a, of.b);
-  EXPECT_TRUE(through.equal(y)) << "the layers' products go there";
+  EXPECT_TRUE(through.equal(y)) << "layers multiply by the same function";
   const OneDnnForced mkl(false);
   EXPECT_FALSE(one_dnn_is_faster(of.y, of.a, of.b));
 }

@@ -131,7 +131,7 @@ TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
 
 // A layer may overwrite tensors that are moved in, but never those that the caller still holds. The results
 // are the same.
-TEST_P(EveryLayer, LeavesAloneWhatTheCallerHolds) {
+TEST_P(EveryLayer, LeavesTheCallersTensorsAlone) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Setting s(GetParam(), dtype);
     const Gradients handed_over = run(s);
@@ -146,7 +146,7 @@ TEST_P(EveryLayer, LeavesAloneWhatTheCallerHolds) {
   }
 }
 
-// The same for a tensor of which only the memory is held, through a view.
+// The same holds if the caller has only a view of the memory.
 TEST_P(EveryLayer, LeavesAloneMemoryThatAViewShares) {
   Setting s(GetParam(), at::kFloat);
   at::Tensor x = copy_of(s.x);

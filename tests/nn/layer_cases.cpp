@@ -87,7 +87,7 @@ LayerCase transposed_linear_case() {
   return c;
 }
 
-// Where the documents of each sample begin: some of one token, some of many.
+// Returns the position where the document of each position begins. Some documents have one token, some many.
 at::Tensor random_starts(int64_t samples, int64_t positions, uint64_t seed) {
   SplitMix64 random(seed);
   at::Tensor starts = at::empty({samples, positions}, at::kLong);
@@ -273,7 +273,7 @@ LayerCase residual_join_case() {
   return c;
 }
 
-// The same in two layers, so that a stage may end between them.
+// The same half in two layers, so that a stage may end between them.
 LayerCase residual_halves_case() {
   LayerCase c;
   c.name = "ResidualInHalves";

@@ -33,7 +33,7 @@ TEST(EmbeddingFacts, GradientsOfRepeatedTokensAddUp) {
   EXPECT_TRUE(same_bits(grad[3], rows[5]));
 }
 
-// PyTorch's gradient with a padding_idx.
+// PyTorch computes the same gradient with a padding_idx.
 TEST(EmbeddingFacts, ThePaddingTokenHasNoGradient) {
   const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
   const at::Tensor dy = at::arange(1, 19, at::kFloat).view({2, 3, 3});
@@ -101,7 +101,7 @@ TEST(AttentionFacts, SequencesOfDifferentLengths) {
   const at::Tensor long_y = longer.forward(random({1, 11, kShape.packed()}, 3, at::kFloat));
   EXPECT_TRUE(same_bits(micro_batch.p1(dy), dx));
   EXPECT_EQ(longer.p1(long_y).sizes(), (std::vector<int64_t>{1, 11, kShape.packed()}));
-  EXPECT_TRUE(same_bits(MicroBatch(layer).evaluate(x), y)) << "with the longer tables";
+  EXPECT_TRUE(same_bits(MicroBatch(layer).evaluate(x), y)) << "the longer tables give the same numbers";
 }
 
 TEST(CrossEntropyFacts, NothingCounted) {
@@ -127,7 +127,7 @@ TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
   EXPECT_TRUE(same_bits(micro_batch.p1({}), expected));  // powers of two: exact
 }
 
-TEST(CrossEntropyFacts, EvaluationCountsWhatIsPredictedRight) {
+TEST(CrossEntropyFacts, EvaluationCountsRightPredictions) {
   CrossEntropy layer;
   const at::Tensor labels = at::tensor({2, 0, -100, 1}, at::kLong);
   const Fields fields = {{"labels", labels}};

@@ -65,7 +65,8 @@ TEST(Lora, NamesAndTargets) {
   EXPECT_EQ(parameters[1]->sizes(), (std::vector<int64_t>{2, kIn}));
   EXPECT_EQ(parameters[4]->name(), "b.v_proj.lora_B.weight");
   EXPECT_EQ(parameters[4]->sizes(), (std::vector<int64_t>{4, 2}));
-  EXPECT_FALSE(LoraLinear::adapts({{"b.xq_proj.weight", 5}}, kLora)) << "the end of a name, at a dot";
+  EXPECT_FALSE(LoraLinear::adapts({{"b.xq_proj.weight", 5}}, kLora))
+      << "a target matches whole parts of a name";
   EXPECT_FALSE(LoraLinear::adapts(kParts, {0, 16, {"q_proj"}}));
 }
 

@@ -82,7 +82,7 @@ TEST(MambaFacts, WComesOutProjectionByProjection) {
 
 // If (u | z) is also held elsewhere, as by recomputation, it must not change. Otherwise its gradient
 // overwrites it. The numbers are the same.
-TEST(MambaFacts, OverwritesOnlyWhatIsItsOwn) {
+TEST(MambaFacts, OverwritesOnlyItsOwnTensors) {
   MambaMixer mixer("mixer", kShape, 1, at::kFloat);
   make_parameters(mixer);
   const at::Tensor uz = random({2, 5, 2 * kShape.inner}, 1, at::kFloat);

@@ -126,7 +126,7 @@ TEST_P(EveryLayer, GradientsOfMicroBatchesAddUp) {
 
 // The first contribution after forget_grad overwrites the gradient of the previous step. Later contributions
 // are added.
-TEST_P(EveryLayer, GradientsOfTheStepBeforeAreForgotten) {
+TEST_P(EveryLayer, GradientsOfThePreviousStepAreForgotten) {
   Orders orders(GetParam());
   const Result first = orders.run("F0 I0 W0");
   orders.run("F1 I1 W1 F2 I2 W2");
@@ -144,7 +144,7 @@ TEST_P(EveryLayer, EvaluationBetweenChangesNothing) {
 }
 
 // The result of a micro-batch does not depend on the mode.
-TEST_P(EveryLayer, EvaluationComputesWhatTrainingDoes) {
+TEST_P(EveryLayer, EvaluationComputesTheSameAsTraining) {
   const LayerCase& c = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     auto layer = c.make(dtype);

@@ -80,11 +80,11 @@ TEST(Operators, AttendAsTheKernelsDo) {
     const auto actual = run();
     for (size_t i = 0; i < expected.size(); ++i)
       EXPECT_LT(largest(actual[i] - expected[i]), 1e-12 * largest(expected[i])) << i;
-    EXPECT_FALSE(same_bits(actual[2], expected[2])) << "the same way?";
+    EXPECT_FALSE(same_bits(actual[2], expected[2])) << "both runs used the same implementation";
   }
 }
 
-// Samples that are split into documents attend as the documents do alone.
+// Documents of one sample attend as each of them does alone.
 TEST(Operators, DocumentsAttendAlone) {
   PackedAttention attention{/*heads=*/2, /*kv_heads=*/1, /*head_dim=*/5, /*causal=*/true, {}, {}};
   const std::vector<int64_t> lengths = {3, 70, 1, 59};  // of one sample, over three blocks of queries
@@ -165,14 +165,15 @@ TEST(OnStandIn, AddsRowsInPlace) {
   const at::Tensor from_there = from.to(device);
   const int64_t before = allocated();
   operators::add_rows_at(rows, ids, from_there);
-  EXPECT_LT(allocated() - before, static_cast<int64_t>(rows.nbytes()) / 10) << "no second table";
+  EXPECT_LT(allocated() - before, static_cast<int64_t>(rows.nbytes()) / 10)
+      << "the rows are added in place, without a second table";
   const at::Tensor here = rows.cpu();
   EXPECT_TRUE(same_bits(here[3], from[0] + from[2]));
   EXPECT_TRUE(same_bits(here[4999], from[1]));
   EXPECT_EQ(here.count_nonzero().item<int64_t>(), 32);
 }
 
-// Rounded where they are stored, nowhere else.
+// Numbers are rounded where they are stored, and nowhere else.
 TEST(Operators, ScansNarrowTypesInFloat32) {
   constexpr int64_t kBatch = 2, kSequence = kScanChunk + 8, kChannels = 5, kState = 3;
   const auto narrow = [](at::IntArrayRef sizes, uint64_t seed) {
@@ -223,7 +224,7 @@ TEST(Operators, ScansNarrowTypesInFloat32) {
   EXPECT_TRUE(same(actual.gradients.ddelta_bias, expected.gradients.ddelta_bias));
 }
 
-// However wide the rows are.
+// Their number does not depend on the width of the rows.
 TEST(OnStandIn, DrawsAMaskByFewOperators) {
   const at::Device device = stand_in_device(0).where();
   const at::Tensor rows = at::arange(3, at::kLong);
@@ -252,7 +253,7 @@ TEST(OnStandIn, RoundsNoProductOfWeightGradients) {
 }
 
 // A table that a longer sequence replaces stays as it is for W, which reads it later in its own stream.
-TEST(OnStandIn, KeepsReplacedTablesForWhatStillReadsThem) {
+TEST(OnStandIn, KeepsAReplacedTableUntilWHasReadIt) {
   const Device device = stand_in_device(0);
   const OnStream here(device.compute());
   AttentionShape shape;

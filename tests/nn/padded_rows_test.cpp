@@ -1,4 +1,5 @@
-// Rows whose distance is an odd number of cache lines: where they are used, and that they change no number.
+// Tests rows whose distance is an odd number of cache lines: which layers use them, and that all numbers stay
+// the same.
 #include "twobp/nn/kernels/products/padded_rows.h"
 
 #include "tests/nn/layer_test_util.h"
@@ -54,7 +55,7 @@ TEST(PaddedRows, EvenRowsAreOneMatrix) {
   }
 }
 
-// A layer that does not know the next one, so its rows are dense.
+// Hides the next layer from this one, so that its rows are dense.
 class Untold : public Layer {
  public:
   explicit Untold(std::unique_ptr<Layer> layer) : layer_(std::move(layer)) {}
@@ -98,8 +99,8 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr int64_t kIn = 24;
 
-  // Linear -> the layer -> Linear: outputs, dx and gradients of three micro-batches, optionally with W of all
-  // together.
+  // Runs three micro-batches through Linear -> the layer -> Linear. Returns outputs, dx and gradients. With
+  // `together`, W of all micro-batches is one call.
   std::vector<at::Tensor> results(bool told, bool together) {
     auto first = std::make_unique<Linear>(std::vector<ParameterPart>{{"a.weight", GetParam().wide}}, kIn, 0.2,
                                           at::kDouble, GetParam().bias);
@@ -147,7 +148,7 @@ TEST_P(PaddedRowsTest, SameNumbersAsDenseOnes) {
 }
 
 // The loss overwrites the logits with their gradient.
-TEST(PaddedRows, LossOnThem) {
+TEST(PaddedRows, TheLossTakesThem) {
   const OneDnnForced mkl(false);
   constexpr int64_t kIn = 24, kVocab = 320;
   const Fields fields = {{"labels", at::randint(0, kVocab, {2, 9}, at::kLong)}};

@@ -1,5 +1,6 @@
-// Layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal those
-// of the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be kept.
+// Tests layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal
+// those of the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be
+// kept.
 #include "twobp/nn/layers/recompute.h"
 
 #include <map>
@@ -129,7 +130,7 @@ Held held_by(Layer& layer) {
   return held;
 }
 
-TEST(Recompute, KeepsWhatTheModeSays) {
+TEST(Recompute, KeepsTheTensorsOfTheMode) {
   constexpr int64_t kInput = kRows * kDim * kFloat;
   constexpr int64_t kInner = kRows * kHidden * kFloat;
   constexpr int64_t kForward = 2 * kInput + kRows * kFloat + kInner;  // x, norm(x), 1 / rms, up(norm(x))
@@ -148,7 +149,7 @@ TEST(Recompute, KeepsWhatTheModeSays) {
 }
 
 // Tensors that the caller still holds are read again later, so they must not be overwritten.
-TEST(Recompute, LeavesOthersTensorsAlone) {
+TEST(Recompute, LeavesTheCallersTensorsAlone) {
   for (const Recompute mode : kModes) {
     RecomputeLayer layer(branch(), mode);
     make_parameters(layer);

@@ -47,8 +47,8 @@ TEST(BatchNormFacts, ConstantChannelStaysFinite) {
   EXPECT_TRUE(at::isfinite(micro_batch.p1(random({2, 3, 3, 2}, 1, at::kFloat))).all().item<bool>());
 }
 
-// Numbers of 4 bytes that live after F and after I, without y and dx. So they are the saved ones. A norm
-// keeps 4 per channel.
+// Compares the bytes that live after F and after I, without y and dx, with these counts of 4-byte numbers.
+// These are the saved tensors. A norm keeps 4 numbers per channel.
 void expect_kept(Layer& layer, const std::vector<int64_t>& sizes, int64_t after_forward, int64_t after_p1,
                  int64_t p1_extra) {
   make_parameters(layer);
@@ -168,14 +168,14 @@ TEST(ResnetModel, KindsChainAndAreAlike) {
     sizes[spec.kind] = x[0].sizes().vec();
   }
   EXPECT_EQ(kinds.size(), 7u)
-      << "stem, head, first and other blocks, a stage of one block alone has no others";
+      << "stem, head, and first and other blocks; a stage with one block has only a first";
   EXPECT_EQ(sizes.at("stem"), (std::vector<int64_t>{2, 16, 12, 4}));
   EXPECT_EQ(sizes.at("stage 0 block"), (std::vector<int64_t>{2, 16, 12, 8}));
   EXPECT_EQ(sizes.at("stage 2 block"), (std::vector<int64_t>{2, 4, 3, 24}));
   EXPECT_EQ(sizes.at("head"), std::vector<int64_t>{});
 }
 
-// Kaiming's deviation. The numbers do not depend on the memory format or on earlier layers.
+// The deviation is Kaiming's. The numbers do not depend on the memory format or on earlier layers.
 TEST(ResnetModel, InitialWeightsDependOnSeedAndNameAlone) {
   Parameter weight({{"w", 64}}, {64, 32, 3, 3}, at::kFloat, 0.5);
   weight.allocate_value(3);

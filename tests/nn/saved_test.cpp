@@ -121,11 +121,12 @@ TEST(Saved, UntilP1GoesBeforeTheLayersBelowRun) {
   EXPECT_FALSE(input.gone());
   int64_t left = -1;
   bottom.look = [&] {
-    EXPECT_TRUE(input.gone()) << "the norm's input";
+    EXPECT_TRUE(input.gone()) << "the norm's input is still alive";
     left = bytes.now();
   };
   const at::Tensor dx = micro_batch.p1(random({4, 3}, 2, at::kFloat));
-  EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float))) << "more than dx on its way down";
+  EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float)))
+      << "more is alive than dx, which is on its way down";
 }
 
 // After backward-p1, a leaf keeps in Saved only the tensors that backward-p2 reads.
@@ -186,7 +187,7 @@ TEST_P(EveryLayer, WBeforeIIsAnError) {
   micro_batch->forward(c.make_input(2, 1, at::kFloat));
   if (micro_batch->p2_units().empty()) {
     micro_batch->saved.visit_p2(
-        [](const at::Tensor&) { ADD_FAILURE() << "kept for a backward-p2 there is not"; });
+        [](const at::Tensor&) { ADD_FAILURE() << "a layer without W keeps a tensor for it"; });
     return;
   }
   expect_error([&] { micro_batch->p2(); }, {"backward-p2", "saved tensor "});

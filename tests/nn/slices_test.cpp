@@ -139,7 +139,7 @@ TEST_P(EveryLayer, SlicesGiveTheWhole) {
   if (!takes_slices(c)) GTEST_SKIP() << "this layer does not take slices";
   const auto layer = c.make(at::kDouble);
   const at::Tensor x = c.make_input(2, 5, at::kDouble);
-  if (x.defined() && x.dim() < 3) GTEST_SKIP() << "rows without sequences";
+  if (x.defined() && x.dim() < 3) GTEST_SKIP() << "its rows are no sequences";
   const Fields fields = c.fields ? c.fields(2, 6, at::kDouble) : Fields();
   const int64_t positions = x.defined() ? x.size(1) : fields.begin()->second.size(1);
   MicroBatch once(*layer, fields);

@@ -90,7 +90,8 @@ TEST(Emulated, TakesAsLongAsAsked) {
       EXPECT_GE(times.backward_p1, 3 * layer.backward_p1);
       EXPECT_GE(times.backward_p2, 3 * layer.backward_p2);
     }
-    EXPECT_GE(two.report.seconds(), 4 * layer.forward + 4 * layer.backward_p1) << "a hop each way";
+    EXPECT_GE(two.report.seconds(), 4 * layer.forward + 4 * layer.backward_p1)
+        << "each message takes one hop, in both directions";
   }
 }
 
@@ -102,8 +103,8 @@ TEST(Emulated, EqualLayersAreOfOneKind) {
   for (size_t i = 1; i + 1 < model.layers.size(); ++i) inner.insert(model.layers[i].kind);
   EXPECT_EQ(inner.size(), 2U);
   EXPECT_EQ(model.layers[1].kind, model.layers[3].kind);
-  EXPECT_FALSE(inner.contains(model.layers.front().kind)) << "it takes no input";
-  EXPECT_FALSE(inner.contains(model.layers.back().kind)) << "it gives the loss";
+  EXPECT_FALSE(inner.contains(model.layers.front().kind)) << "the first layer takes no input";
+  EXPECT_FALSE(inner.contains(model.layers.back().kind)) << "the last layer returns the loss";
 }
 
 TEST(Emulated, RefusesImpossibleRequests) {

@@ -141,7 +141,7 @@ TEST(MemoryMeter, GivesPeaksAndTheirSplit) {
     EXPECT_EQ(use.peak, 440);
     EXPECT_EQ(use.at_peak[static_cast<int>(Category::kParameters)], 40);
     EXPECT_EQ(use.at_peak[static_cast<int>(Category::kActivations)], 400);
-    EXPECT_EQ(meter.rank_use(0).peak, 520) << "a rank's peak is of the sum of its stages";
+    EXPECT_EQ(meter.rank_use(0).peak, 520) << "a rank's peak is the peak of the sum of its stages";
     EXPECT_EQ(std::accumulate(use.at_peak.begin(), use.at_peak.end(), int64_t{0}), use.peak);
 
     meter.reset_peaks();

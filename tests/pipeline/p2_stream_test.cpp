@@ -113,7 +113,7 @@ TEST(P2Stream, KeepsTheTensorsOfWUntilItIsDone) {
   std::atomic<bool> done = false;
   test::put(device.compute(), [&] { done = true; });
   test::let_run();
-  EXPECT_FALSE(done) << "what was freed is still read";
+  EXPECT_FALSE(done) << "the freed memory is still read";
   gate.open = true;
   test::let_run();
   EXPECT_TRUE(done.load()) << "W is done";

@@ -101,7 +101,7 @@ TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   }
   const auto all = layer_costs_at(with_recompute(model, "both"), 1);
   EXPECT_EQ(all[0].share.backward_p2, 4) << "the first layer is left alone";
-  EXPECT_EQ(all[2].share.backward_p2, 4) << "so is the last";
+  EXPECT_EQ(all[2].share.backward_p2, 4) << "the last layer is left alone, too";
   expect_contains(error_of([&] { with_recompute(model, "activation"); }), {"'activations'"});
 }
 

@@ -281,7 +281,7 @@ TEST(Planner, SaysTheSmallestSufficientMemory) {
     ASSERT_FALSE(just.best.empty());
     EXPECT_LE(just.best[0].peak_bytes, request.memory * (1 + 1e-9));
     request.memory = nothing.smallest->peak_bytes * 0.98;
-    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller one would have done";
+    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller configuration would have fitted";
   }
 }
 

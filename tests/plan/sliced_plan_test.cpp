@@ -221,7 +221,7 @@ TEST(SlicedPlan, KeepsTheMemoryAndNamesTheSmallest) {
       }
     }
     request.memory = 0.98 * nothing.smallest->peak_bytes;
-    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller one would have done";
+    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller configuration would have fitted";
   }
 }
 

@@ -169,7 +169,7 @@ TEST(BoundOfSlices, NeverAboveASchedule) {
       ++all;
     }
   }
-  EXPECT_GT(tight, all / 20) << "caps that never bind";
+  EXPECT_GT(tight, all / 20) << "the caps never bind";
 }
 
 // One micro-batch of equal slices: the last I of rank 0 comes N - 1 after the last F, then its k I and k W.

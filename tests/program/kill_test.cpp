@@ -128,8 +128,9 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
       const auto told = losses_in(metrics);
       if (!told.empty()) reached = std::max(reached, told.back().first);
     }
-    ASSERT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true) << "other weights";
-    ASSERT_EQ(losses_in(metrics), losses) << "other losses, or a step missing or told twice";
+    ASSERT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true)
+        << "the weights differ";
+    ASSERT_EQ(losses_in(metrics), losses) << "the losses differ, or a step is missing or reported twice";
   }
   std::printf(
       "%d kills (%d of them between the first and the last step told) in %d runs of %d steps, %.0f s: "

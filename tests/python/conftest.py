@@ -9,14 +9,14 @@ import torch
 import twobp
 
 DIM = 16
-# What one test captures, the next need not. Tests of the cache name their own folder.
+# A module that one test has captured is not captured again by the next. Tests of the cache name their own folder.
 CACHE = tempfile.TemporaryDirectory(prefix="twobp-tests-")
 os.environ["XDG_CACHE_HOME"] = CACHE.name
 os.environ.pop("TWOBP_CACHE", None)
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what the imports have made stays: tracing collects garbage often
+    gc.freeze()  # tracing collects garbage often, and the objects of the imports stay anyway
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ CONTEXT.set_forkserver_preload([name for name in (
 
 
 def start(script, *arguments, said, cwd=None, **environment):
-    """A process that writes what it prints to the file `said`."""
+    """Starts a process that writes its output to the file `said`."""
     process = CONTEXT.Process(target=_main, args=(str(script), [str(one) for one in arguments], said, cwd, environment))
     process.start()
     return process
@@ -37,7 +37,7 @@ def _main(script, arguments, said, cwd, environment):
 
 
 def finish(processes, timeout):
-    """Their exit codes. None: it was killed after `timeout` seconds."""
+    """Returns the exit codes of the processes, and None for one that was killed after `timeout` seconds."""
     end = time.monotonic() + timeout
     for process in processes:
         process.join(max(0, end - time.monotonic()))
@@ -64,7 +64,7 @@ def as_mpirun(rank, count, port):
 
 
 def run_ranks(count, script, folder, *arguments, launcher=as_torchrun, timeout=240):
-    """Exit codes and what they printed, of as many processes in the environment that the launcher makes."""
+    """Runs so many processes in the environment that the launcher makes. Returns their exit codes and outputs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -87,7 +87,7 @@ with socket.socket(socket.AF_UNIX) as server:
 
 @contextlib.contextmanager
 def interpreter(folder):
-    """The path of such a program, for TWOBP_PYTHON."""
+    """Returns the path of such a program, for TWOBP_PYTHON."""
     address = str(pathlib.Path(folder, "fresh.socket"))
     path = pathlib.Path(folder, "fresh-python")
     path.write_text(INTERPRETER.format(python=sys.executable, address=address))

@@ -18,7 +18,7 @@ class Mlp(torch.nn.Module):
 
 
 class HandCaptured:
-    """Has what the trainer reads of twobp.capture.Captured: `graph`, the tensors and `add_shape`."""
+    """Has the members of twobp.capture.Captured that the trainer reads: `graph`, the tensors and `add_shape`."""
 
     def __init__(self, module, example):
         trained = {name: tensor.detach() for name, tensor in module.named_parameters()}

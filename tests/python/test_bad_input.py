@@ -39,7 +39,7 @@ def make(module=None, **settings):
 
 
 class Wraps(Net):
-    """A net whose forward does one thing more, on line 2 of it."""
+    """A net whose forward does one more thing, on its line 2."""
 
     def __init__(self, more):
         super().__init__()

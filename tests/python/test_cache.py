@@ -1,4 +1,4 @@
-"""The cache of captures: what was met before is not traced again, and whatever changes the course of a module is."""
+"""The cache of captures: a module that was captured before is not traced again, unless its course has changed."""
 import importlib.util
 import json
 import os
@@ -61,7 +61,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def entry(make, tmp_path):
-    """The net, and what the cache has for it. Nothing is traced."""
+    """Returns the net and its entry in the cache, without tracing."""
     def entry(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, loss_reduction=None, check=True):
         whole = WithLoss(make(change, source), loss_fn or mse)
         return whole, Cache(tmp_path / "cache").entry(whole, batch(samples), loss_reduction, check)
@@ -75,7 +75,7 @@ def key(entry):
 
 @pytest.fixture
 def run(make, tmp_path):
-    """Captures the net and returns what the cache did."""
+    """Captures the net and returns the answer of the cache, such as "hit"."""
     def run(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, **settings):
         net = make(change, source)
         captured = capture(net, batch(samples), loss_fn=loss_fn or mse, cache=tmp_path / "cache", **settings)

@@ -1,4 +1,4 @@
-"""Activations and norms that are spelled out become one operator, whatever way they are written; other functions stay."""
+"""Activations and norms that are spelled out in operators become one operator each. Other functions stay."""
 import json
 import math
 

@@ -78,6 +78,8 @@ def test_losses_are_pytorch_s_and_equal_in_bits(batch):
 def test_a_smaller_batch_is_captured_when_it_comes(batch):
     module, trainer = make(batch)
     small = {name: tensor[:5] for name, tensor in batch.items()}
+    assert trainer.evaluate([small]).loss == pytest.approx(loss_of(module(small["ids"]), small).item(), rel=1e-5)
+    module, trainer = make(batch)
     assert trainer.step(small).loss == pytest.approx(loss_of(module(small["ids"]), small).item(), rel=1e-5)
 
 

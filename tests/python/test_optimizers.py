@@ -52,7 +52,7 @@ def batches():
 
 
 def shifted(batch):
-    """With the labels of a configured model, which belong to the position before."""
+    """Returns the batch with the labels of a configured model, which belong to the previous position."""
     return {**batch, "labels": torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
 
 
@@ -101,8 +101,8 @@ def pair(make, **settings):
 
 @pytest.mark.parametrize("make", [llama, Rotation])
 def test_fifty_steps_are_those_of_torch_s_muon_and_adamw(make, monkeypatch):
-    """With torch's iteration in float32, as ours is in that precision, what differs is the order of sums. As torch is, it rounds to bfloat16, and
-    then its losses change as much when the first weights change in their last digit."""
+    """Ours iterates in float32. If torch's iteration does too, only the order of sums differs. By itself it rounds to bfloat16. Then its losses
+    change as much if the last digit of the first weights changes."""
     trainer, module = pair(make, optimizer=twobp.Muon(lr=LR, weight_decay=DECAY))
     by_muon = {name for name, state in trainer.optimizer_state().items() if "momentum" in state}
     assert by_muon == {name for name, p in module.named_parameters() if hidden(name, p)}
@@ -141,5 +141,16 @@ def test_the_running_mean_is_torch_s(tmp_path):
     example = {name: tensor[:2] for name, tensor in data[0].items()}
     again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example, ranks=1, micro_batches=4, pin=False)
     assert again.evaluate([data[3]]).loss == trainer.evaluate([data[3]]).loss
+    several = [trainer.evaluate([batch]).loss for batch in data]
+    assert trainer.evaluate(iter(data)).loss == pytest.approx(sum(several) / len(data), rel=1e-6)
+
+    def breaks():
+        yield data[0]
+        raise ValueError("no more batches")
+
+    with pytest.raises(ValueError, match="no more batches"):
+        trainer.evaluate(breaks())
+    with pytest.raises(twobp.Error, match="in use .* by the evaluation that reads this batch"):
+        trainer.evaluate(data[0] for _ in range(2) if trainer.state_dict())
     for name, tensor in trainer.state_dict().items():  # training goes on from the weights themselves
         torch.testing.assert_close(tensor, module.state_dict()[name], rtol=0, atol=0)

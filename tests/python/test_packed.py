@@ -1,5 +1,5 @@
-"""Projections, gates, attention, rotary embedding and cross-entropy are recognised however they are written. The dry run holds each program against the
-module as it is written, in float64."""
+"""Capture recognises projections, gates, attention, rotary embedding and cross-entropy in all their spellings. The dry run compares each program with
+the module itself, in float64."""
 import json
 import math
 
@@ -40,7 +40,7 @@ def no_rotation(x, cos, sin):
 
 
 def neighbours(x, cos, sin):
-    """Pairs of neighbours turn: another embedding, which the operator does not compute."""
+    """Turns pairs of neighbours. The operator does not compute this embedding."""
     a, b = x[..., ::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 

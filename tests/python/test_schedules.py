@@ -77,7 +77,20 @@ def test_bad_arguments_are_one_clear_error(arguments, message):
         twobp.schedule(**arguments)
 
 
-@pytest.mark.parametrize("costs", [{"forward": [1, 2, 3]}, {"forward": -1}, {"backward_p2": float("nan")}])
+def test_micro_batches_may_cost_unequally():
+    schedule = twobp.schedule("1f1b", stages=2, micro_batches=3, p2="off")
+
+    def step(*seconds):
+        of_both_stages = [[one] for one in seconds]
+        return schedule.simulate(of_both_stages, of_both_stages, 1).step
+
+    assert [step(1, 3, 1), step(3, 1, 1), step(1), step(1, 1, 1)] == [17, 20, 12, 12]
+    assert schedule.simulate([[1, 1], [3, 3], [1, 1]], [[1, 1], [3, 3], [1, 1]]).step == 17
+
+
+@pytest.mark.parametrize("costs", [
+    {"forward": [1, 2, 3]}, {"forward": -1}, {"backward_p2": float("nan")}, {"forward": []}, {"forward": [[1], [1], [1]]},
+    {"forward": [[1], [1, 2, 3]]}, {"forward": [[1], [1]], "backward_p1": [[1]] * 4}])
 def test_bad_costs_are_an_error(costs):
     with pytest.raises(twobp.Error):
         twobp.schedule("1f1b", stages=2).simulate(**costs)

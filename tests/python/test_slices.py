@@ -1,4 +1,5 @@
-"""Captured models in slices of sequences (docs/long_sequences.md): to the numbers of whole sequences, or refused with the operator and its line."""
+"""Captured models in slices of sequences (docs/long_sequences.md). Either they give the numbers of whole sequences, or they are refused with the operator
+and its line."""
 import re
 
 import pytest
@@ -53,7 +54,7 @@ def made(make, seed=5):
 
 
 def exact_loss(output, batch):
-    """That of transformers, which computes in float32."""
+    """The loss of transformers, without its rounding to float32."""
     return F.cross_entropy(output.logits.flatten(0, 1), F.pad(batch["targets"][:, 1:], (0, 1), value=-100).flatten())
 
 
@@ -178,7 +179,7 @@ def written_out(net, x):
 
 
 def experts(net, x):
-    """Of both halves of the features, by the weight of the better one."""
+    """Doubles or squares each position, by the larger of two weights, and multiplies by that weight."""
     weight, best = net.head(x)[..., :2].softmax(-1).topk(1)
     return torch.stack([x * 2, x.square()], 2).gather(2, best.unsqueeze(-1).expand(-1, -1, -1, WIDTH)).squeeze(2) * weight
 

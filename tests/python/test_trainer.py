@@ -162,7 +162,7 @@ def test_two_trainers_live_side_by_side(make, vectors):
 
 
 def test_other_threads_run_during_a_step(make, vectors):
-    """A step of two trainers in two threads: neither waits for the other's GIL for ever."""
+    """Two trainers step in two threads. Neither holds the GIL while the other needs it."""
     results = []
     threads = [threading.Thread(target=lambda: results.append(losses(make(pin=False), vectors))) for _ in range(2)]
     for thread in threads:

@@ -37,7 +37,7 @@ def qwen3():
 
 
 def texts(samples=8, seed=0, lengths=(LENGTH,)):
-    """Ids whose next one depends on the one before, so that there is something to learn."""
+    """Ids that depend on the previous one, so that there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
     data = []
     for i in range(samples):
@@ -95,7 +95,7 @@ def both(model, folder, **settings):
 
 
 def compare(logs):
-    """The same lines, with the same numbers but for rounding."""
+    """Checks that the lines are the same, and the numbers equal but for rounding."""
     theirs, ours = logs
     for expected, line in zip(theirs, ours, strict=True):
         assert line.keys() == expected.keys()

@@ -29,11 +29,14 @@ class ReferenceExecutor {
         ranks_[r].splits |= range.op == Op::kBackwardP1;
       }
     }
-    for (int s = 0; s < schedule.stages; ++s) {
-      stages_.push_back(reference_stage(schedule, costs, s));
-      for (const Layer& layer : stages_.back().layers) {
-        double& largest = ranks_[schedule.rank_of_stage[s]].largest_p2;
-        largest = std::max(largest, layer.p2_peak);
+    for (auto row = costs.begin(); row != costs.end(); row += schedule.stages) {
+      const std::vector<StageCost> of_stages(row, row + schedule.stages);
+      for (int s = 0; s < schedule.stages; ++s) {
+        stages_.push_back(reference_stage(schedule, of_stages, s));
+        for (const Layer& layer : stages_.back().layers) {
+          double& largest = ranks_[schedule.rank_of_stage[s]].largest_p2;
+          largest = std::max(largest, layer.p2_peak);
+        }
       }
     }
     done_at_.resize(schedule.stages);
@@ -93,6 +96,12 @@ class ReferenceExecutor {
     double sent, arrives;
   };
 
+  // The stage as micro-batch m finds it: rows of costs repeat.
+  const Stage& stage_for(int s, int m) const {
+    const int rows = static_cast<int>(stages_.size()) / schedule_.stages;
+    return stages_[m % rows * schedule_.stages + s];
+  }
+
   bool all_done() const {
     return std::all_of(ranks_.begin(), ranks_.end(),
                        [&](const Rank& rank) { return rank.at == rank.list.size() && rank.free_at <= now_; });
@@ -120,7 +129,7 @@ class ReferenceExecutor {
   }
 
   void run_piece(Rank& rank, std::deque<Piece>::iterator piece) {
-    const Layer& layer = stages_[piece->stage].layers[piece->layer];
+    const Layer& layer = stage_for(piece->stage, piece->micro_batch).layers[piece->layer];
     rank.peak = std::max(rank.peak, rank.bytes + layer.p2_peak);
     log(rank, Op::kBackwardP2, piece->stage, piece->micro_batch, layer.piece);
     rank.later = -layer.stash;
@@ -133,8 +142,7 @@ class ReferenceExecutor {
   }
 
   // Returns the memory that F or I needs for its layer number `at`.
-  double need_of(const Rank& rank, Op op, int s, int at) const {
-    const Stage& stage = stages_[s];
+  double need_of(const Rank& rank, Op op, const Stage& stage, int at) const {
     const int n = static_cast<int>(stage.layers.size());
     if (op == Op::kForward) {
       const Layer& layer = stage.layers[at];
@@ -159,7 +167,7 @@ class ReferenceExecutor {
     }
     if (rank.at == rank.list.size()) return false;
     const auto [op, s, m, count] = rank.list[rank.at];
-    const Stage& stage = stages_[s];
+    const Stage& stage = stage_for(s, m);
     rank.inside = true;
     switch (op) {
       case Op::kSendForward:
@@ -217,9 +225,9 @@ class ReferenceExecutor {
 
   // Runs one layer of F or I, or a piece of W to make room for it. Returns whether that was the last layer.
   bool run_layer(Rank& rank, Op op, int s, int m) {
-    const Stage& stage = stages_[s];
+    const Stage& stage = stage_for(s, m);
     const int n = static_cast<int>(stage.layers.size());
-    if (lacks_room(rank, need_of(rank, op, s, rank.layer))) {
+    if (lacks_room(rank, need_of(rank, op, stage, rank.layer))) {
       run_piece(rank, rank.pending.begin());
       return false;
     }
@@ -249,7 +257,7 @@ class ReferenceExecutor {
 
   // Runs all of B, or a piece of another W to make room for it. Returns whether that was B.
   bool run_backward(Rank& rank, int s, int m) {
-    const Stage& stage = stages_[s];
+    const Stage& stage = stage_for(s, m);
     double i = 0;
     double w = 0;
     double held = 0;
@@ -280,7 +288,7 @@ class ReferenceExecutor {
   void send(Rank& rank, Op op, int s, int m) {
     const bool forward = op == Op::kSendForward;
     const int to = forward ? s + 1 : s - 1;
-    const double bytes = forward ? stages_[s].output : stages_[s].gradient;
+    const double bytes = forward ? stage_for(s, m).output : stage_for(s, m).gradient;
     const std::pair route{schedule_.rank_of_stage[s], schedule_.rank_of_stage[to]};
     double latency = options_.message_seconds;
     double speed = options_.bytes_per_second;
@@ -365,7 +373,7 @@ class ReferenceExecutor {
   const SimulationOptions& options_;
   bool fills_ = false;  // whether W fills waits
   std::vector<Rank> ranks_;
-  std::vector<Stage> stages_;
+  std::vector<Stage> stages_;    // by row of costs and stage
   std::vector<double> done_at_;  // time of the last W, by stage
   std::vector<double> ended_;    // time when its rank ended, by stage
   std::vector<bool> summed_;

@@ -267,5 +267,36 @@ TEST(Simulate, RefusesBadInput) {
   EXPECT_THROW(simulate(broken, std::vector<StageCost>(2)), Error);
 }
 
+// 1F1B on two ranks, by hand. F and I of a micro-batch take 1 or 3 seconds on each stage, its W takes 1.
+double step_of(const std::vector<double>& seconds) {
+  std::vector<StageCost> costs;
+  for (const double one : seconds) {
+    for (int stage = 0; stage < 2; ++stage) {
+      StageCost& cost = costs.emplace_back();
+      cost.forward = cost.backward_p1 = one;
+    }
+  }
+  const Simulation simulation = simulate(make_schedule("1f1b", 2, 3, P2Policy::kOff), costs);
+  for (const RankSimulation& rank : simulation.ranks) EXPECT_EQ(rank.busy, 13);
+  return simulation.step_seconds;
+}
+
+TEST(UnequalMicroBatches, TheOrderDecidesTheStep) {
+  // Rank 0: F0 0-1, F1 1-4, B0 4-6, F2 6-7, B1 11-15, B2 15-17. Rank 1: F0 1-2, B0 2-4, F1 4-7, B1 7-11,
+  // F2 11-12, B2 12-14.
+  EXPECT_EQ(step_of({1, 3, 1}), 17);
+  // Rank 0: F0 0-3, F1 3-4, B0 10-14, F2 14-15, B1 15-17, B2 18-20. Rank 1: F0 3-6, B0 6-10, F1 10-11,
+  // B1 11-13, F2 15-16, B2 16-18.
+  EXPECT_EQ(step_of({3, 1, 1}), 20);
+}
+
+TEST(UnequalMicroBatches, RowsMustDivideThem) {
+  const Schedule schedule = make_schedule("1f1b", 2, 4, P2Policy::kOff);
+  for (const int rows : {1, 2, 4}) simulate(schedule, std::vector<StageCost>(rows * 2));
+  for (const int costs : {0, 3, 6, 16})
+    test::expect_error([&] { simulate(schedule, std::vector<StageCost>(costs)); },
+                       {"needs 2 costs, one a stage", "divides 4, the micro-batches", concat("got ", costs)});
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -115,9 +115,10 @@ TEST(Slices, EachHasItsOwnCosts) {
   EXPECT_EQ(simulation.ranks[1].busy, 3 + 21 + 10);
   EXPECT_EQ(simulation.ranks[0].peak_bytes, 300);
   costs.pop_back();
-  test::expect_error([&] { simulate(schedule, costs); }, {"needs 2 costs, one a stage, or 4", "got 3"});
+  test::expect_error([&] { simulate(schedule, costs); },
+                     {"needs 2 costs, one a stage", "divides 2, the slices", "got 3"});
   costs.emplace_back().p2_units = 3;
-  test::expect_error([&] { simulate(schedule, costs); }, {"stage 1", "slice 1"});
+  test::expect_error([&] { simulate(schedule, costs); }, {"stage 1", "row 1"});
 }
 
 // Two ranks, one micro-batch of two slices, F, I and W of one second each.

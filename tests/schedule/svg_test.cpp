@@ -174,7 +174,7 @@ TEST_F(Svg, DrawsEveryOpToScale) {
   EXPECT_TRUE(has_text("a title"));
   const double with_title = height_;
   parse(draw_svg(schedule, simulation, {}));
-  EXPECT_EQ(with_title - height_, 30) << "no room for a title that is not there";
+  EXPECT_EQ(with_title - height_, 30) << "a picture without a title has no room for one";
   for (const char* text : {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw", "optimizer", "idle"})
     EXPECT_TRUE(has_text(text)) << text;
   // The last rank waits for N - 1 forwards. The rest is its own work.

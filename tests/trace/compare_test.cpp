@@ -89,7 +89,7 @@ TEST(Compare, ReplaysTheRecordedOrder) {
     EXPECT_NEAR(result.peak_bytes[rank].predicted, result.peak_bytes[rank].measured, 2);
     difference += result.peak_bytes[rank].predicted - result.simulation.ranks[rank].total_peak_bytes();
   }
-  EXPECT_GT(difference, 1e5) << "as if it had been filled";
+  EXPECT_GT(difference, 1e5) << "the prediction is that of the simulation, which fills waits";
 }
 
 // This is the time that a message took while its receiver waited for it.

@@ -79,7 +79,7 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
       result.notes = notes;
       result.losses = losses;
     } else {
-      EXPECT_EQ(notes, std::vector<std::string>{}) << "told by the first alone";
+      EXPECT_EQ(notes, std::vector<std::string>{}) << "only the first process reports changes";
     }
     std::vector<LiveTensor> all = trainer.update().live_weights();
     for (LiveTensor& one : trainer.update().live_optimizer_state()) all.push_back(one);

@@ -83,7 +83,7 @@ TEST_P(WithoutMpi, ThroughTheStandInForNccl) {
                                make_nccl_transport(End(std::move(hosts[process])), test::stand_in_nccl(),
                                                    device, test::all_links(processes), options));
                          }));
-  EXPECT_GT(test::stand_in_nccl_state().bytes, 100000) << "it went that way";
+  EXPECT_GT(test::stand_in_nccl_state().bytes, 100000) << "the messages did not go through NCCL";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
@@ -160,7 +160,8 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   test::expect_same_run(expected,
                         test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
                         "processes on devices");
-  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0) << "it went that way";
+  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0)
+      << "the messages did not go through NCCL";
 }
 
 void bert(Config& config) {

@@ -84,7 +84,7 @@ TEST(GiveUp, AnEvaluationLeavesNoTrace) {
     trainer.stop_when([&] { return ++looks > moment; });
     EXPECT_FALSE(trainer.evaluate().has_value());
     EXPECT_TRUE(trainer.stopping());
-    EXPECT_LT(looks, moment + 30) << "the rest was not done";
+    EXPECT_LT(looks, moment + 30) << "the rest of the evaluation was skipped";
     trainer.stop_when({});
     EXPECT_EQ(trainer.evaluate(), expected) << "nothing is left of it";
   }

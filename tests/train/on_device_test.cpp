@@ -312,7 +312,7 @@ TEST(OnDeviceTest, CountsNoWorkspaceOfLibraries) {
   for (const Batch& batch : test::random_batches(2, 4)) {
     const StepResult result = trainer.step(batch, {"1f1b", P2Policy::kFill});
     for (const MemoryUse& rank : result.report.rank_memory)
-      EXPECT_LT(rank.held(), 4096) << "tables of angles";
+      EXPECT_LT(rank.held(), 4096) << "at most the tables of angles are held";
   }
 }
 

@@ -90,7 +90,7 @@ class ByHand {
     const auto& weights = trainer_.weights();
     for (size_t i = 0; i < weights.size(); ++i) {
       EXPECT_TRUE(same_bits(weights[i]->value, other.trainer_.weights()[i]->value))
-          << what << ": what layers compute with, " << weights[i]->name();
+          << what << ": the value that layers compute with, " << weights[i]->name();
     }
   }
 

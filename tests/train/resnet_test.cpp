@@ -114,7 +114,7 @@ TEST(Resnet, ProfilingDoesNotChangeRunningStatistics) {
     trainer.step(image_batches(config, 1, 3)[0], {"1f1b", P2Policy::kFill});
     for (const auto& [name, value] : copies_by_name(trainer.weights(), /*buffers_only=*/true)) {
       if (!name.ends_with("num_batches_tracked")) continue;
-      EXPECT_EQ(value.item<int64_t>(), 3) << name << ": once for each micro-batch";
+      EXPECT_EQ(value.item<int64_t>(), 3) << name << ": it counts each micro-batch once";
       ++counts;
     }
     EXPECT_EQ(counts, 1 + 4 * 3 + 2) << "the stem, three a bottleneck, two projections";
@@ -224,7 +224,7 @@ TEST_F(SavedResnet, ComesBackWithItsBuffers) {
   const SafetensorsFile file(folder_.path("model/model.safetensors"));
   const at::Tensor count = file.tensor("resnet.embedder.embedder.normalization.num_batches_tracked");
   EXPECT_EQ(count.dim(), 0);
-  EXPECT_EQ(count.scalar_type(), at::kLong) << "whatever the dtype of the weights";
+  EXPECT_EQ(count.scalar_type(), at::kLong) << "it does not depend on the dtype of the weights";
 }
 
 TEST_F(SavedResnet, OnlyTheCountOfBatchesMayBeMissing) {

@@ -182,7 +182,7 @@ TEST_P(Conformance, TryReceiveDoesNotWait) {
     if (transport.rank() == 0) {
       Values values = {filled(-1)};
       EXPECT_FALSE(transport.try_receive(1, forward(0, 0), values));
-      EXPECT_EQ(first_of(values), -1) << "nothing came, nothing was touched";
+      EXPECT_EQ(first_of(values), -1) << "a receive without a message must leave the values alone";
       transport.isend(1, forward(1, 0), {filled(1)});
       const double until = now_seconds() + kLong;
       bool there = false;
@@ -325,7 +325,7 @@ TEST_P(Conformance, TheOrderOfTheSumShowsInTheBits) {
   at::Tensor down = contribution(4, 0);
   for (int r = 1; r < 5; ++r) up.add_(contribution(r, 0));
   for (int r = 3; r >= 0; --r) down.add_(contribution(r, 0));
-  EXPECT_FALSE(at::equal(up, down)) << "or the test above proves nothing";
+  EXPECT_FALSE(at::equal(up, down)) << "if the order did not matter, the test above would prove nothing";
 }
 
 TEST_P(Conformance, AllReduceTakesDoublesAndEmptyTensors) {

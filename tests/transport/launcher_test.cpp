@@ -87,7 +87,7 @@ TEST(Launcher, PrefersTheInnerLauncher) {
                          {"RANK", "6"},
                          {"WORLD_SIZE", "8"},
                          {"MASTER_ADDR", "10.0.0.1"}};
-  EXPECT_EQ(find(variables).kind, Launcher::Kind::kMpi) << "RANK may be anybody's";
+  EXPECT_EQ(find(variables).kind, Launcher::Kind::kMpi) << "other programs set RANK, too";
   EXPECT_EQ(find(variables).master_address, "10.0.0.1") << "for NCCL under mpirun";
   variables["TORCHELASTIC_RUN_ID"] = "none";
   EXPECT_EQ(find(variables).kind, Launcher::Kind::kTorchrun);

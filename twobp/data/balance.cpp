@@ -35,6 +35,14 @@ std::vector<std::vector<size_t>> fill(const std::vector<int64_t>& costs, int64_t
   return filled;
 }
 
+// Rising costs and then falling ones: from the cheapest on, items go to the front and to the back in turn.
+void costliest_in_the_middle(const std::vector<int64_t>& costs, std::vector<size_t>& items) {
+  std::stable_sort(items.begin(), items.end(), [&](size_t a, size_t b) { return costs[a] < costs[b]; });
+  std::vector<size_t> ordered(items.size());
+  for (size_t i = 0; i < items.size(); ++i) ordered[i % 2 == 0 ? i / 2 : items.size() - 1 - i / 2] = items[i];
+  items = std::move(ordered);
+}
+
 }  // namespace
 
 std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
@@ -52,7 +60,8 @@ std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t repli
     for (const size_t sample : micro_batch) sums.back() += costs[sample];
   }
   order.clear();
-  for (const auto& replica : fill(sums, replicas, micro_batches)) {
+  for (auto& replica : fill(sums, replicas, micro_batches)) {
+    costliest_in_the_middle(sums, replica);
     for (const size_t micro_batch : replica)
       order.insert(order.end(), samples[micro_batch].begin(), samples[micro_batch].end());
   }

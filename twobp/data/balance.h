@@ -12,7 +12,9 @@ namespace twobp {
 
 // An order of a full batch's samples, by their index in `costs`: those of the first replica's first
 // micro-batch, then those of its next ones, then those of the next replica. All micro-batches cost about the
-// same, and so do all replicas. The order stays if all samples cost the same. The number of costs must be
+// same, and so do all replicas. What is left of their differences rises and then falls over the micro-batches
+// of a replica: neighbours, which ranks compute at the same time, cost about the same, and a pipeline fills
+// and drains with the cheapest. The order stays if all samples cost the same. The number of costs must be
 // replicas x micro_batches x micro_batch_size.
 std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
                                 int64_t micro_batch_size);

@@ -249,18 +249,11 @@ const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
   return setups_.emplace(key, std::move(setup)).first->second->setup;
 }
 
-// After an error the weights stay exchanged, but then the trainer is of no use any more.
 void Trainer::with_averages(const std::function<void()>& body) {
   check_still();
   update_->swap_averages();
   body();
   update_->swap_averages();
-}
-
-std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
-  std::optional<BatchEvaluation> result;
-  with_averages([&] { result = evaluate_batch(batch, number); });
-  return result;
 }
 
 std::optional<Evaluation> Trainer::evaluate() {
@@ -269,7 +262,8 @@ std::optional<Evaluation> Trainer::evaluate() {
   return result;
 }
 
-std::optional<BatchEvaluation> Trainer::evaluate_batch(const Batch& batch, int64_t number) {
+std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
+  check_still();
   StepInput input;
   input.seed = config_.train.seed;
   input.step = number;
@@ -304,7 +298,7 @@ std::optional<Evaluation> Trainer::evaluate_held_out() {
       return std::nullopt;
     }
     const Batch batch = loader.next();
-    const std::optional<BatchEvaluation> one = evaluate_batch(batch, count + 1);
+    const std::optional<BatchEvaluation> one = evaluate(batch, count + 1);
     if (!one) return std::nullopt;
     loss += one->loss;
     if (one->right) right = right.value_or(0) + *one->right;

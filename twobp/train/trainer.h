@@ -81,14 +81,15 @@ class Trainer {
   // rate of the configuration.
   StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
-  // Calls `body` while the weights are their running means, if optimizer.average is set. For saving.
+  // Calls `body` while the weights are their running means, if optimizer.average is set: to save or to
+  // evaluate them. If `body` throws, they stay means, and the trainer is of no use any more.
   void with_averages(const std::function<void()>& body);
   // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights
   // if there are any. Returns none if it does not exist, or
   // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
-  // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1. Returns none if a
-  // process wants to stop.
+  // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1, with the weights
+  // as they are (with_averages). Returns none if a process wants to stop.
   std::optional<BatchEvaluation> evaluate(const Batch& batch, int64_t number);
 
   // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
@@ -162,7 +163,6 @@ class Trainer {
   StepResult or_error(const Body& body);
   // Throws Error if a step is under way.
   void check_still() const;
-  std::optional<BatchEvaluation> evaluate_batch(const Batch& batch, int64_t number);
   std::optional<Evaluation> evaluate_held_out();
 
   Config config_;

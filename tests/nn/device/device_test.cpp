@@ -15,7 +15,7 @@ namespace {
 using test::put;
 using test::stand_in_device;
 
-// A stream continues behind it only when it is told to.
+// A stream stops here until open().
 class Gate {
  public:
   void stand_in(const DeviceStream& stream) {
@@ -80,7 +80,7 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   const DeviceEvent event = device.compute().record();
   EXPECT_FALSE(event.passed()) << "the host ran ahead";
   EXPECT_FALSE(device.compute().idle());
-  EXPECT_TRUE(device.weights().idle()) << "a stream of its own";
+  EXPECT_TRUE(device.weights().idle()) << "the streams are separate";
   gate.open();
   event.wait_on_host();
   EXPECT_TRUE(event.passed());
@@ -88,8 +88,8 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   device.compute().wait_on_host();
 }
 
-// However many there are: a transfer that waits for its peer holds up nothing else.
-TEST(Device, StreamsAreNobodyElses) {
+// Even a hundred streams share nothing: a transfer that waits for its peer holds up no other work.
+TEST(Device, EveryStreamIsItsOwn) {
   const Device device = stand_in_device(5);
   std::vector<DeviceStream> streams = {device.compute(), device.weights(), device.sums()};
   for (int i = 0; i < 100; ++i) streams.push_back(device.make_stream(i % 2 == 0));
@@ -112,7 +112,7 @@ TEST(Device, EventsAreTheirOwnPoints) {
   gate.stand_in(device.compute());
   const DeviceEvent second = device.compute().record();
   test::let_run();
-  EXPECT_TRUE(first.passed()) << "what came later is of no matter";
+  EXPECT_TRUE(first.passed()) << "the event does not wait for later work";
   EXPECT_FALSE(second.passed());
   const DeviceEvent copy = second;
   gate.open();
@@ -159,7 +159,7 @@ TEST(Device, TheCurrentStreamIsPutBack) {
 }
 
 // In-process messages: the work of the receiver waits for the sender's. The receiver's thread does not wait.
-TEST(Device, WhatIsFetchedIsWaitedForByTheCurrentStreamAlone) {
+TEST(Device, OnlyTheCurrentStreamWaitsForAFetch) {
   const Device sender = stand_in_device(3);
   const Device receiver = stand_in_device(4);
   Gate gate;

@@ -45,17 +45,17 @@ void hold(const DeviceStream& stream, std::function<bool()> ready);
 void put(void* native_stream, std::function<void()> work);
 void hold(void* native_stream, std::function<bool()> ready);
 
-// Tells of a transfer that is in a stream from the first call to the second, and waits for a peer there.
+// Reports a transfer that occupies a stream between the two calls, where it waits for a peer.
 void transfer_begins();
 void transfer_ends();
-// Those in streams now.
+// The number of transfers that are in streams now.
 int transfers();
 
 // Runs all work that can run now, of all streams.
 void let_run();
 
-// Where the host, and thus a library's kernel, reaches what lies at an address of the device. Other addresses
-// are returned as they are.
+// The address at which the host, and so a library's kernel, reaches the memory at an address of the device.
+// Other addresses are returned as they are.
 void* reachable(const void* data);
 
 }  // namespace twobp::test

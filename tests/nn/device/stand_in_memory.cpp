@@ -171,7 +171,7 @@ void Memory::release(void* data) {
   memory().forget(data);
 }
 
-// Pinned memory. Whoever copies from it keeps the tensor, so it can be freed at any time.
+// Pinned memory. A copy from it keeps the tensor, so it can be freed at any time.
 class Pinned : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

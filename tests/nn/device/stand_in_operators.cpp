@@ -132,8 +132,8 @@ torch::jit::Stack replaced(const torch::jit::Stack& stack, at::Device device, co
   return result;
 }
 
-// A host tensor that an operator reads is read when the operator is called. A number of an expression stays
-// what it is, because it has less say in the type of the result.
+// Operators read host tensors when they are called. A number of an expression stays a number, because the
+// type of the result depends on it less than on a tensor.
 c10::IValue as_of_now(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
   const at::Tensor& tensor = value.toTensor();

@@ -32,7 +32,7 @@ class Stream {
   Recording* recording = nullptr;
 };
 
-// The tasks of each stream, in which points are set and waited for anew in each replay.
+// The tasks of each stream. Each replay sets its points, and waits for them, anew.
 struct Recording : std::enable_shared_from_this<Recording> {
   struct Node {
     Task task;

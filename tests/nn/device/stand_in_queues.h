@@ -34,7 +34,7 @@ void wait_for_point(Stream& stream, const std::shared_ptr<Point>& point);
 // since the last call. It is an error to wait for, or ask about, what is recorded, as on a GPU.
 void wait_on_host(const Point& point);
 void wait_on_host(Stream& stream);
-// Runs a little work, so that who asks again and again gets on.
+// Runs a little work, so that a caller who asks again and again makes progress.
 bool has_passed(const Point& point);
 bool is_idle(Stream& stream);
 

@@ -151,9 +151,10 @@ struct Simulation {
   double bubble_ratio() const;
 };
 
-// `costs` has one entry for each stage. A schedule with slices may have one for each slice and stage instead,
-// slice by slice; what is of a stage alone (optimizer, gradient_bytes, fixed_bytes) is read from slice 0, and
-// the slices of a stage have the same layers and p2_units. Bytes: F adds activation_bytes at its start, I
+// `costs` has one entry for each stage, or a row of these for each micro-batch, in order. Fewer rows, whose
+// number divides that of the micro-batches, repeat: so one row for each slice. What is of a stage alone
+// (optimizer, gradient_bytes, fixed_bytes, update_bytes) is read from the first row, and a stage has the same
+// layers and p2_units in all rows. Bytes: F adds activation_bytes at its start, I
 // replaces them by stash_bytes at its end, each W piece frees its share. A received message is held until its
 // op begins. A message to be sent is held from its op's end until its send (or, within a rank, until the next
 // stage's op begins).

@@ -67,10 +67,13 @@ void check_stage_cost(const StageCost& cost, int stage) {
 void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCost>& costs,
                              const SimulationOptions& options) {
   const auto stages = static_cast<size_t>(schedule.stages);
-  TWOBP_CHECK(costs.size() == stages || costs.size() == stages * schedule.slices, "simulating '",
-              schedule.name, "' needs ", stages, " costs, one a stage",
-              schedule.slices > 1 ? concat(", or ", stages * schedule.slices, ", one a slice and stage") : "",
-              ", got ", costs.size());
+  const size_t rows = stages > 0 ? costs.size() / stages : 0;
+  TWOBP_CHECK(
+      rows > 0 && costs.size() == rows * stages && schedule.micro_batches % static_cast<int>(rows) == 0,
+      "simulating '", schedule.name, "' needs ", stages,
+      " costs, one a stage, or a number of such rows that divides ", schedule.micro_batches,
+      schedule.slices > 1 ? ", the slices of all micro-batches" : ", the micro-batches", ", got ",
+      costs.size());
   for (size_t i = 0; i < costs.size(); ++i) {
     const StageCost& first = costs[i % stages];
     check_stage_cost(costs[i], static_cast<int>(i % stages));
@@ -79,8 +82,8 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
     for (size_t layer = 0; alike && layer < first.layers.size(); ++layer) {
       alike = costs[i].layers[layer].p2_units == first.layers[layer].p2_units;
     }
-    TWOBP_CHECK(alike, "the costs of stage ", i % stages, " have other layers or p2_units for slice ",
-                i / stages, " than for slice 0");
+    TWOBP_CHECK(alike, "the costs of stage ", i % stages, " have other layers or p2_units in row ",
+                i / stages, " than in row 0");
   }
   TWOBP_CHECK(
       options.cap_per_rank.empty() || static_cast<int>(options.cap_per_rank.size()) == schedule.rank_count(),

@@ -127,7 +127,7 @@ class Simulator {
   }
 
   const StageModel& model(int stage, int m) const { return models_[cost_index(schedule_, costs_, stage, m)]; }
-  // The same for all slices.
+  // The same for all micro-batches.
   int p2_units(int stage) const { return models_[stage].p2_units(); }
   double message_bytes(Op send, int stage, int m) const {
     return send == Op::kSendForward ? model(stage, m).output : model(stage, m).input_gradient;

@@ -57,12 +57,13 @@ struct StageCost {
 // bytes) is left out.
 StageCost stage_of(std::vector<LayerShare> layers);
 
-// The place of a micro-batch's cost on a stage in a list with one entry for each stage, or for each slice and
-// stage, slice by slice.
+// The place of a micro-batch's cost on a stage in a list that has one entry for each stage: of all
+// micro-batches, or of each in turn, after which the list begins anew. So as many rows as slices give each
+// slice its own, and as many as micro-batches each micro-batch.
 template <typename Cost>
 size_t cost_index(const Schedule& schedule, const std::vector<Cost>& costs, int stage, int micro_batch) {
   const auto stages = static_cast<size_t>(schedule.stages);
-  return costs.size() == stages ? stage : micro_batch % schedule.slices * stages + stage;
+  return static_cast<size_t>(micro_batch) % (costs.size() / stages) * stages + stage;
 }
 
 }  // namespace twobp

@@ -46,7 +46,7 @@ struct StageModel {
   int p2_units() const { return static_cast<int>(pieces.size()) - 1; }
 };
 
-// The models of all stages, or of all slices and stages: as many as `costs`, in that order. Without
+// The models of all stages, row by row: as many as `costs`, in that order. Without
 // `has_backward`, nothing is kept after F.
 std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
                                      bool has_backward);
