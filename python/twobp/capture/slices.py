@@ -13,6 +13,7 @@ from torch import fx
 from . import ops
 from .along import place_of
 from .cut import Layer
+from .emit import Instruction
 from .errors import where
 from .export import Input
 from .own_operators import aten
@@ -255,7 +256,8 @@ def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = Fal
     """The program of all parts, from those of two. Raises Refused if they differ in more than numbers of positions."""
     one, other = these
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
+        both = {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
+        return Instruction(both).of(one.source) if isinstance(one, Instruction) else both
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [joined(pair, ranges, in_arguments) for pair in zip(one, other)]
     if type(one) is type(other) and one == other:

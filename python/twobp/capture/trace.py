@@ -62,8 +62,8 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
-    """Traces `whole`. Raises CaptureError."""
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str = "") -> Traced:
+    """Traces `whole`. `no_slices` says why its programs must not take slices. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward():
         forward = export.export(whole, fields)
     own = own_tensors(whole)
@@ -73,8 +73,10 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
-    positions, no_slices = 0, ""
+    positions = 0
     try:
+        if no_slices:
+            raise Refused(no_slices)
         length = positions_of(fields)
         programs = sliced_programs([(kind, packs[kind].layer) for kind in assigned], length, lambda kind, layer: program_of(layer, packs[kind].trained),
                                    list(zip(programs, made)))
