@@ -187,8 +187,10 @@ def other_attention(node: fx.Node, of: Rewriting):
 
     if node.target is ops.attention_with_dropout:
         raise Mixes(node, "attention with dropout has no form for slices. Set its probability to 0")
-    if given(3, "attn_mask") is not None:
-        raise Mixes(node, "attention with a mask (of padding, windows or documents) has no form for slices")
+    if (mask := given(3, "attn_mask")) is not None:
+        fields = " and ".join(f"'{name}'" for name in of.fields_behind(mask))
+        raise Mixes(node, f"attention with a mask that depends on {fields} has no form for slices. Leave a mask that hides nothing out of the batch" if fields else
+                    "attention with another mask than the causal one (of windows, or of numbers that are added) has no form for slices")
     if not given(5, "is_causal"):
         raise Mixes(node, "attention in both directions reads later positions")
     q, k, v = node.args[:3]
@@ -197,8 +199,8 @@ def other_attention(node: fx.Node, of: Rewriting):
         and sizes[0][::3] == sizes[1][::3] and sizes[0][1] % sizes[1][1] == 0
     scale = given(6, "scale")
     if not known or scale is not None and not scale > 0 or q.meta["val"].dtype not in (torch.float32, torch.float64):
-        raise Mixes(node, "this form of attention has no form for slices: twobp has it for float32 and float64 (batch, heads, positions, numbers), with a "
-                    "scale above 0")
+        raise Mixes(node, "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, numbers) of float32 or float64, the "
+                    f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} of {q.meta['val'].dtype}")
     of.replace(causal_attention, q, k, v, scale)
     return Along(2)
 

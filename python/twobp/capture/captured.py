@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,9 +57,10 @@ class Captured:
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
 
-    def add_shape(self, batch: Any, check: bool = True) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module would need
-        other layers for this shape. Nothing is changed then."""
+    def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
+        """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
+        the module has them in the comparison. Raises CaptureError if the module would need other layers for this shape. Nothing
+        is changed then."""
         fields = as_fields(self.module, batch)
         described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
@@ -70,18 +71,18 @@ class Captured:
         constants = dict(self.constants)
         try:
             with self._in_first_modes():
-                entry = self.cache.entry(self.whole, fields, self.loss_reduction, check)
+                entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check)
                 found = entry.read(self.whole)
                 traced, errors = found or (self._trace(fields), None)
                 self._append(traced, described)
                 if found is None and check:
                     try:
-                        errors = dataclasses.asdict(self._dry_run(fields))
+                        errors = dataclasses.asdict(self._dry_run(fields, beside or {}))
                     except WrongSlices as reason:  # whole sequences train
                         traced = self._trace(fields, str(reason))
                         self._forget(described, constants)
                         self._append(traced, described)
-                        errors = dataclasses.asdict(self._dry_run(fields))
+                        errors = dataclasses.asdict(self._dry_run(fields, beside or {}))
         except BaseException as error:
             self._forget(described, constants)
             if isinstance(error, CaptureError) and error.__cause__ is not None and (failure := self._own_failure(fields)) is not None:
@@ -171,7 +172,7 @@ class Captured:
             names.append(name)
         return names
 
-    def _dry_run(self, fields: dict[str, torch.Tensor]) -> DryRun:
+    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor]) -> DryRun:
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
         chain = interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
         count = max(chain.count(fields), 1)
@@ -184,7 +185,7 @@ class Captured:
             in_order = interpret.Random(7)
             evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
             del slots
-        expected, wanted, changed, in_evaluation = reference(self, fields, drawn, list(in_order.drawn))
+        expected, wanted, changed, in_evaluation = reference(self, {**fields, **beside}, drawn, list(in_order.drawn))
         if not torch.isfinite(expected):
             raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
                                "target that counts, and with finite numbers")
@@ -349,14 +350,14 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
-            cache: bool | str | os.PathLike = True) -> Captured:
+            cache: bool | str | os.PathLike = True, beside: Mapping[str, torch.Tensor] | None = None) -> Captured:
     """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in training mode.
     Parts of it may be in evaluation mode and stay so.
 
     loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's
     samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs run once and are
     compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the user's, for repeated
-    captures (docs/python.md). Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
+    captures (docs/python.md). `beside` is as for `Captured.add_shape`. Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
     changed."""
     check_torch()
     if not isinstance(module, nn.Module):
@@ -391,7 +392,7 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     modes = {part: part.training for part in whole.modules()}
     captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
     try:
-        captured.add_shape(example, check)
+        captured.add_shape(example, check, beside)
     except _native.Error:
         raise
     except Exception as error:

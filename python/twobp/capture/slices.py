@@ -110,6 +110,12 @@ class Rewriting:
         """The operator at hand becomes another one, whose first result takes the place of its result."""
         self._replaced = target, arguments
 
+    def fields_behind(self, node: fx.Node) -> list[str]:
+        """The fields from which a value of the layer is computed."""
+        read = {node, *(one for call in ops.ancestors([node]) for one in ops.inputs_of(call))}
+        return [one.name for placeholder, one in zip(self.layer.graph_module.graph.find_nodes(op="placeholder"), self.layer.inputs)
+                if one.source == "field" and placeholder in read]
+
     def _placeholders(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
