@@ -18,7 +18,7 @@ from twobp import _native
 
 from . import bundle, interpret
 from .cache import Cache
-from .emit import dtype_name
+from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, current_line, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
@@ -254,6 +254,7 @@ class WrongSlices(Exception):
 
 class Replay(TorchDispatchMode):
     """Gives the module the random numbers of the programs, call by call."""
+    supports_higher_order_operators = True
 
     def __init__(self, drawn: list):
         super().__init__()
@@ -261,7 +262,7 @@ class Replay(TorchDispatchMode):
         self.lines: list[str] = []  # where the module drew
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
+        if not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
             return function(*args, **(kwargs or {}))
         self.lines.append(current_line())
         name, results = next(self.drawn, ("nothing", ()))
@@ -280,13 +281,14 @@ class Replay(TorchDispatchMode):
 
 class KeepParameters(TorchDispatchMode):
     """Refuses an operator before it changes a parameter."""
+    supports_higher_order_operators = True
 
     def __init__(self, parameters: dict[str, torch.Tensor]):
         super().__init__()
         self.names = {p.untyped_storage().data_ptr(): name for name, p in parameters.items()}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function._schema.is_mutable:
+        if isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable:
             for argument, value in zip(function._schema.arguments, args):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
                     name = self.names.get(value.untyped_storage().data_ptr())
@@ -396,7 +398,8 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     except _native.Error:
         raise
     except Exception as error:
-        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}: {error}") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}{user_line(error)}: {reason}. {OTHER_WAY}") from error
     for name in graph["parameters"].keys() - trained_names(graph):
         graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
     if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):

@@ -261,9 +261,13 @@ def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
 def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = False) -> Any:
     """The program of all parts, from those of two. Raises Refused if they differ in more than numbers of positions."""
     one, other = these
+    if isinstance(one, Instruction) and isinstance(other, Instruction) and one["op"] == other["op"]:
+        try:
+            return Instruction({key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}).of(one.source)
+        except Refused as reason:
+            raise Refused(f"in '{one['op']}'{one.source}, {reason}") from None
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        both = {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
-        return Instruction(both).of(one.source) if isinstance(one, Instruction) else both
+        return {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [joined(pair, ranges, in_arguments) for pair in zip(one, other)]
     if type(one) is type(other) and one == other:
