@@ -156,6 +156,7 @@ class Net(nn.Module):
         self.table, self.positions = nn.Embedding(VOCAB, WIDTH), nn.Parameter(torch.randn(1, POSITIONS + 8, WIDTH))
         self.in_projection, self.out_projection, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCAB)
         self.convolution, self.norm, self.batch_norm = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.heads = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.function, self.attends = function, attention
         self.register_buffer("mask", torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).tril())
 
@@ -209,10 +210,11 @@ APART = {"nothing": lambda net, x: x * 0.5, "written_out": written_out, "experts
          "rows": lambda net, x: net.out_projection(x.reshape(-1, WIDTH)).tanh().view(x.shape),
          "flattened": lambda net, x: (x.flatten() * 2).view(x.shape), "cat": lambda net, x: torch.cat([x[..., 8:], x[..., :8]], -1),
          "index": lambda net, x: x.unflatten(-1, (4, 4))[..., [1, 0, 3, 2], :].reshape(x.shape) * net.table.weight[x.argmax(-1)],
+         "einsum": lambda net, x: torch.einsum("bsd,sd,de->bse", x, net.positions[0, :x.shape[1]], net.in_projection.weight[:WIDTH]) + torch.einsum("bsd,bse->bs", x, x).unsqueeze(-1),
          "norms": lambda net, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1).sqrt(), "batch": lambda net, x: x + x.mean(0, keepdim=True),
          "products": lambda net, x: (x.unsqueeze(-1) @ x.unsqueeze(-2)).sum(-1) + (x.unsqueeze(-2) @ net.positions[0, :x.shape[1], :, None]).flatten(2), "dropout": lambda net, x: F.dropout(x, 0.3, net.training),
          "rows dropped": lambda net, x: F.dropout(x.reshape(-1, WIDTH), 0.3, net.training).view(x.shape),
-         "bool mask": lambda net, x: attention_of(net, x, net.mask), "spelled out": spelled_out,
+         "module": lambda net, x: net.heads(x, x, x, attn_mask=~net.mask, need_weights=False)[0], "bool mask": lambda net, x: attention_of(net, x, net.mask), "spelled out": spelled_out,
          "added mask": lambda net, x: attention_of(net, x, torch.full_like(net.mask, -torch.inf, dtype=x.dtype).triu(1)),
          "positions": lambda net, x: x + net.positions[0, 4:4 + x.shape[1]], "where": lambda net, x: torch.where(x > 0, x, net.mask[:, :1] * x)}
 
@@ -246,6 +248,8 @@ MIXED = {
     "three dimensions": (lambda net, x: F.scaled_dot_product_attention(x, x, x, is_causal=True), r"Give it queries.*these are \[4, 24, 16\]"),
     "attention's dropout": (lambda net, x: net.attention(x, is_causal=True, dropout_p=0.1 if net.training else 0.0), "attention with dropout"),
     "products": (lambda net, x: x @ (x.transpose(1, 2) @ x), "'matmul' multiplies positions with positions"),
+    "einsum": (lambda net, x: torch.einsum("bid,bjd->bij", x, x) @ x, "'einsum' multiplies positions.*is_causal=True"),
+    "weights": (lambda net, x: net.heads(x, x, x, attn_mask=~net.mask)[0], "'baddbmm' multiplies.*need_weights=False"),
     "batch norm": (lambda net, x: net.batch_norm(x.transpose(1, 2)).transpose(1, 2), "the forward pass uses the buffer 'batch_norm"),
     "sum": (lambda net, x: x * x.sum().tanh(), "'tanh' computes with a sum over positions"),
     "frequencies": (lambda net, x: F.embedding(x.argmax(-1), net.table.weight, scale_grad_by_freq=True), "counts the ids of all positions"),

@@ -78,6 +78,29 @@ def product(node: fx.Node, of: Rewriting):
     return place
 
 
+def spelled_out(node: fx.Node) -> Mixes:
+    return Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as scaled_dot_product_attention(q, k, v, is_causal=True); "
+                 "nn.MultiheadAttention does with need_weights=False")
+
+
+def matrices(node: fx.Node, of: Rewriting):
+    raise spelled_out(node)
+
+
+def einsum(node: fx.Node, of: Rewriting):
+    """The positions have one letter, which the result keeps."""
+    inputs, _, output = node.args[0].replace(" ", "").partition("->")
+    operands = list(zip(inputs.split(","), node.args[1]))
+    found = {(labels[of.places[one].dim], of.places[one].outer, of.places[one].inner) for labels, one in operands if of.places[one] is not None}
+    (letter, *sizes), *others = found
+    if others or "." in node.args[0] or output.count(letter) != 1 or any(labels.count(letter) > 1 for labels, _ in operands):
+        raise spelled_out(node)
+    for labels, one in operands:
+        if of.places[one] is None and letter in labels:
+            of.cut(one, Along(labels.index(letter), *sizes))
+    return Along(output.index(letter), *sizes)
+
+
 def batched(node: fx.Node, of: Rewriting):
     """a @ b for each of the leading dimensions."""
     a, b, rank = *node.args[:2], len(shape(node))
@@ -86,7 +109,7 @@ def batched(node: fx.Node, of: Rewriting):
     if of.places[b] is None and of.places[a].dim == len(shape(a)) - 2:
         return of.places[a]._replace(dim=rank - 2)  # rows of a
     if any(of.places[one] is not None and of.places[one].dim >= len(shape(one)) - 2 for one in (a, b)):
-        raise Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions")
+        raise spelled_out(node)
     return pointwise(node, of, (a, b))
 
 
@@ -233,7 +256,7 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk", "flip",
                      "roll", "split", "split_with_sizes", "chunk"), apart),
     **VIEWS, "cat": joined, "stack": joined, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
-    **dict.fromkeys(("linear", "mm", "addmm"), product), "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
+    **dict.fromkeys(("linear", "mm", "addmm"), product), "baddbmm": matrices, "einsum": einsum, "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
     "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention}
 OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy,
        **dict.fromkeys((*LOSSES, *NLL), lost)}
