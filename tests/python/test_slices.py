@@ -354,13 +354,14 @@ def test_micro_batches_of_other_lengths_in_one_step():
     module, batch = made(MODELS["GPT-2"]), exact(tokens())
     parts = [{name: tensor[2 * i:2 * i + 2, :length] for name, tensor in batch.items()} for i, length in enumerate((POSITIONS, 7))]
     results = []
-    for lengths in ([], *LENGTHS):
-        trainer = twobp.Trainer(module, parts[0], ranks=2, micro_batches=2, slices=max(1, len(lengths)), slice_lengths=lengths, loss_fn=exact_loss,
-                                optimizer=twobp.SGD(lr=0.1))
+    for lengths, ranks, schedule in (([], 2, "1f1b"), (LENGTHS[0], 2, "1f1b"), (LENGTHS[1], 2, "zb-v"), (LENGTHS[1], 1, "gpipe")):
+        trainer = twobp.Trainer(module, parts[0], ranks=ranks, schedule=schedule, micro_batches=2, slices=max(1, len(lengths)), slice_lengths=lengths,
+                                loss_fn=exact_loss, optimizer=twobp.SGD(lr=0.1))
         steps = [trainer.step(parts), trainer.step(parts[::-1]), trainer.step(parts)]
         results.append(([one.loss for one in steps], [one.grad_norm for one in steps], trainer.state_dict()))
     for sliced in results[1:]:
         assert_close(sliced, results[0])
+    assert results[2][:2] == results[3][:2] and all(torch.equal(tensor, results[3][2][name]) for name, tensor in results[2][2].items())
 
 
 def test_programs_over_slices_are_compared_with_autograd(monkeypatch):
