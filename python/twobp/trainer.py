@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twobp import _native, batches
+from twobp import _native, batches, padding
 from twobp._native import Error
 from twobp.batches import Batch, Tensors
 from twobp.optimizers import Adam, AdamW, Muon, SGD
@@ -84,9 +84,11 @@ class Trainer:
         self._module = module
         self._example = batches.check_fields(self._named(example), "the example")
         self._captured: Captured | None = None
+        self._unmasked = _sliced(settings) and padding.is_mask(module, self._example)
+        example, mask = self._without_mask(self._example, "the example")
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, self._example, loss_fn, loss_reduction, cache)
+            self._captured = _capture(module, example, loss_fn, loss_reduction, cache, mask)
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -95,8 +97,8 @@ class Trainer:
             config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
             config["model"] = dict(model)
-        self._native = _native.Trainer(_as_json(config), graph, constants, self._example, weights, _process_group())
-        self._shapes = {_shape(self._example)}
+        self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, _process_group())
+        self._shapes = {_shape(example)}
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
@@ -231,11 +233,19 @@ class Trainer:
         if self._watch is not None:
             self._watch.check()
         parts = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None)
-        if self._captured is not None:
-            for part in parts:
-                if _shape(part) not in self._shapes:
-                    self._add_shape(part)
-        return parts
+        if self._captured is None:
+            return parts
+        pairs = [self._without_mask(part, f"micro-batch {i}") for i, part in enumerate(parts)]
+        for part, mask in pairs:
+            if _shape(part) not in self._shapes:
+                self._add_shape(part, mask)
+        return [part for part, _ in pairs]
+
+    def _without_mask(self, fields: dict[str, torch.Tensor], what: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Returns what the programs read, and the mask that slices do without."""
+        if not self._unmasked:
+            return fields, {}
+        return padding.without_mask(fields, what), {padding.MASK: fields[padding.MASK]}
 
     def _named(self, batch: object) -> object:
         if self._module is None:
@@ -244,12 +254,12 @@ class Trainer:
             return [batches.named(self._module, part) for part in batch]  # a list of micro-batches
         return batches.named(self._module, batch)
 
-    def _add_shape(self, part: Batch) -> None:
+    def _add_shape(self, part: Batch, mask: Batch) -> None:
         """Captures the module for micro-batches of another shape."""
         captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
         before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
-            captured.add_shape(part)
+            captured.add_shape(part, beside=mask)
             if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
                 raise Error(f"its sequences cannot be cut into slices: {reason}")
             self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
@@ -329,9 +339,13 @@ def _process_group() -> str:
 
 
 def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
-             cache: bool | str | os.PathLike) -> Captured:
+             cache: bool | str | os.PathLike, beside: Batch) -> Captured:
     from twobp.capture import capture  # a late import, so that importing twobp registers no operator
-    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache)
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside)
+
+
+def _sliced(settings: Mapping) -> bool:
+    return isinstance(settings.get("slices", 1), int) and settings.get("slices", 1) > 1
 
 
 def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -112,7 +112,14 @@ TEST(SliceCuts, OtherCutsAreExpectedToCostWhatTheyCost) {
 
 TEST(SliceCuts, KeepTheirProportionsInOtherSequences) {
   EXPECT_EQ(scaled_cuts({0, 64, 128}, 256), (Cuts{0, 128, 256}));
-  EXPECT_EQ(scaled_cuts({0, 8, 128}, 32), (Cuts{0, 8, 32}));  // no slice is empty
+  EXPECT_EQ(scaled_cuts({0, 8, 128}, 32), (Cuts{0, 8, 32}));   // no slice is empty
+  EXPECT_EQ(scaled_cuts({0, 64, 128}, 15), (Cuts{0, 8, 15}));  // fewer blocks than slices
+  EXPECT_EQ(scaled_cuts({0, 64, 120, 128}, 3), (Cuts{0, 1, 2, 3}));
+  expect_error(
+      [] {
+        scaled_cuts({0, 64, 120, 128}, 2);
+      },
+      {"a sequence of 2 positions", "use at most 2 slices"});
 }
 
 TEST(SliceCuts, RefuseMoreSlicesThanBlocks) {

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import twobp
 
@@ -74,6 +75,8 @@ def branch(self, y):
 @pytest.mark.parametrize("more, message", [
     (write_weight, "up.weight|in-place"), (write_weight_without_grad, r"changes its parameter .*up\.weight.*buffer"),
     (say, r"prints \(.*test_bad_input\.py:\d+, in say\)"), (branch, r"(?s)test_bad_input\.py:\d+, in branch: if y\.sum.*torch\.where"),
+    (lambda self, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)), r"calls 'cond', an operator that takes functions \(.*test_bad_input\.py:\d+, in <lambda>.*torch\.where"),
+    (lambda self, y: torch.autograd.grad(y.square().sum(), y, create_graph=True)[0], r"fails with RuntimeError.*test_bad_input\.py:\d+, in <lambda>.*other operators of torch"),
     (lambda self, y: y * float(y.detach().max()), "values of tensors|value of a tensor"), (lambda self, y: y.detach(), "nothing is trained")])
 def test_a_forward_that_has_no_programs(more, message):
     with pytest.raises(twobp.Error, match=message):
@@ -86,6 +89,24 @@ def halve_in_evaluation(self, y):
         with torch.no_grad():
             self.up.weight.data.div_(2)
     return y
+
+
+def gelu_and_dropout(self, y):
+    return F.dropout(F.gelu(y), 0.1, self.training)
+
+
+@pytest.mark.parametrize("failing", ["aten::gelu", "aten::gelu_backward", "twobp::dropout", "aten::native_dropout_backward"])
+def test_an_operator_that_fails_outside_autograd_is_named(failing, monkeypatch):
+    from twobp.capture import interpret
+    call = interpret.call
+
+    def without(name, arguments):
+        if name == failing:
+            raise RuntimeError("no kernel\nand more")
+        return call(name, arguments)
+    monkeypatch.setattr(interpret, "call", without)
+    with pytest.raises(twobp.Error, match=rf"layer '\w+': {failing} cannot run outside autograd \(.*test_bad_input\.py:\d+, in gelu_and_dropout: .*\): no kernel\. Write"):
+        twobp.Trainer(Wraps(gelu_and_dropout).train(), make_batch(), loss_fn=mse, ranks=1, cache=False)
 
 
 def test_a_parameter_that_evaluation_would_change_stays():

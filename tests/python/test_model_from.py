@@ -215,3 +215,13 @@ def test_transformers_loads_what_a_trainer_saves(tmp_path, make):
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
     with torch.no_grad():
         assert again.eval()(**batch).loss.item() == pytest.approx(trainer.evaluate([batch]).loss, rel=1e-5)
+
+
+def test_backward_passes_of_installed_packages_are_compared_with_autograd():
+    """Bloom's GELU has its own, which is the derivative."""
+    from twobp.capture import capture
+    torch.manual_seed(0)
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=VOCAB, hidden_size=24, n_layer=2, n_head=2, hidden_dropout=0.0, attention_dropout=0.0))
+    ids = torch.randint(VOCAB, (2, SEQUENCE))
+    run, = capture(bloom.train(), {"input_ids": ids, "labels": ids}, cache=False).dry_runs
+    assert 0 < run.gradients < 1e-5

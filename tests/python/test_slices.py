@@ -157,6 +157,7 @@ class Net(nn.Module):
         self.table, self.positions = nn.Embedding(VOCAB, WIDTH), nn.Parameter(torch.randn(1, POSITIONS + 8, WIDTH))
         self.in_projection, self.out_projection, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCAB)
         self.convolution, self.norm, self.batch_norm = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.heads = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
         self.function, self.attends = function, attention
         self.register_buffer("mask", torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).tril())
 
@@ -188,14 +189,34 @@ def shared_table(net, x):
     return x * net.mask.double().cumsum(0)[:, :WIDTH]  # a constant for each position
 
 
+def half_turned(x):
+    return x + torch.cat([-x[..., 4:], x[..., :4]], -1)
+
+
+def attention_of(net, x, mask):
+    """Attention with an explicit mask, of queries and keys that are no rows of one product."""
+    q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in net.in_projection(net.norm(x)).chunk(3, -1))
+    return F.scaled_dot_product_attention(half_turned(q), half_turned(k), v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def spelled_out(net, x):
+    q, k, v = (one.unflatten(-1, (2, -1)).transpose(1, 2) for one in net.in_projection(net.norm(x)).chunk(3, -1))
+    later = torch.arange(x.shape[1])[None, :] > torch.arange(x.shape[1])[:, None]
+    scores = half_turned(q) @ k.transpose(-2, -1) / 8 ** 0.5 + later.to(x.dtype).expand(x.shape[0], 1, -1, -1) * torch.finfo(torch.float32).min
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
 APART = {"nothing": lambda net, x: x * 0.5, "written_out": written_out, "experts": experts, "shared_table": shared_table,
          "heads": lambda net, x: x.unflatten(-1, (4, 4)).permute(0, 2, 1, 3).softmax(-1).transpose(1, 2).reshape(x.shape),
          "rows": lambda net, x: net.out_projection(x.reshape(-1, WIDTH)).tanh().view(x.shape),
          "flattened": lambda net, x: (x.flatten() * 2).view(x.shape), "cat": lambda net, x: torch.cat([x[..., 8:], x[..., :8]], -1),
          "index": lambda net, x: x.unflatten(-1, (4, 4))[..., [1, 0, 3, 2], :].reshape(x.shape) * net.table.weight[x.argmax(-1)],
+         "einsum": lambda net, x: torch.einsum("bsd,sd,de->bse", x, net.positions[0, :x.shape[1]], net.in_projection.weight[:WIDTH]) + torch.einsum("bsd,bse->bs", x, x).unsqueeze(-1),
          "norms": lambda net, x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1).sqrt(), "batch": lambda net, x: x + x.mean(0, keepdim=True),
          "products": lambda net, x: (x.unsqueeze(-1) @ x.unsqueeze(-2)).sum(-1) + (x.unsqueeze(-2) @ net.positions[0, :x.shape[1], :, None]).flatten(2), "dropout": lambda net, x: F.dropout(x, 0.3, net.training),
          "rows dropped": lambda net, x: F.dropout(x.reshape(-1, WIDTH), 0.3, net.training).view(x.shape),
+         "module": lambda net, x: net.heads(x, x, x, attn_mask=~net.mask, need_weights=False)[0], "bool mask": lambda net, x: attention_of(net, x, net.mask), "spelled out": spelled_out,
+         "added mask": lambda net, x: attention_of(net, x, torch.full_like(net.mask, -torch.inf, dtype=x.dtype).triu(1)),
          "positions": lambda net, x: x + net.positions[0, 4:4 + x.shape[1]], "where": lambda net, x: torch.where(x > 0, x, net.mask[:, :1] * x)}
 
 
@@ -222,9 +243,14 @@ MIXED = {
     "last": (lambda net, x: x + x[:, -1].unsqueeze(1), "'select' takes single positions"),
     "patches": (lambda net, x: x.reshape(x.shape[0], -1, 2, WIDTH).tanh().reshape(x.shape), "splits the positions"),
     "both directions": (lambda net, x: net.attention(x), "attention in both directions"),
-    "mask": (lambda net, x: net.attention(x, attn_mask=net.mask.triu(-3)), "attention with a mask"),
+    "mask": (lambda net, x: net.attention(x, attn_mask=net.mask.triu(-3)), "attention with another mask than the causal one"),
+    "almost causal": (lambda net, x: net.attention(x, attn_mask=net.mask.clone().index_fill_(1, torch.tensor([0]), False).logical_or(torch.eye(POSITIONS, dtype=torch.bool))),
+                      "attention with another mask than the causal one"),
+    "three dimensions": (lambda net, x: F.scaled_dot_product_attention(x, x, x, is_causal=True), r"Give it queries.*these are \[4, 24, 16\]"),
     "attention's dropout": (lambda net, x: net.attention(x, is_causal=True, dropout_p=0.1 if net.training else 0.0), "attention with dropout"),
     "products": (lambda net, x: x @ (x.transpose(1, 2) @ x), "'matmul' multiplies positions with positions"),
+    "einsum": (lambda net, x: torch.einsum("bid,bjd->bij", x, x) @ x, "'einsum' multiplies positions.*is_causal=True"),
+    "weights": (lambda net, x: net.heads(x, x, x, attn_mask=~net.mask)[0], "'baddbmm' multiplies.*need_weights=False"),
     "batch norm": (lambda net, x: net.batch_norm(x.transpose(1, 2)).transpose(1, 2), "the forward pass uses the buffer 'batch_norm"),
     "sum": (lambda net, x: x * x.sum().tanh(), "'tanh' computes with a sum over positions"),
     "frequencies": (lambda net, x: F.embedding(x.argmax(-1), net.table.weight, scale_grad_by_freq=True), "counts the ids of all positions"),
@@ -274,11 +300,82 @@ def test_losses(reduce, labels, message):
         train(module, batch, slice_lengths=LENGTHS[0])
 
 
-def test_bert_and_a_padding_mask_are_refused():
+def test_bert_is_refused():
     bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                                                                 hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
     with pytest.raises(twobp.Error, match=r"attention in both directions.*transformers"):
         train(bert, tokens(), slice_lengths=LENGTHS[0])
-    batch = {**tokens(), "attention_mask": torch.ones(4, POSITIONS, dtype=torch.int64)}
-    with pytest.raises(twobp.Error, match=r"attention with a mask \(of padding.*transformers"):
-        train(made(MODELS["LLaMa"]), batch, slice_lengths=LENGTHS[0])
+
+
+def padded(batch, lengths, at_end=True):
+    """The samples keep these lengths. Their last positions, or the first ones, are padding."""
+    places = torch.arange(POSITIONS) if at_end else torch.arange(POSITIONS).flip(0)
+    mask = places < torch.tensor(lengths)[:, None]
+    return {"input_ids": batch["input_ids"].where(mask, 0), "labels": batch["labels"].where(mask, -100), "attention_mask": mask.long()}
+
+
+@pytest.mark.parametrize("model, lengths", [("LLaMa", [POSITIONS] * 4), ("LLaMa", [20, 7, POSITIONS, 1]), ("GPT-2", [POSITIONS, 12, 3, 9])])
+def test_masks_of_padding_at_the_end(model, lengths):
+    """The mask's own programs are those of whole sequences."""
+    module, batch = made(MODELS[model]), padded(tokens(), lengths)
+    def loss(output, batch):
+        return F.cross_entropy(output.logits.flatten(0, 1), F.pad(batch["labels"][:, 1:], (0, 1), value=-100).flatten())
+    whole = train(module, batch, loss_fn=loss, schedule="gpipe")
+    for cuts in LENGTHS:
+        assert_close(train(module, batch, loss_fn=loss, slice_lengths=cuts), whole)
+
+
+def test_other_masks_of_padding_are_refused():
+    def trainer(batch, module=None, slices=2):
+        return twobp.Trainer(module or made(MODELS["LLaMa"]), {name: tensor[:2] for name, tensor in batch.items()}, ranks=1, micro_batches=2, slices=slices)
+    batch = padded(tokens(), [POSITIONS] * 4)
+    at_begin, counted = padded(tokens(), [9, POSITIONS, 9, 9], at_end=False), padded(tokens(), [POSITIONS, POSITIONS, POSITIONS, 9])
+    counted["labels"][3, 20] = 1
+    with pytest.raises(twobp.Error, match=r"the example: 'attention_mask' hides positions before others that count\. .*padding_side to \"right\""):
+        trainer(at_begin)
+    one = trainer(batch)
+    first = one.step(batch).loss
+    with pytest.raises(twobp.Error, match="micro-batch 1: 'attention_mask' hides positions whose 'labels' count"):
+        one.step(counted)
+    assert one.steps_done == 1 and one.step(padded(tokens(), [9, 8, 7, 6])).loss > 0
+    assert first == pytest.approx(trainer(batch, slices=1).step(batch).loss, rel=1e-6)
+
+    class Own(nn.Module):  # what it does without a mask is not known
+        def __init__(self):
+            super().__init__()
+            self.model = made(MODELS["LLaMa"])
+
+        def forward(self, input_ids, labels, attention_mask=None):
+            return self.model(input_ids=input_ids, labels=labels, attention_mask=attention_mask).loss
+    with pytest.raises(twobp.Error, match=r"a mask that depends on 'attention_mask' has no form for slices\. Leave a mask that hides nothing out"):
+        trainer(batch, Own().train())
+
+
+def test_micro_batches_of_other_lengths_in_one_step():
+    module, batch = made(MODELS["GPT-2"]), exact(tokens())
+    parts = [{name: tensor[2 * i:2 * i + 2, :length] for name, tensor in batch.items()} for i, length in enumerate((POSITIONS, 7))]
+    results = []
+    for lengths, ranks, schedule in (([], 2, "1f1b"), (LENGTHS[0], 2, "1f1b"), (LENGTHS[1], 2, "zb-v"), (LENGTHS[1], 1, "gpipe")):
+        trainer = twobp.Trainer(module, parts[0], ranks=ranks, schedule=schedule, micro_batches=2, slices=max(1, len(lengths)), slice_lengths=lengths,
+                                loss_fn=exact_loss, optimizer=twobp.SGD(lr=0.1))
+        steps = [trainer.step(parts), trainer.step(parts[::-1]), trainer.step(parts)]
+        results.append(([one.loss for one in steps], [one.grad_norm for one in steps], trainer.state_dict()))
+    for sliced in results[1:]:
+        assert_close(sliced, results[0])
+    assert results[2][:2] == results[3][:2] and all(torch.equal(tensor, results[3][2][name]) for name, tensor in results[2][2].items())
+
+
+def test_programs_over_slices_are_compared_with_autograd(monkeypatch):
+    module, batch = made(MODELS["GPT-2 with dropout"]), exact(tokens())
+    run, = capture(module, batch, loss_fn=exact_loss, cache=False).dry_runs
+    assert 0 < run.slices < 1e-12 and run.worst_of_slices
+    from twobp.capture import along
+    monkeypatch.setitem(along.RULES, "cumsum", along.same)  # a wrong rule
+    module = made(lambda: Net(lambda net, x: x.cumsum(1)))
+    captured = capture(module, tokens(), cache=False)
+    reason = captured.graph["shapes"][0]["no_slices"]
+    assert re.search(r"over slices, programs compute (the loss|the gradient of '.*') with a relative error of .* please report it", reason), reason
+    assert len(captured.graph["shapes"]) == len(captured.dry_runs) == 1 and captured.dry_runs[0].gradients < 1e-12
+    with pytest.raises(twobp.Error, match="takes no slices: over slices, programs compute"):
+        train(module, tokens(), cache=False, slice_lengths=LENGTHS[0])
+    assert train(module, tokens(), cache=False)[0][0] > 0

@@ -77,9 +77,10 @@ for _event in [name for name in dir(transformers.TrainerCallback) if name.starts
 
 def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
     """A trainer of `kind` that has trained, and what its train() returned."""
-    own = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "compute_metrics") if name in settings}
+    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths") if name in settings}
+    own = {"compute_metrics": settings.pop("compute_metrics", None)}
     if kind is twobp.transformers.Trainer:
-        own["ranks"] = ranks
+        own |= {"ranks": ranks, **pipeline}
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "adam_epsilon": 1e-6, "logging_steps": 1,
                 "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True, **settings}
     trainer = kind(model=model, args=transformers.TrainingArguments(str(folder), **settings), train_dataset=texts() if data is None else data,
@@ -201,6 +202,15 @@ def test_batches_padded_to_different_lengths(tmp_path, monkeypatch):
     compare(logs)
     compare_weights(trainers)
     assert trainers[1].pipeline.shapes == 2
+
+
+@pytest.mark.parametrize("model", [gpt2, qwen3])
+def test_slices_of_what_a_collator_pads(model, tmp_path):
+    trainers, logs = both(model, tmp_path, max_steps=3, data=texts(lengths=(12, 9, 12, 7, 12, 12, 8, 6)), data_collator=pad, slices=2, slice_lengths=[5, 7],
+                          train_sampling_strategy="sequential", schedule="zb-v", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0)
+    compare(logs)
+    compare_weights(trainers)
+    assert trainers[1].pipeline.shapes > 1 and trainers[1].pipeline.config["pipeline"]["slice_lengths"] == [5, 7]
 
 
 def test_an_adapter_of_peft(tmp_path):

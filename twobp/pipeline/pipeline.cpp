@@ -27,16 +27,19 @@ int ranks_of(const PipelineOptions& options) {
   return ranks.empty() ? options.stages : *std::max_element(ranks.begin(), ranks.end()) + 1;
 }
 
-// The fields of each slice of the micro-batches, all of one length. `cuts` become those of that length.
-std::vector<Fields> in_slices(const std::vector<Fields>& micro_batches, const Cuts& measured, Cuts& cuts) {
+// The cuts of each micro-batch, in proportion to its length.
+std::vector<Cuts> cuts_of(const std::vector<Fields>& micro_batches, const Cuts& measured) {
+  std::vector<Cuts> cuts;
+  for (const Fields& fields : micro_batches) cuts.push_back(scaled_cuts(measured, sequence_length(fields)));
+  return cuts;
+}
+
+// The fields of each slice of the micro-batches.
+std::vector<Fields> in_slices(const std::vector<Fields>& micro_batches, const std::vector<Cuts>& cuts) {
   std::vector<Fields> slices;
-  for (const Fields& fields : micro_batches) {
-    const int64_t positions = sequence_length(fields);
-    if (cuts.empty()) cuts = scaled_cuts(measured, positions);
-    TWOBP_CHECK(positions == cuts.back(), "the micro-batches of a step have sequences of ", cuts.back(),
-                " and of ", positions, " positions: with slices they have one length");
-    for (size_t s = 0; s + 1 < cuts.size(); ++s) {
-      slices.push_back(slice_of(fields, cuts[s], cuts[s + 1] - cuts[s]));
+  for (size_t m = 0; m < micro_batches.size(); ++m) {
+    for (size_t s = 0; s + 1 < cuts[m].size(); ++s) {
+      slices.push_back(slice_of(micro_batches[m], cuts[m][s], cuts[m][s + 1] - cuts[m][s]));
     }
   }
   return slices;
@@ -53,7 +56,7 @@ struct Pipeline::UnderWay {
   const StepSetup* setup = nullptr;
   std::vector<Fields> micro_batches;  // with slices: of each slice
   std::vector<Fields> sequences;      // with slices: of the whole micro-batches
-  Cuts cuts;
+  std::vector<Cuts> cuts;             // of the sequences of each micro-batch
   StepInput input;
   std::vector<RankResult> results;  // by rank
   double begin = 0;
@@ -204,7 +207,8 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
     TWOBP_CHECK(schedule.slices == slices(), "the schedule has ", schedule.slices,
                 " slices for each micro-batch, and this pipeline was measured with ", slices());
     step->sequences = micro_batches;
-    step->micro_batches = in_slices(micro_batches, slices_.cuts, step->cuts);
+    step->cuts = cuts_of(micro_batches, slices_.cuts);
+    step->micro_batches = in_slices(micro_batches, step->cuts);
   } else {
     step->micro_batches = micro_batches;
   }

@@ -61,7 +61,7 @@ struct StepInput {
   const LeadingForwards* leading = nullptr;            // of the schedule
   const std::vector<Fields>* micro_batches = nullptr;  // with slices: of each slice
   const std::vector<Fields>* sequences = nullptr;      // with slices: of the whole micro-batches
-  const Cuts* cuts = nullptr;                          // with slices
+  const std::vector<Cuts>* cuts = nullptr;             // with slices: of each micro-batch
   std::string input_field;                             // see ModelSpec
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap

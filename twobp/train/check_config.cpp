@@ -121,8 +121,8 @@ void check_precision(const Config& config) {
 void check_slices(const Config& config, int slices) {
   if (slices == 1) return;
   const std::string why = config.model.type.type().no_slices(config.model.type);
-  TWOBP_CHECK(why.empty(), "pipeline.slices is ", slices, ", but not with model.type \"",
-              config.model.type.name(), "\": ", why, ". Set it to 1.");
+  TWOBP_CHECK(why.empty(), "pipeline.slices is ", slices, ", but this model (\"", config.model.type.name(),
+              "\") takes no slices: ", why, ". Set it to 1.");
   for (const std::string& text : config.pipeline.recompute) {
     TWOBP_CHECK(!text.ends_with("derivatives") && !text.ends_with("both"), "pipeline.slices is ", slices,
                 ", but pipeline.recompute has \"", text,

@@ -78,6 +78,29 @@ def product(node: fx.Node, of: Rewriting):
     return place
 
 
+def spelled_out(node: fx.Node) -> Mixes:
+    return Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as scaled_dot_product_attention(q, k, v, is_causal=True); "
+                 "nn.MultiheadAttention does with need_weights=False")
+
+
+def matrices(node: fx.Node, of: Rewriting):
+    raise spelled_out(node)
+
+
+def einsum(node: fx.Node, of: Rewriting):
+    """The positions have one letter, which the result keeps."""
+    inputs, _, output = node.args[0].replace(" ", "").partition("->")
+    operands = list(zip(inputs.split(","), node.args[1]))
+    found = {(labels[of.places[one].dim], of.places[one].outer, of.places[one].inner) for labels, one in operands if of.places[one] is not None}
+    (letter, *sizes), *others = found
+    if others or "." in node.args[0] or output.count(letter) != 1 or any(labels.count(letter) > 1 for labels, _ in operands):
+        raise spelled_out(node)
+    for labels, one in operands:
+        if of.places[one] is None and letter in labels:
+            of.cut(one, Along(labels.index(letter), *sizes))
+    return Along(output.index(letter), *sizes)
+
+
 def batched(node: fx.Node, of: Rewriting):
     """a @ b for each of the leading dimensions."""
     a, b, rank = *node.args[:2], len(shape(node))
@@ -86,7 +109,7 @@ def batched(node: fx.Node, of: Rewriting):
     if of.places[b] is None and of.places[a].dim == len(shape(a)) - 2:
         return of.places[a]._replace(dim=rank - 2)  # rows of a
     if any(of.places[one] is not None and of.places[one].dim >= len(shape(one)) - 2 for one in (a, b)):
-        raise Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions")
+        raise spelled_out(node)
     return pointwise(node, of, (a, b))
 
 
@@ -187,8 +210,10 @@ def other_attention(node: fx.Node, of: Rewriting):
 
     if node.target is ops.attention_with_dropout:
         raise Mixes(node, "attention with dropout has no form for slices. Set its probability to 0")
-    if given(3, "attn_mask") is not None:
-        raise Mixes(node, "attention with a mask (of padding, windows or documents) has no form for slices")
+    if (mask := given(3, "attn_mask")) is not None:
+        fields = " and ".join(f"'{name}'" for name in of.fields_behind(mask))
+        raise Mixes(node, f"attention with a mask that depends on {fields} has no form for slices. Leave a mask that hides nothing out of the batch" if fields else
+                    "attention with another mask than the causal one (of windows, or of numbers that are added) has no form for slices")
     if not given(5, "is_causal"):
         raise Mixes(node, "attention in both directions reads later positions")
     q, k, v = node.args[:3]
@@ -197,8 +222,8 @@ def other_attention(node: fx.Node, of: Rewriting):
         and sizes[0][::3] == sizes[1][::3] and sizes[0][1] % sizes[1][1] == 0
     scale = given(6, "scale")
     if not known or scale is not None and not scale > 0 or q.meta["val"].dtype not in (torch.float32, torch.float64):
-        raise Mixes(node, "this form of attention has no form for slices: twobp has it for float32 and float64 (batch, heads, positions, numbers), with a "
-                    "scale above 0")
+        raise Mixes(node, "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, numbers) of float32 or float64, the "
+                    f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} of {q.meta['val'].dtype}")
     of.replace(causal_attention, q, k, v, scale)
     return Along(2)
 
@@ -231,7 +256,7 @@ RULES: dict[str, Callable] = {
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk", "flip",
                      "roll", "split", "split_with_sizes", "chunk"), apart),
     **VIEWS, "cat": joined, "stack": joined, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
-    **dict.fromkeys(("linear", "mm", "addmm"), product), "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
+    **dict.fromkeys(("linear", "mm", "addmm"), product), "baddbmm": matrices, "einsum": einsum, "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
     "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention}
 OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy,
        **dict.fromkeys((*LOSSES, *NLL), lost)}

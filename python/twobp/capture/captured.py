@@ -7,22 +7,21 @@ import inspect
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from twobp import _native
 
 from . import bundle, interpret
 from .cache import Cache
-from .emit import dtype_name
-from .errors import CaptureError, current_line, user_line
+from .emit import OTHER_WAY, dtype_name
+from .errors import CaptureError, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
-from .own_operators import dropout_scale
+from .reference import KeepParameters, reference, restore
 from .trace import Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
@@ -30,12 +29,15 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torc
 
 @dataclasses.dataclass
 class DryRun:
-    """The largest relative errors against the module under autograd, and their places."""
+    """The largest relative errors against the module under autograd, and their places. `slices` is that of loss and gradients over slices of the
+    sequences, at `worst_of_slices`; 0 if there is no program for these."""
     loss: float
     gradients: float
     worst: str
     buffers: float
     evaluation: float
+    slices: float = 0.0
+    worst_of_slices: str = ""
 
 
 @dataclasses.dataclass
@@ -54,9 +56,10 @@ class Captured:
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
 
-    def add_shape(self, batch: Any, check: bool = True) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. Raises CaptureError if the module would need
-        other layers for this shape. Nothing is changed then."""
+    def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
+        """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
+        the module has them in the comparison. Raises CaptureError if the module would need other layers for this shape. Nothing
+        is changed then."""
         fields = as_fields(self.module, batch)
         described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
@@ -67,15 +70,20 @@ class Captured:
         constants = dict(self.constants)
         try:
             with self._in_first_modes():
-                entry = self.cache.entry(self.whole, fields, self.loss_reduction, check)
+                entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check)
                 found = entry.read(self.whole)
                 traced, errors = found or (self._trace(fields), None)
                 self._append(traced, described)
-                if found is None:
-                    errors = dataclasses.asdict(self._dry_run(fields)) if check else None
+                if found is None and check:
+                    try:
+                        errors = dataclasses.asdict(self._dry_run(fields, beside))
+                    except WrongSlices as reason:  # whole sequences train
+                        traced = self._trace(fields, str(reason))
+                        self._forget(described, constants)
+                        self._append(traced, described)
+                        errors = dataclasses.asdict(self._dry_run(fields, beside))
         except BaseException as error:
-            self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
-            self.constants = constants
+            self._forget(described, constants)
             if isinstance(error, CaptureError) and error.__cause__ is not None and (failure := self._own_failure(fields)) is not None:
                 sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
                 raise CaptureError(f"the module itself fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
@@ -88,6 +96,11 @@ class Captured:
             return None
         self.dry_runs.append(DryRun(**errors))
         return self.dry_runs[-1]
+
+    def _forget(self, described: dict, constants: dict[str, torch.Tensor]) -> None:
+        """Removes the shape with these fields. `constants` are those before it."""
+        self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
+        self.constants = dict(constants)
 
     def save(self, folder: str | pathlib.Path) -> None:
         """Writes the bundle and, for a Hugging Face module, its configuration."""
@@ -119,8 +132,8 @@ class Captured:
             restore(self.whole, state)
         return None
 
-    def _trace(self, fields: dict[str, torch.Tensor]) -> Traced:
-        return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad})
+    def _trace(self, fields: dict[str, torch.Tensor], no_slices: str = "") -> Traced:
+        return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad}, no_slices)
 
     def _append(self, traced: Traced, described: dict) -> None:
         graph = self.graph
@@ -158,7 +171,7 @@ class Captured:
             names.append(name)
         return names
 
-    def _dry_run(self, fields: dict[str, torch.Tensor]) -> DryRun:
+    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None) -> DryRun:
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
         chain = interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
         count = max(chain.count(fields), 1)
@@ -171,19 +184,13 @@ class Captured:
             in_order = interpret.Random(7)
             evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
             del slots
-        expected, wanted, changed, in_evaluation = reference(self, fields, drawn, list(in_order.drawn))
+        expected, wanted, changed, in_evaluation = reference(self, {**fields, **(beside or {})}, drawn, list(in_order.drawn))
         if not torch.isfinite(expected):
             raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
                                "target that counts, and with finite numbers")
         _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
-        worst, where = 0.0, ""
-        largest = max((g.norm().item() for g in wanted.values()), default=0.0)
-        for name, gradient in wanted.items():
-            mine = gradients.get(name)
-            error = relative((torch.zeros_like(gradient) if mine is None else mine) * scale, gradient, largest * 1e-3)
-            if error > worst:
-                worst, where = error, name
+        worst, where = worst_of(gradients, wanted, scale)
         for name in gradients.keys() - wanted.keys():
             if gradients[name].count_nonzero() > 0:
                 raise CaptureError(f"the captured programs train '{name}', which the module itself does not: its gradient is None there. Freeze it "
@@ -199,7 +206,30 @@ class Captured:
             raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
                                f"with its buffers as they are (relative error {result.evaluation:.1e}). Only these may depend on self.training: AlphaDropout, "
                                "RReLU and the like have no programs")
+        result.slices, result.worst_of_slices = self._dry_run_of_slices(chain, fields, weight, random.masks, (expected, wanted), scale)
+        if not result.slices <= limit:
+            raise WrongSlices(f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} against the module itself. This "
+                              "is an error of twobp: please report it")
         return result
+
+    def _dry_run_of_slices(self, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, masks: dict, expected: tuple, scale: float):
+        """Returns the largest relative error of the programs over three slices, and its place."""
+        positions = self.graph["shapes"][-1].get("positions", 0)
+        if not positions:
+            return 0.0, ""
+        with torch.no_grad():
+            loss, gradients = chain.over_slices(fields, weight, masks, [positions // 2, 1, positions - positions // 2 - 1])
+        of_loss = relative(loss * scale, expected[0])
+        error, name = worst_of(gradients, expected[1], scale)
+        return (of_loss, "the loss") if not of_loss <= error else (error, f"the gradient of '{name}'")
+
+
+def worst_of(gradients: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], scale: float) -> tuple[float, str]:
+    """Returns the largest relative error of a gradient times `scale`, and its name. A module's own gradient that is not finite tells nothing."""
+    largest = max((g.norm().item() for g in wanted.values()), default=0.0)
+    errors = [(relative((gradients[name] if name in gradients else torch.zeros_like(one)) * scale, one, largest * 1e-3), name) for name, one in wanted.items()
+              if torch.isfinite(one).all()]
+    return max(errors, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, ""))  # NaN is the largest
 
 
 def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
@@ -217,90 +247,8 @@ def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) ->
     return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
 
 
-class Replay(TorchDispatchMode):
-    """Gives the module the random numbers of the programs, call by call."""
-
-    def __init__(self, drawn: list):
-        super().__init__()
-        self.drawn = iter(drawn)
-        self.lines: list[str] = []  # where the module drew
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
-            return function(*args, **(kwargs or {}))
-        self.lines.append(current_line())
-        name, results = next(self.drawn, ("nothing", ()))
-        base = function._schema.name.split("::")[1]
-        if name == "twobp::dropout" and base == "native_dropout":
-            return args[0] * results[1] * dropout_scale(args[1]), results[1]
-        drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
-        if name == "nothing":
-            raise CaptureError(f"in evaluation mode the module drops or draws by {base}{current_line()} what its captured form does not. Make it depend on "
-                               "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
-        if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
-            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, where its captured form draws by {name}. Draw by torch.rand, "
-                               "torch.bernoulli or dropout")
-        return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
-
-
-class KeepParameters(TorchDispatchMode):
-    """Refuses an operator before it changes a parameter."""
-
-    def __init__(self, parameters: dict[str, torch.Tensor]):
-        super().__init__()
-        self.names = {p.untyped_storage().data_ptr(): name for name, p in parameters.items()}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function._schema.is_mutable:
-            for argument, value in zip(function._schema.arguments, args):
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
-                    name = self.names.get(value.untyped_storage().data_ptr())
-                    if name is not None:
-                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}{current_line()}. A trainer has the weights "
-                                           "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
-        return function(*args, **(kwargs or {}))
-
-
-def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
-    """Returns loss, gradients and new buffers of the module itself in training mode, and its loss in evaluation mode. The module is not changed."""
-    module, whole = captured.module, captured.whole
-    state = {name: b.detach().clone() for name, b in whole.named_buffers()}
-    bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
-    modes = {part: part.training for part in whole.modules()}
-    trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
-    with torch.random.fork_rng(devices=[]):
-        try:
-            training, evaluation = Replay(drawn), Replay(evaluation_drawn)
-            with torch.enable_grad(), training:
-                loss = whole(dict(fields))
-            for path, table, key, tensor in bound:
-                if table.get(key) is not tensor:
-                    raise CaptureError(f"the module's forward pass assigns another tensor to its buffer '{f'{path}.{key}'.removeprefix('module.')}', which "
-                                       f"programs do not see. Write into it: self.{key}.copy_(...)")
-            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-            changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
-            restore(whole, state)
-            whole.eval()
-            with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
-                evaluated = whole(dict(fields))
-            if rest := list(evaluation.drawn):
-                lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
-                raise CaptureError(f"the module draws random numbers in training mode alone{lines[-len(rest)]}, which programs do for dropout alone. Stochastic depth is "
-                                   "dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
-        finally:
-            for _, table, key, tensor in bound:
-                table[key] = tensor
-            restore(whole, state)
-            for part, mode in modes.items():
-                part.training = mode
-    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated
-
-
-def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in whole.named_buffers():
-            if not torch.equal(buffer, state[name]):
-                buffer.copy_(state[name])
+class WrongSlices(Exception):
+    """Programs over slices do not compute what the module does."""
 
 
 def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
@@ -315,14 +263,14 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
-            cache: bool | str | os.PathLike = True) -> Captured:
+            cache: bool | str | os.PathLike = True, beside: Mapping[str, torch.Tensor] | None = None) -> Captured:
     """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in training mode.
     Parts of it may be in evaluation mode and stay so.
 
     loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's
     samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs run once and are
     compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the user's, for repeated
-    captures (docs/python.md). Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
+    captures (docs/python.md). `beside` is as for `Captured.add_shape`. Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
     changed."""
     check_torch()
     if not isinstance(module, nn.Module):
@@ -357,11 +305,12 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     modes = {part: part.training for part in whole.modules()}
     captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
     try:
-        captured.add_shape(example, check)
+        captured.add_shape(example, check, beside)
     except _native.Error:
         raise
     except Exception as error:
-        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}: {error}") from error
+        reason = (str(error).splitlines() or [""])[0]
+        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}{user_line(error)}: {reason}. {OTHER_WAY}") from error
     for name in graph["parameters"].keys() - trained_names(graph):
         graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
     if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):

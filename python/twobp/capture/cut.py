@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .errors import CaptureError, path_of
+from .errors import CaptureError, path_of, where
 from .export import Forward, Input
 
 ATOMIC = 12  # a piece with at most this many products of parameters is cut only where a single value crosses
@@ -205,7 +205,8 @@ def cut(forward: Forward) -> list[Layer]:
     for i, layer in enumerate(layers):
         for buffer in layer.names("buffer"):
             if owners.get(buffer) != i:
-                raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes. Give each its own")
+                use = next(user for node, one in zip(layer.graph_module.graph.find_nodes(op="placeholder"), layer.inputs) if one.name == buffer for user in node.users)
+                raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes{where(use)}. Give each its own")
     return layers
 
 

@@ -29,6 +29,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+class Instruction(dict):
+    """An instruction of a program. `source` says for errors which operator of the module it comes from. Files do not have it."""
+    source = ""
+
+    def of(self, source: str) -> Instruction:
+        self.source = source
+        return self
+
+
 class Emitter:
     """Numbers slots and writes instructions. `where_` names the layer in errors."""
 
@@ -108,7 +117,7 @@ class Emitter:
         else:
             self.slot[node] = self.new_slot()
             out = [self.slot[node]]
-        instruction = {"op": name, "args": arguments, "out": out}
+        instruction = Instruction({"op": name, "args": arguments, "out": out}).of(where(node))
         if isinstance(result, list) or len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List"):
             instruction["list"] = True
         return instruction
@@ -116,6 +125,11 @@ class Emitter:
     def call(self, op: str, *arguments) -> tuple[dict, int]:
         slot = self.new_slot()
         return {"op": op, "args": list(arguments), "out": [slot]}, slot
+
+
+def source_of(instruction: dict) -> str:
+    """Returns " (part 'blocks.0', file:line, ...)", or '' for an instruction that came from a file, or from capture itself."""
+    return instruction.source if isinstance(instruction, Instruction) else ""
 
 
 def reads(instruction: dict) -> list[int]:
@@ -270,9 +284,10 @@ def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
         elif name in ("aten::_native_batch_norm_legit_functional", "aten::native_batch_norm") and arguments[5] is True and arguments[3] is not None:
             changed = True
             same.update((slot, one["v"]) for slot, one in zip(out[3:], arguments[3:5]) if slot is not None)
-            code.append({"op": "aten::_native_batch_norm_legit_no_training", "args": [*arguments[:5], *arguments[6:]], "out": [out[0], None, None]})
+            code.append(Instruction({"op": "aten::_native_batch_norm_legit_no_training", "args": [*arguments[:5], *arguments[6:]],
+                                     "out": [out[0], None, None]}).of(source_of(instruction)))
         else:
-            code.append({**instruction, "args": arguments})
+            code.append(Instruction({**instruction, "args": arguments}).of(source_of(instruction)))
     if not changed:
         return None
     needed, kept = set(outputs), []

@@ -177,6 +177,9 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
 def check_values(graph: fx.Graph) -> None:
     """Raises CaptureError for tensors that programs do not have."""
     for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(f"the module's forward pass calls '{node.target.name()}', an operator that takes functions{where(node)}, which programs do not have. In place of "
+                               "torch.cond, compute both sides and choose: torch.where(condition, a, b). Write a loop out, and attention by scaled_dot_product_attention")
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else [values]:
             if not isinstance(value, torch.Tensor):

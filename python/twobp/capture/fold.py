@@ -1,5 +1,5 @@
 """Values that depend on no field, parameter or changed buffer (rotary tables, positions, masks) are computed once, at capture,
-and become constants."""
+and become constants. Attention whose mask is found to be causal gets no mask, but is_causal."""
 from __future__ import annotations
 
 import torch
@@ -7,7 +7,9 @@ from torch import fx
 
 from . import ops
 from .export import Forward, Input
+from .masked import LEAST
 from .ops import aten
+from .targets import named_argument, set_argument
 
 MOST_BYTES = 1 << 24  # larger results are computed in every micro-batch, so that a bundle stays small
 LARGER = {aten.expand.default, aten.repeat.default}  # the inputs of these are kept instead of their results
@@ -20,6 +22,11 @@ def fold(forward: Forward) -> None:
         for node in forward.graph.nodes:
             if node.op == "call_function" and node.target not in LARGER and not ops.is_random(node) and all(one in known for one in ops.inputs_of(node)):
                 known[node] = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+    for node in forward.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
+        if is_causal(node, known):
+            set_argument(node, 3, None)
+            set_argument(node, 5, True)
+    forward.graph.eliminate_dead_code()
     for node in [node for node in known if node.op == "call_function" and ops.inputs_of(node)]:
         readers = [user for user in node.users if user not in known]
         tensor = known[node]
@@ -31,3 +38,28 @@ def fold(forward: Forward) -> None:
             constant.meta = {"val": node.meta["val"].fake_mode.from_tensor(forward.tensors[meaning])}
             node.replace_all_uses_with(constant, delete_user_cb=readers.__contains__)
     forward.graph.eliminate_dead_code()
+
+
+def is_causal(attention: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
+    """Returns whether the mask of scaled_dot_product_attention hides all later positions, and nothing else."""
+    mask, positions = named_argument(attention, 3), attention.args[0].meta["val"].shape[-2]
+    if mask is None or attention.args[1].meta["val"].shape[-2] != positions or mask.meta["val"].shape[-2:] != (positions, positions):
+        return False
+    value = value_of(mask, known)
+    if value is None:
+        return False
+    seen = torch.ones(positions, positions, dtype=torch.bool).tril()
+    if value.dtype == torch.bool:
+        return bool((value == seen).all())
+    return bool((value == 0)[..., seen].all() and (value <= LEAST)[..., ~seen].all())
+
+
+def value_of(last: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    """Returns the value of a node that depends on no field, parameter or changed buffer. Returns None for others, and for large ones."""
+    values = dict(known)
+    for node in sorted(ops.ancestors([last], stop=known.__contains__)) if last not in known else ():
+        if node not in known:
+            if ops.is_random(node) or not all(one in values for one in ops.inputs_of(node)) or node.meta["val"].numel() > MOST_BYTES:
+                return None
+            values[node] = node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+    return values[last] if last in values else None

@@ -6,11 +6,27 @@ from typing import Any
 
 import torch
 
+from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
+from .over_slices import Sequences, Slice
 
 DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
 FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format, "channels_last": torch.channels_last,
            "channels_last_3d": torch.channels_last_3d}
+
+
+class Whole(Slice):
+    """All positions."""
+
+    def run(self, instruction: dict, arguments: list, layer: int) -> Any:
+        return NotImplemented
+
+
+def whole(positions: int) -> Slice:
+    return Whole(Sequences(positions, {}), 0, 0, positions)
+
+
+WHOLE = whole(0)  # of programs that take no slices, which do not ask
 
 
 def resolve(name: str):
@@ -20,19 +36,20 @@ def resolve(name: str):
 
 
 class Random:
-    """Has generators by (layer, call), and the numbers that they drew, in order."""
+    """Has generators by (layer, call), and the numbers that they drew, in order. `masks` has those of dropout by (layer, call)."""
 
     def __init__(self, seed: int):
         self.seed = seed
         self.drawn: list[tuple[str, tuple]] = []
+        self.masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def generator(self, layer: int, call: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + layer * 1_009 + call)
 
 
-def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], positions: int) -> Any:
+def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], part: Slice) -> Any:
     if isinstance(argument, list):
-        return [value_of(a, slots, generator, positions) for a in argument]
+        return [value_of(a, slots, generator, part) for a in argument]
     if not isinstance(argument, dict):
         return argument
     (key, value), = argument.items()
@@ -41,17 +58,17 @@ def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[
     if key == "number":
         return torch.tensor(float(value["float"]) if isinstance(value, dict) else value, dtype=torch.float64 if isinstance(value, (float, dict)) else None)
     return {"dtype": lambda: DTYPE[value], "memory_format": lambda: FORMATS[value], "float": lambda: float(value), "device": lambda: torch.device("cpu"),
-            "random": lambda: generator(value), "positions": lambda: value * positions,
-            "position": lambda: 0 if value == "begin" else positions}[key]()
+            "random": lambda: generator(value), "positions": lambda: value * part.length,
+            "position": lambda: part.begin + (part.length if value == "end" else 0)}[key]()
 
 
 def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, torch.Tensor] | None = None, shapes=None,
-        random: Random | None = None, layer: int = 0, positions: int = 0) -> None:
-    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index. `positions` is the
-    length of a sequence."""
+        random: Random | None = None, layer: int = 0, name: str = "", part: Slice = WHOLE) -> None:
+    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index. `layer` has this `name`.
+    `part` are the positions of the sequences that run."""
     random = random or Random(0)
     for instruction in code:
-        arguments = [value_of(a, slots, lambda call: random.generator(layer, call), positions) for a in instruction["args"]]
+        arguments = [value_of(a, slots, lambda call: random.generator(layer, call), part) for a in instruction["args"]]
         if "add_to" in instruction:
             index, how = instruction["add_to"], instruction["how"]
             if how == "product":
@@ -63,20 +80,27 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
                 value = torch.ops.aten.embedding_dense_backward(dy, ids, shapes[index][0], padding, False)
             gradients[index] = gradients[index] + value if index in gradients else value
             continue
-        op = resolve(instruction["op"])
-        schema = op._schema.arguments
-        positional = [a for a, s in zip(arguments, schema) if not s.kwarg_only]
         try:
-            result = op(*positional, **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
-        except RuntimeError as error:
-            raise CaptureError(f"layer {layer}: {instruction['op']} cannot run outside autograd: {str(error).splitlines()[0]}. "
-                               "Write this part of the module with other operations") from error
-        if any(isinstance(a, dict) and "random" in a for a in instruction["args"]):
-            drawn = result if isinstance(result, tuple) else (result,)
-            random.drawn.append((instruction["op"], drawn))
-        for slot, part in zip(instruction["out"], result if isinstance(result, (tuple, list)) else [result]):
+            result = part.run(instruction, arguments, layer)
+            if result is NotImplemented:
+                result = call(instruction["op"], arguments)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CaptureError(f"layer '{name}': {instruction['op']} cannot run outside autograd{source_of(instruction)}: {reason}. {OTHER_WAY}") from error
+        for argument in instruction["args"]:
+            if isinstance(argument, dict) and "random" in argument:
+                drawn = result if isinstance(result, tuple) else (result,)
+                random.drawn.append((instruction["op"], drawn))
+                random.masks[layer, argument["random"]] = drawn[-1]
+        for slot, one in zip(instruction["out"], result if isinstance(result, (tuple, list)) else [result]):
             if slot is not None:
-                slots[slot] = part
+                slots[slot] = one
+
+
+def call(name: str, arguments: list) -> Any:
+    op = resolve(name)
+    schema = op._schema.arguments
+    return op(*(a for a, s in zip(arguments, schema) if not s.kwarg_only), **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
 
 
 def as_list(name: str | list[str]) -> list[str]:
@@ -98,32 +122,38 @@ class Chain:
         if "count" in targets:
             return targets["count"]
         slots = {i["slot"]: fields[i["name"]] for i in targets["inputs"]}
-        run(targets["code"], slots)
+        run(targets["code"], slots, name="the targets")
         return int(slots[targets["slot"]])
 
-    def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False):
-        """Returns the loss, each layer's slots, and the new buffers."""
+    def whole(self) -> Slice:
+        return whole(self.shape.get("positions", 0))
+
+    def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False, part: Slice | None = None):
+        """Returns the loss, each layer's slots, and the new buffers; or those of a part of the positions."""
         values: list[torch.Tensor] = []
         slots_of, buffers = [], {}
+        part = part or self.whole()
+        cut = fields if isinstance(part, Whole) else {name: field.narrow(1, part.begin, part.length) for name, field in fields.items()}
         for number, layer in enumerate(self.graph["layers"]):
             program = self.shape["programs"][layer["kind"]]
             constants = self.shape["constants"][number] if "constants" in self.shape else layer["constants"]
             slots = {}
             for i in program["inputs"]:
-                slots[i["slot"]] = {"value": lambda: values[i["index"]], "field": lambda: fields[i["name"]],
+                slots[i["slot"]] = {"value": lambda: values[i["index"]], "field": lambda: (fields if i.get("whole") else cut)[i["name"]],
                                     "parameter": lambda: self.parameter(layer["parameters"][i["index"]]), "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
                                     "constant": lambda: self.constants[constants[i["index"]]],
                                     "loss_weight": lambda: torch.tensor(loss_weight, dtype=torch.float32)}[i["from"]]()
-            run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number,
-                positions=self.shape.get("positions", 0))
+            run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number, name=layer["name"],
+                part=part)
             values = [slots[o["slot"]] for o in program["outputs"]]
             if not evaluate:
                 buffers.update({layer["buffers"][b["index"]]: slots[b["slot"]] for b in program["new_buffers"]})
             slots_of.append(slots)
         return values[0], slots_of, buffers
 
-    def backward(self, slots_of: list[dict], random: Random) -> dict[str, torch.Tensor]:
-        """Returns the gradients of all parameters by name. I of all layers runs first, then W."""
+    def backward(self, slots_of: list[dict], random: Random, part: Slice | None = None) -> dict[str, torch.Tensor]:
+        """Returns the gradients of all parameters by name; or those of a part of the positions. I of all layers runs first, then W."""
+        part = part or self.whole()
         arriving = None
         gradients: dict[str, torch.Tensor] = {}
         for number in reversed(range(len(slots_of))):
@@ -135,13 +165,25 @@ class Chain:
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
             shapes = [self.parameter(name).shape for name in layer["parameters"]]
-            positions = self.shape.get("positions", 0)
-            run(program["backward_p1"], slots, own, shapes, random, number, positions)
+            run(program["backward_p1"], slots, own, shapes, random, number, layer["name"], part)
             for unit in program["backward_p2"]:
-                run(unit["code"], dict(slots), own, shapes, random, number, positions)
+                run(unit["code"], dict(slots), own, shapes, random, number, layer["name"], part)
             arriving = [slots[g["slot"]] for g in program["input_gradients"]]
             for index, whole in own.items():
                 names = as_list(layer["parameters"][index])
                 for name, gradient in zip(names, whole.split([self.tensors[name].shape[0] for name in names]) if len(names) > 1 else [whole]):
                     gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return gradients
+
+    def over_slices(self, fields: dict[str, torch.Tensor], loss_weight: float, masks: dict[tuple[int, int], torch.Tensor],
+                    lengths: list[int]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns the loss and the gradients of all parameters, computed over slices of these lengths with the dropout masks of a run of the whole."""
+        parts = Sequences(self.shape["positions"], masks).cut(lengths)
+        ran = [(part, *self.forward(fields, loss_weight, Random(0), part=part)[:2]) for part in parts]
+        loss = torch.stack([one for _, one, _ in ran]).sum()
+        gradients: dict[str, torch.Tensor] = {}
+        while ran:  # the last slice first, since it gives gradients to earlier ones
+            part, _, slots = ran.pop()
+            for name, gradient in self.backward(slots, Random(0), part).items():
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+        return loss, gradients

@@ -13,6 +13,7 @@ from torch import fx
 from . import ops
 from .along import place_of
 from .cut import Layer
+from .emit import Instruction
 from .errors import where
 from .export import Input
 from .own_operators import aten
@@ -108,6 +109,12 @@ class Rewriting:
     def replace(self, target: Callable, *arguments: Any) -> None:
         """The operator at hand becomes another one, whose first result takes the place of its result."""
         self._replaced = target, arguments
+
+    def fields_behind(self, node: fx.Node) -> list[str]:
+        """The fields from which a value of the layer is computed."""
+        read = {node, *(one for call in ops.ancestors([node]) for one in ops.inputs_of(call))}
+        return [one.name for placeholder, one in zip(self.layer.graph_module.graph.find_nodes(op="placeholder"), self.layer.inputs)
+                if one.source == "field" and placeholder in read]
 
     def _placeholders(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -254,6 +261,11 @@ def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
 def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = False) -> Any:
     """The program of all parts, from those of two. Raises Refused if they differ in more than numbers of positions."""
     one, other = these
+    if isinstance(one, Instruction) and isinstance(other, Instruction) and one["op"] == other["op"]:
+        try:
+            return Instruction({key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}).of(one.source)
+        except Refused as reason:
+            raise Refused(f"in '{one['op']}'{one.source}, {reason}") from None
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

@@ -178,7 +178,7 @@ def count_program(forward: Forward, labels: fx.Node, ignore: int) -> dict:
         if node.op == "placeholder" and (node is labels or any(node in ops.inputs_of(n) for n in needed)):
             source, name = forward.inputs[node]
             if source != "field":
-                raise CaptureError(f"the targets depend on the {source} '{name}', so they cannot be counted before the forward pass. {ADVICE}")
+                raise CaptureError(f"the targets depend on the {source} '{name}', so they cannot be counted before the forward pass{where(labels)}. {ADVICE}")
             emitter.slot[node] = emitter.new_slot()
             inputs.append({"from": "field", "name": name, "slot": emitter.slot[node]})
         elif node in needed:

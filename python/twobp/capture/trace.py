@@ -15,7 +15,7 @@ from .attend import fuse_attention
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError, current_line
-from .fingerprint import is_installed, tensor_digest
+from .fingerprint import is_installed, is_installed_module, tensor_digest
 from .fold import fold
 from .gates import fuse_gates
 from .joint import joint_graph
@@ -62,8 +62,8 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str]) -> Traced:
-    """Traces `whole`. Raises CaptureError."""
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str = "") -> Traced:
+    """Traces `whole`. `no_slices` says why its programs must not take slices. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward():
         forward = export.export(whole, fields)
     own = own_tensors(whole)
@@ -73,8 +73,10 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
-    positions, no_slices = 0, ""
+    positions = 0
     try:
+        if no_slices:
+            raise Refused(no_slices)
         length = positions_of(fields)
         programs = sliced_programs([(kind, packs[kind].layer) for kind in assigned], length, lambda kind, layer: program_of(layer, packs[kind].trained),
                                    list(zip(programs, made)))
@@ -112,11 +114,12 @@ def refusing_prints():
 
 @contextlib.contextmanager
 def refusing_own_backward():
-    """Programs differentiate the computation of a forward pass. They would not run a backward pass that the module defines."""
+    """Programs differentiate the computation of a forward pass. They would not run a backward pass that the module defines. One of an installed package,
+    such as Bloom's GELU of transformers, is taken for the derivative: the comparison with autograd decides."""
     thread, apply, register_hook = threading.get_ident(), torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
 
     def checked_apply(cls, *args, **keywords):
-        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+        if threading.get_ident() == thread and not is_installed_module(cls.__module__):
             raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run{current_line()}. Write it "
                                "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the derivative of x")
         return apply.__get__(None, cls)(*args, **keywords)

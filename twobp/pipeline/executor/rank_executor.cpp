@@ -68,7 +68,7 @@ Context RankExecutor::context_of(int micro_batch) const {
   const int slices = input_->schedule->slices;
   context.micro_batch = input_->first_micro_batch + micro_batch / slices;
   if (slices > 1) {
-    const Cuts& cuts = *input_->cuts;
+    const Cuts& cuts = (*input_->cuts)[micro_batch / slices];
     const int slice = micro_batch % slices;
     context.slice = {&(*input_->sequences)[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
     context.past = cuts[slice];

@@ -9,16 +9,16 @@ namespace twobp {
 namespace {
 
 // Cuts at these positions, moved to multiples of a block, at least one block apart.
-Cuts on_blocks(const std::vector<double>& wanted, int64_t positions) {
+Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t length = kSliceBlock) {
   const auto slices = static_cast<int64_t>(wanted.size()) - 1;
-  const int64_t blocks = positions / kSliceBlock;
+  const int64_t blocks = positions / length;
   TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
-              " positions has ", blocks, " blocks of ", kSliceBlock, ": use at most ",
+              " positions has ", blocks, " blocks of ", length, ": use at most ",
               std::max<int64_t>(1, blocks), " slices, or longer sequences");
   Cuts cuts = {0};
   for (int64_t s = 1; s < slices; ++s) {
-    const auto block = static_cast<int64_t>(std::lround(wanted[s] / kSliceBlock));
-    cuts.push_back(kSliceBlock * std::clamp(block, cuts.back() / kSliceBlock + 1, blocks - (slices - s)));
+    const auto block = static_cast<int64_t>(std::lround(wanted[s] / static_cast<double>(length)));
+    cuts.push_back(length * std::clamp(block, cuts.back() / length + 1, blocks - (slices - s)));
   }
   cuts.push_back(positions);
   return cuts;
@@ -93,7 +93,8 @@ Cuts scaled_cuts(const Cuts& cuts, int64_t positions) {
     wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) /
                      static_cast<double>(cuts.back()));
   }
-  return on_blocks(wanted, positions);
+  const auto slices = static_cast<int64_t>(cuts.size()) - 1;
+  return on_blocks(wanted, positions, positions >= slices * kSliceBlock ? kSliceBlock : 1);
 }
 
 Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth) {

@@ -9,7 +9,7 @@
 
 namespace twobp {
 
-// Cuts fall on multiples of this many positions.
+// Cuts fall on multiples of this many positions, unless a shorter sequence than the measured one is cut.
 inline constexpr int64_t kSliceBlock = 8;
 
 // The slices of a sequence: where each begins, and the end of the last. Empty: sequences are not cut.
@@ -28,7 +28,8 @@ int64_t sequence_length(const Fields& fields);
 // `slices` slices of about equal length. Throws Error if there are fewer blocks than slices.
 Cuts equal_cuts(int64_t positions, int slices);
 
-// The same cuts, in proportion, of sequences of another length.
+// The same cuts, in proportion, of sequences of another length. Throws Error if there are fewer positions
+// than slices.
 Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
 
 // Cuts that make each slice of these profiles cost `growth` times as much as the previous one, if the cost of

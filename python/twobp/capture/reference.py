@@ -1,0 +1,102 @@
+"""The module itself, as the dry run of its programs sees it: with the random numbers of the programs, under autograd, and left as it was."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import CaptureError, current_line
+from .own_operators import dropout_scale
+
+if TYPE_CHECKING:
+    from .captured import Captured
+
+
+class Replay(TorchDispatchMode):
+    """Gives the module the random numbers of the programs, call by call."""
+    supports_higher_order_operators = True
+
+    def __init__(self, drawn: list):
+        super().__init__()
+        self.drawn = iter(drawn)
+        self.lines: list[str] = []  # where the module drew
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
+            return function(*args, **(kwargs or {}))
+        self.lines.append(current_line())
+        name, results = next(self.drawn, ("nothing", ()))
+        base = function._schema.name.split("::")[1]
+        if name == "twobp::dropout" and base == "native_dropout":
+            return args[0] * results[1] * dropout_scale(args[1]), results[1]
+        drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
+        if name == "nothing":
+            raise CaptureError(f"in evaluation mode the module drops or draws by {base}{current_line()} what its captured form does not. Make it depend on "
+                               "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
+        if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
+            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, where its captured form draws by {name}. Draw by torch.rand, "
+                               "torch.bernoulli or dropout")
+        return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
+
+
+class KeepParameters(TorchDispatchMode):
+    """Refuses an operator before it changes a parameter."""
+    supports_higher_order_operators = True
+
+    def __init__(self, parameters: dict[str, torch.Tensor]):
+        super().__init__()
+        self.names = {p.untyped_storage().data_ptr(): name for name, p in parameters.items()}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if isinstance(function, torch._ops.OpOverload) and function._schema.is_mutable:
+            for argument, value in zip(function._schema.arguments, args):
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                    name = self.names.get(value.untyped_storage().data_ptr())
+                    if name is not None:
+                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}{current_line()}. A trainer has the weights "
+                                           "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
+        return function(*args, **(kwargs or {}))
+
+
+def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
+    """Returns loss, gradients and new buffers of the module itself in training mode, and its loss in evaluation mode. The module is not changed."""
+    module, whole = captured.module, captured.whole
+    state = {name: b.detach().clone() for name, b in whole.named_buffers()}
+    bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
+    modes = {part: part.training for part in whole.modules()}
+    trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            training, evaluation = Replay(drawn), Replay(evaluation_drawn)
+            with torch.enable_grad(), training:
+                loss = whole(dict(fields))
+            for path, table, key, tensor in bound:
+                if table.get(key) is not tensor:
+                    raise CaptureError(f"the module's forward pass assigns another tensor to its buffer '{f'{path}.{key}'.removeprefix('module.')}', which "
+                                       f"programs do not see. Write into it: self.{key}.copy_(...)")
+            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
+            restore(whole, state)
+            whole.eval()
+            with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
+                evaluated = whole(dict(fields))
+            if rest := list(evaluation.drawn):
+                lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
+                raise CaptureError(f"the module draws random numbers in training mode alone{lines[-len(rest)]}, which programs do for dropout alone. Stochastic depth is "
+                                   "dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
+        finally:
+            for _, table, key, tensor in bound:
+                table[key] = tensor
+            restore(whole, state)
+            for part, mode in modes.items():
+                part.training = mode
+    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated
+
+
+def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in whole.named_buffers():
+            if not torch.equal(buffer, state[name]):
+                buffer.copy_(state[name])
