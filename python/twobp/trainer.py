@@ -88,7 +88,7 @@ class Trainer:
         example, mask = self._without_mask(self._example, "the example")
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, example, loss_fn, loss_reduction, cache, mask)
+            self._captured = _capture(module, example, loss_fn, loss_reduction, cache, mask, _sliced(settings))
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -339,9 +339,9 @@ def _process_group() -> str:
 
 
 def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
-             cache: bool | str | os.PathLike, beside: Batch) -> Captured:
+             cache: bool | str | os.PathLike, beside: Batch, slices: bool) -> Captured:
     from twobp.capture import capture  # a late import, so that importing twobp registers no operator
-    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside)
+    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside, slices=slices)
 
 
 def _sliced(settings: Mapping) -> bool:

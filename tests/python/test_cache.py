@@ -64,7 +64,7 @@ def entry(make, tmp_path):
     """Returns the net and its entry in the cache, without tracing."""
     def entry(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, loss_reduction=None, check=True):
         whole = WithLoss(make(change, source), loss_fn or mse)
-        return whole, Cache(tmp_path / "cache").entry(whole, batch(samples), loss_reduction, check)
+        return whole, Cache(tmp_path / "cache").entry(whole, batch(samples), loss_reduction, check, False)
     return entry
 
 

@@ -379,3 +379,11 @@ def test_programs_over_slices_are_compared_with_autograd(monkeypatch):
     with pytest.raises(twobp.Error, match="takes no slices: over slices, programs compute"):
         train(module, tokens(), cache=False, slice_lengths=LENGTHS[0])
     assert train(module, tokens(), cache=False)[0][0] > 0
+
+
+def test_a_trainer_without_slices_captures_whole_sequences_alone():
+    module = made(MODELS["GPT-2 with dropout"])
+    trainer = twobp.Trainer(module, tokens(), micro_batches=1, cache=False)
+    with pytest.raises(twobp.Error, match=r"takes no slices: it was captured for whole sequences \(twobp.Trainer captures it for slices if it is given slices=2"):
+        twobp.plan(trainer, ranks=2, slices=[1, 2], seconds=0.05)
+    assert {row.slices for row in twobp.plan(trainer, ranks=2, seconds=0.05)} == {1}

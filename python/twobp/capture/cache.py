@@ -29,11 +29,11 @@ class Cache:
         off = where is False or where is True and os.environ.get(SWITCH) == "off"
         self.folder = None if off else user_folder() if where is True else pathlib.Path(where)
 
-    def entry(self, whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> Entry:
+    def entry(self, whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> Entry:
         if self.folder is None:
             return Entry(None, "", "off")
         try:
-            key = fingerprint.of(whole, fields, loss_reduction, check)
+            key = fingerprint.of(whole, fields, loss_reduction, check, slices)
         except (fingerprint.Unknown, RecursionError) as reason:
             return Entry(None, "", f"not kept: {reason}")
         return Entry(self.folder / f"{key}.safetensors", key, "")

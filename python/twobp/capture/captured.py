@@ -40,6 +40,9 @@ class DryRun:
     worst_of_slices: str = ""
 
 
+NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for slices if it is given slices=2 or more)"
+
+
 @dataclasses.dataclass
 class Captured:
     """A captured module. `graph` has the contents of graph.json. Parameters, buffers and constants are tensors by name. `cached`
@@ -53,6 +56,7 @@ class Captured:
     constants: dict[str, torch.Tensor]
     cache: Cache
     modes: dict[nn.Module, bool]
+    slices: bool  # whether programs are made for slices of sequences
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
 
@@ -70,9 +74,9 @@ class Captured:
         constants = dict(self.constants)
         try:
             with self._in_first_modes():
-                entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check)
+                entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
                 found = entry.read(self.whole)
-                traced, errors = found or (self._trace(fields), None)
+                traced, errors = found or (self._trace(fields, "" if self.slices else NOT_ASKED), None)
                 self._append(traced, described)
                 if found is None and check:
                     try:
@@ -132,7 +136,7 @@ class Captured:
             restore(self.whole, state)
         return None
 
-    def _trace(self, fields: dict[str, torch.Tensor], no_slices: str = "") -> Traced:
+    def _trace(self, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
         return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad}, no_slices)
 
     def _append(self, traced: Traced, described: dict) -> None:
@@ -263,15 +267,15 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
 
 
 def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
-            cache: bool | str | os.PathLike = True, beside: Mapping[str, torch.Tensor] | None = None) -> Captured:
+            cache: bool | str | os.PathLike = True, beside: Mapping[str, torch.Tensor] | None = None, slices: bool = True) -> Captured:
     """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in training mode.
     Parts of it may be in evaluation mode and stay so.
 
     loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's
     samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs run once and are
     compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the user's, for repeated
-    captures (docs/python.md). `beside` is as for `Captured.add_shape`. Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not
-    changed."""
+    captures (docs/python.md). `beside` is as for `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and
+    capture is faster. Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not changed."""
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
@@ -303,7 +307,7 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     if not module.training:
         raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
     modes = {part: part.training for part in whole.modules()}
-    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes)
+    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes, slices)
     try:
         captured.add_shape(example, check, beside)
     except _native.Error:

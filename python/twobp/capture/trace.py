@@ -62,7 +62,7 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str = "") -> Traced:
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str) -> Traced:
     """Traces `whole`. `no_slices` says why its programs must not take slices. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward():
         forward = export.export(whole, fields)
