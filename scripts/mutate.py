@@ -135,9 +135,13 @@ class Build:
         library.unlink(missing_ok=True)
         subprocess.run(["ar", "rcs", str(library), *(str(self.object(s)) for s in self.sources)], check=True)
         for test in self.tests:
-            run = subprocess.run(["g++", "-Wl,--trace", "-o", str(self.folder / "reached"), str(self.object(test)),
-                                  str(library), *LIBRARIES], text=True, capture_output=True, check=True)
-            self.reached[test] = {s for s in self.sources if self.object(s).name in run.stdout}
+            command = ["g++", "-Wl,--print-map", "-o", str(self.folder / "reached"), str(self.object(test))]
+            run = subprocess.run([*command, str(library), *LIBRARIES], text=True, capture_output=True, check=True)
+            members = set(re.findall(r"sources\.a\((\S+)\)", run.stdout))
+            self.reached[test] = {s for s in self.sources if self.object(s).name in members}
+        for source in self.sources:
+            if not any(source in reached for reached in self.reached.values()):
+                sys.exit(f"no test links {source}")
 
     def tests_for(self, source):
         """The tests that reach the source, those of its header and folder first: they are the likeliest to notice a
