@@ -123,16 +123,14 @@ TEST(Greedy, RunsSlices) {
             "1F0 1F1 1I1 1I0 1F2 1W1 1F3 1I3 1I2 1W0 1W3 1W2\n");
 }
 
-// Of two ready ops, the one with the longer way to the end.
+// Of two ready ops, the one with the longer way to the end. Rank 0 has the first and the last stage. After
+// 0F2 come F and I of the three stages, and W: 1 + 1 + 1 + 9 + 1 + 1 with a long I of the middle stage. But
+// after 2F0 come I of the last stage, all three long I, the last I and W, which is 30.
 TEST(Greedy, TakesTheLongestTail) {
-  // Rank 0 has the first and the last stage. When 2F0 is ready, so is 0F1, after which there are still two
-  // more stages and, with a long I, the way back.
-  Pipeline pipeline = equal_stages({0, 1, 0}, 2);
-  EXPECT_EQ(order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0}).substr(0, 11),
-            "0F0 0F1 2F0");
-  pipeline.costs[0].backward_p1 = 9;
-  EXPECT_EQ(order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0}).substr(0, 11),
-            "0F0 0F1 2F0");
+  Pipeline pipeline = equal_stages({0, 1, 0}, 3);
+  pipeline.costs[1].backward_p1 = 9;
+  const std::string order = order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0});
+  EXPECT_EQ(order.substr(0, 27), "0F0 0F1 2F0 2I0 2F1 2I1 0F2");
 }
 
 TEST(GreedyRules, AreFixedFirstAndThenDrawn) {
