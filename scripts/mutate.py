@@ -158,8 +158,12 @@ class Build:
 
 
 def limited(seconds):
-    """For subprocesses: a mutant that loops ends after this much processor time."""
-    return lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    """For subprocesses: a mutant that loops ends after this much processor time, one that fills memory at 4 GiB."""
+    def set_limits():
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    return set_limits
 
 
 class Suite:

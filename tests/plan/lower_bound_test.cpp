@@ -40,13 +40,25 @@ TEST(LowerBound, NamesTheBusiestRank) {
 // With room for one micro-batch, the micro-batches go through one after the other.
 TEST(LowerBound, MemoryBoundsTheThroughput) {
   EXPECT_EQ(bound_of(4, 6, 1),
-          }
+            // Each micro-batch goes through and back. On rank 0, its W comes before the next F.
+            6 * 2 * 4 + 5 + 1);
+  EXPECT_GT(bound_of(8, 32, 3), bound_of(8, 32));
+  EXPECT_EQ(bound_of(8, 32, 32), bound_of(8, 32));
+}
+
+// If W makes room between the layers of the next F, it counts as W before that F.
+TEST(LowerBound, CountsLayersInTheThroughput) {
+  std::vector<StageCost> costs(4);
+  for (StageCost& cost : costs) {
+    cost.layers = {{.forward_held = 0.5, .p1_held = 0.5, .stash = 1},
+                   {.backward_p2 = 0, .p2_units = 0, .forward_held = 0.5, .p1_held = -0.5}};
+  }
   SimulationOptions options;
-// W of a micro-batch must run before the second layer of the next F.
-options.cap_per_rank.assign(4, 1.25);
-const Simulation simulation = simulate(make_schedule("naive", 4, 6, P2Policy::kEnd), costs, options);
-EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, simulation.step_seconds);
-EXPECT_EQ(simulation.step_seconds, 6 * 2 * 4 + 5 + 1);
+  // W of a micro-batch must run before the second layer of the next F.
+  options.cap_per_rank.assign(4, 1.25);
+  const Simulation simulation = simulate(make_schedule("naive", 4, 6, P2Policy::kEnd), costs, options);
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 6, costs, options).seconds, simulation.step_seconds);
+  EXPECT_EQ(simulation.step_seconds, 6 * 2 * 4 + 5 + 1);
 }
 
 // A W that frees nothing need not run before the next F.
