@@ -91,6 +91,42 @@ TEST(LowerBound, IsNeverAboveTheProvenOptimum) {
   EXPECT_LE(gaps / static_cast<double>(all.size()), 0.0277);
 }
 
+// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps
+// that make F wait for I and W, seen from both ends of the step.
+TEST(LowerBound, ReachesTheOptimumUnderCaps) {
+  struct Case {
+    double optimum;
+    std::vector<double> caps;
+    double message;
+    std::vector<std::vector<double>> costs;  // by stage: F, I, W, activations, stash
+  };
+  const std::vector<Case> cases = {{35, {2, 5, 5}, 0, {{1, 1, 4, 1, 2}, {2, 2, 3, 2, 2}, {2, 2, 1, 2, 2}}},
+                                   {36, {2, 5, 3}, 0, {{1, 2, 3, 1, 1}, {3, 2, 2, 1, 1}, {1, 2, 4, 2, 1}}},
+                                   {37, {2, 5, 4}, 1, {{1, 3, 2, 1, 2}, {2, 1, 3, 1, 1}, {1, 1, 5, 1, 1}}},
+                                   {38, {4, 5, 3}, 0, {{2, 3, 1, 2, 2}, {2, 2, 4, 1, 1}, {3, 2, 2, 2, 2}}},
+                                   {38, {4, 5, 4}, 0, {{3, 2, 2, 2, 2}, {2, 2, 4, 2, 2}, {2, 2, 3, 1, 2}}},
+                                   {40, {2, 3, 4}, 0, {{2, 3, 2, 1, 1}, {3, 2, 2, 1, 1}, {3, 1, 1, 2, 1}}},
+                                   {41, {4, 3, 3}, 0, {{1, 1, 5, 2, 2}, {3, 2, 1, 1, 1}, {1, 3, 2, 1, 1}}},
+                                   {42, {5, 4, 4}, 1, {{1, 3, 3, 2, 2}, {2, 1, 4, 1, 2}, {2, 1, 3, 2, 2}}}};
+  for (const Case& each : cases) {
+    Pipeline pipeline;
+    pipeline.rank_of_stage = {0, 1, 2};
+    pipeline.micro_batches = 4;
+    pipeline.options.cap_per_rank = each.caps;
+    pipeline.options.message_seconds = each.message;
+    for (const auto& numbers : each.costs) {
+      StageCost& cost = pipeline.costs.emplace_back();
+      cost.forward = numbers[0];
+      cost.backward_p1 = numbers[1];
+      cost.backward_p2 = numbers[2];
+      cost.activation_bytes = numbers[3];
+      cost.stash_bytes = numbers[4];
+    }
+    EXPECT_EQ(lower_bound(pipeline.rank_of_stage, 4, pipeline.costs, pipeline.options).seconds, each.optimum);
+    EXPECT_EQ(schedule_for(pipeline).seconds, each.optimum) << "a schedule proves it";
+  }
+}
+
 // The test takes any order on any placement. The cap is the memory that the order held.
 TEST(LowerBound, IsNeverAboveARandomSchedule) {
   Random random(11);
