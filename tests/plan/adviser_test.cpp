@@ -98,6 +98,16 @@ TEST(Adviser, ReportsAP1LongerThanTheIdleTime) {
   expect_contains(advise(request).sentences.at(0), {"p1 of stage 3 (5.00 ms)"});
 }
 
+// A short W fills waits that are long enough, and nothing is gained.
+TEST(Adviser, SaysThatWaitsDoNotDelayTheStep) {
+  AdviceRequest request = equal_stages(4, 4);
+  for (auto& cost : request.costs) cost.backward_p2 = 0.001;
+  const Advice advice = advise(request);
+  expect_signatures(advice, false, false, false);
+  expect_contains(advice.sentences[0],
+                  {"does not help", "1.00x", "the waits that W fills do not delay the step"});
+}
+
 // The busiest rank counts, and of its stages the one with the longest p1.
 TEST(Adviser, LooksForALongP1OnTheBusiestRank) {
   for (int long_one = 0; long_one < 4; ++long_one) {
