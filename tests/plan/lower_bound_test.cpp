@@ -34,6 +34,14 @@ TEST(LowerBound, NamesTheBusiestRank) {
   EXPECT_EQ(bound.seconds, 2 + 10 * 7);  // F of the two earlier stages, then all work of this rank
   EXPECT_LT(bound.critical_path, bound.seconds);
   EXPECT_EQ(bound.without_memory, bound.seconds);
+  for (StageCost& cost : costs) cost.optimizer = 2;
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 10, costs).seconds, 2 + 10 * 7 + 2);
+  // F and I of four stages, then W and the optimizer of the first one; or of rank 2: four F, two I, W and its
+  // optimizer.
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).critical_path, std::max(4 + 4 + 1 + 2, 4 + 2 + 5 + 2));
+  costs[2].optimizer = 9;
+  EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).critical_path, 4 + 2 + 5 + 9) << "what ends on rank 2";
+  for (StageCost& cost : costs) cost.optimizer = 0;
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // with one micro-batch, its path is the bound
 }
 

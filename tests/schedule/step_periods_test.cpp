@@ -50,16 +50,16 @@ TEST(StepPeriods, OneForwardOneBackwardGainsNothing) {
   }
 }
 
-// In an evaluation the first rank runs ahead of a slow second one, by two steps. Then both keep its time. The
+// In an evaluation the first ranks run ahead of a slow third one, by two steps. Then all keep its time. The
 // times are short, because a step may take less than a second.
 TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
-  std::vector<StageCost> costs(2);
-  costs[0].forward = 0.1;
-  costs[1].forward = 0.3;
-  const StepPeriods periods = step_periods(make_forward_schedule({0, 1}, 2), costs);
-  EXPECT_DOUBLE_EQ(periods.barrier, 0.1 + 2 * 0.3);
+  std::vector<StageCost> costs(3);
+  costs[0].forward = costs[1].forward = 0.1;
+  costs[2].forward = 0.3;
+  const StepPeriods periods = step_periods(make_forward_schedule({0, 1, 2}, 2), costs);
+  EXPECT_DOUBLE_EQ(periods.barrier, 0.1 + 0.1 + 2 * 0.3);
   EXPECT_NEAR(periods.overlap, 2 * 0.3, 1e-9);
-  EXPECT_NEAR(periods.idle, (1 - 0.2 / 0.6) / 2, 1e-9);
+  EXPECT_NEAR(periods.idle, 2 * (1 - 0.2 / 0.6) / 3, 1e-9);
 }
 
 // Each rank's optimizer runs before it begins the next step.
