@@ -133,6 +133,23 @@ TEST(Greedy, TakesTheLongestTail) {
   EXPECT_EQ(order.substr(0, 27), "0F0 0F1 2F0 2I0 2F1 2I1 0F2");
 }
 
+// Seconds, milliseconds or any unit: the order is the same.
+TEST(Greedy, HasNoUnitOfTime) {
+  Random random(4);
+  for (int round = 0; round < 20; ++round) {
+    Pipeline pipeline = random_pipeline(random, round % 2 == 0 ? Placement::kV : Placement::kLooped, 3, 6);
+    Pipeline shorter = pipeline;
+    shorter.options.message_seconds /= 1024;
+    for (StageCost& cost : shorter.costs) {
+      for (double StageCost::*of :
+           {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::optimizer})
+        cost.*of /= 1024;
+    }
+    for (const GreedyRule& rule : greedy_rules(94, 1))
+      EXPECT_EQ(order_of(pipeline, rule), order_of(shorter, rule));
+  }
+}
+
 TEST(GreedyRules, AreFixedFirstAndThenDrawn) {
   const auto key = [](const GreedyRule& r) {
     return std::tuple(r.prefer, r.deepest_forward, r.in_flight, r.unfinished, r.w_fits, r.noise, r.fuse,

@@ -60,6 +60,20 @@ TEST(OrderBytes, HasKnownValuesForOneFOneBAndAV) {
   EXPECT_GE(v.least(std::vector<StageCost>(8)), 2);
 }
 
+// One rank with two stages. Which stage runs next counts as much as what is held.
+TEST(OrderBytes, CountsThePeakOfEachStage) {
+  Schedule schedule = empty_schedule({0, 0}, 1);
+  schedule.ranks[0] = {
+      {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
+  const OrderBytes order(schedule);
+  std::vector<StageCost> costs(2);
+  costs[0].layers = {{.forward_peak = 20, .forward_held = 1, .p1_held = -1}};
+  costs[1].layers = {{.forward_peak = 4, .forward_held = 1, .p1_held = -1}};
+  EXPECT_EQ(order.least(costs), 20);
+  costs[1].layers[0].forward_peak = 30;
+  EXPECT_EQ(order.least(costs), 1 + 30);
+}
+
 void expect_bytes(const StageBytes& bytes, double activation, double stash, double forward_peak,
                   double p1_peak, double p2_peak, int p2_units) {
   EXPECT_EQ(bytes.activation, activation);
