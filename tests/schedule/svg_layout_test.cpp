@@ -1,12 +1,11 @@
 // Tests where the SVG picture has its parts. A letter is taken to be 0.58 of its size wide (0.52 in the
 // legend), a digit in an op 0.6.
-#include <limits>
+#include "twobp/schedule/draw/svg.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "tests/schedule/svg_picture.h"
-#include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
@@ -40,19 +39,6 @@ class SvgLayout : public SvgPicture {
     return found;
   }
 };
-
-// One op of each kind, with the times 1, 2 and 3, on each of `ranks` ranks, whatever the schedule's.
-Simulated three_ops(int ranks, int micro_batches = 1) {
-  Simulated result{make_schedule("gpipe", ranks, micro_batches, P2Policy::kEnd), {}};
-  result.simulation.step_seconds = 6;
-  for (int rank = 0; rank < ranks; ++rank) {
-    RankSimulation& of = result.simulation.ranks.emplace_back();
-    of.busy = 6;
-    of.timeline = {
-        {Op::kForward, rank, 0, 0, 1}, {Op::kBackwardP1, rank, 0, 1, 3}, {Op::kBackwardP2, rank, 0, 3, 6}};
-  }
-  return result;
-}
 
 TEST_F(SvgLayout, PutsNamesLeftAndIdleTimeRightOfTheRows) {
   for (const int ranks : {2, 10, 11}) {
@@ -280,34 +266,6 @@ TEST_F(SvgLayout, ThinsTheRowsOfManyRanks) {
   EXPECT_EQ(number_size(), 0);
 }
 
-TEST(SvgText, KeepsWhatXmlAllows) {
-  const auto [schedule, simulation] = three_ops(1);
-  const std::string bad = "\xef\xbf\xbd";
-  const auto escaped = [&](const std::string& title) {
-    const std::string svg = draw_svg(schedule, simulation, {.title = title});
-    const size_t begin = svg.find("<title>") + 7;
-    return svg.substr(begin, svg.find("</title>") - begin);
-  };
-  EXPECT_EQ(escaped("a&b<c>d"), "a&amp;b&lt;c&gt;d");
-  // Of each length, the first and the last character that is allowed.
-  for (const char* kept :
-       {" ", "\x7f", "a\tb", "a\nb", "a\rb", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
-        "\xee\x80\x80", "\xef\xbf\xbd", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
-    EXPECT_EQ(escaped(kept), kept);
-  // One replacement for each byte that begins no such character.
-  for (const char* wrong : {"\x1f", "\x0b", "\x80", "\xbf", "\xff"}) EXPECT_EQ(escaped(wrong), bad);
-  for (const char* wrong : {"\xc1\xbf", "\xc2", "\xdf", "\xe2\x82", "\xf0\x9f\x98", "\xc0\x80",
-                            "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xef\xbf\xbe", "\xef\xbf\xbf",
-                            "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
-    std::string replaced;
-    for (size_t i = 0; i < std::string(wrong).size(); ++i) replaced += bad;
-    EXPECT_EQ(escaped(wrong), replaced);
-  }
-  EXPECT_EQ(escaped("\xe2\x41\x82"), bad + "A" + bad);
-  EXPECT_EQ(escaped("\xe2\x82\x41"), bad + bad + "A");
-  EXPECT_EQ(escaped("\xc2\xc0"), bad + bad) << "both begin a character, none goes on";
-}
-
 TEST_F(SvgLayout, DescribesTheSchedule) {
   const auto [schedule, simulation] = simulated("gpipe", 2, 3, P2Policy::kEnd);
   parse(draw_svg(schedule, simulation));
@@ -317,21 +275,6 @@ TEST_F(SvgLayout, DescribesTheSchedule) {
       description_,
       "gpipe with p2 end: 2 stages on 2 ranks, 3 micro-batches; the ranks are idle for 18.2 % of the step on "
       "average");
-}
-
-TEST(SvgErrors, KeepLimits) {
-  const auto [schedule, simulation] = three_ops(1);
-  for (const double until : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")})
-    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.until = until}); }), {"cannot end at"});
-  for (const int width : {299, 20001})
-    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), {"300 to 20000"});
-  for (const int width : {300, 20000})
-    EXPECT_EQ(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), "");
-  Simulation most = simulation;
-  most.ranks[0].timeline.assign(200000, {Op::kForward, 0, 0, 0, 1});
-  EXPECT_EQ(error_of([&] { draw_svg(schedule, most); }), "");
-  most.ranks[0].timeline.push_back({Op::kForward, 0, 0, 0, 1});
-  expect_contains(error_of([&] { draw_svg(schedule, most); }), {"200001 ops"});
 }
 
 }  // namespace

@@ -39,6 +39,19 @@ inline Simulated simulated(Schedule schedule) {
   return result;
 }
 
+// One op of each kind, with the times 1, 2 and 3, on each of `ranks` ranks, whatever the schedule's.
+inline Simulated three_ops(int ranks, int micro_batches = 1) {
+  Simulated result{make_schedule("gpipe", ranks, micro_batches, P2Policy::kEnd), {}};
+  result.simulation.step_seconds = 6;
+  for (int rank = 0; rank < ranks; ++rank) {
+    RankSimulation& of = result.simulation.ranks.emplace_back();
+    of.busy = 6;
+    of.timeline = {
+        {Op::kForward, rank, 0, 0, 1}, {Op::kBackwardP1, rank, 0, 1, 3}, {Op::kBackwardP2, rank, 0, 3, 6}};
+  }
+  return result;
+}
+
 struct Bar {
   std::string fill;
   double x = 0;

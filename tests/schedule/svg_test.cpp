@@ -1,7 +1,9 @@
 // Tests the SVG picture. A plain XML parser (Python's) finds the simulation in it, to scale.
 #include "twobp/schedule/draw/svg.h"
 
+#include <cmath>
 #include <iomanip>
+#include <limits>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -157,6 +159,34 @@ TEST_F(Svg, NeedsNoOtherFile) {
     EXPECT_EQ(svg.find(part), std::string::npos) << part;
 }
 
+TEST(SvgText, KeepsWhatXmlAllows) {
+  const auto [schedule, simulation] = three_ops(1);
+  const std::string bad = "\xef\xbf\xbd";
+  const auto escaped = [&](const std::string& title) {
+    const std::string svg = draw_svg(schedule, simulation, {.title = title});
+    const size_t begin = svg.find("<title>") + 7;
+    return svg.substr(begin, svg.find("</title>") - begin);
+  };
+  EXPECT_EQ(escaped("a&b<c>d"), "a&amp;b&lt;c&gt;d");
+  // Of each length, the first and the last character that is allowed.
+  for (const char* kept :
+       {" ", "\x7f", "a\tb", "a\nb", "a\rb", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
+        "\xee\x80\x80", "\xef\xbf\xbd", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
+    EXPECT_EQ(escaped(kept), kept);
+  // One replacement for each byte that begins no such character.
+  for (const char* wrong : {"\x1f", "\x0b", "\x80", "\xbf", "\xff"}) EXPECT_EQ(escaped(wrong), bad);
+  for (const char* wrong : {"\xc1\xbf", "\xc2", "\xdf", "\xe2\x82", "\xf0\x9f\x98", "\xc0\x80",
+                            "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xef\xbf\xbe", "\xef\xbf\xbf",
+                            "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
+    std::string replaced;
+    for (size_t i = 0; i < std::string(wrong).size(); ++i) replaced += bad;
+    EXPECT_EQ(escaped(wrong), replaced);
+  }
+  EXPECT_EQ(escaped("\xe2\x41\x82"), bad + "A" + bad);
+  EXPECT_EQ(escaped("\xe2\x82\x41"), bad + bad + "A");
+  EXPECT_EQ(escaped("\xc2\xc0"), bad + bad) << "both begin a character, none goes on";
+}
+
 TEST(SvgErrors, SayWhatToDo) {
   const auto [schedule, simulation] = simulated("gpipe", 2, 2, P2Policy::kOff);
   EXPECT_NE(error_of([&] { draw_svg(schedule, Simulation{}); }).find("0 ranks"), std::string::npos);
@@ -167,6 +197,21 @@ TEST(SvgErrors, SayWhatToDo) {
   EXPECT_NE(error_of([&] { draw_svg(schedule, bare); }).find("no timeline"), std::string::npos);
   const auto [big, big_simulation] = simulated("1f1b", 64, 1100, P2Policy::kEnd);
   expect_contains(error_of([&] { draw_svg(big, big_simulation); }), {"211200 ops", "200000", "fewer"});
+}
+
+TEST(SvgErrors, KeepLimits) {
+  const auto [schedule, simulation] = three_ops(1);
+  for (const double until : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.until = until}); }), {"cannot end at"});
+  for (const int width : {299, 20001})
+    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), {"300 to 20000"});
+  for (const int width : {300, 20000})
+    EXPECT_EQ(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), "");
+  Simulation most = simulation;
+  most.ranks[0].timeline.assign(200000, {Op::kForward, 0, 0, 0, 1});
+  EXPECT_EQ(error_of([&] { draw_svg(schedule, most); }), "");
+  most.ranks[0].timeline.push_back({Op::kForward, 0, 0, 0, 1});
+  expect_contains(error_of([&] { draw_svg(schedule, most); }), {"200001 ops"});
 }
 
 }  // namespace
