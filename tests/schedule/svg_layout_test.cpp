@@ -1,11 +1,10 @@
 // Tests where the SVG picture has its parts. A letter is taken to be 0.58 of its size wide (0.52 in the
 // legend), a digit in an op 0.6.
-#include "twobp/schedule/draw/svg.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "tests/schedule/svg_picture.h"
+#include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
