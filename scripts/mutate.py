@@ -22,6 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["core", "schedule", "plan"]
 FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT)]
+LIBRARIES = ["-lgtest_main", "-lgtest", "-lpthread"]
 TIMEOUT = 3  # times the processor seconds of the tests without a mutant
 
 # (pattern, replacements); a pattern with spaces around an operator leaves pointers, templates and signs alone.
@@ -93,6 +94,7 @@ class Build:
         self.prefix = compiler_prefix
         self.sources = sorted(p for f in FOLDERS for p in (ROOT / "twobp" / f).rglob("*.cpp"))
         self.tests = sorted(p for f in FOLDERS for p in (ROOT / "tests" / f).glob("*.cpp"))
+        self.reached = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def object(self, source):
@@ -125,15 +127,43 @@ class Build:
                 if not good:
                     sys.exit(f"{source} does not compile")
         self.link(self.folder / "tests", {})
+        self.find_reached()
+
+    def find_reached(self):
+        """The sources that each test links: a mutant of another one cannot change it."""
+        library = self.folder / "sources.a"
+        library.unlink(missing_ok=True)
+        subprocess.run(["ar", "rcs", str(library), *(str(self.object(s)) for s in self.sources)], check=True)
+        for test in self.tests:
+            command = ["g++", "-Wl,--print-map", "-o", str(self.folder / "reached"), str(self.object(test))]
+            run = subprocess.run([*command, str(library), *LIBRARIES], text=True, capture_output=True, check=True)
+            members = set(re.findall(r"sources\.a\((\S+)\)", run.stdout))
+            self.reached[test] = {s for s in self.sources if self.object(s).name in members}
+        for source in self.sources:
+            if not any(source in reached for reached in self.reached.values()):
+                print(f"no test links {source}: none can notice its mutants")
+
+    def tests_for(self, source):
+        """The tests that reach the source, those of its header and folder first: they are the likeliest to notice a
+        mutant, and GoogleTest runs tests in the order in which they are linked."""
+        header = str(source.with_suffix(".h").relative_to(ROOT))
+        folder = source.relative_to(ROOT).parts[1]
+        return sorted((t for t in self.tests if source in self.reached[t]),
+                      key=lambda t: (header not in t.read_text(), t.parent.name != folder, t))
 
     def link(self, program, replaced):
-        objects = [str(replaced.get(s, self.object(s))) for s in self.sources + self.tests]
-        subprocess.run(["g++", "-o", str(program), *objects, "-lgtest_main", "-lgtest", "-lpthread"], check=True)
+        tests = self.tests_for(next(iter(replaced))) if replaced else self.tests
+        objects = [str(replaced.get(s, self.object(s))) for s in self.sources + tests]
+        subprocess.run(["g++", "-o", str(program), *objects, *LIBRARIES], check=True)
 
 
 def limited(seconds):
-    """For subprocesses: a mutant that loops ends after this much processor time."""
-    return lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    """For subprocesses: a mutant that loops ends after this much processor time, one that fills memory at 4 GiB."""
+    def set_limits():
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    return set_limits
 
 
 class Suite:
@@ -221,7 +251,8 @@ def main():
             counts[result] += 1
             if result == "survived":
                 path, _, number, old, new = mutants[n]
-                print(f"{n} {path.relative_to(ROOT)}:{number + 1}\n  - {old.strip()}\n  + {new.strip()}", flush=True)
+                print(f"{n} {path.relative_to(ROOT)}:{number + 1}\n  - {old.strip()}\n  + {new.strip()}\n"
+                      f"  ({counts['killed']} killed so far, {counts['survived']} survived)", flush=True)
     judged = counts["killed"] + counts["survived"]
     print(f"{len(mutants)} mutants; of {judged} that compile {counts['killed']} killed, {counts['survived']} survived "
           f"({100 * counts['killed'] / max(1, judged):.1f} % killed); {counts['invalid']} do not compile")

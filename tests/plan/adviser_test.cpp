@@ -2,6 +2,8 @@
 #include "twobp/plan/adviser.h"
 
 #include "tests/schedule/support.h"
+#include "twobp/core/figures.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -55,6 +57,9 @@ TEST(Adviser, ReportsMemoryThatP2Exceeds) {
   EXPECT_LE(advice.memory_factor, 146.0 / 140);
   expect_contains(advice.sentences.at(1),
                   {"failure signature 1", "out of memory in p2", "146 B", "140 B", "early"});
+  // The plan's own caps say nothing about what a rank would need without them.
+  request.options.cap_per_rank.assign(4, 46);
+  EXPECT_EQ(advise(request).sentences, advice.sentences);
   request.memory = 1000;
   EXPECT_FALSE(advise(request).out_of_memory_in_p2);
 }
@@ -93,6 +98,35 @@ TEST(Adviser, ReportsAP1LongerThanTheIdleTime) {
   expect_contains(advise(request).sentences.at(0), {"p1 of stage 3 (5.00 ms)"});
 }
 
+// A short W fills waits that are long enough, and nothing is gained.
+TEST(Adviser, SaysThatWaitsDoNotDelayTheStep) {
+  AdviceRequest request = equal_stages(4, 4);
+  for (auto& cost : request.costs) cost.backward_p2 = 0.001;
+  const Advice advice = advise(request);
+  expect_signatures(advice, false, false, false);
+  expect_contains(advice.sentences[0],
+                  {"does not help", "1.00x", "the waits that W fills do not delay the step"});
+}
+
+// The busiest rank counts, and of its stages the one with the longest p1.
+TEST(Adviser, LooksForALongP1OnTheBusiestRank) {
+  for (int long_one = 0; long_one < 4; ++long_one) {
+    AdviceRequest request = equal_stages(4, 8);
+    for (auto& cost : request.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
+    request.costs[long_one].backward_p1 = 5;
+    const Advice advice = advise(request);
+    EXPECT_TRUE(advice.p1_longer_than_idle);
+    expect_contains(advice.sentences.at(0), {concat("p1 of stage ", long_one, " (5.00 s)")});
+  }
+  AdviceRequest request = equal_stages(4, 4);
+  request.schedule = "interleaved-1f1b";
+  request.ranks = 2;
+  for (auto& cost : request.costs) cost.forward = cost.backward_p1 = cost.backward_p2 = 0.01;
+  request.costs[1].backward_p1 = 4;  // stages 1 and 3 are on rank 1
+  request.costs[3].backward_p1 = 5;
+  expect_contains(advise(request).sentences.at(0), {"p1 of stage 3 (5.00 s)"});
+}
+
 // Signature 3: each rank has the same total work. One rank has most of it in p1, the others in p2.
 TEST(Adviser, ReportsUnequalP1AndP2) {
   AdviceRequest request = equal_stages(4, 8);
@@ -105,6 +139,17 @@ TEST(Adviser, ReportsUnequalP1AndP2) {
   EXPECT_TRUE(advice.unequal_p1_and_p2);
   expect_contains(advice.sentences.back(), {"failure signature 3", "p1 is 2.50x its mean on rank 3",
                                             "p2 1.25x", "all together 1.00x"});
+  // Against stages that all have the mean of p1 (2) and p2 (4).
+  std::vector<StageCost> equal(4);
+  for (StageCost& cost : equal) {
+    cost.forward = 1;
+    cost.backward_p1 = 2;
+    cost.backward_p2 = 4;
+  }
+  const Schedule schedule = make_schedule("1f1b", 4, 8, request.policy);
+  expect_contains(advice.sentences.back(),
+                  {"would be " + fixed(simulate(schedule, equal).bubble_ratio(), 3),
+                   "in place of " + fixed(simulate(schedule, request.costs).bubble_ratio(), 3)});
 }
 
 TEST(Adviser, SaysThatOneRankHasNothingToFill) {

@@ -231,6 +231,32 @@ TEST(LocalSearch, IsNeverWorseThanItsStart) {
   }
 }
 
+// From an order that is far from good (all F first), with no other start to fall back on.
+TEST(LocalSearch, FindsNineOfTenOptimaFromAPoorStart) {
+  int cases = 0, optimal = 0;
+  double gaps = 0;
+  for (const auto& [pipeline, number, optimum] : solved_pipelines()) {
+    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
+                                  pipeline.options);
+    const TaskOrder start = greedy_order(problem, {.prefer = GreedyRule::Prefer::kForward, .in_flight = 0});
+    const double seconds = order_seconds(problem, start);
+    if (seconds <= optimum * (1 + 1e-9)) continue;
+    const SearchResult found = improve_order(problem, start, 3000, 0, 1);
+    EXPECT_LE(found.iterations, 3000);
+    EXPECT_EQ(found.seconds, order_seconds(problem, found.order));
+    EXPECT_EQ(improve_order(problem, start, 100, 0, 1).order.ranks,
+              improve_order(problem, start, 100, 0, 1).order.ranks);
+    EXPECT_EQ(improve_order(problem, start, 3000, seconds, 1).iterations, 0) << "it is good enough";
+    ++cases;
+    optimal += found.seconds <= optimum * (1 + 1e-9) ? 1 : 0;
+    EXPECT_LT(found.seconds, seconds) << "case " << number;
+    gaps += found.seconds / optimum - 1;
+  }
+  ASSERT_GE(cases, 50);
+  EXPECT_GE(optimal, 0.9 * cases);
+  EXPECT_LE(gaps / cases, 0.01);
+}
+
 // Named schedules are starting points of the search, if they keep the order of micro-batches.
 TEST(PipelineProblem, TakesTheOrderOfASimulation) {
   const PipelineProblem problem({0, 1}, 3, std::vector<StageCost>(2), {});

@@ -70,6 +70,34 @@ TEST(CostModel, InterpolatesBetweenMeasuredSizes) {
   EXPECT_EQ(layer_costs_at(model, 3)[0].share.stash, 150);
 }
 
+TEST(CostModel, InterpolatesEveryNumber) {
+  CostModel model = model_of({{}});
+  auto& at = model.kinds["kind0"].at_size;
+  const std::vector<double LayerShare::*> fields = {
+      &LayerShare::forward,      &LayerShare::backward_p1,  &LayerShare::backward_p2,
+      &LayerShare::forward_peak, &LayerShare::forward_held, &LayerShare::p1_peak,
+      &LayerShare::p1_held,      &LayerShare::stash,        &LayerShare::p2_peak};
+  model.micro_batch_sizes = {2, 10};
+  for (size_t i = 0; i < fields.size(); ++i) {
+    at[0].share.*fields[i] = static_cast<double>(i + 1);
+    at[1].share.*fields[i] = static_cast<double>(20 * i + 9);
+  }
+  at[0].output = at[0].input_gradient = 4;
+  at[1].output = 8;
+  at[1].input_gradient = 12;
+  const LayerCost between = layer_costs_at(model, 4)[0];  // a quarter of the way
+  const LayerCost below = layer_costs_at(model, 1)[0];
+  for (size_t i = 0; i < fields.size(); ++i) {
+    const double low = at[0].share.*fields[i], high = at[1].share.*fields[i];
+    EXPECT_EQ(between.share.*fields[i], low + (high - low) / 4) << i;
+    EXPECT_EQ(below.share.*fields[i], low / 2) << i;
+  }
+  EXPECT_EQ(between.output, 5);
+  EXPECT_EQ(between.input_gradient, 6);
+  EXPECT_EQ(below.output, 2);
+  EXPECT_EQ(between.share.p2_units, 1);
+}
+
 // nn/layers/recompute.h says which work runs again and which tensors are kept.
 TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
@@ -174,6 +202,10 @@ TEST(CostModelFile, ReportsBadFiles) {
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["costs"].erase(1); }),
                   {"kind1", "1 entries"});
   expect_contains(error_with([](json& file) { file["kinds"].erase("kind1"); }), {"layer.1", "kind1"});
+  EXPECT_EQ(error_with([](json& file) { file["kinds"]["kind0"].erase("update_bytes"); }), "")
+      << "older files";
+  expect_contains(error_with([](json& file) { file["first_trainable"] = 2147483648; }), {"whole number"});
+  expect_contains(error_with([](json& file) { file["first_trainable"] = -1; }), {"not negative", "-1"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind0"].erase("optimizer_seconds"); }),
                   {"kind0", "optimizer_seconds"});
   expect_contains(error_with([](json& file) { file["layers"] = json::array(); }), {"needs layers"});
@@ -223,6 +255,13 @@ TEST(CostModelFile, BoundsDepthSizeAndMessages) {
   expect_contains(error(with("\"latency_seconds\":0.0", "\"latency_seconds\":" + line)),
                   {"latency_seconds", "xxx"});
   expect_contains(error(with("\"layer.0\"", line)), {"a layer", "1000000 characters"});
+  EXPECT_EQ(error(with("\"layer.0\"", '"' + std::string(200, 'x') + '"')), "");
+  expect_contains(error(with("\"layer.0\"", '"' + std::string(201, 'x') + '"')), {"at most 200"});
+  // 40 characters of a value are shown, its quotes included.
+  const std::string shown = '"' + std::string(38, 'y') + '"';
+  expect_contains(error(with(number, "\"first_trainable\":" + shown)), {"it is " + shown});
+  expect_contains(error(with(number, "\"first_trainable\":\"yy" + shown.substr(1))),
+                  {"it is \"" + std::string(39, 'y') + " ..."});
   expect_contains(error(with("\"kind1\":", line + ":")), {"a kind", "1000000 characters"});
   expect_contains(error(line.substr(1)), {"costs.json", "not JSON"});
   expect_contains(error(std::string(size_t{17} << 20U, ' ')), {"costs.json", "16 MiB"});
@@ -240,6 +279,55 @@ TEST(CostModel, RejectsInconsistentValues) {
   model = model_of({{.backward_p2 = 0}});
   model.kinds["kind0"].at_size[1].share.stash = 1;
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "size 2", "stash"});
+  const auto error_after = [](const std::function<void(CostModel&, KindCosts&)>& change) {
+    CostModel changed = model_of({{}});
+    change(changed, changed.kinds["kind0"]);
+    return error_of([&] { check_cost_model(changed); });
+  };
+  // The limits themselves are taken.
+  EXPECT_EQ(error_after([](CostModel& of, KindCosts& kind) {
+              of.first_trainable = 1;
+              of.link_latency = kMostCost;
+              kind.parameters = kind.update_bytes = kMostCost;
+              kind.at_size[0].share.forward = kMostCost;
+              kind.at_size[0].share.forward_held = -kMostCost;
+              kind.at_size[1].share.p1_held = kMostCost;
+              kind.at_size[0].share.p2_units = 0;
+              kind.at_size[0].share.backward_p2 = kind.at_size[0].share.stash = 0;
+            }),
+            "");
+  using Change = std::function<void(CostModel&, KindCosts&)>;
+  const std::vector<std::pair<Change, std::string>> faults = {
+      {[](CostModel& of, KindCosts&) { of.first_trainable = 2; }, "first_trainable is 2 of 1"},
+      {[](CostModel& of, KindCosts&) { of.first_trainable = -1; }, "first_trainable is -1"},
+      {[](CostModel& of, KindCosts&) {
+         of.micro_batch_sizes = {0, 1};
+       },
+       "micro-batch size 0"},
+      {[](CostModel& of, KindCosts&) {
+         of.micro_batch_sizes = {2, 2};
+       },
+       "micro-batch size 2"},
+      {[](CostModel& of, KindCosts&) { of.link_latency = -1; }, "link latency"},
+      {[](CostModel& of, KindCosts&) { of.link_bytes_per_second = -1; }, "link bytes per second"},
+      {[](CostModel&, KindCosts& kind) { kind.parameters = -1; }, "number of parameters"},
+      {[](CostModel&, KindCosts& kind) { kind.parameter_bytes = -1; }, "parameter bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.gradient_bytes = -1; }, "gradient bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.optimizer_seconds = -1; }, "optimizer seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.update_bytes = -1; }, "bytes of the update"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size.pop_back(); }, "costs at 1 micro-batch sizes of 2"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p1 = -1; }, "backward-p1 seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p2 = -1; }, "backward-p2 seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p2_units = -1; }, "must not be negative"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.forward_peak = -1; }, "bytes during forward"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p1_peak = -1; }, "bytes during backward-p1"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p2_peak = -1; }, "bytes during backward-p2"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.stash = -1; }, "stash bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].output = -1; }, "output bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].input_gradient = -1; }, "input gradient bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.forward_held = 1.1e18; }, "beyond"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p1_held = -1.1e18; }, "beyond"}};
+  for (const auto& [change, part] : faults) expect_contains(error_after(change), {part});
   model = model_of({{}});
   model.micro_batch_sizes.clear();
   expect_contains(error_of([&] { check_cost_model(model); }), {"micro-batch size"});

@@ -83,6 +83,19 @@ TEST(NetworkPlan, ReplicasSumTheirGradients) {
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, alone.step_seconds + 6, 1e-9);
 }
 
+// As in training: with replicas W runs in the order of the buckets.
+TEST(NetworkPlan, OnlyReplicasOrderWByBucket) {
+  const CostModel model = model_of({{}, {}});
+  PlanRequest request;
+  request.ranks = {2};
+  for (const int replicas : {1, 2}) {
+    request.data_parallel = {replicas};
+    const PlannedRun run = planned_run(model, plan(model, request).best.front(), request);
+    EXPECT_EQ(run.options.p2_order, replicas > 1 ? P2Order::kBucket : P2Order::kOldest);
+    EXPECT_EQ(run.options.data_parallel.replicas, replicas);
+  }
+}
+
 TEST(NetworkPlan, DevicesAreRanksTimesReplicas) {
   const CostModel model = equal_layers();
   PlanRequest request;

@@ -311,6 +311,26 @@ TEST(BalancedSplit, IsFastForBigModels) {
   }
 }
 
+TEST(BalancedSplit, RejectsBadBytes) {
+  const PartitionBytes good = {.fixed = {1, 1}, .held = {1, 1}, .in_flight = {1, 1}, .caps = {9, 9}};
+  const auto error = [&](const std::function<void(PartitionBytes&)>& change) {
+    PartitionBytes bytes = good;
+    change(bytes);
+    return error_of([&] { balanced_split({1, 1}, {0, 1}, bytes); });
+  };
+  EXPECT_EQ(error([](PartitionBytes&) {}), "");
+  EXPECT_EQ(error([](PartitionBytes& bytes) { bytes.in_flight = {0, 1}; }), "");
+  expect_contains(error([](PartitionBytes& bytes) {
+                    bytes.in_flight = {-1, 1};
+                  }),
+                  {"holds -1 micro-batches"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {1}; }), {"1 numbers", "one a stage"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.fixed = {1}; }), {"1 fixed bytes"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.held = {1, -1}; }), {"layer 1 has -1 held bytes"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9}; }), {"1 caps", "one a rank"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9, 0}; }), {"cap is 0 bytes"});
+}
+
 TEST(BalancedSplit, RejectsBadInput) {
   const std::vector<double> seconds = {1, 2, 3, 4};
   expect_contains(error_of([&] {

@@ -190,6 +190,21 @@ TEST(Planner, PlansWithinExactlyItsPeak) {
 }
 
 // On slow links, waiting messages count on their sender. More room for W to wait means longer waits.
+// The first bound of the memory is exact here: a layer without messages, and one micro-batch. It must not
+// refuse what just fits.
+TEST(Planner, TakesWhatItsFirstBoundJustAllows) {
+  PlanRequest request;
+  request.ranks = {1};
+  request.micro_batches = {1};
+  request.micro_batch_sizes = {1};
+  request.memory = 30 + 10;
+  const PlanResult result = plan(model_of({{.held = 10, .stash = 8, .output = 0, .fixed = 30}}), request);
+  ASSERT_FALSE(result.best.empty());
+  EXPECT_EQ(result.best[0].peak_bytes, 40);
+  request.memory = 39.9;
+  EXPECT_TRUE(plan(model_of({{.held = 10, .stash = 8, .output = 0, .fixed = 30}}), request).best.empty());
+}
+
 TEST(Planner, FitsTheSmallestMemoryOnSlowLinks) {
   Random random(8);
   for (int round = 0; round < 30; ++round) {

@@ -53,6 +53,70 @@ TEST(Csv, WritesTheFormWithCommunication) {
             "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1,1REDUCE_GRAD\n");
 }
 
+// The rows with communication by their definition, round by round.
+std::string rows_by_turns(const Schedule& cells) {
+  struct Rank {
+    size_t next = 0;
+    std::string row;
+  };
+  std::vector<Rank> ranks(cells.rank_count());
+  std::vector<int> left(cells.stages, cells.micro_batches);  // W or B
+  std::vector<std::vector<bool>> has_input(cells.stages, std::vector<bool>(cells.micro_batches)),
+      has_gradient = has_input;
+  const auto write = [&](int rank, const std::string& cell) {
+    ranks[rank].row += (ranks[rank].row.empty() ? "" : ",") + cell;
+  };
+  std::vector<int> scale(cells.rank_count(), -1);  // the stage whose REDUCE_GRAD is the rank's next cell
+  for (bool any = true; any;) {
+    any = false;
+    for (int rank = 0; rank < cells.rank_count(); ++rank) {
+      if (scale[rank] >= 0) {
+        write(rank, concat(scale[rank], "REDUCE_GRAD"));
+        scale[rank] = -1;
+        any = true;
+        continue;
+      }
+      if (ranks[rank].next == cells.ranks[rank].size()) continue;
+      const Instruction& i = cells.ranks[rank][ranks[rank].next];
+      const bool forward = i.op == Op::kForward;
+      const int m = i.micro_batch;
+      const bool ready =
+          forward ? i.stage == 0 || has_input[i.stage][m]
+                  : i.op == Op::kBackwardP2 || i.stage + 1 == cells.stages || has_gradient[i.stage][m];
+      if (!ready) continue;
+      any = true;
+      ++ranks[rank].next;
+      write(rank, to_string(i));
+      if ((i.op == Op::kBackward || i.op == Op::kBackwardP2) && --left[i.stage] == 0) scale[rank] = i.stage;
+      const int to = i.op == Op::kBackwardP2 ? -1 : i.stage + (forward ? 1 : -1);
+      if (to < 0 || to == cells.stages) continue;
+      (forward ? has_input : has_gradient)[to][m] = true;
+      const int receiver = cells.rank_of_stage[to];
+      if (receiver == rank) continue;
+      write(rank, to_string({forward ? Op::kSendForward : Op::kSendBackward, i.stage, m}));
+      write(receiver, to_string({forward ? Op::kRecvForward : Op::kRecvBackward, to, m}));
+    }
+  }
+  std::string text;
+  for (const Rank& rank : ranks) text += rank.row + "\n";
+  return text;
+}
+
+TEST(Csv, RanksTakeTurns) {
+  for (const NamedSchedule& named : named_schedules()) {
+    for (const auto& [ranks, micro_batches] : {std::pair{2, 2}, {3, 2}, {3, 6}, {4, 8}}) {
+      const int stages = ranks * usual_stages_per_rank(named.placement);
+      if (!admits(named.name, stages, ranks, micro_batches)) continue;
+      for (const P2Policy policy : policies_of(named.name)) {
+        if (policy == P2Policy::kFill) continue;
+        const Schedule schedule = make_schedule(named.name, stages, micro_batches, policy, ranks);
+        EXPECT_EQ(to_csv(schedule, CsvForm::kCommunication), rows_by_turns(lower(schedule)))
+            << named.name << ' ' << ranks << ' ' << micro_batches << ' ' << policy_name(policy);
+      }
+    }
+  }
+}
+
 TEST(Csv, SplitsRangesIntoMicroBatches) {
   EXPECT_EQ(to_csv(make_schedule("gpipe", 1, 3, P2Policy::kEnd)), "0F0,0F1,0F2,0I0,0I1,0I2,0W0,0W1,0W2\n");
 }

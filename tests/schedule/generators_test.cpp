@@ -11,6 +11,7 @@
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/placement.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -57,6 +58,29 @@ TEST(Generators, PresetsAreOneForwardOneBackward) {
   const Schedule preset = make_schedule("1f1b-2", 3, 6, P2Policy::kFill);
   EXPECT_EQ(preset.name, "1f1b-2");
   EXPECT_EQ(preset.ranks, make_schedule("1f1b", 3, 6, P2Policy::kFill).ranks);
+}
+
+TEST(Placement, HasANameAndPlacesStages) {
+  EXPECT_EQ(placement_name(Placement::kLinear), "linear");
+  EXPECT_EQ(placement_name(Placement::kLooped), "looped");
+  EXPECT_EQ(placement_name(Placement::kV), "v");
+  EXPECT_EQ(place_stages(Placement::kLinear, 3, 3), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(place_stages(Placement::kLooped, 6, 2), (std::vector<int>{0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(place_stages(Placement::kV, 6, 3), (std::vector<int>{0, 1, 2, 2, 1, 0}));
+  for (const auto& [placement, stages, ranks] : {std::tuple{Placement::kLinear, 4, 2},
+                                                 {Placement::kLinear, 0, 0},
+                                                 {Placement::kLooped, 5, 2},
+                                                 {Placement::kV, 7, 3},
+                                                 {Placement::kV, 3, 3},
+                                                 {Placement::kLooped, 0, 1}})
+    EXPECT_FALSE(placement_fits(placement, stages, ranks)) << placement_name(placement) << stages;
+  expect_contains(error_of([] { place_stages(Placement::kLinear, 0, 1); }),
+                  {"at least 1 stage and 1 rank", "0 and 1"});
+  expect_contains(error_of([] { place_stages(Placement::kLinear, 1, 0); }), {"1 and 0"});
+  expect_contains(error_of([] { place_stages(Placement::kLinear, 4, 2); }),
+                  {"4 stages on 2 ranks", "one stage on"});
+  expect_contains(error_of([] { place_stages(Placement::kV, 4, 1); }), {"two stages on"});
+  expect_contains(error_of([] { place_stages(Placement::kLooped, 5, 2); }), {"the same number of stages on"});
 }
 
 TEST(Generators, AdmitsSaysWhatMakeScheduleTakes) {

@@ -48,6 +48,19 @@ TEST(GradientSums, SumsABucketForEachLayer) {
   EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kBucket, 1)), 5.5);
 }
 
+// W of the last layer interrupts the last I, for both micro-batches.
+TEST(GradientSums, RunWWithinTheLastI) {
+  const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {stage_of(2)},
+                                     two_replicas(P2Order::kBucket, 1));
+  std::string text;
+  for (const SimulatedOp& op : result.ranks[0].timeline) {
+    text += concat(op_name(op.op), op.micro_batch, op.part > 0 ? concat(" part ", op.part) : "", " at ",
+                   op.begin, ", ");
+  }
+  EXPECT_EQ(text,
+            "F0 at 0, F1 at 2, I0 at 4, I1 at 6, W0 at 7, W1 at 8, I1 part 1 at 9, W0 at 10, W1 at 11, ");
+}
+
 TEST(GradientSums, OneBucketStartsWithItsLastLayer) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd}) {
     EXPECT_EQ(exposed(policy, two_replicas(P2Order::kBucket, 5)), 8.5);

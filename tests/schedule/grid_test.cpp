@@ -60,6 +60,16 @@ TEST(Grid, DrawsOpsToScale) {
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 1), "rank 0  F0 I0--- W0 O\n");
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5),
             "rank 0  F0--- I0--------- W0 O----------\n");
+  // Ops shorter than a cell have one each.
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 100), "rank 0  F0 I0 W0 O\n");
+}
+
+TEST(Grid, EndsTheOptimizerWhereTheRankEnds) {
+  std::vector<StageCost> costs(2);
+  for (StageCost& cost : costs) cost.optimizer = 2;
+  const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kEnd);
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 1),
+            "rank 0  F0 .  .  I0 W0 O----\nrank 1  .  F0 I0 W0 O---- .\n");
 }
 
 TEST(Grid, WrapsIntoPanels) {
@@ -68,6 +78,11 @@ TEST(Grid, WrapsIntoPanels) {
   options.max_width = 17;  // the label and three cells
   EXPECT_EQ(unit_grid(schedule, options),
             "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
+  options.max_width = 16;  // two cells
+  EXPECT_EQ(unit_grid(schedule, options),
+            "rank 0  F0 .\nrank 1  .  F0\n\nrank 0  .  .\nrank 1  I0 W0\n\nrank 0  I0 W0\nrank 1  .  .\n");
+  options.max_width = 26;  // all six
+  EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 1U);
   options.max_width = 1;  // each panel still has a cell
   EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 6U);
 }
@@ -90,6 +105,27 @@ TEST(Grid, ColorsEveryOp) {
   EXPECT_EQ(count(grid, "\x1b[30;42m"), 2U);
   EXPECT_EQ(count(grid, "\x1b[30;48;5;208m"), 2U);
   EXPECT_EQ(count(grid, "\x1b[0m"), 6U);
+}
+
+TEST(Grid, ColorsIdleTimeToItsEnd) {
+  GridOptions options;
+  options.color = true;
+  const std::string reset = "\x1b[0m", f = "\x1b[97;44mF0" + reset, i = "\x1b[30;48;5;208mI0" + reset,
+                    w = "\x1b[30;42mW0" + reset, dim = "\x1b[2m";
+  EXPECT_EQ(unit_grid(make_schedule("naive", 2, 1, P2Policy::kOff), options),
+            "rank 0  " + f + " " + dim + ".  .  .  " + reset + i + " " + w + "\n" +  //
+                "rank 1  " + dim + ".  " + reset + f + " " + i + " " + w + " " + dim + ".  .  " + reset +
+                "\n");
+}
+
+TEST(Grid, BeginsItsShadesAgainAfterFour) {
+  GridOptions options;
+  options.color = true;
+  const Schedule schedule = apply_p2_policy(looped_gpipe({0, 0, 0, 0, 0}, 1), P2Policy::kEnd);
+  const std::string grid = unit_grid(schedule, options);
+  EXPECT_EQ(count(grid, "\x1b[97;44m"), 2U) << "stages 0 and 4";
+  for (const char* color : {"\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"})
+    EXPECT_EQ(count(grid, color), 1U);
 }
 
 TEST(Grid, ShadesTheStagesOfARank) {
@@ -116,6 +152,43 @@ TEST(Instructions, MarksOneCell) {
   const Schedule schedule = gpipe(2, 1);
   EXPECT_EQ(draw_instructions(schedule), "rank 0  0F0 0B0\nrank 1  1F0 1B0\n");
   EXPECT_EQ(draw_instructions(schedule, 1, 0), "rank 0  0F0   0B0\nrank 1  >1F0< 1B0\n");
+}
+
+// From 49 cells on, those up to 12 cells from the mark are shown.
+TEST(Instructions, ShowTheCellsAroundAMark) {
+  EXPECT_EQ(count(draw_instructions(gpipe(1, 24), 0, 25), "..."), 0U);
+  const Schedule schedule = gpipe(1, 25);  // 25 F and 25 B
+  const auto shown = [&](int index) {
+    const std::string text = draw_instructions(schedule, 0, index);
+    return text.substr(0, 17) + " to " + text.substr(text.find_last_of(' ') + 1);
+  };
+  const auto cells = [&](int index) {
+    const std::string text = draw_instructions(schedule, 0, index);
+    return count(text, "0F") + count(text, "0B");
+  };
+  EXPECT_EQ(shown(25), "rank 0  ... 0F13  to ...\n");
+  EXPECT_EQ(cells(25), 25U);
+  EXPECT_EQ(shown(12), "rank 0  0F0 0F1 0 to ...\n");
+  EXPECT_EQ(shown(13), "rank 0  ... 0F1 0 to ...\n");
+  EXPECT_EQ(shown(37), "rank 0  ... 0B0 0 to 0B24\n");
+  EXPECT_EQ(shown(36), "rank 0  ... 0F24  to ...\n");
+  EXPECT_EQ(cells(49), 13U);
+  EXPECT_EQ(count(draw_instructions(schedule), "..."), 0U) << "without a mark all are shown";
+}
+
+// From 17 ranks on, those up to 8 ranks from the mark are shown.
+TEST(Instructions, ShowTheRanksAroundAMark) {
+  const auto shown = [&](int ranks, int marked) {
+    const std::string text = draw_instructions(gpipe(ranks, 1), marked, 0);
+    const size_t first = text.find("rank"), last = text.rfind("rank");
+    return concat(first > 0 ? "... " : "", std::stoi(text.substr(first + 5)), " to ",
+                  std::stoi(text.substr(last + 5)), text.substr(text.size() - 4) == "...\n" ? " ..." : "");
+  };
+  EXPECT_EQ(shown(16, 0), "0 to 15");
+  EXPECT_EQ(shown(17, 8), "0 to 16");
+  EXPECT_EQ(shown(17, 7), "0 to 15 ...");
+  EXPECT_EQ(shown(17, 9), "... 1 to 16");
+  EXPECT_EQ(shown(40, 20), "... 12 to 28 ...");
 }
 
 TEST(Instructions, ShowTheNeighbourhoodOfAMarkOnly) {

@@ -178,6 +178,11 @@ TEST(Buffering, LimitNamesTheRankAndTheReceive) {
   const std::string error = rejection(gpipe, options);
   expect_contains(error, {"rank 0 may have 5 messages waiting", "0RECV_B0", "the limit is 4"});
   EXPECT_EQ(marked_cell(error), "0RECV_B0");
+  options.buffer_limit = 0;
+  expect_contains(rejection(make_schedule("naive", 2, 1, P2Policy::kOff), options),
+                  {"1 messages waiting", "the limit is 0"});
+  EXPECT_EQ(rejection(gpipe, ValidateOptions{}), "") << "no limit";
+  options.buffer_limit = 4;
   // 1F1B holds the sender back. Two messages wait at every receive, and the error names the first.
   EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].messages, 2);
   EXPECT_EQ(most_buffered(make_schedule("1f1b", 2, 5, P2Policy::kOff))[1].index, 0);

@@ -156,6 +156,27 @@ TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs, options).ranks[0].peak_bytes, 8);
 }
 
+// What the rank holds at the end of each op. An output counts until it is sent, an input until its op begins.
+TEST(Memory, IsInTheTimeline) {
+  std::vector<StageCost> costs(2);
+  for (StageCost& cost : costs) {
+    cost.activation_bytes = 10;
+    cost.stash_bytes = 4;
+    cost.output_bytes = 3;
+    cost.input_gradient_bytes = 2;
+  }
+  const auto held = [&](P2Policy policy, int rank) {
+    std::vector<double> bytes;
+    const Simulation simulation = simulate(make_schedule("gpipe", 2, 1, policy), costs);
+    for (const SimulatedOp& op : simulation.ranks[rank].timeline) bytes.push_back(op.held_bytes);
+    return bytes;
+  };
+  EXPECT_EQ(held(P2Policy::kEnd, 0), (std::vector<double>{10 + 3, 4, 0}));
+  EXPECT_EQ(held(P2Policy::kEnd, 1), (std::vector<double>{10, 4 + 2, 0}));
+  // B frees its bytes at its end.
+  EXPECT_EQ(held(P2Policy::kOff, 1), (std::vector<double>{10, 10, 2}));
+}
+
 TEST(Idle, IsSplitByCause) {
   const Simulation end = preset("1f1b-1", 4, P2Policy::kEnd);
   const auto idle = [](const RankSimulation& rank, IdleCause cause) {

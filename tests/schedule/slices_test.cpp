@@ -90,6 +90,28 @@ TEST(Slices, TheFullestRankHoldsFew) {
   }
 }
 
+// Every slice more is one more in flight in both stages of a rank. The pattern stays dense: a micro-batch
+// more adds its work, and no idle time.
+TEST(Slices, TheVsWithLittleMemoryStayDense) {
+  for (const int ranks : {2, 3, 4, 5, 6}) {
+    for (const int slices : {2, 3, 4}) {
+      const auto run = [&](const char* name, int micro_batches) {
+        const Schedule schedule =
+            make_schedule(name, 2 * ranks, micro_batches, P2Policy::kPlaced, ranks, slices);
+        return simulate(schedule, equal_costs(schedule));
+      };
+      for (const auto& [name, limit] :
+           {std::pair{"v-half", (ranks + 2) / 2 * 2}, {"v-min", (ranks + 4) / 3 * 2}}) {
+        const Simulation simulation = run(name, 2 * ranks);
+        int most = 0;
+        for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_in_flight);
+        EXPECT_EQ(most, limit + 2 * (slices - 1)) << name << ' ' << ranks << ' ' << slices;
+        EXPECT_EQ(run(name, 2 * ranks + 1).step_seconds - simulation.step_seconds, 6 * slices);
+      }
+    }
+  }
+}
+
 // Later slices of a causal model cost more. Each op takes the time of its own slice.
 TEST(Slices, EachHasItsOwnCosts) {
   const Schedule schedule = make_schedule("gpipe", 2, 1, P2Policy::kOff, 0, 2);

@@ -50,6 +50,18 @@ TEST(StepPeriods, OneForwardOneBackwardGainsNothing) {
   }
 }
 
+// In an evaluation the first ranks run ahead of a slow third one, by two steps. Then all keep its time. The
+// times are short, because a step may take less than a second.
+TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
+  std::vector<StageCost> costs(3);
+  costs[0].forward = costs[1].forward = 0.1;
+  costs[2].forward = 0.3;
+  const StepPeriods periods = step_periods(make_forward_schedule({0, 1, 2}, 2), costs);
+  EXPECT_DOUBLE_EQ(periods.barrier, 0.1 + 0.1 + 2 * 0.3);
+  EXPECT_NEAR(periods.overlap, 2 * 0.3, 1e-9);
+  EXPECT_NEAR(periods.idle, 2 * (1 - 0.2 / 0.6) / 3, 1e-9);
+}
+
 // Each rank's optimizer runs before it begins the next step.
 TEST(StepPeriods, IncludeTheOptimizer) {
   const StepPeriods h2 = equal_costs("zb-h2", 4, 8, P2Policy::kPlaced, NormNeed::kNone, 0.5);

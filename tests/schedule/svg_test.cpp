@@ -1,41 +1,20 @@
 // Tests the SVG picture. A plain XML parser (Python's) finds the simulation in it, to scale.
 #include "twobp/schedule/draw/svg.h"
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <cmath>
 #include <iomanip>
+#include <limits>
 #include <sstream>
-#include <unistd.h>
 
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "tests/schedule/svg_picture.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
-
-struct Simulated {
-  Schedule schedule;
-  Simulation simulation;
-};
-
-Simulated simulated(const std::string& name, int stages, int micro_batches, P2Policy policy,
-                    double optimizer = 0) {
-  Simulated result{make_schedule(name, stages, micro_batches, policy), {}};
-  std::vector<StageCost> costs(result.schedule.stages);
-  for (StageCost& cost : costs) cost.optimizer = optimizer;
-  result.simulation = simulate(result.schedule, costs);
-  return result;
-}
-
-Simulated simulated(Schedule schedule) {
-  Simulated result{std::move(schedule), {}};
-  result.simulation = simulate(result.schedule, std::vector<StageCost>(result.schedule.stages));
-  return result;
-}
 
 size_t count(const std::string& text, const std::string& part) {
   size_t found = 0;
@@ -43,105 +22,7 @@ size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-struct Bar {
-  std::string fill;
-  double x = 0;
-  double y = 0;
-  double width = 0;
-  double height = 0;
-};
-
-// This fixture holds the elements that Python's XML parser finds. The script writes a line per rectangle and
-// per text.
-class Svg : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const char* given = std::getenv("TWOBP_PYTHON");
-    python_ = given != nullptr ? given : "python3";
-    if (std::system((python_ + " -c '' 2> /dev/null").c_str()) != 0) GTEST_SKIP() << "no " << python_;
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              concat("twobp_svg_", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "_",
-                     ::getpid());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override {
-    if (!folder_.empty()) std::filesystem::remove_all(folder_);
-  }
-
-  void parse(const std::string& svg) {
-    bars_.clear();
-    texts_.clear();
-    const std::string script =
-        "import sys, xml.etree.ElementTree as tree\n"
-        "root = tree.parse(sys.argv[1]).getroot()\n"
-        "space = '{http://www.w3.org/2000/svg}'\n"
-        "assert root.tag == space + 'svg', root.tag\n"
-        "w, h = float(root.get('width')), float(root.get('height'))\n"
-        "print('size', w, h)\n"
-        "def walk(node, fill):\n"
-        "    if node.tag == space + 'defs': return\n"
-        "    fill = node.get('fill', fill)\n"
-        "    if node.tag == space + 'rect':\n"
-        "        x, y = float(node.get('x', 0)), float(node.get('y', 0))\n"
-        "        dx, dy = float(node.get('width')), float(node.get('height'))\n"
-        "        assert x >= 0 and y >= 0 and x + dx <= w + 0.02 and y + dy <= h + 0.02, node.attrib\n"
-        "        print('rect', fill, x, y, dx, dy)\n"
-        "    if node.tag == space + 'text':\n"
-        "        assert 0 <= float(node.get('x')) <= w and 0 <= float(node.get('y')) <= h, node.attrib\n"
-        "        print('text', node.text)\n"
-        "    if node.tag == space + 'title': print('title', node.text)\n"
-        "    for child in node: walk(child, fill)\n"
-        "walk(root, 'black')\n";
-    std::ofstream(folder_ / "picture.svg", std::ios::binary) << svg;
-    std::ofstream(folder_ / "parse.py") << script;
-    const std::string out = folder_ / "out.txt";
-    ASSERT_EQ(std::system(concat("PYTHONIOENCODING=utf-8 ", python_, " '", (folder_ / "parse.py").string(),
-                                 "' '", (folder_ / "picture.svg").string(), "' > '", out, "'")
-                              .c_str()),
-              0)
-        << svg.substr(0, 2000);
-    std::ifstream lines(out);
-    std::string line;
-    while (std::getline(lines, line)) {
-      std::istringstream words(line);
-      std::string kind;
-      words >> kind;
-      if (kind == "size") words >> width_ >> height_;
-      if (kind == "rect") {
-        Bar bar;
-        words >> bar.fill >> bar.x >> bar.y >> bar.width >> bar.height;
-        bars_.push_back(bar);
-      }
-      if (kind == "text") texts_.push_back(line.substr(5));
-      if (kind == "title") title_ = line.substr(6);
-    }
-  }
-
-  // Returns the bars of one colour, without the legend's swatch.
-  std::vector<Bar> bars(const std::string& fill) const {
-    std::vector<Bar> found;
-    for (const Bar& bar : bars_) {
-      if (bar.fill == fill && bar.height != 14) found.push_back(bar);
-    }
-    return found;
-  }
-  bool has_text(const std::string& text) const {
-    return std::find(texts_.begin(), texts_.end(), text) != texts_.end();
-  }
-
-  std::string python_;
-  std::filesystem::path folder_;
-  double width_ = 0;
-  double height_ = 0;
-  std::string title_;
-  std::vector<Bar> bars_;
-  std::vector<std::string> texts_;
-};
-
-constexpr const char* kF = "#0072b2";
-constexpr const char* kI = "#e69f00";
-constexpr const char* kW = "#009e73";
-constexpr const char* kOptimizer = "#cc79a7";
+class Svg : public SvgPicture {};
 
 TEST_F(Svg, DrawsEveryOpToScale) {
   const auto [schedule, simulation] = simulated("1f1b", 4, 6, P2Policy::kFill, 0.5);
@@ -278,6 +159,34 @@ TEST_F(Svg, NeedsNoOtherFile) {
     EXPECT_EQ(svg.find(part), std::string::npos) << part;
 }
 
+TEST(SvgText, KeepsWhatXmlAllows) {
+  const auto [schedule, simulation] = three_ops(1);
+  const std::string bad = "\xef\xbf\xbd";
+  const auto escaped = [&](const std::string& title) {
+    const std::string svg = draw_svg(schedule, simulation, {.title = title});
+    const size_t begin = svg.find("<title>") + 7;
+    return svg.substr(begin, svg.find("</title>") - begin);
+  };
+  EXPECT_EQ(escaped("a&b<c>d"), "a&amp;b&lt;c&gt;d");
+  // Of each length, the first and the last character that is allowed.
+  for (const char* kept :
+       {" ", "\x7f", "a\tb", "a\nb", "a\rb", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
+        "\xee\x80\x80", "\xef\xbf\xbd", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
+    EXPECT_EQ(escaped(kept), kept);
+  // One replacement for each byte that begins no such character.
+  for (const char* wrong : {"\x1f", "\x0b", "\x80", "\xbf", "\xff"}) EXPECT_EQ(escaped(wrong), bad);
+  for (const char* wrong : {"\xc1\xbf", "\xc2", "\xdf", "\xe2\x82", "\xf0\x9f\x98", "\xc0\x80",
+                            "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xef\xbf\xbe", "\xef\xbf\xbf",
+                            "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
+    std::string replaced;
+    for (size_t i = 0; i < std::string(wrong).size(); ++i) replaced += bad;
+    EXPECT_EQ(escaped(wrong), replaced);
+  }
+  EXPECT_EQ(escaped("\xe2\x41\x82"), bad + "A" + bad);
+  EXPECT_EQ(escaped("\xe2\x82\x41"), bad + bad + "A");
+  EXPECT_EQ(escaped("\xc2\xc0"), bad + bad) << "both begin a character, none goes on";
+}
+
 TEST(SvgErrors, SayWhatToDo) {
   const auto [schedule, simulation] = simulated("gpipe", 2, 2, P2Policy::kOff);
   EXPECT_NE(error_of([&] { draw_svg(schedule, Simulation{}); }).find("0 ranks"), std::string::npos);
@@ -288,6 +197,21 @@ TEST(SvgErrors, SayWhatToDo) {
   EXPECT_NE(error_of([&] { draw_svg(schedule, bare); }).find("no timeline"), std::string::npos);
   const auto [big, big_simulation] = simulated("1f1b", 64, 1100, P2Policy::kEnd);
   expect_contains(error_of([&] { draw_svg(big, big_simulation); }), {"211200 ops", "200000", "fewer"});
+}
+
+TEST(SvgErrors, KeepLimits) {
+  const auto [schedule, simulation] = three_ops(1);
+  for (const double until : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.until = until}); }), {"cannot end at"});
+  for (const int width : {299, 20001})
+    expect_contains(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), {"300 to 20000"});
+  for (const int width : {300, 20000})
+    EXPECT_EQ(error_of([&] { draw_svg(schedule, simulation, {.width = width}); }), "");
+  Simulation most = simulation;
+  most.ranks[0].timeline.assign(200000, {Op::kForward, 0, 0, 0, 1});
+  EXPECT_EQ(error_of([&] { draw_svg(schedule, most); }), "");
+  most.ranks[0].timeline.push_back({Op::kForward, 0, 0, 0, 1});
+  expect_contains(error_of([&] { draw_svg(schedule, most); }), {"200001 ops"});
 }
 
 }  // namespace

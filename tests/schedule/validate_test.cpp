@@ -127,6 +127,29 @@ TEST(Validate, MarksTheCellAndDrawsTheGrid) {
   EXPECT_NE(error.find("rank 1  1RECV_F0"), std::string::npos) << error;
 }
 
+// A stage without any instruction has none to mark. The last one of its rank is marked then.
+TEST(Validate, MarksWhereAMissingStageWouldCome) {
+  Schedule schedule = empty_schedule({0, 0}, 1);
+  schedule.ranks[0] = {{Op::kForward, 0, 0}};
+  expect_contains(rejection(schedule), {"1F0 is missing", ">0F0<"});
+  // Of a stage that has instructions, the last one is marked, or the receive.
+  schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
+  std::erase(schedule.ranks[0], Instruction{Op::kForward, 0, 1});
+  std::erase(schedule.ranks[0], Instruction{Op::kSendForward, 0, 1});
+  std::erase(schedule.ranks[0], Instruction{Op::kRecvBackward, 0, 1});
+  std::erase(schedule.ranks[0], Instruction{Op::kBackward, 0, 1});
+  EXPECT_EQ(marked_cell(rejection(schedule)), "0B0");
+  // Without any instruction nothing is marked. A grid of more than 2000 cells is left out then.
+  for (const int micro_batches : {2000, 2001}) {
+    schedule = empty_schedule({0, 1}, micro_batches);
+    for (int m = 0; m < micro_batches; ++m) schedule.ranks[0].push_back({Op::kForward, 0, m});
+    const std::string error = rejection(schedule);
+    expect_contains(error, {"1F0 is missing"});
+    EXPECT_EQ(marked_cell(error), "");
+    EXPECT_EQ(error.find("rank 1\n") != std::string::npos, micro_batches == 2000);
+  }
+}
+
 TEST(Validate, AllowsReorderOnRequest) {
   Schedule schedule = empty_schedule({0}, 2);
   schedule.ranks[0] = {
@@ -163,6 +186,18 @@ TEST(Validate, ShortensALongCycle) {
   std::rotate(list.begin(), receive, receive + 1);
   const std::string error = rejection(schedule);
   expect_contains(error, {"rank 0 at 10RECV_F0 waits for rank 9", "and so on around the circle"});
+}
+
+TEST(Validate, WritesACycleOfEightOut) {
+  for (const int ranks : {8, 9}) {
+    std::vector<int> twice;
+    for (int stage = 0; stage < 2 * ranks; ++stage) twice.push_back(stage % ranks);
+    Schedule schedule = add_communication(looped_gpipe(twice, 1));
+    auto& list = schedule.ranks[0];
+    const auto receive = std::find(list.begin(), list.end(), Instruction{Op::kRecvForward, ranks, 0});
+    std::rotate(list.begin(), receive, receive + 1);
+    EXPECT_EQ(rejection(schedule).find("and so on") == std::string::npos, ranks == 8);
+  }
 }
 
 TEST(Validate, FindsADeadlockAcrossManyRanks) {

@@ -99,6 +99,33 @@ TEST(ZeroBubble, HalfAndMinKeepThePipelineFull) {
   }
 }
 
+// W in places that were chosen ahead delays a step no more than W that runs only in waits.
+TEST(ZeroBubble, PlacedP2DelaysNothing) {
+  for (const NamedSchedule& named : named_schedules()) {
+    if (!named.places_p2) continue;
+    for (int n = 1; n <= 6; ++n) {
+      for (int m = 1; m <= 2 * n; ++m) {
+        const int stages = n * usual_stages_per_rank(named.placement);
+        if (!admits(named.name, stages, n, m)) continue;
+        const auto step = [&](P2Policy policy) {
+          return simulate(make_schedule(named.name, stages, m, policy, n), std::vector<StageCost>(stages))
+              .step_seconds;
+        };
+        EXPECT_LE(step(P2Policy::kPlaced), step(P2Policy::kFill)) << named.name << ' ' << n << ' ' << m;
+      }
+    }
+  }
+}
+
+// Of two micro-batches, the second comes back to rank 0 after 1 + 4 N, right after the first. Only then there
+// is time for their two W of the first stage. All other W fit into waits.
+TEST(ZeroBubble, TwoMicroBatchesOfAVWaitForNoW) {
+  for (int n = 4; n <= 8; ++n) {
+    const Schedule schedule = make_schedule("zb-v", 2 * n, 2, P2Policy::kPlaced);
+    EXPECT_EQ(simulate(schedule, std::vector<StageCost>(2 * n)).step_seconds, 1 + 4 * n + 2) << n;
+  }
+}
+
 TEST(ZeroBubble, SmallOnesMatchCellByCell) {
   const Schedule h1 = zb_h1(2, 3);
   EXPECT_EQ(text_of(h1.ranks[0]), "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2");

@@ -256,20 +256,16 @@ class Planner {
     if (result_.smallest && least_of_order(choice) >= result_.smallest->peak_bytes) return;
     ++result_.simulated;
     const Schedule schedule = schedule_of(choice);
-    const CostModel& model = model_of(choice);
-    const auto costs = costs_of(model, choice);
-    auto needs = smallest_caps(schedule, costs, options_of(model, choice, schedule, costs, within_memory(0)));
-    for (int s = 0; s < schedule.stages; ++s) needs[schedule.rank_of_stage[s]] += costs[s].fixed_bytes;
-    choice.peak_bytes = *std::max_element(needs.begin(), needs.end());
-    if (result_.smallest && choice.peak_bytes >= result_.smallest->peak_bytes) return;
-    // With more room W runs later, and a message may wait longer with its sender. So the need is raised until
-    // it suffices.
-    for (int more = 0; more < 8; ++more) {
+    // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may
+    // wait longer with its sender. So the need is raised until it suffices.
+    choice.peak_bytes = 1;
+    for (int more = 0; more < 9; ++more) {
       const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
       if (peak <= choice.peak_bytes * (1 + 1e-9)) break;
+      if (result_.smallest && peak >= result_.smallest->peak_bytes) return;
       choice.peak_bytes = peak;
     }
-    if (!result_.smallest || choice.peak_bytes < result_.smallest->peak_bytes) result_.smallest = choice;
+    result_.smallest = choice;
   }
 
   PlanRequest within_memory(double memory) const {

@@ -346,7 +346,7 @@ std::vector<GreedyRule> greedy_rules(int count, uint64_t seed) {
       for (const double w_fits : {0.0, 1.0, 0.5}) {
         for (const bool deepest : {true, false}) {
           rules.push_back({prefer, deepest, in_flight, 0, w_fits, 0, 0, 0});
-          if (prefer == Prefer::kBackward && deepest && w_fits == 0) {
+          if (in_flight > 0 && prefer == Prefer::kBackward && deepest && w_fits == 0) {
             rules.push_back({prefer, deepest, in_flight, 1.2 * in_flight, w_fits, 0, 0, 0});
           }
         }

@@ -50,7 +50,6 @@ double OrderTiming::update() {
   topological_.clear();
   std::fill(ran_.begin(), ran_.end(), 0);
   std::fill(at_.begin(), at_.end(), 0);
-  ready_.clear();
   for (int rank = problem_.ranks() - 1; rank >= 0; --rank) ready_.push_back(rank);
   size_t total = 0;
   for (const auto& list : order_.ranks) total += list.size();

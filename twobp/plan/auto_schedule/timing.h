@@ -37,7 +37,6 @@ class OrderTiming {
   void critical_path(SearchRandom& random, std::vector<int>& path) const;
 
  private:
-  void index();
   double end_of(int task) const { return head_[task] + seconds_[task]; }
   double arrival(int task) const { return sender_[task] < 0 ? 0 : end_of(sender_[task]) + delay_[task]; }
   double after(int task) const {  // time after it on other ranks

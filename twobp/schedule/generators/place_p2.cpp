@@ -18,14 +18,7 @@ class Placer {
         most_in_flight_(most_in_flight),
         forwards_(schedule.stages, 0),
         backwards_(schedule.stages, 0),
-        ranks_(schedule.ranks.size()) {
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const auto& list = schedule.ranks[rank];
-      size_t p1 = 0;
-      for (const Instruction& i : list) p1 += i.op == Op::kBackwardP1 ? 1 : 0;
-      ranks_[rank].out.reserve(list.size() + p1);
-    }
-  }
+        ranks_(schedule.ranks.size()) {}
 
   std::vector<std::vector<Instruction>> run() {
     std::vector<size_t> running(ranks_.size());

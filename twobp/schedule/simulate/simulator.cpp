@@ -237,7 +237,7 @@ class Simulator {
     const int first = model.p2_units() - left;
     const P2Piece& before = model.pieces[first];
     const P2Piece& after = model.pieces[first + pieces];
-    Growth growth{after.begin - before.begin, 0, before.freed - after.freed, 0};
+    Growth growth{after.begin - before.begin, 0, before.freed - after.freed};
     if (model.p2_peaks) {
       for (int i = first; i < first + pieces; ++i) {
         growth.peak = std::max(growth.peak, before.freed - model.pieces[i].freed + model.pieces[i].peak);

@@ -24,7 +24,7 @@ double p2_weight(const LayerShare& layer) {
 }
 
 void close_pieces(StageModel& model, double seconds, double freed) {
-  model.pieces.push_back({seconds, freed, 0});
+  model.pieces.push_back({seconds, freed});
   for (const P2Piece& piece : model.pieces) model.p2_peaks |= piece.peak > 0;
 }
 
@@ -35,13 +35,14 @@ StageModel plain_model(const StageCost& cost, double input, double output_gradie
   model.output = cost.output_bytes;
   model.input_gradient = cost.input_gradient_bytes;
   const double activations = cost.activation_bytes;
-  model.forward.steps = {{cost.forward, activations - input, activations - input + model.output, 0}};
+  model.forward.steps = {{cost.forward, activations - input, activations - input + model.output}};
   const double freed = activations + output_gradient - model.input_gradient;
-  model.backward_p1.steps = {{cost.backward_p1, 0, cost.stash_bytes - freed, 0, cost.p2_units}};
-  model.backward.steps = {{cost.backward_p1 + cost.backward_p2, 0, -freed, 0}};
+  model.backward_p1.steps = {
+      {.seconds = cost.backward_p1, .held = cost.stash_bytes - freed, .p2_units = cost.p2_units}};
+  model.backward.steps = {{cost.backward_p1 + cost.backward_p2, 0, -freed}};
   for (int i = 0; i < cost.p2_units; ++i) {
     const double share = static_cast<double>(i) / cost.p2_units;
-    model.pieces.push_back({cost.backward_p2 * share, cost.stash_bytes * share, 0});
+    model.pieces.push_back({cost.backward_p2 * share, cost.stash_bytes * share});
   }
   close_pieces(model, cost.backward_p2, cost.stash_bytes);
   return model;
@@ -63,7 +64,7 @@ StageModel layered_model(const StageCost& cost, bool last) {
   double seconds = 0;
   double freed = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held, 0});
+    model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held});
   }
   if (last) {  // the loss is read out and freed
     Growth& head = model.forward.steps.back();
@@ -72,7 +73,8 @@ StageModel layered_model(const StageCost& cost, bool last) {
   }
   for (size_t i = layers.size(); i-- > 0;) {
     const LayerShare& layer = layers[i];
-    model.backward_p1.steps.push_back({p1[i], layer.p1_peak, layer.p1_held, 0, layer.p2_units});
+    model.backward_p1.steps.push_back(
+        {.seconds = p1[i], .peak = layer.p1_peak, .held = layer.p1_held, .p2_units = layer.p2_units});
     double p2 = 0;
     for (int unit = 0; unit < layer.p2_units; ++unit) {
       model.pieces.push_back({seconds, freed, layer.p2_peak});
@@ -82,10 +84,10 @@ StageModel layered_model(const StageCost& cost, bool last) {
       freed += layer.stash / layer.p2_units;
     }
     if (layer.p2_units > 0) {
-      model.backward.steps.push_back({p1[i] + p2, std::max(layer.p1_peak, layer.p1_held + layer.p2_peak),
-                                      layer.p1_held - layer.stash, 0});
+      model.backward.steps.push_back(
+          {p1[i] + p2, std::max(layer.p1_peak, layer.p1_held + layer.p2_peak), layer.p1_held - layer.stash});
     } else {
-      model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held, 0});
+      model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held});
     }
   }
   close_pieces(model, units > 0 ? cost.backward_p2 : 0, freed);
@@ -97,7 +99,7 @@ void keep_nothing(StageModel& model, double input, bool last) {
   double peak = 0;
   for (const Growth& step : model.forward.steps) peak = std::max(peak, step.peak);
   const double seconds = model.forward.whole.seconds;
-  model.forward.steps = {{seconds, peak, (last ? 0 : model.output) - input, 0}};
+  model.forward.steps = {{seconds, peak, (last ? 0 : model.output) - input}};
 }
 
 void ask_for_room(OpModel& op, double largest_p2) {
