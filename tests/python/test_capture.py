@@ -68,6 +68,25 @@ def test_a_wrong_gradient_is_seen():
         captured._dry_run(fields())
 
 
+class NormOfTransformers(nn.Module):
+    """Computes in float32, whatever the dtype of x."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        numbers = x.to(torch.float32)
+        return self.weight * (numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def test_a_model_in_float64_may_have_parts_in_float32():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 8), *(part for _ in range(4) for part in (NormOfTransformers(8), nn.Linear(8, 8))), nn.Linear(8, 4)).double()
+    run, = capture(module, fields(), loss_fn=mse).dry_runs
+    assert 1e-9 < run.gradients < 1e-5  # twobp's norm computes in float64
+
+
 def test_gradients_equal_autograd():
     module = stack(2)
     captured = capture(module, fields(), loss_fn=mse)

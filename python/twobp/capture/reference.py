@@ -22,10 +22,14 @@ class Replay(TorchDispatchMode):
         super().__init__()
         self.drawn = iter(drawn)
         self.lines: list[str] = []  # where the module drew
+        self.dtypes: set[torch.dtype] = set()  # in which it computed
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
-            return function(*args, **(kwargs or {}))
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.dtypes.add(result.dtype)
+            return result
         self.lines.append(current_line())
         name, results = next(self.drawn, ("nothing", ()))
         base = function._schema.name.split("::")[1]
@@ -61,7 +65,8 @@ class KeepParameters(TorchDispatchMode):
 
 
 def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
-    """Returns loss, gradients and new buffers of the module itself in training mode, and its loss in evaluation mode. The module is not changed."""
+    """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and the dtypes in
+    which it computed in training mode. The module is not changed."""
     module, whole = captured.module, captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
     bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
@@ -92,7 +97,7 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
             restore(whole, state)
             for part, mode in modes.items():
                 part.training = mode
-    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated
+    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated, training.dtypes
 
 
 def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
