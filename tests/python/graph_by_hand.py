@@ -34,7 +34,7 @@ class HandCaptured:
             "buffers": {}, "shapes": []}
         self.add_shape(example)
 
-    def add_shape(self, batch):
+    def add_shape(self, batch, beside=None):
         samples = batch["input"].shape[0]
         self.graph["shapes"].append({
             "fields": {name: {"dtype": "float32", "shape": [samples, WIDTH]} for name in ("input", "target")},
