@@ -103,18 +103,18 @@ def test_schedules_policies_and_cuts_give_the_same_bits(model):
 
 
 @pytest.mark.parametrize("model", ["GPT-2 with dropout", "Qwen3"])
-def test_whole_sequences_have_the_bits_of_programs_without_slices(model, monkeypatch):
-    from twobp.capture import slices, trace
-
-    def refuse(fields):
-        raise slices.Refused("not now")
+def test_programs_for_slices_have_the_bits_of_others_on_whole_sequences(model, tmp_path):
     module, batch = made(MODELS[model]).float(), tokens()
-    with_slices = train(module, batch, cache=False, ranks=2)
-    monkeypatch.setattr(trace, "positions_of", refuse)
-    without = train(module, batch, cache=False, ranks=2)
-    assert with_slices[:2] == without[:2] and all(torch.equal(tensor, without[2][name]) for name, tensor in with_slices[2].items())
-    with pytest.raises(twobp.Error, match="not now"):
-        train(module, batch, cache=False, slice_lengths=LENGTHS[0])
+    example, results = {name: tensor[:2] for name, tensor in batch.items()}, []
+    for slices in (True, False):
+        folder = tmp_path / str(slices)
+        capture(module, example, slices=slices).save(folder)
+        trainer = twobp.Trainer(model={"from": str(folder)}, example=example, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+        steps = [trainer.step(batch) for _ in range(2)]
+        results.append(([(one.loss, one.grad_norm) for one in steps], trainer.state_dict()))
+    assert results[0][0] == results[1][0] and all(torch.equal(tensor, results[1][1][name]) for name, tensor in results[0][1].items())
+    with pytest.raises(twobp.Error, match="takes no slices: it was captured for whole sequences"):
+        twobp.Trainer(model={"from": str(tmp_path / "False")}, example=example, slices=2)
 
 
 def test_costs_decide_where_sequences_are_cut():
