@@ -89,12 +89,9 @@ Batch first_batch(const Trainer& trainer, int micro_batches) {
   const Dataset& data = *trainer.data().train;
   const int64_t size = config.pipeline.micro_batch_size;
   const auto epoch = epoch_order(data.size(), config.data.shuffle, config.train.seed, 0);
-  std::vector<int64_t> costs(static_cast<size_t>(micro_batches * size));
-  for (size_t i = 0; i < costs.size(); ++i) costs[i] = data.cost(epoch[i % epoch.size()]);
-  std::vector<int64_t> samples;
-  for (const size_t i : level_order(costs, 1, micro_batches, size))
-    samples.push_back(epoch[i % epoch.size()]);
-  return read_batch(data, samples, 0, size);
+  std::vector<int64_t> samples(static_cast<size_t>(micro_batches * size));
+  for (size_t i = 0; i < samples.size(); ++i) samples[i] = epoch[i % epoch.size()];
+  return read_batch(data, in_level_order(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
 }
 
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.

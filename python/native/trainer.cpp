@@ -357,8 +357,7 @@ class PyTrainer {
                   "trainer in the process that uses it");
       TWOBP_CHECK(!of.used_.exchange(true),
                   "the trainer is in use by another thread, or by the evaluation that reads this batch: wait "
-                  "for that "
-                  "call");
+                  "for that call");
     }
     ~Use() { of_.used_ = false; }
     Use(const Use&) = delete;

@@ -91,8 +91,9 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
     Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
     value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such as "80GiB" or a
     number of bytes. `slices` has numbers of slices of a sequence to compare (default: the trainer's number, or all in the file;
-    docs/long_sequences.md). A captured module needs a trainer that was given slices. `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for
-    all. `search` also searches for new schedules. Raises twobp.Error if nothing fits, with the smallest memory that would."""
+    docs/long_sequences.md). A captured module needs a trainer that was given slices. `batch` keeps only combinations with this
+    number of samples a step. `top` is the number of rows, or None for all. `search` also searches for new schedules. Raises
+    twobp.Error if nothing fits, with the smallest memory that would."""
     recomputes = _several(recompute)
     if isinstance(of, Trainer):
         costs = of._native.costs([mode for mode in recomputes if mode != "none"], _several(slices), seconds)

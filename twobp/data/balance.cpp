@@ -68,6 +68,17 @@ std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t repli
   return order;
 }
 
+std::vector<int64_t> in_level_order(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                    int64_t replicas, int64_t micro_batches, int64_t micro_batch_size) {
+  std::vector<int64_t> costs;
+  for (const int64_t sample : samples) costs.push_back(dataset.cost(sample));
+  std::vector<int64_t> ordered;
+  for (const size_t i : level_order(costs, replicas, micro_batches, micro_batch_size)) {
+    ordered.push_back(samples[i]);
+  }
+  return ordered;
+}
+
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
   const int64_t size = dataset.size();
   bool equal = true;  // as in most datasets, which may have too many samples for a list

@@ -19,6 +19,10 @@ namespace twobp {
 std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
                                 int64_t micro_batch_size);
 
+// The samples of a full batch in level_order of what they cost.
+std::vector<int64_t> in_level_order(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                    int64_t replicas, int64_t micro_batches, int64_t micro_batch_size);
+
 // The `count` samples whose costs are nearest to the mean, in order; at most dataset.size(). The first ones
 // if all cost the same.
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count);

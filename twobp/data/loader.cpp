@@ -66,11 +66,10 @@ struct Loader::Impl {
   // Orders the samples of the full batch that begins here by what they cost.
   void level(int64_t begin) {
     const std::vector<int64_t> samples(order.begin() + begin, order.begin() + begin + samples_per_batch);
-    std::vector<int64_t> costs;
-    for (const int64_t sample : samples) costs.push_back(dataset->cost(sample));
     const int64_t micro_batches = samples_per_batch / options.replicas / micro_batch_size;
-    const auto levelled = level_order(costs, options.replicas, micro_batches, micro_batch_size);
-    for (size_t i = 0; i < levelled.size(); ++i) order[static_cast<size_t>(begin) + i] = samples[levelled[i]];
+    const auto levelled =
+        in_level_order(*dataset, samples, options.replicas, micro_batches, micro_batch_size);
+    std::copy(levelled.begin(), levelled.end(), order.begin() + begin);
   }
 
   void begin_batch() {

@@ -21,7 +21,7 @@ def fold(forward: Forward) -> None:
     with torch.no_grad():
         for node in forward.graph.nodes:
             if node.op == "call_function" and node.target not in LARGER and not ops.is_random(node) and all(one in known for one in ops.inputs_of(node)):
-                known[node] = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+                known[node] = ops.computed(node, known)
     for node in forward.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         if is_causal(node, known):
             set_argument(node, 3, None)
@@ -61,5 +61,5 @@ def value_of(last: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor 
         if node not in known:
             if ops.is_random(node) or not all(one in values for one in ops.inputs_of(node)) or node.meta["val"].numel() > MOST_BYTES:
                 return None
-            values[node] = node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+            values[node] = ops.computed(node, values)
     return values[last] if last in values else None

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from . import ops
 from .own_operators import aten, rms_norm
 
 ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
@@ -157,7 +158,7 @@ def evaluate(last: fx.Node, x: fx.Node, points: torch.Tensor, within: set, const
                 return None
             if constants is not None:
                 constants.extend(float(one) for one in node.args if isinstance(one, (int, float)))
-            values[node] = node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+            values[node] = ops.computed(node, values)
         return values[node]
 
     return of(last)

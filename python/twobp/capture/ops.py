@@ -74,6 +74,11 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return nodes_in((node.args, node.kwargs))
 
 
+def computed(node: fx.Node, values: dict[fx.Node, torch.Tensor]):
+    """Returns the result of a call. `values` has its inputs."""
+    return node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+
+
 def ancestors(nodes: list[fx.Node], stop=lambda node: False) -> set[fx.Node]:
     """Returns the calls from which `nodes` are computed, including `nodes`. Does not go past nodes for which `stop` holds."""
     found: set[fx.Node] = set()
