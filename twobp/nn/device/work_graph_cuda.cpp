@@ -10,13 +10,23 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
+// LibTorch's allocator wants to be told of captures from 2.13 on.
+template <typename Allocator>
+void mark_begin(Allocator& all, c10::DeviceIndex device) {
+  if constexpr (requires { all.markCaptureBegin(device); }) all.markCaptureBegin(device);
+}
+template <typename Allocator>
+void mark_end(Allocator& all, c10::DeviceIndex device) {
+  if constexpr (requires { all.markCaptureEnd(device); }) all.markCaptureEnd(device);
+}
+
 // A pool for what recorded streams allocate on devices other than the current one, because LibTorch's graphs
 // have no pool there.
 class OtherPool {
  public:
   OtherPool(c10::DeviceIndex device, at::cuda::MempoolId_t id) : device_(device), id_(id) {
     allocator::beginAllocateToPool(device, id, &is_recorded);
-    allocator::markCaptureBegin(device);
+    mark_begin(*allocator::get(), device);
   }
   ~OtherPool() {
     try {
@@ -32,7 +42,7 @@ class OtherPool {
   // Call this when the recording has ended.
   void end() {
     if (!std::exchange(records_, false)) return;
-    allocator::markCaptureEnd(device_);
+    mark_end(*allocator::get(), device_);
     allocator::endAllocateToPool(device_, id_);
   }
 
