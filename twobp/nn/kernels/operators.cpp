@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/scan/scan_by_cuda.h"
+#include "twobp/nn/kernels/cuda/rows_by_cuda.h"
 
 namespace twobp {
 namespace {
@@ -36,7 +36,7 @@ bool by_operators(const at::Tensor& tensor) {
 }
 
 std::string kernels_in_use(const std::string& device) {
-  if (device != "cpu") return (scans_by_cuda() ? "operators and scan kernels on " : "operators on ") + device;
+  if (device != "cpu") return (rows_by_cuda() ? "operators and our kernels on " : "operators on ") + device;
   return by_operators(at::Tensor()) ? "operators" : kernel_instruction_set();
 }
 
@@ -51,6 +51,7 @@ namespace operators {
 
 void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
                       at::Tensor& rstd) {
+  if (rms_norm_forward_by_cuda(x, gain, eps, y, rstd)) return;
   const at::Tensor from = wide(as_rows(x));
   rstd.copy_(from.square().mean(1).add_(eps).rsqrt_());
   as_rows(y).copy_((from * rstd.unsqueeze(1)).mul_(gain));
@@ -58,6 +59,7 @@ void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, a
 
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                              const at::Tensor& rstd, at::Tensor& dx) {
+  if (at::Tensor sums; rms_norm_backward_by_cuda(dy, x, gain, rstd, dx, sums)) return sums;
   const at::Tensor gradient = wide(as_rows(dy));
   const at::Tensor xhat = wide(as_rows(x)) * rstd.unsqueeze(1);
   const at::Tensor dgain = (gradient * xhat).sum(0);
@@ -90,6 +92,7 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
 
 void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
           double direction) {
+  if (rope_by_cuda(x, cos, sin, heads, direction)) return;
   const int64_t half = cos.size(1);
   const at::Tensor rows = x.narrow(2, heads.first, x.size(2) - heads.first);
   const at::Tensor halves = rows.as_strided({x.size(0), x.size(1), heads.count, 2, half},
@@ -109,6 +112,7 @@ const char* approximation(Gate gate) {
 // The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may
 // be rounded differently from the rest.
 void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act) {
+  if (glu_forward_by_cuda(x, gate, act)) return;
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
   const at::Tensor g = parts[0].contiguous();
   const at::Tensor open = gate == Gate::kSilu ? at::silu(g) : at::gelu(g, approximation(gate));
@@ -116,6 +120,7 @@ void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act) {
 }
 
 void glu_backward(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx) {
+  if (glu_backward_by_cuda(x, dact, gate, dx)) return;
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
   const at::Tensor g = parts[0].contiguous();
   const at::Tensor gradient = wide(as_rows(dact));
@@ -194,6 +199,7 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
 }
 
 at::Tensor sum_of_squares(const at::Tensor& x) {
+  if (at::Tensor sum; sum_of_squares_by_cuda(x, sum)) return sum;
   constexpr int64_t kAtOnce = 1 << 22;  // numbers that are copied to float64 at the same time
   const at::Tensor all = x.as_strided({x.numel()}, {1});  // in memory order
   at::Tensor sum;
@@ -206,6 +212,7 @@ at::Tensor sum_of_squares(const at::Tensor& x) {
 
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                          bool gradient) {
+  if (at::Tensor loss; cross_entropy_by_cuda(logits, targets, ignore, scale, gradient, loss)) return loss;
   at::Tensor rows = as_rows(logits);
   const at::Tensor ignored = targets.eq(ignore);
   const at::Tensor target = targets.masked_fill(ignored, 0).unsqueeze(1);

@@ -75,7 +75,7 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
   if (context.sliced())
-    attention.earlier = earlier_keys(saved, attention, packed.size(0), compute_type(dtype_));
+    attention.earlier = earlier_keys(saved, attention, packed.size(0), attention_type(packed, attention));
   return attention;
 }
 
@@ -120,14 +120,15 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
                                                     const Saved& saved) const {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
-  const at::Tensor wide = packed.to(compute_type(dtype_));
-  at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
-  at::Tensor out = in_type(y, wide.scalar_type());
-  at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, wide.options());
   const int64_t past = context.sliced() ? context.past : 0;
   const at::Tensor padding = padding_of(context, batch, past + positions, packed.device());
   const PackedAttention attention = form(context, padding, packed, saved);
-  packed_attention_forward(wide, attention, out, log_sum_exp);
+  const at::Tensor in = packed.to(attention_type(packed, attention));
+  at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
+  at::Tensor out = in_type(y, in.scalar_type());
+  at::Tensor log_sum_exp =
+      at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
+  packed_attention_forward(in, attention, out, log_sum_exp);
   if (padding.defined()) out.masked_fill_(blind(padding, attention.starts, past), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
@@ -184,10 +185,10 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
                   values[0].size(2) == shape_.heads * head_dim,
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
               positions, ", ", shape_.heads * head_dim, ")");
-  const at::ScalarType type = compute_type(dtype_);
   const at::Tensor padding = padding_of(context, batch, context.past + positions, packed.device());
-  at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
   PackedAttention attention = form(context, padding, packed, saved);
+  const at::ScalarType type = attention_type(packed, attention);
+  at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
   if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts, context.past), 0);
   if (context.sliced()) join_gradients(attention, saved);
   const at::Tensor out = saved.take_p1(1).to(type);

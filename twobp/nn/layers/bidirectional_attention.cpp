@@ -29,14 +29,16 @@ Values BidirectionalAttention::forward(Values values, Context& context, Saved& s
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const std::vector<int64_t> sizes = {batch, positions, shape_.width()};
-  const at::Tensor wide = packed.to(compute_type(dtype_));
-  at::Tensor log_sum = at::empty({batch, shape_.heads, positions}, wide.options());
+  const PackedAttention attention = settings(context, packed);
+  const at::Tensor in = packed.to(attention_type(packed, attention));
+  at::Tensor log_sum =
+      at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   at::Tensor out = at::empty(sizes, packed.options());
-  if (wide.is_same(packed)) {
-    packed_attention_forward(wide, settings(context, packed), out, log_sum);
+  if (in.is_same(packed)) {
+    packed_attention_forward(in, attention, out, log_sum);
   } else {
-    at::Tensor wide_out = at::empty(sizes, wide.options());
-    packed_attention_forward(wide, settings(context, packed), wide_out, log_sum);
+    at::Tensor wide_out = at::empty(sizes, in.options());
+    packed_attention_forward(in, attention, wide_out, log_sum);
     out.copy_(wide_out);
   }
   if (context.keeps()) {
@@ -54,7 +56,7 @@ Values BidirectionalAttention::backward_p1(Values values, Context& context, Save
   TWOBP_CHECK(values[0].sizes() == out.sizes(), "the gradient ", values[0].sizes(),
               " does not fit the output of attention, ", out.sizes());
   const PackedAttention attention = settings(context, packed);
-  const at::ScalarType type = compute_type(dtype_);
+  const at::ScalarType type = attention_type(packed, attention);
   const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
   if (type == dtype_) {
     at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());

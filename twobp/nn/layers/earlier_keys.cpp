@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {
@@ -55,7 +56,8 @@ void join_gradients(PackedAttention& attention, Saved& saved) {
   Saved* before = saved.previous();
   for (auto keys = attention.earlier.rbegin(); keys != attention.earlier.rend(); ++keys) {
     const std::vector<int64_t> sizes{keys->rows.size(0), keys->rows.size(1), kv_columns(attention)};
-    if (before->from_later.empty()) before->from_later = {at::zeros(sizes, keys->rows.options())};
+    const at::ScalarType type = compute_type(keys->rows.scalar_type());  // of sums
+    if (before->from_later.empty()) before->from_later = {at::zeros(sizes, keys->rows.options().dtype(type))};
     keys->gradient = before->from_later[0];
     TWOBP_CHECK(keys->gradient.sizes() == sizes, "a gradient ", keys->gradient.sizes(),
                 " for the keys of an earlier slice does not fit");

@@ -61,8 +61,13 @@ struct PackedAttention {
   }
 };
 
-// packed (B, S, (H + 2 K) D), float32 or float64 -> out (B, S, H D), log_sum_exp (B, H, S). All tensors are
-// contiguous, except that the rows of packed and dpacked may be padded (padded_rows.h).
+// The dtype in which packed_attention_forward takes these rows: their own on a GPU with a kernel for them
+// (flash_attention.h), and otherwise the wide one, float32 or float64.
+at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& attention);
+
+// packed (B, S, (H + 2 K) D), of attention_type() -> out (B, S, H D), log_sum_exp (B, H, S), in the wide
+// dtype. All tensors are contiguous, except that the rows of packed and dpacked may be padded
+// (padded_rows.h).
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp);
 

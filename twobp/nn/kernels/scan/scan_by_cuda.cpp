@@ -1,9 +1,9 @@
 #include "twobp/nn/kernels/scan/scan_by_cuda.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/cuda/launch.h"
 #include "twobp/nn/kernels/scan/selective_scan_cuda.h"
 
 namespace twobp {
@@ -47,19 +47,11 @@ CudaScanInput<T> input_of(const ScanTensors& in) {
           begin_of<const T>(in.delta_bias)};
 }
 
-void* current_stream(const at::Tensor& tensor) {
-  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).native_handle();
-}
-
 void check(int error) {
   TWOBP_CHECK(error == 0, "CUDA does not take the selective scan: error ", error);
 }
 
 }  // namespace
-
-bool scans_by_cuda() {
-  return true;
-}
 
 bool scan_forward_by_cuda(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
                           const at::Tensor& initial, const at::Tensor& final) {

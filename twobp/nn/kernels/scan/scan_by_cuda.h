@@ -7,9 +7,6 @@
 
 namespace twobp {
 
-// Whether this program contains the kernels.
-bool scans_by_cuda();
-
 // As operators::scan_forward and scan_backward (scan_operators.h). They launch the work in the current
 // stream. Throw Error if CUDA rejects the work.
 bool scan_forward_by_cuda(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,

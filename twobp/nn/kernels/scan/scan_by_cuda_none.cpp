@@ -2,9 +2,6 @@
 
 namespace twobp {
 
-bool scans_by_cuda() {
-  return false;
-}
 bool scan_forward_by_cuda(const ScanTensors&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                           const at::Tensor&) {
   return false;
