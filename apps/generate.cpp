@@ -33,6 +33,7 @@ struct GenerateOptions {
   std::string prompt;
   std::string tokenizer;
   std::string precision = "fp32";
+  std::string device = "cpu";
   int64_t tokens = 64;
   int threads = 0;
   bool ignore_end = false;
@@ -107,7 +108,7 @@ void generate(const GenerateOptions& options) {
   TWOBP_CHECK(input.kind == InputKind::kTokens, options.model, ": a ", input.type,
               " cannot continue a text: give a model that predicts the next token");
   Text text(options, input.vocab);
-  Generator generator(build_model(config, compute_dtype(options.precision)));
+  Generator generator(build_model(config, compute_dtype(options.precision)), Device::open(options.device, 0));
   load_weights(generator.parameters(), config.weights());
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
@@ -156,6 +157,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
+  command->add_option("--device", options->device, "cpu, or cuda for the first GPU")->capture_default_str();
   command->add_option("--threads", options->threads, "0: one for each core")
       ->check(number_from(0, 1 << 16))
       ->capture_default_str();

@@ -1,6 +1,7 @@
 // Tests training with weights, activations and gradients on a device other than a CPU. Here it is the
 // stand-in, with streams and events. Only LibTorch's operators may touch its memory. The bits are those of
 // the same operators on a CPU.
+#include <ATen/DeviceAccelerator.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -10,6 +11,9 @@
 #include "tests/train/training.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
+#include "twobp/train/generator.h"
+#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {
@@ -20,7 +24,7 @@ using test::Outcome;
 
 constexpr const char* kStandIn = "privateuseone";
 
-Config config_of(const char* model, int stages, const char* device) {
+Config config_of(const char* model, int stages, const char* device, const char* precision = "fp32") {
   const bool resnet = std::string_view(model) == "resnet";
   Config config = resnet ? test::tiny_resnet("basic", /*small_images=*/false) : test::tiny_config();
   const std::string_view type = model;
@@ -32,6 +36,7 @@ Config config_of(const char* model, int stages, const char* device) {
   if (type == "bert") test::make_bert(config, test::kSequence, 0.2).tied = true;
   config.pipeline.stages = stages;
   config.pipeline.device = device;
+  config.train.precision = precision;
   config.train.clip_norm = 0.5;
   return config;
 }
@@ -58,12 +63,12 @@ bool is_here(std::string_view device) {
 
 // Expects the same bits on any number of stages and for every schedule, p2 policy and cap.
 void expect_always(const Outcome& expected, const char* model, const char* device,
-                   const std::vector<Batch>& batches) {
+                   const std::vector<Batch>& batches, const char* precision = "fp32") {
   for (const auto& [stages, schedule, policy, cap] :
        {std::tuple{1, "gpipe", P2Policy::kOff, "auto"}, std::tuple{2, "1f1b", P2Policy::kOff, "auto"},
         std::tuple{2, "1f1b", P2Policy::kFill, "auto"}, std::tuple{2, "1f1b", P2Policy::kFill, "0"},
         std::tuple{3, "gpipe", P2Policy::kEnd, "0"}, std::tuple{3, "zb-h1", P2Policy::kPlaced, "auto"}}) {
-    Config config = config_of(model, stages, device);
+    Config config = config_of(model, stages, device, precision);
     config.pipeline.memory_cap = cap;
     const Outcome actual =
         test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
@@ -108,6 +113,81 @@ TEST_P(OnDevice, TrainsToTheSameBitsOnAGpuWhateverTheSchedule) {
 
 INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "mamba", "resnet"),
                          [](const auto& info) { return std::string(info.param); });
+
+// Products of 16-bit types, and attention by FlashAttention.
+TEST_P(OnDevice, TrainsToTheSameBitsInBFloat16OnAGpu) {
+  if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 3, 4);
+  const auto run = [&](const char* device) {
+    return test::train(config_of(GetParam(), 1, device, "bf16"), batches, {"gpipe", P2Policy::kOff});
+  };
+  const Outcome expected = run("cuda");
+  const Outcome on_cpu = run("cpu");
+  for (size_t i = 0; i < on_cpu.losses.size(); ++i)
+    EXPECT_NEAR(expected.losses[i], on_cpu.losses[i], 0.02 * on_cpu.losses[i]);
+  expect_always(expected, GetParam(), "cuda", batches, "bf16");
+}
+
+// What was allocated before the trainer, such as workspaces of libraries, does not count.
+TEST(OnGpu, TheMeterSeesTheAllocatorsBytes) {
+  if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  Device::open("cuda", 0).prepare_libraries();
+  c10::DeviceAllocator& allocator = *at::getDeviceAllocator(at::kCUDA);
+  const auto bytes = [&] { return allocator.getDeviceStats(0).allocated_bytes.front(); };
+  for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
+    Config config = config_of("llama", 1, "cuda", "bf16");
+    test::llama_of(config).dim = 1024;
+    test::llama_of(config).layers = 4;
+    test::llama_of(config).hidden = 2816;
+    test::llama_of(config).vocab = 8192;
+    config.data.sequence = 512;
+    config.pipeline.micro_batch_size = 4;
+    config.pipeline.micro_batches = 4;
+    config.pipeline.p2 = std::string(policy_name(policy));
+    const int64_t before = bytes().current;
+    Trainer trainer(config);
+    trainer.step();
+    allocator.resetPeakStats(0);
+    const StepResult result = trainer.step();
+    const auto seen = static_cast<double>(result.report.rank_memory.front().peak);
+    const double ratio = static_cast<double>(bytes().peak - before) / seen;
+    RecordProperty(concat("allocator_over_meter_", policy_name(policy)), std::to_string(ratio));
+    EXPECT_NEAR(ratio, 1, 0.02) << policy_name(policy) << ", " << seen << " bytes";
+  }
+}
+
+TEST(OnDeviceTest, Generates) {
+  const ModelSpec model = build_model(config_of("llama", 1, "cpu"));
+  const auto tokens = [&](const Device& device) {
+    Generator generator(model, device);
+    std::vector<int64_t> made;
+    generator.generate({3, 14, 15}, 12, {.temperature = 0}, [&](int64_t token) {
+      made.push_back(token);
+      return true;
+    });
+    return made;
+  };
+  const std::vector<int64_t> expected = tokens({});
+  EXPECT_EQ(tokens(test::stand_in_device(0)), expected);
+  if (is_here("cuda")) EXPECT_EQ(tokens(Device::open("cuda", 0)), expected);
+}
+
+// The costs that the planner needs, measured on the device that the configuration names.
+TEST(OnDeviceTest, MeasuresCosts) {
+  for (const char* device : {kStandIn, "cuda"}) {
+    if (!is_here(device)) continue;
+    const CostModel costs = measure_costs(config_of("llama", 1, device), {.seconds = 0.01});
+    const CostModel on_cpu = measure_costs(config_of("llama", 1, "cpu"), {.seconds = 0.01});
+    for (const auto& [kind, cost] : costs.kinds) {
+      EXPECT_GT(cost.at_size.front().share.forward, 0) << kind;
+      EXPECT_GT(cost.optimizer_seconds, 0) << kind;
+      EXPECT_EQ(cost.optimizer_bytes, on_cpu.kinds.at(kind).optimizer_bytes) << kind;
+    }
+    EXPECT_NE(costs.made_on.find(device == std::string_view("cuda") ? "NVIDIA" : "stand-in"),
+              std::string::npos)
+        << costs.made_on;
+  }
+}
 
 // There is no cap. Under a cap, the moment of W depends on the bytes held, and sums over other micro-batches
 // round differently.
@@ -374,7 +454,7 @@ TEST(OnDeviceTest, RefusesWhatItCannotRun) {
   expect_no_graphs(config_of("bert", 1, "cuda"), "model.type");
   if (!at::hasCUDA())
     test::expect_error([&] { Trainer trainer(config); },
-                       {"this LibTorch has no cuda", "pipeline.device = \"cpu\""});
+                       {"no cuda", "pipeline.device = \"cpu\""});
   config.pipeline.device = "toaster";
   test::expect_error([&] { Trainer trainer(config); }, {"no device is called 'toaster'"});
   config = config_of("llama", 2, kStandIn);

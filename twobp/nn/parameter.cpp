@@ -134,9 +134,14 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
   if (widens) {
     const ProductTimer timer(a.size(0), b.size(1), a.size(1));
-    // A GPU's product has float32 sums, which are not rounded.
-    const at::Tensor product = a.is_cpu() ? at::mm(a, b) : at::mm(a, b, grad.scalar_type());
-    has_grad_ ? matrix.add_(product) : matrix.copy_(product);
+    // A GPU's product has float32 sums, which are not rounded, and is added where it is made.
+    if (!a.is_cpu()) {
+      has_grad_ ? at::addmm_out(matrix, matrix, a, b, grad.scalar_type())
+                : at::mm_out(matrix, a, b, grad.scalar_type());
+    } else {
+      const at::Tensor product = at::mm(a, b);
+      has_grad_ ? matrix.add_(product) : matrix.copy_(product);
+    }
   } else if (has_grad_) {
     multiply_add(matrix, a, b);
   } else {

@@ -12,7 +12,7 @@
 namespace twobp {
 
 int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt19937_64& random) {
-  const at::Tensor scores = logits.to(at::kDouble).contiguous();
+  const at::Tensor scores = logits.cpu().to(at::kDouble).contiguous();
   const double* score = scores.const_data_ptr<double>();
   const int64_t vocab = scores.numel();
   const double* best = std::max_element(score, score + vocab);
@@ -39,8 +39,10 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
   return order[count - 1];
 }
 
-Generator::Generator(const ModelSpec& model) : saved_(model.layers.size()) {
+Generator::Generator(const ModelSpec& model, const Device& device)
+    : device_(device), saved_(model.layers.size()) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const OnStream here(device_.compute());
   std::map<std::string, Parameter*> known;
   for (const LayerSpec& spec : model.layers) {
     layers_.push_back(spec.make());
@@ -51,6 +53,7 @@ Generator::Generator(const ModelSpec& model) : saved_(model.layers.size()) {
       parameter->freeze();
       if (is_new) {
         parameter->allocate_value(0);
+        parameter->move_to(device_.where());
         parameters_.push_back(parameter);
       } else {
         parameter->value = first->second->value;  // a tied weight
@@ -83,6 +86,7 @@ void Generator::generate(const std::vector<int64_t>& prompt, int64_t count, cons
                          const std::function<bool(int64_t)>& on_token) {
   TWOBP_CHECK(!prompt.empty(), "generation needs a prompt of at least one token");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const OnStream here(device_.compute());
   std::mt19937_64 random(options.seed);
   std::vector<int64_t> tokens = prompt;
   const auto capacity = static_cast<int64_t>(prompt.size()) + count;

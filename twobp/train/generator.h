@@ -1,5 +1,5 @@
-// Generates text with a language model. There is one thread of control that uses all its cores, and a
-// key-value cache per attention layer.
+// Generates text with a language model. There is one thread of control that uses all its cores, or a device,
+// and a key-value cache per attention layer.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "twobp/models/model.h"
+#include "twobp/nn/device/device.h"
 
 namespace twobp {
 
@@ -24,8 +25,8 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
 class Generator {
  public:
   // Makes all layers of `model` on the calling thread. Only that thread may use the generator. Weights have
-  // their initial values until `parameters` are set.
-  explicit Generator(const ModelSpec& model);
+  // their initial values until `parameters` are set, on the device.
+  explicit Generator(const ModelSpec& model, const Device& device = {});
 
   // Every weight once, in model order.
   const std::vector<Parameter*>& parameters() const { return parameters_; }
@@ -39,6 +40,7 @@ class Generator {
   // The logits (vocab) of the token after `tokens`. The caches hold the first `past` of these.
   at::Tensor next_logits(const std::vector<int64_t>& tokens, int64_t past, int64_t capacity);
 
+  Device device_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<Saved> saved_;  // the caches, by layer
   std::vector<Parameter*> parameters_;

@@ -13,6 +13,7 @@
 #include "twobp/core/median.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
+#include "twobp/nn/device/device_support.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
@@ -36,7 +37,9 @@ double bytes_of(const at::Tensor& tensor) {
 
 // Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the
 // model's last matrix.
-KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last) {
+KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last,
+                         const Device& device) {
+  const OnStream here(device.compute());
   const auto layer = spec.make();
   std::vector<Parameter*> parameters;
   layer->collect_parameters(parameters);
@@ -45,6 +48,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
   std::set<std::string> counted;  // tied weights count once
   for (Parameter* parameter : parameters) {
     parameter->allocate_value(0);
+    parameter->move_to(device.where());
     parameter->allocate_grad();
     costs.parameter_bytes += bytes_of(parameter->value);
     if (!parameter->master.is_same(parameter->value)) costs.parameter_bytes += bytes_of(parameter->master);
@@ -65,8 +69,10 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
   std::vector<double> seconds;
   for (int i = 0; i < kOptimizerSteps; ++i) {
     for (const auto& item : items) item.parameter->grad_to_add();
+    device.compute().wait_on_host();
     const double begin = now_seconds();
     optimizer.step(config.lr, 1);
+    device.compute().wait_on_host();
     seconds.push_back(now_seconds() - begin);
   }
   costs.optimizer_seconds = median(std::move(seconds));
@@ -126,14 +132,14 @@ PipelineConfig in_slices(const Config& config, int slices) {
 
 // Adds the costs of slices at the next size, whose micro-batch is `fields`.
 void add_slices(const std::vector<ModelSpec>& models, const Fields& fields, const Config& config,
-                const std::vector<int>& counts, double seconds, CostModel& costs) {
+                const std::vector<int>& counts, double seconds, const Device& device, CostModel& costs) {
   const bool is_first = costs.slice_lengths.empty();
   for (size_t way = 0; way < counts.size(); ++way) {
     PipelineConfig pipeline = in_slices(config, counts[way]);
     if (!is_first) pipeline.slice_lengths = costs.slice_lengths[way];
     std::set<std::string> measured;
     for (const ModelSpec& model : models) {
-      const SliceProfiles slices = measured_slices(model, fields, pipeline, {}, seconds);
+      const SliceProfiles slices = measured_slices(model, fields, pipeline, device, seconds);
       pipeline.slice_lengths = slices.lengths();
       for (const auto& [kind, first] : slices.profiles.front()) {
         if (!measured.insert(kind).second) continue;
@@ -160,6 +166,8 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
                         const MeasureOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::set_num_threads(config.pipeline.threads);
+  const Device device = Device::open(config.pipeline.device, 0);
+  device.prepare_libraries();
   std::vector<ModelSpec> models = {spec};
   std::vector<ModelSpec> sliced = {spec};
   for (const std::string& mode : options.recompute) {
@@ -181,7 +189,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   for (const ModelSpec& one : models) {
     for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))
-        model.kinds[layer.kind] = measure_update(layer, config.optimizer, last);
+        model.kinds[layer.kind] = measure_update(layer, config.optimizer, last, device);
     }
   }
   for (const int size : model.micro_batch_sizes) {
@@ -189,19 +197,22 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
     for (const int count : slices) equal_cuts(sequence_length(fields), count);  // before minutes are spent
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
-      for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds)) {
+      for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds, device)) {
         if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
       }
     }
-    add_slices(sliced, fields, config, slices, options.seconds, model);
+    add_slices(sliced, fields, config, slices, options.seconds, device, model);
   }
   const bool own_cores = RankThreads::enough_cores(2, config.pipeline.threads);
   const auto ends = make_in_process_transports(2, own_cores ? kSpinSeconds : 0);
   const LinkSpeed link = measure_link(*ends[0], *ends[1]);
   model.link_latency = link.latency;
   model.link_bytes_per_second = link.bytes_per_second;
-  model.made_on = concat(options.machine, options.machine.empty() ? "" : ", ", config.pipeline.threads,
-                         " threads on each rank, links within the process");
+  const std::string facts =
+      device.asynchronous() ? device_support(device.where().type()).facts(device.where()).model : "";
+  model.made_on =
+      concat(options.machine, options.machine.empty() ? "" : ", ", facts, facts.empty() ? "" : ", ",
+             config.pipeline.threads, " threads on each rank, links within the process");
   check_cost_model(model);
   return model;
 }

@@ -105,6 +105,21 @@ TEST_P(CudaKernels, LossesOfRows) {
   EXPECT_TRUE(std::isnan(loss.item<double>())) << "a target that is no column";
 }
 
+TEST_P(CudaKernels, DrawMasks) {
+  DropoutMask mask{{7, 8}, 9, 20000, 2, 0, 0, 0};
+  const at::Tensor rows = at::arange(3, 40, at::kLong);
+  for (const uint32_t length : {0, 5}) {
+    mask.length = length;
+    mask.first = 2;
+    mask.positions = 20;
+    const at::Tensor expected = operators::dropout_factors(mask, rows, cols_, at::kDouble);
+    at::Tensor factors;
+    const auto options = at::TensorOptions(type_).device(gpu_);
+    ASSERT_TRUE(dropout_factors_by_cuda(mask, rows.to(gpu_), cols_, options, factors));
+    EXPECT_TRUE(factors.cpu().to(at::kDouble).equal(expected));
+  }
+}
+
 TEST_P(CudaKernels, SumSquares) {
   const at::Tensor x = numbers({1003, cols_}, 1);
   at::Tensor sum;
@@ -115,7 +130,7 @@ TEST_P(CudaKernels, SumSquares) {
 INSTANTIATE_TEST_SUITE_P(
     Types, CudaKernels,
     ::testing::Combine(::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                       ::testing::Values<int64_t>(38, 64, 2048)),
+                       ::testing::Values<int64_t>(38, 64, 2050)),
     [](const auto& info) { return concat(c10::toString(std::get<0>(info.param)), std::get<1>(info.param)); });
 
 // The rows of slices, and those of whole sequences.

@@ -385,6 +385,14 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType
   })[0];
 }
 
+at::Tensor& wide_product_out(const at::Tensor& a, const at::Tensor& b, at::ScalarType type, at::Tensor& out) {
+  return out.copy_(wide_product(a, b, type));
+}
+at::Tensor& add_wide_product_out(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b,
+                                 at::ScalarType type, const at::Scalar&, const at::Scalar&, at::Tensor& out) {
+  return out.copy_(sum + wide_product(a, b, type));
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
 }
@@ -398,7 +406,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
-  library.impl("mm.dtype", &wide_product);
+  library.impl("mm.dtype_out", &wide_product_out);
+  library.impl("addmm.dtype_out", &add_wide_product_out);
   library.impl("resize_", &at::native::resize_);
   library.impl("record_stream", &record_stream);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);

@@ -85,10 +85,10 @@ Device Device::open(at::DeviceType type, int index) {
   // computations in the same queue. The number must be set before the first use of the GPU.
   if (type == at::kCUDA) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-    // The same bits every time. What has no deterministic algorithm warns; memory need not be filled for
-    // this.
+    // The same bits every time. An operator without a deterministic algorithm is an error. Memory need not be
+    // filled for this.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setDeterministicFillUninitializedMemory(false);
     at::globalContext().setDeterministicCuDNN(true);
     at::globalContext().setAllowTF32CuDNN(false);  // float32 is float32, as in matrix products

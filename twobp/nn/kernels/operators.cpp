@@ -149,6 +149,7 @@ void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at
 // some 90 of them for any number of columns.
 at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int64_t cols,
                            const at::TensorOptions& options) {
+  if (at::Tensor factors; dropout_factors_by_cuda(mask, which, cols, options, factors)) return factors;
   constexpr int64_t kChunk = 1024;
   constexpr int64_t kLow = 0xffffffff;
   const auto integers = options.dtype(at::kLong);

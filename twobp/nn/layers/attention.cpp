@@ -166,14 +166,14 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
 
 at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
   const double scale = shape_.scale > 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
-  if (shape_.cap == 0) {
+  if (shape_.cap == 0 && q.is_cpu()) {
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
         q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false, /*attn_mask=*/{}, scale));
   }
   const at::ScalarType type = compute_type(dtype_);
-  const at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale / shape_.cap);
-  const at::Tensor p = scores.tanh_().mul_(shape_.cap).softmax(-1);
-  return at::matmul(p, v.to(type)).to(dtype_);
+  at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale);
+  if (shape_.cap > 0) scores.div_(shape_.cap).tanh_().mul_(shape_.cap);
+  return at::matmul(scores.softmax(-1), v.to(type)).to(dtype_);
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {

@@ -286,6 +286,52 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// ---------------------------------------------------------------- dropout
+// As random_words and for_each_kept of dropout.h. A thread draws the four words of a group.
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    dropout_factors(int64_t count, int64_t cols, DropoutMask mask, const int64_t* rows, S* out) {
+  constexpr int64_t kChunk = 1024;
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (thread >= count) return;
+  const int64_t row_groups = (cols + 7) / 8;
+  const int64_t row = thread / row_groups;
+  const int64_t group = thread % row_groups;
+  const int64_t begin = group / (kChunk / 8) * kChunk;
+  const int64_t in_chunk = min(cols - begin, kChunk);
+  const int64_t groups = (in_chunk + 7) / 8;
+  const int64_t half = min(in_chunk, 4 * groups);
+  const auto here = static_cast<uint32_t>(rows[row]);
+  uint32_t a = static_cast<uint32_t>(group);
+  uint32_t b =
+      mask.length == 0 ? here : here / mask.length * mask.positions + mask.first + here % mask.length;
+  uint32_t c = mask.micro_batch;
+  uint32_t d = 0;
+  uint32_t key0 = mask.key[0], key1 = mask.key[1];
+#pragma unroll
+  for (int round = 0; round < 7; ++round) {
+    const uint32_t high0 = __umulhi(0xD2511F53u, a), low0 = 0xD2511F53u * a;
+    const uint32_t high1 = __umulhi(0xCD9E8D57u, c), low1 = 0xCD9E8D57u * c;
+    a = high1 ^ b ^ key0;
+    b = low1;
+    c = high0 ^ d ^ key1;
+    d = low0;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  const uint32_t words[4] = {a, b, c, d};
+  const auto factor = [&](uint32_t bits) {
+    return static_cast<S>(bits >= mask.threshold ? static_cast<Wide<S>>(mask.scale) : Wide<S>(0));
+  };
+  S* const to = out + row * cols + begin;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const int64_t column = word * groups + (group - begin / 8);
+    if (column < half) to[column] = factor(words[word] & 0xffff);
+    if (half + column < in_chunk) to[half + column] = factor(words[word] >> 16);
+  }
+}
+
 // ---------------------------------------------------------------- sum of squares
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads) sum_of_squares(int64_t count, const S* x, double* sums) {
@@ -424,6 +470,15 @@ int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const i
     using S = decltype(zero);
     cross_entropy<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
         on.cols, out<S>(logits), stride, targets, ignore, static_cast<Wide<S>>(scale), gradient, losses);
+  });
+}
+
+int cuda_dropout_factors(const CudaRows& on, const DropoutMask& mask, const int64_t* rows, void* factors) {
+  return for_type(on.type, [&](auto zero) {
+    using S = decltype(zero);
+    const int64_t count = on.rows * ((on.cols + 7) / 8);
+    dropout_factors<<<blocks_of(count), kThreads, 0, stream_of(on)>>>(count, on.cols, mask, rows,
+                                                                      out<S>(factors));
   });
 }
 

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "twobp/nn/kernels/encoder/dropout_mask.h"
+
 namespace twobp {
 
 enum class CudaNumber { kFloat, kDouble, kBFloat16, kHalf };
@@ -50,6 +52,9 @@ int cuda_glu_backward(const CudaRows& on, CudaGate gate, const void* x, int64_t 
 // of logits becomes scale * (softmax - one_hot(target)), or 0 where the target is `ignore`.
 int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const int64_t* targets,
                        int64_t ignore, double scale, bool gradient, double* losses);
+
+// out (rows, cols): the mask's factors of these rows, 0 or its scale (dropout.h).
+int cuda_dropout_factors(const CudaRows& on, const DropoutMask& mask, const int64_t* rows, void* out);
 
 // sums (kCudaSquareBlocks), float64, whose sum is that of the squares of x (rows * cols).
 inline constexpr int64_t kCudaSquareBlocks = 512;

@@ -131,6 +131,17 @@ bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_
   return true;
 }
 
+bool dropout_factors_by_cuda(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
+                             const at::TensorOptions& options, at::Tensor& factors) {
+  if (!rows.is_cuda() || !rows.is_contiguous()) return false;
+  const at::Tensor made = at::empty({rows.numel(), cols}, options);
+  const auto on = rows_of(made, cols);
+  if (!on) return false;
+  const c10::DeviceGuard here(made.device());
+  factors = made;
+  return queued(cuda_dropout_factors(*on, mask, rows.const_data_ptr<int64_t>(), factors.mutable_data_ptr()));
+}
+
 bool sum_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sum) {
   const auto on = x.dim() == 0 ? std::nullopt : rows_of(x, x.size(-1));
   if (!on) return false;

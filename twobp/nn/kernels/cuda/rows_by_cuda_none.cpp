@@ -24,6 +24,10 @@ bool glu_backward_by_cuda(const at::Tensor&, const at::Tensor&, Gate, at::Tensor
 bool cross_entropy_by_cuda(at::Tensor&, const at::Tensor&, int64_t, double, bool, at::Tensor&) {
   return false;
 }
+bool dropout_factors_by_cuda(const DropoutMask&, const at::Tensor&, int64_t, const at::TensorOptions&,
+                             at::Tensor&) {
+  return false;
+}
 bool sum_of_squares_by_cuda(const at::Tensor&, at::Tensor&) {
   return false;
 }
