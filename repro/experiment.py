@@ -69,12 +69,6 @@ def cpu_name():
     return about.get("model name", platform.processor() or "unknown") + "".join(widest[:1])
 
 
-def packed_commit():
-    """The commit that scripts/gpu/pack noted, for a machine without git."""
-    noted = ROOT / "build/gpu_pack/commit"
-    return noted.read_text().strip() if noted.exists() else "unknown"
-
-
 def gpu_names():
     """The names of the visible GPUs."""
     try:
@@ -250,7 +244,7 @@ class Experiment:
                             "system": platform.system(), **({"gpus": gpus} if gpus else {})},
                 "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
                              "compiler": first_line(["c++", "--version"])},
-                "commit": git("rev-parse", "--short", "HEAD") or packed_commit(),
+                "commit": os.environ.get("TWOBP_COMMIT") or git("rev-parse", "--short", "HEAD") or "unknown",
                 "modified": bool(git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs",
                                      ":(exclude)repro/*/results.*")),
                 "command": f"repro/{self.name}/run " + shlex.join(self.own_options()),

@@ -3,7 +3,7 @@
 
 #include "tests/nn/typed_options.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/kernels/attention/flash_attention.h"
+#include "twobp/nn/kernels/attention/fused_attention.h"
 #include "twobp/nn/kernels/cuda/rows_by_cuda.h"
 #include "twobp/nn/kernels/operators.h"
 
@@ -133,8 +133,9 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values<int64_t>(38, 64, 2050)),
     [](const auto& info) { return concat(c10::toString(std::get<0>(info.param)), std::get<1>(info.param)); });
 
-// The rows of slices, and those of whole sequences.
-TEST(CudaFlashAttention, AttendsAsTheOperatorsDo) {
+// Whole sequences and slices, of float32 (memory-efficient kernels) and bfloat16 (FlashAttention, but not
+// with padding).
+TEST(CudaAttention, AttendsAsTheOperatorsDo) {
   if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const at::Device gpu = Device::open("cuda", 0).where();
   PackedAttention causal{/*heads=*/4, /*kv_heads=*/2, /*head_dim=*/16, /*causal=*/true, {}, {}};
@@ -149,35 +150,47 @@ TEST(CudaFlashAttention, AttendsAsTheOperatorsDo) {
   PackedAttention slice = causal;
   slice.earlier = {{at::randn({2, 31, slice.packed()}), true, {}}, {at::randn({2, 50, 64}), false, {}}};
   slice.from_later = at::randn({2, 133, 64});
-  for (PackedAttention attention : {causal, window, bidirectional, interleaved, slice}) {
-    SCOPED_TRACE(concat("window ", attention.window, ", causal ", attention.causal, ", earlier ",
-                        attention.earlier.size()));
-    const at::Tensor packed = at::randn({2, 133, attention.packed()}).to(at::kBFloat16);
-    const at::Tensor dout = at::randn({2, 133, 64}).to(at::kBFloat16);
-    const auto run = [&](at::Device device, at::ScalarType type) {
-      PackedAttention here = attention;
-      const at::ScalarType sums = compute_type(type);
-      for (EarlierKeys& keys : here.earlier) {
-        keys.rows = keys.rows.to(at::kBFloat16).to(device, type);
-        keys.gradient = at::zeros({2, keys.rows.size(1), 64}, at::TensorOptions(sums).device(device));
+  std::vector<PackedAttention> all = {causal, window, bidirectional, interleaved, slice};
+  for (size_t i = 0; i < 5; ++i) {
+    PackedAttention padded = all[i];
+    padded.shift = at::zeros({2, padded.past() + 133});
+    padded.shift[0].narrow(0, 0, 20).fill_(-30000);  // the first queries see nothing else
+    padded.shift[1].narrow(0, 90, 30).fill_(-30000);
+    all.push_back(padded);
+  }
+  for (const at::ScalarType narrow : {at::kFloat, at::kBFloat16}) {
+    for (const PackedAttention& attention : all) {
+      SCOPED_TRACE(concat(c10::toString(narrow), ", window ", attention.window, ", causal ", attention.causal,
+                          ", earlier ", attention.earlier.size(), ", padded ", attention.shift.defined()));
+      const at::Tensor packed = at::randn({2, 133, attention.packed()}).to(narrow);
+      const at::Tensor dout = at::randn({2, 133, 64}).to(narrow);
+      if (attention.shift.defined() && attention.causal) dout[0].narrow(0, 0, 20).zero_();
+      const auto run = [&](at::Device device, at::ScalarType type) {
+        PackedAttention here = attention;
+        const at::ScalarType sums = compute_type(type);
+        const auto wide = at::TensorOptions(sums).device(device);
+        for (EarlierKeys& keys : here.earlier) {
+          keys.rows = keys.rows.to(narrow).to(device, type);
+          keys.gradient = at::zeros({2, keys.rows.size(1), 64}, wide);
+        }
+        if (here.from_later.defined()) here.from_later = here.from_later.to(wide);
+        if (here.shift.defined()) here.shift = here.shift.to(wide);
+        const at::Tensor rows = packed.to(device, type);
+        EXPECT_EQ(attention_type(rows, here), type);
+        std::vector<at::Tensor> results = {at::empty({2, 133, 64}, rows.options()),
+                                           at::empty({2, 4, 133}, wide), at::empty_like(rows)};
+        packed_attention_forward(rows, here, results[0], results[1]);
+        packed_attention_backward(rows, here, results[0], results[1], dout.to(device, type), results[2]);
+        for (const EarlierKeys& keys : here.earlier) results.push_back(keys.gradient);
+        return results;
+      };
+      const auto expected = run(at::kCPU, at::kDouble);
+      const auto actual = run(gpu, narrow);
+      const auto again = run(gpu, narrow);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        expect_close(actual[i], expected[i], narrow == at::kFloat ? 1e-5 : 2e-2, concat("result ", i));
+        EXPECT_TRUE(actual[i].equal(again[i])) << i;
       }
-      if (here.from_later.defined()) here.from_later = here.from_later.to(device, sums);
-      const at::Tensor rows = packed.to(device, type);
-      EXPECT_EQ(attention_type(rows, here), type);
-      std::vector<at::Tensor> results = {at::empty({2, 133, 64}, rows.options()),
-                                         at::empty({2, 4, 133}, rows.options().dtype(sums)),
-                                         at::empty_like(rows)};
-      packed_attention_forward(rows, here, results[0], results[1]);
-      packed_attention_backward(rows, here, results[0], results[1], dout.to(device, type), results[2]);
-      for (const EarlierKeys& keys : here.earlier) results.push_back(keys.gradient);
-      return results;
-    };
-    const auto expected = run(at::kCPU, at::kDouble);
-    const auto actual = run(gpu, at::kBFloat16);
-    const auto again = run(gpu, at::kBFloat16);
-    for (size_t i = 0; i < expected.size(); ++i) {
-      expect_close(actual[i], expected[i], 2e-2, concat("result ", i));
-      EXPECT_TRUE(actual[i].equal(again[i])) << i;
     }
   }
 }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "twobp/nn/kernels/attention/flash_attention.h"
+#include "twobp/nn/kernels/attention/fused_attention.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/blas.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
@@ -299,13 +299,13 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
 
 at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& attention) {
   const at::ScalarType type = packed.scalar_type();
-  return takes_flash_attention(packed, attention) ? type : compute_type(type);
+  return takes_fused_attention(packed, attention) ? type : compute_type(type);
 }
 
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp) {
-  if (takes_flash_attention(packed, attention))
-    return flash_attention_forward(packed, attention, out, log_sum_exp);
+  if (takes_fused_attention(packed, attention))
+    return fused_attention_forward(packed, attention, out, log_sum_exp);
   if (by_operators(packed)) return operators::attention_forward(packed, attention, out, log_sum_exp);
   dispatch_wide(packed, [&](auto zero) { forward<decltype(zero)>(packed, attention, out, log_sum_exp); });
 }
@@ -313,8 +313,8 @@ void packed_attention_forward(const at::Tensor& packed, const PackedAttention& a
 void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
                                const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
                                at::Tensor& dpacked) {
-  if (takes_flash_attention(packed, attention))
-    return flash_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
+  if (takes_fused_attention(packed, attention))
+    return fused_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   if (by_operators(packed)) {
     return operators::attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   }

@@ -62,7 +62,7 @@ struct PackedAttention {
 };
 
 // The dtype in which packed_attention_forward takes these rows: their own on a GPU with a kernel for them
-// (flash_attention.h), and otherwise the wide one, float32 or float64.
+// (fused_attention.h), and otherwise the wide one, float32 or float64.
 at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& attention);
 
 // packed (B, S, (H + 2 K) D), of attention_type() -> out (B, S, H D), log_sum_exp (B, H, S), in the wide
