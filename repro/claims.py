@@ -2,7 +2,7 @@
 from experiment import median
 from formulas import FORMULAS, IN_PAPER, speed_up, text_of
 from schedules_of_paper import PAPER, SCHEDULES
-from tables import figures, results_of, select, table
+from tables import figures, results_of, results_on_gpus, select, table
 
 LOWEST, HIGHEST = 1.10, 1.70  # the paper's range of speed-ups
 LEAST, MOST = 1.02, 2.67  # and of peak memory
@@ -162,8 +162,17 @@ def checkpointing(result, peaks):
             f"{times(median(capped['throughput']))} of the throughput.", f"{LINKS['derivative_checkpointing']}, {LINKS['peak_memory']}")
 
 
-def streams():
-    return ("Open question: CUDA graphs or CUDA streams for W", "-", NOT_MEASURED, "This machine has no GPU.", f"{LINKS['streams_or_graphs']}, {LINKS['one_gpu']}")
+def streams(one_gpu):
+    products, = results_on_gpus("streams_or_graphs")
+    of = lambda way: figures(products, w=way)
+    host = median(of("graph")["host_seconds"]) / median(of("serial")["host_seconds"])
+    blocks = lambda count: [median(figures(one_gpu, model="blocks", schedule="twobp", micro_batches=count, way=way)["step_seconds"]) for way in ("standard", "fill")]
+    gains = span([standard / fill for standard, fill in map(blocks, (1, 4))])
+    return ("Open question: CUDA graphs or CUDA streams for W",
+            f"One rank's products, against W in line: {times(median(of('stream')['gain']))} in a stream, {times(median(of('layer_streams')['gain']))} in a stream for "
+            f"each layer, {times(median(of('graph')['gain']))} as a graph, which takes {host:.2f} of the host's time. Whole steps: {gains} in a stream.",
+            "answered on one GPU", "The products fill the GPU, so W beside them gains little. A graph saves the host's time, which is not what the step waits for.",
+            f"{LINKS['streams_or_graphs']}, {LINKS['one_gpu']}")
 
 
 def all_reduce(result):
@@ -222,11 +231,11 @@ def bubble_cells(bubble):
 
 
 def claims():
-    names = ("throughput", "peak_memory", "bubble", "scaling", "concatenation", "model_size", "derivative_checkpointing", "data_parallel", "real_data")
+    names = ("throughput", "peak_memory", "bubble", "scaling", "concatenation", "model_size", "derivative_checkpointing", "data_parallel", "real_data", "one_gpu")
     of = {name: results_of(name) for name in names}
     rows = [every_case(of["throughput"]), range_of_gains(of["throughput"]), highest_gain(of["throughput"], of["bubble"]),
             peak_memory(of["peak_memory"], of["model_size"]), bubble_falls(of["throughput"], of["bubble"]), more_ranks(of["scaling"]),
-            bubble_formulas(of["bubble"]), concatenates(of["concatenation"]), checkpointing(of["derivative_checkpointing"], of["peak_memory"]), streams(),
+            bubble_formulas(of["bubble"]), concatenates(of["concatenation"]), checkpointing(of["derivative_checkpointing"], of["peak_memory"]), streams(of["one_gpu"]),
             all_reduce(of["data_parallel"]), sizes(of["model_size"]), real_data(of["real_data"])]
     return "\n\n".join(["## The paper's claims", table(["the paper", "here", "verdict", "reason", "section"], map(list, rows)),
                         throughput_cells(of["throughput"]), memory_cells(of["model_size"]), bubble_cells(of["bubble"])])

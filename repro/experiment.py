@@ -234,6 +234,7 @@ class Experiment:
     def provenance(self):
         gpus = gpu_names()
         git = lambda *a: subprocess.run(["git", *a], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        packed = os.environ.get("TWOBP_COMMIT", "")  # what scripts/gpu/pack noted, for a machine without the repository
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         try:
             from importlib.metadata import version
@@ -244,15 +245,17 @@ class Experiment:
                             "system": platform.system(), **({"gpus": gpus} if gpus else {})},
                 "versions": {"twobp": first_line([self.options.program, "--version"]), "torch": torch,
                              "compiler": first_line(["c++", "--version"])},
-                "commit": os.environ.get("TWOBP_COMMIT") or git("rev-parse", "--short", "HEAD") or "unknown",
-                "modified": bool(git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs",
-                                     ":(exclude)repro/*/results.*")),
+                "commit": packed.removesuffix("-dirty") or git("rev-parse", "--short", "HEAD") or "unknown",
+                "modified": packed.endswith("-dirty") if packed else bool(
+                    git("status", "--porcelain", "--untracked-files=no", "--", "twobp", "apps", "repro", "benchmarks", "configs",
+                        ":(exclude)repro/*/results.*")),
                 "command": f"repro/{self.name}/run " + shlex.join(self.own_options()),
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 "repeats": self.options.repeats,
                 "cores_at_once": self.cores_at_once}
 
     def save(self):
+        del self.cores_at_once[1:]  # of an earlier save
         self.check_cores()
         result = {"experiment": self.name, "quick": self.options.quick, "provenance": self.provenance(),
                   "rows": self.rows, "not_measured": self.not_measured}

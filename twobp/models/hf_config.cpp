@@ -42,7 +42,8 @@ bool has_class(const HfSection& file, const ModelType& type) {
   if (classes == nullptr) return true;
   const std::vector<std::string> supported = supported_classes(type);
   return classes->is_array() && std::any_of(classes->begin(), classes->end(), [&](const json& name) {
-           return std::find(supported.begin(), supported.end(), name) != supported.end();
+           return name.is_string() &&
+                  std::find(supported.begin(), supported.end(), name.get<std::string>()) != supported.end();
          });
 }
 

