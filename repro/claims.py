@@ -170,7 +170,7 @@ def streams(one_gpu):
     gains = span([standard / fill for standard, fill in map(blocks, (1, 4))])
     return ("Open question: CUDA graphs or CUDA streams for W",
             f"One rank's products, against W in line: {times(median(of('stream')['gain']))} in a stream, {times(median(of('layer_streams')['gain']))} in a stream for "
-            f"each layer, {times(median(of('graph')['gain']))} as a graph, which takes {host:.2f} of the host's time. Whole steps: {gains} in a stream.",
+            f"each layer, {times(median(of('graph')['gain']))} as a graph, which takes {host:.2f} of the host's time. Whole steps: {gains} in a stream. W is in line now.",
             "answered on one GPU", "The products fill the GPU, so W beside them gains little. A graph saves the host's time, which is not what the step waits for.",
             f"{LINKS['streams_or_graphs']}, {LINKS['one_gpu']}")
 

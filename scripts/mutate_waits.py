@@ -20,20 +20,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # (file, what is left out, what stands in its place)
 DEVICE = "twobp/nn/device/device.cpp"
-STREAM = "twobp/pipeline/executor/p2_stream.cpp"
 GRAPH = "twobp/pipeline/executor/step_graph.cpp"
 STEP = "twobp/pipeline/executor/rank_executor_step.cpp"
 THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
-ATTENTION = "twobp/nn/layers/attention.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
 GPUS = "twobp/train/gpu_world.cpp"
 LINES = [
-    (STREAM, "for (const DeviceEvent& event : ready) device_.weights().wait(event);", ""),
-    (STREAM, "device_.compute().wait(under_way_.front().end);", ""),
-    (STREAM, "device_.compute().wait(device_.weights().record());", ""),
-    (STREAM, "w.kept.push_back(tensor);", "(void)tensor;"),
     (DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
     (DEVICE, "copies_.wait(ready);", ""),
     (DEVICE, "source.uses(value);", ""),
@@ -42,11 +36,9 @@ LINES = [
     (GRAPH, "first.wait(inputs.device.compute().record());", ""),
     (GRAPH, "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);",
      "record(recorded, first.record());"),
-    (STEP, "p2_stream_.device().compute().wait(end);", "(void)end;"),
-    (ATTENTION, "used_in_current_stream(cos_);", ""),
+    (STEP, "device_.compute().wait(end);", "(void)end;"),
     (THREADS, "device_.current().record()});", "DeviceEvent()});"),
     (SUMS, "device_.sums().wait(device_.compute().record());", ""),
-    (SUMS, "device_.sums().wait(device_.weights().record());", ""),
     (SUMS, "device_.compute().wait(device_.sums().record());", ""),
     (NCCL, "out.ready = device_.current().record();", ""),
     (NCCL, "user.wait(message.ready);", ""),

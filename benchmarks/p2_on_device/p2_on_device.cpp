@@ -1,12 +1,13 @@
 // Compares ways to launch W on a device (the paper's second open question). F and I are the matrix products
 // of one rank's layers for all micro-batches. They run in the compute stream. W runs
 //   serial        in the same stream, after each layer's I: standard backward
-//   stream        product by product in one low-priority stream (pipeline/executor/p2_stream.h)
+//   stream        product by product in one low-priority stream
 //   layer_streams in one low-priority stream per layer
 //   graph         in the low-priority stream, one recorded graph per micro-batch
-// The methods alternate. The table shows the time until the device is done, the time until the host has
-// launched everything, and whether the gradients equal those of `serial` bit for bit. A CPU has neither
-// streams nor graphs, so only `serial` runs there.
+// The executor launches W as `serial` does (docs/distributed.md says why). The methods alternate. The table
+// shows the time until the device is done, the time until the host has launched everything, and whether the
+// gradients equal those of `serial` bit for bit. A CPU has neither streams nor graphs, so only `serial` runs
+// there.
 //
 //   build/release/benchmarks/p2_on_device/p2_on_device --device cuda --json table.json
 #include <array>
@@ -20,9 +21,9 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/nn/device/device.h"
 #include "twobp/nn/device/work_graph.h"
 #include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/pipeline/executor/p2_stream.h"
 
 namespace twobp {
 namespace {
@@ -62,7 +63,10 @@ constexpr std::array<const char*, 4> kNames = {"serial", "stream", "layer_stream
 
 class Rank {
  public:
-  explicit Rank(const Options& options) : options_(options), device_(Device::open(options.device, 0)) {
+  explicit Rank(const Options& options)
+      : options_(options),
+        device_(Device::open(options.device, 0)),
+        weights_(device_.make_stream(/*high_priority=*/false)) {
     static const std::map<std::string, at::ScalarType> types = {
         {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
     const auto numbers = at::TensorOptions(types.at(options.dtype)).device(device_.where());
@@ -93,7 +97,7 @@ class Rank {
     if (!device_.asynchronous()) return {Method::kSerial};
     std::vector<Method> methods = {Method::kSerial, Method::kStream, Method::kLayerStreams};
     step(Method::kStream);
-    const OnStream here(device_.weights());
+    const OnStream here(weights_);
     for (int m = 0; m < options_.micro_batches; ++m) {
       graphs_.push_back(record_graph({device_.where()}, [&] {
         for (auto product = products_.rbegin(); product != products_.rend(); ++product)
@@ -110,20 +114,16 @@ class Rank {
     for (Product& product : products_) product.gradient.zero_();
     device_.compute().wait_on_host();
     const double begin = now_seconds();
-    P2Stream weights(device_);
     for (int m = 0; m < options_.micro_batches; ++m) {
       for (Product& product : products_) product.forward(m);
       for (auto product = products_.rbegin(); product != products_.rend(); ++product) {
         product->backward_p1(m);
-        weight_gradient(method, *product, m, weights);
+        weight_gradient(method, *product, m);
       }
-      if (method == Method::kGraph) {
-        const DeviceEvent ready = weights.ready();
-        weights.run({&ready, 1}, {}, [&] { graphs_[m]->replay(); });
-      }
+      if (method == Method::kGraph) in_stream(weights_, [&] { graphs_[m]->replay(); });
     }
     for (const DeviceStream& stream : layer_streams_) device_.compute().wait(stream.record());
-    weights.join();
+    device_.compute().wait(weights_.record());
     const double put_in = now_seconds();
     device_.compute().wait_on_host();
     return {now_seconds() - begin, put_in - begin};
@@ -142,23 +142,23 @@ class Rank {
   }
 
  private:
-  void weight_gradient(Method method, Product& product, int m, P2Stream& weights) {
+  // Runs `work` in `stream`, after what is in the compute stream now.
+  template <typename Work>
+  void in_stream(const DeviceStream& stream, const Work& work) {
+    stream.wait(device_.compute().record());
+    const OnStream here(stream);
+    work();
+  }
+
+  void weight_gradient(Method method, Product& product, int m) {
     switch (method) {
       case Method::kSerial:
         product.backward_p2(m);
         return;
-      case Method::kStream: {
-        const DeviceEvent ready = weights.ready();
-        weights.run({&ready, 1}, {}, [&] { product.backward_p2(m); });
-        return;
-      }
-      case Method::kLayerStreams: {
-        const DeviceStream& stream = layer_streams_[product.layer];
-        stream.wait(weights.ready());
-        const OnStream here(stream);
-        product.backward_p2(m);
-        return;
-      }
+      case Method::kStream:
+        return in_stream(weights_, [&] { product.backward_p2(m); });
+      case Method::kLayerStreams:
+        return in_stream(layer_streams_[product.layer], [&] { product.backward_p2(m); });
       case Method::kGraph:
         return;  // it runs once per micro-batch
     }
@@ -166,6 +166,7 @@ class Rank {
 
   Options options_;
   Device device_;
+  DeviceStream weights_;
   std::vector<Product> products_;
   std::vector<DeviceStream> layer_streams_;
   std::vector<std::unique_ptr<WorkGraph>> graphs_;  // by micro-batch

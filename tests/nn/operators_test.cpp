@@ -252,35 +252,6 @@ TEST(OnStandIn, RoundsNoProductOfWeightGradients) {
   EXPECT_LT(largest(weight.grad.cpu().to(at::kDouble) - exact), 1e-5 * largest(exact));
 }
 
-// A table that a longer sequence replaces stays as it is for W, which reads it later in its own stream.
-TEST(OnStandIn, KeepsAReplacedTableUntilWHasReadIt) {
-  const Device device = stand_in_device(0);
-  const OnStream here(device.compute());
-  AttentionShape shape;
-  shape.heads = shape.kv_heads = 2;
-  shape.head_dim = 8;
-  const auto forward = [](Attention& attention, const at::Tensor& packed) {
-    Context context;
-    Saved saved;
-    return attention.forward({packed.clone()}, context, saved)[0];
-  };
-  Attention attention(shape, at::kFloat, 0, "attention");
-  const at::Tensor x = random({1, 6, 48}, 1, at::kFloat).to(device.where());
-  const at::Tensor expected = forward(attention, x).cpu();
-  std::atomic<bool> open = false;
-  at::Tensor later;
-  test::hold(device.weights(), [&] { return open.load(); });
-  {
-    const OnStream there(device.weights());
-    later = forward(attention, x);
-  }
-  forward(attention, random({1, 50, 48}, 2, at::kFloat).to(device.where()));
-  device.compute().wait_on_host();
-  open = true;
-  device.weights().wait_on_host();
-  EXPECT_TRUE(same_bits(later.cpu(), expected));
-}
-
 TEST_P(EveryLayer, GivesTheSameOnADevice) {
   const at::Device device = stand_in_device(0).where();
   const OperatorsEverywhere operators;

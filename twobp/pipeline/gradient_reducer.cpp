@@ -106,7 +106,6 @@ void GradientReducer::start_next() {
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
   const OnStream here(device_.sums());
   device_.sums().wait(device_.compute().record());
-  device_.sums().wait(device_.weights().record());
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
   running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_) + 1)});
   ++next_;

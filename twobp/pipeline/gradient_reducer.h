@@ -5,7 +5,7 @@
 // order. Only the rank's thread uses it.
 //
 // On a device, the sums have a stream of their own. A sum begins there after the work that makes its
-// gradients, and F and I do not wait for it.
+// gradients, and F, I and W do not wait for it.
 #pragma once
 
 #include <deque>
@@ -36,8 +36,8 @@ class GradientReducer {
 
   // Begins a step: no layer is done. Forgets what is left of a failed step.
   void start();
-  // The work that completes the layer's gradients on this replica has been launched in the compute stream and
-  // in the stream of W. Layers without an item are ignored.
+  // The work that completes the layer's gradients on this replica has been launched in the compute stream.
+  // Layers without an item are ignored.
   void layer_done(int stage, int layer);
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();

@@ -235,7 +235,9 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
                     fills_waits(schedule, profiled_costs(stage_profiles_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;
-  input.fills_waits = fills_waits_;
+  const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
+  input.fills_waits = fills_waits_ && !on_devices;
+  if (fills_waits_ && on_devices) input.p2_places = p2_places_of(schedule, input.p2_order);
   input.leading = &setup.leading;
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = launch_graph(input);

@@ -100,6 +100,12 @@ class Pipeline {
  private:
   struct UnderWay;
   struct KeptGraph;
+  struct KeptPlaces {
+    Schedule schedule;
+    P2Order order = P2Order::kOldest;
+    std::vector<int64_t> caps;
+    std::vector<std::vector<int>> places;  // see p2_places.h
+  };
 
   std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
   void wait(const RankThreads::Job& job);
@@ -107,6 +113,10 @@ class Pipeline {
   // Launches all ranks' instructions as one graph and returns its end. None: the instructions must run one by
   // one.
   std::optional<DeviceEvent> launch_graph(const StepInput& input);
+  // The places of W on devices, for a schedule whose waits run W. They come from the profile and the caps,
+  // which all processes have, so all find the same. A schedule is simulated when it comes first, or with
+  // other caps.
+  const std::vector<std::vector<int>>& p2_places_of(const Schedule& schedule, P2Order order);
   // After an error, when all ranks have stopped.
   void forget_steps();
 
@@ -130,10 +140,11 @@ class Pipeline {
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
   std::unique_ptr<KeptGraph> graph_;
-  std::vector<int64_t> caps_;      // of the step that began last
-  bool fills_waits_ = false;       // of the same step
-  double last_end_ = 0;            // of the step that ended last
-  std::vector<double> last_ends_;  // of the same step, by rank
+  std::vector<KeptPlaces> p2_places_;  // of all schedules so far
+  std::vector<int64_t> caps_;          // of the step that began last
+  bool fills_waits_ = false;           // of the same step
+  double last_end_ = 0;                // of the step that ended last
+  std::vector<double> last_ends_;      // of the same step, by rank
   bool failed_ = false;
 };
 

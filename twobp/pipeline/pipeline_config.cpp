@@ -97,8 +97,8 @@ const Section& pipeline_section() {
            .from(1, kMaxCount)
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, device,
-                 "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn, with W in a "
-                 "stream of low priority (never run on a GPU so far)")
+                 "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn; under fill, W "
+                 "runs where the simulated step waits (not yet run so on a GPU)")
            .one_of(device_names())
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, gpu_parts,

@@ -1,9 +1,14 @@
-// A pipeline's schedules, together with the memory that they may use.
+// A pipeline's schedules, together with the memory that they may use, and where W runs on devices.
+#include <algorithm>
+
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
+#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/p2_places.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
@@ -58,6 +63,22 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
   std::vector<int64_t> bytes(values, values + ranks());
   if (together) known_fixed_ = bytes;
   return bytes;
+}
+
+const std::vector<std::vector<int>>& Pipeline::p2_places_of(const Schedule& schedule, P2Order order) {
+  auto kept = std::ranges::find_if(p2_places_, [&](const KeptPlaces& places) {
+    return places.order == order && places.schedule == schedule;
+  });
+  if (kept == p2_places_.end()) kept = p2_places_.insert(kept, {schedule, order, {}, {}});
+  if (kept->places.empty() || kept->caps != caps_) {
+    SimulationOptions options = in_process_simulation(caps_);
+    options.p2_order = order;
+    options.data_parallel.replicas = world_.replicas;  // bucket order goes by it
+    options.timeline = true;
+    kept->caps = caps_;
+    kept->places = p2_places(schedule, simulate(schedule, profiled_costs(stage_profiles_), options));
+  }
+  return kept->places;
 }
 
 }  // namespace twobp

@@ -65,8 +65,10 @@ struct StepInput {
   std::string input_field;                             // see ModelSpec
   P2Batching batching = P2Batching::kLoop;
   std::vector<int64_t> cap_per_rank;  // bytes of activations and stash; empty or 0: no cap
-  bool fills_waits = false;           // see simulate.h
-  std::mutex* turn = nullptr;         // held by the rank that records
+  // Whether a rank runs W while a message is not there (see simulate.h). False on devices, which have places.
+  bool fills_waits = false;
+  std::vector<std::vector<int>> p2_places;  // see p2_places.h; empty: W runs in no wait, or by fills_waits
+  std::mutex* turn = nullptr;               // held by the rank that records
 };
 
 }  // namespace twobp

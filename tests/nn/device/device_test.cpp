@@ -35,10 +35,10 @@ TEST(Device, OfACpuIsEmpty) {
   const DeviceEvent event = cpu.compute().record();
   EXPECT_TRUE(event.passed());
   event.wait_on_host();
-  cpu.weights().wait(event);
-  EXPECT_TRUE(cpu.weights().idle());
+  cpu.sums().wait(event);
+  EXPECT_TRUE(cpu.sums().idle());
   const at::Tensor tensor = at::ones({3});
-  cpu.weights().uses(tensor);
+  cpu.sums().uses(tensor);
   EXPECT_TRUE(on_device(tensor, cpu.where()).is_same(tensor));
   const Values fetched = cpu.fetch({tensor}, event);
   EXPECT_TRUE(fetched.at(0).is_same(tensor));
@@ -80,7 +80,7 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   const DeviceEvent event = device.compute().record();
   EXPECT_FALSE(event.passed()) << "the host ran ahead";
   EXPECT_FALSE(device.compute().idle());
-  EXPECT_TRUE(device.weights().idle()) << "the streams are separate";
+  EXPECT_TRUE(device.sums().idle()) << "the streams are separate";
   gate.open();
   event.wait_on_host();
   EXPECT_TRUE(event.passed());
@@ -91,11 +91,11 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
 // Even a hundred streams share nothing: a transfer that waits for its peer holds up no other work.
 TEST(Device, EveryStreamIsItsOwn) {
   const Device device = stand_in_device(5);
-  std::vector<DeviceStream> streams = {device.compute(), device.weights(), device.sums()};
+  std::vector<DeviceStream> streams = {device.compute(), device.sums()};
   for (int i = 0; i < 100; ++i) streams.push_back(device.make_stream(i % 2 == 0));
   Gate gate;
-  for (size_t i = 3; i < streams.size(); ++i) gate.stand_in(streams[i]);
-  for (size_t i = 0; i < 3; ++i) {
+  for (size_t i = 2; i < streams.size(); ++i) gate.stand_in(streams[i]);
+  for (size_t i = 0; i < 2; ++i) {
     const DeviceEvent event = streams[i].record();
     test::let_run();
     EXPECT_TRUE(event.passed()) << i;
@@ -120,22 +120,22 @@ TEST(Device, EventsAreTheirOwnPoints) {
   EXPECT_TRUE(second.passed()) << "a copy is the same point";
 }
 
-// W waits for the I that made its inputs. It does not wait for work that was launched in the other stream
-// since.
+// A sum waits for the W that made its gradients. It does not wait for work that was launched in the other
+// stream since.
 TEST(Device, OneStreamWaitsForAnotherByEvent) {
   const Device device = stand_in_device(1);
   Gate before, after;
-  std::atomic<bool> weights_done = false;
+  std::atomic<bool> summed = false;
   before.stand_in(device.compute());
   const DeviceEvent ready = device.compute().record();
   after.stand_in(device.compute());
-  device.weights().wait(ready);
-  put(device.weights(), [&] { weights_done = true; });
+  device.sums().wait(ready);
+  put(device.sums(), [&] { summed = true; });
   test::let_run();
-  EXPECT_FALSE(weights_done);
+  EXPECT_FALSE(summed);
   before.open();
   test::let_run();
-  EXPECT_TRUE(weights_done) << "the event has passed";
+  EXPECT_TRUE(summed) << "the event has passed";
   EXPECT_FALSE(device.compute().idle()) << "the other stream still has work";
   after.open();
   device.compute().wait_on_host();
@@ -150,8 +150,8 @@ TEST(Device, TheCurrentStreamIsPutBack) {
     EXPECT_EQ(guard.getStream(device.where()), *device.compute());
     EXPECT_EQ(guard.getDevice(), device.where());
     {
-      const OnStream there(device.weights());
-      EXPECT_EQ(guard.getStream(device.where()), *device.weights());
+      const OnStream there(device.sums());
+      EXPECT_EQ(guard.getStream(device.where()), *device.sums());
     }
     EXPECT_EQ(guard.getStream(device.where()), *device.compute());
   }

@@ -40,11 +40,6 @@ void DeviceStream::uses(const at::Tensor& tensor) const {
     tensor.record_stream(*stream_);
 }
 
-void used_in_current_stream(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return;
-  DeviceStream(support_for(tensor.device().type())->getStream(tensor.device())).uses(tensor);
-}
-
 Device Device::open(const std::string& type, int index) {
   if (type == "cpu") return {};
   std::optional<at::DeviceType> known;
@@ -74,9 +69,8 @@ std::vector<Device> Device::open_for(const std::string& type, int ranks, bool in
 
 // Copies from other GPUs need no multiprocessors.
 void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
-  compute_ = DeviceStream(parts->make_stream(part, true));
-  weights_ = DeviceStream(parts->make_stream(part, false));
-  sums_ = DeviceStream(parts->make_stream(part, true));
+  compute_ = DeviceStream(parts->make_stream(part));
+  sums_ = DeviceStream(parts->make_stream(part));
   parts_ = std::move(parts);
 }
 
@@ -109,7 +103,6 @@ Device Device::open(at::DeviceType type, int index) {
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
   device.compute_ = device.make_stream(true);
-  device.weights_ = device.make_stream(false);
   device.copies_ = device.make_stream(true);
   device.sums_ = device.make_stream(true);
   device.sources_ = std::make_shared<Sources>();
@@ -128,11 +121,9 @@ DeviceStream Device::current() const {
 
 void Device::prepare_libraries() const {
   if (!asynchronous()) return;
-  for (const DeviceStream& stream : {compute_, weights_}) {
-    const OnStream here(stream);
-    const at::Tensor one = at::ones({1, 1}, at::TensorOptions(at::kFloat).device(where_));
-    at::mm(one, one);
-  }
+  const OnStream here(compute_);
+  const at::Tensor one = at::ones({1, 1}, at::TensorOptions(at::kFloat).device(where_));
+  at::mm(one, one);
 }
 
 DeviceStream Device::source_stream(at::Device source) const {

@@ -4,10 +4,10 @@
 // stream or event.
 //
 // A rank's work on a GPU runs in these streams. They wait for each other only through events:
-//   compute   F and I, high priority
-//   weights   W, low priority: the device itself runs it where `compute` leaves room
-//   copies    transfers from other GPUs of this process, high priority
-//   sums      sums of gradients over replicas, high priority: F and I do not wait for them
+//   compute   F, I and W, in the order in which they are launched
+//   copies    transfers from other GPUs of this process
+//   sums      sums of gradients over replicas: F, I and W do not wait for them
+// All have high priority.
 #pragma once
 
 #include <memory>
@@ -79,9 +79,6 @@ class DeviceStream {
   std::optional<c10::Stream> stream_;
 };
 
-// DeviceStream::uses for the stream in which the calling thread's work on the tensor's device is launched.
-void used_in_current_stream(const at::Tensor& tensor);
-
 // While this object lives, the thread's computations and allocations use the stream.
 class OnStream {
  public:
@@ -112,14 +109,13 @@ class Device {
   // Whether calls return before their work is done.
   bool asynchronous() const { return static_cast<bool>(compute_); }
   const DeviceStream& compute() const { return compute_; }
-  const DeviceStream& weights() const { return weights_; }
   const DeviceStream& sums() const { return sums_; }
   // The stream in which the calling thread's work on this device is launched (OnStream).
   DeviceStream current() const;
   // Makes an extra stream for a special purpose, which nobody else has.
   DeviceStream make_stream(bool high_priority) const;
 
-  // Makes what libraries keep for the calling thread and each stream with products: cuBLAS has a handle and a
+  // Makes what libraries keep for the calling thread and the compute stream: cuBLAS has a handle and a
   // workspace of 32 MiB, which would otherwise be booked on the layer that comes first.
   void prepare_libraries() const;
 
@@ -142,7 +138,7 @@ class Device {
 
   at::Device where_ = at::kCPU;
   std::shared_ptr<GpuParts> parts_;  // the parts of the shared GPU; outlives the streams
-  DeviceStream compute_, weights_, copies_, sums_;
+  DeviceStream compute_, copies_, sums_;
   std::shared_ptr<Sources> sources_;
 };
 

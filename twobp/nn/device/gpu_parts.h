@@ -16,8 +16,9 @@ class GpuParts {
   static std::shared_ptr<GpuParts> cut(c10::Device gpu, int parts);
   virtual ~GpuParts() = default;
 
-  // Work that is launched in the stream runs on this part alone. The stream lives as long as this object.
-  virtual c10::Stream make_stream(int part, bool high_priority) = 0;
+  // Work that is launched in the stream runs on this part alone, at high priority. The stream lives as long
+  // as this object.
+  virtual c10::Stream make_stream(int part) = 0;
 };
 
 }  // namespace twobp

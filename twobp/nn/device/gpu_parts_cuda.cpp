@@ -58,14 +58,13 @@ class GreenContexts : public GpuParts {
   GreenContexts(const GreenContexts&) = delete;
   GreenContexts& operator=(const GreenContexts&) = delete;
 
-  c10::Stream make_stream(int part, bool high_priority) override {
+  c10::Stream make_stream(int part) override {
     const c10::cuda::CUDAGuard here(gpu_);
     int lowest = 0;
     int highest = 0;
     check(TWOBP_DRIVER(cuCtxGetStreamPriorityRange)(&lowest, &highest), "cuCtxGetStreamPriorityRange");
     CUstream stream = nullptr;
-    check(TWOBP_DRIVER(cuGreenCtxStreamCreate)(&stream, contexts_.at(part), CU_STREAM_NON_BLOCKING,
-                                               high_priority ? highest : lowest),
+    check(TWOBP_DRIVER(cuGreenCtxStreamCreate)(&stream, contexts_.at(part), CU_STREAM_NON_BLOCKING, highest),
           "cuGreenCtxStreamCreate");
     streams_.push_back(stream);
     return c10::cuda::getStreamFromExternal(stream, gpu_.index()).unwrap();

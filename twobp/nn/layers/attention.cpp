@@ -54,9 +54,6 @@ void Attention::prepare_rope(int64_t positions, at::Device device) {
 
 void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   if (shape_.rotary_dims() == 0) return;
-  // A longer sequence replaces the tables, perhaps while W, in its own stream, still reads them.
-  used_in_current_stream(cos_);
-  used_in_current_stream(sin_);
   const at::Tensor cos = cos_.narrow(0, past, packed.size(1));
   const at::Tensor sin = sin_.narrow(0, past, packed.size(1));
   const int64_t dim = shape_.head_dim;

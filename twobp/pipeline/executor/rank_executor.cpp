@@ -24,7 +24,7 @@ constexpr auto kPause = std::chrono::microseconds(20);
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
                            MemoryMeter& meter, Device device)
     : rank_(rank),
-      p2_stream_(std::move(device)),
+      device_(std::move(device)),
       stages_(std::move(stages)),
       transport_(transport),
       meter_(meter),
@@ -54,7 +54,6 @@ void RankExecutor::progress() {
 
 void RankExecutor::clear() {
   pending_.clear();
-  p2_stream_.give_up();
   losses_.clear();
   for (auto& stage : stages_) stage->release_saved();
   for (auto& boundary : boundaries_) boundary = {};
@@ -128,7 +127,7 @@ void RankExecutor::forward(int s, int mb) {
   Values x = std::move(boundary.input[mb]);
   boundary.input[mb].clear();
   if (stage.index() == 0 && !input_->input_field.empty())
-    x.push_back(on_device(context.field(input_->input_field), p2_stream_.device().where()));
+    x.push_back(on_device(context.field(input_->input_field), device_.where()));
   double begin = now_seconds();
   if (!started_) {
     result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
@@ -139,7 +138,7 @@ void RankExecutor::forward(int s, int mb) {
   device_times_.open(&StageTimes::forward, s, cause_of_wait());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (training && cap_ > 0 && holds_p2()) {
+    if (training && cap_ > 0 && !pending_.empty()) {
       begin +=
           make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);  // W has its own time
     }
@@ -202,7 +201,8 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && holds_p2()) begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
+    if (cap_ > 0 && !pending_.empty())
+      begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
     dy = naming_layer([&] { return place_of(s, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
     saved.release_p1();
@@ -215,9 +215,8 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
       work_[s][i].p2 += static_cast<int>(units_.size());
       if (units_.empty()) check_done(s, i);
     }
-    const DeviceEvent ready = p2_stream_.ready();
     const auto pending_of = [&](const P2Unit& unit) {
-      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data()), ready};
+      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
     };
     if (fused && !units_.empty()) {
       interrupt([&] {
@@ -258,8 +257,9 @@ void RankExecutor::receive(const Instruction& instruction) {
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
     Values values;
+    run_placed_p2();
     bool there = transport_.try_receive(from, tag, values);
-    while (!there && !pending_.empty() && input_->fills_waits && p2_stream_.has_room()) {
+    while (!there && !pending_.empty() && input_->fills_waits) {
       run_filling_p2();
       there = transport_.try_receive(from, tag, values);
     }
@@ -270,7 +270,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     }
     const int64_t bytes = EventLog::bytes_of(values);
     // Makes room while the message is still on its sender's account.
-    while (cap_ > 0 && holds_p2() && meter_.held(rank_) + bytes + largest_p2_ > cap_) release_oldest_p2();
+    while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) {

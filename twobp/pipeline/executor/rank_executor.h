@@ -1,6 +1,6 @@
 // Runs one rank's instruction list on that rank's thread: one loop and one small handler for each op. It
-// knows no model and no schedule by name. All it knows of devices is that W may be launched next to F and I
-// (p2_stream.h).
+// knows no model and no schedule by name. All it knows of devices is that their work is done later, in the
+// order in which it is launched.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,6 @@
 
 #include "twobp/pipeline/executor/device_times.h"
 #include "twobp/pipeline/executor/event_log.h"
-#include "twobp/pipeline/executor/p2_stream.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/observer.h"
@@ -75,8 +74,7 @@ class RankExecutor {
     int stage = 0;  // index into stages_
     int micro_batch = 0;
     int layer = 0;
-    int leaf = 0;         // within the layer
-    DeviceEvent ready{};  // after its I
+    int leaf = 0;  // within the layer
   };
 
   // Work that a layer still has in this step before its gradients are complete.
@@ -118,8 +116,8 @@ class RankExecutor {
   // The same during a wait. Under bucket order it prefers a stage that has no more I, because the sums of its
   // gradients can begin afterwards.
   void run_filling_p2();
-  // On a device: launches W that can run next to F and I, a few at a time.
-  void run_ahead_p2();
+  // On a device: runs W until the step has run as much as its simulation has at this receive.
+  void run_placed_p2();
   static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
   void run_p2(std::span<PendingP2> together);
   // Runs the pending W of all stages after `s`, and of the layers of `s` from `layer` on, last layer first.
@@ -130,10 +128,6 @@ class RankExecutor {
   void check_done(int s, int layer);
   // Transport::receive that keeps sums of gradients going.
   Values wait_for(int from, const Tag& tag);
-  // Whether some memory can be freed ahead of time: that of W.
-  bool holds_p2() const { return !pending_.empty() || p2_stream_.keeps(); }
-  // Frees the memory that the oldest W holds.
-  void release_oldest_p2();
   // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must
   // still fit after it. Returns the seconds it took.
   double make_room(int64_t peak, int64_t held);
@@ -150,7 +144,7 @@ class RankExecutor {
   int local(int stage) const { return local_[stage]; }
 
   int rank_;
-  P2Stream p2_stream_;
+  Device device_;
   std::vector<std::unique_ptr<Stage>> stages_;
   Transport& transport_;
   MemoryMeter& meter_;
@@ -172,10 +166,10 @@ class RankExecutor {
   std::vector<std::vector<LayerWork>> work_;  // by index into stages_, layer; empty without a reducer
   std::vector<Boundary> boundaries_;
   std::deque<PendingP2> pending_;
+  int p2_run_ = 0;  // units, in this step
   std::vector<PendingP2> together_;
   std::vector<P2Unit> units_;
   std::vector<Saved*> batch_;
-  std::vector<DeviceEvent> batch_ready_;
   std::vector<StageTimes> stage_times_;
   DeviceTimes device_times_;
   Values losses_;  // of micro-batches on a device; the host waits for them at the end

@@ -15,28 +15,15 @@ void RankExecutor::run_p2(std::span<PendingP2> together) {
   const double begin = now_seconds();
   const ProductTime products = product_time();
   batch_.clear();
-  batch_ready_.clear();
-  for (const PendingP2& pending : together) {
-    batch_.push_back(pending.unit.saved);
-    batch_ready_.push_back(pending.ready);
-  }
+  for (const PendingP2& pending : together) batch_.push_back(pending.unit.saved);
   const PendingP2& first = together.front();
   const MemoryMeter::Scope scope(stages_[first.stage]->index(), MemoryCategory::kStash);
-  const bool in_line = input_->schedule->policy == P2Policy::kOff;  // standard backward
-  const Device& device = p2_stream_.device();
-  const DeviceStream& stream = in_line ? device.compute() : device.weights();
-  const auto w = [&] {
-    const DeviceEvent device_begin = device_times_.begin_p2(stream);
-    naming_layer(
-        [&] { return concat(place_of(first.stage, first.layer), ", W of micro-batch ", first.micro_batch); },
-        [&] { first.unit.layer->backward_p2(batch_); });
-    device_times_.end_p2(first.stage, stream, device_begin);
-  };
-  if (in_line) {
-    w();
-  } else {
-    p2_stream_.run(batch_ready_, batch_, w);
-  }
+  const DeviceEvent device_begin = device_times_.begin_p2();
+  naming_layer(
+      [&] { return concat(place_of(first.stage, first.layer), ", W of micro-batch ", first.micro_batch); },
+      [&] { first.unit.layer->backward_p2(batch_); });
+  device_times_.end_p2(first.stage, device_begin);
+  p2_run_ += static_cast<int>(together.size());
   for (Saved* saved : batch_) saved->release_p2();
   if (!work_.empty()) {
     work_[first.stage][first.layer].p2 -= static_cast<int>(together.size());
@@ -76,8 +63,9 @@ void RankExecutor::run_filling_p2() {
   run_oldest_p2();
 }
 
-void RankExecutor::run_ahead_p2() {
-  while (input_->fills_waits && !pending_.empty() && p2_stream_.wants_more()) run_filling_p2();
+void RankExecutor::run_placed_p2() {
+  if (input_->p2_places.empty()) return;
+  while (!pending_.empty() && p2_run_ < input_->p2_places[rank_][at_]) run_filling_p2();
 }
 
 void RankExecutor::find_tail() {
@@ -140,20 +128,16 @@ void RankExecutor::flush_p2(int s, int first, int last) {
 
 double RankExecutor::make_room(int64_t peak, int64_t held) {
   const int64_t bytes = std::max(peak, held + largest_p2_);
-  const auto lacks = [&] { return holds_p2() && meter_.held(rank_) + bytes > cap_; };
+  const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
   if (!lacks()) return 0;
   const double begin = now_seconds();
   events_.pause(begin);
   device_times_.pause();
-  while (lacks()) release_oldest_p2();
+  while (lacks()) run_oldest_p2();
   device_times_.resume();
   const double end = now_seconds();
   events_.resume(end);
   return end - begin;
-}
-
-void RankExecutor::release_oldest_p2() {
-  p2_stream_.keeps() ? p2_stream_.release_oldest() : run_oldest_p2();
 }
 
 void RankExecutor::log_p2(std::span<PendingP2> together, double begin, double end) {

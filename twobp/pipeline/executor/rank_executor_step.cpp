@@ -38,7 +38,6 @@ RankResult RankExecutor::run(const StepInput& input) {
   run_until(instructions.size());
   const bool whole =
       !input.early_end || (input.training ? input.early_end->completes() : !input.early_end->given_up());
-  p2_stream_.join();
   if (!whole) {
     clear();
     if (input.training) put_back();
@@ -71,9 +70,8 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
   {
     std::unique_lock turn(*input.turn);
     turn_ = &turn;
-    const P2Stream::Recording recording(p2_stream_, begin);
+    device_.compute().wait(begin);
     run_until(input.schedule->ranks[rank_].size());
-    p2_stream_.join();
   }
   turn_ = nullptr;
   input_ = nullptr;
@@ -84,7 +82,7 @@ DeviceEvent RankExecutor::record(const StepInput& input, const DeviceEvent& begi
     recorded_grads_.push_back(&parameter);
     parameter.forget_grad();  // until the graph has written it
   });
-  return p2_stream_.device().compute().record();
+  return device_.compute().record();
 }
 
 void RankExecutor::expect_no_gradients() const {
@@ -96,7 +94,7 @@ void RankExecutor::expect_no_gradients() const {
 
 RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEvent& end) {
   expect_no_gradients();
-  p2_stream_.device().compute().wait(end);
+  device_.compute().wait(end);
   prepare(input);
   losses_ = recorded_losses_;
   for (Parameter* parameter : recorded_grads_) parameter->has_grad_from_elsewhere();
@@ -117,7 +115,7 @@ RankResult RankExecutor::end(const StepInput& input, bool whole) {
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the next step.
   if (!input.training) transport_.flush(input.timeout);
-  const DeviceStream& compute = p2_stream_.device().compute();
+  const DeviceStream& compute = device_.compute();
   compute.wait_on_host();  // the update is timed separately
   transport_.progress();   // what was sent is there now
   if (device_times_.any()) {
@@ -145,10 +143,10 @@ RankResult RankExecutor::end(const StepInput& input, bool whole) {
   result_.times.end = now_seconds();
   result_.times.products = product_time() - products_;
   // A device runs products later: their seconds would be those of launching them.
-  if (p2_stream_.device().asynchronous()) result_.times.products.seconds = 0;
+  if (device_.asynchronous()) result_.times.products.seconds = 0;
   result_.times.allocations = BlockCache::allocations() - allocations_;
   result_.times.busy += result_.times.optimizer;
-  if (!p2_stream_.device().asynchronous()) {
+  if (!device_.asynchronous()) {
     for (const StageTimes& times : stage_times_)
       result_.times.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
@@ -199,7 +197,6 @@ void RankExecutor::run_until(size_t end) {
     try {
       if (at_ == tail_) run_tail_p2();
       execute(instruction);
-      run_ahead_p2();
     } catch (const Aborted&) {
       throw;
     } catch (...) {
@@ -221,7 +218,7 @@ bool RankExecutor::settle() {
   } else {
     clear();
     drop_unreceived();
-    p2_stream_.device().compute().wait_on_host();  // on the device, too, work in vain is start-up
+    device_.compute().wait_on_host();  // on the device, too, work in vain is start-up
     prepare(*input_);
   }
   loss_scale_ = settled.loss_scale;
@@ -248,6 +245,7 @@ void RankExecutor::prepare(const StepInput& input) {
   input_ = &input;
   result_ = {};
   at_ = 0;
+  p2_run_ = 0;
   started_ = false;
   turn_ = nullptr;
   loss_scale_ = input.loss_scale;
@@ -276,7 +274,7 @@ void RankExecutor::prepare(const StepInput& input) {
   BlockCache::begin_step();
   allocations_ = BlockCache::allocations();
   result_.times.begin = now_seconds();
-  device_times_.start(p2_stream_.device(), /*on=*/input.turn == nullptr);
+  device_times_.start(device_, /*on=*/input.turn == nullptr);
 }
 
 }  // namespace twobp

@@ -1,0 +1,186 @@
+// Tests where W runs on devices, whose hosts run ahead of them: at the waits of the simulated step, whatever
+// has arrived. The costs are made up.
+#include "twobp/schedule/simulate/p2_places.h"
+
+#include <algorithm>
+
+#include "tests/nn/device/stand_in_device.h"
+#include "tests/pipeline/step_bytes.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/schedule/check/in_process.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+using test::measured_peaks;
+using test::step_input;
+
+constexpr int kMicroBatches = 6;
+
+struct Cut {
+  std::vector<int> split;
+  std::string schedule = "1f1b";
+  std::vector<int> rank_of_stage = {};
+};
+
+const std::vector<Cut>& cuts() {
+  static const std::vector<Cut> cuts = {
+      {{2, 2, 2, 2}}, {{1, 1, 6}},          {{5, 2, 1}},
+      {{1, 5, 2}},    {{3, 3, 2}, "gpipe"}, {{2, 2, 2, 2}, "interleaved-1f1b", {0, 1, 0, 1}}};
+  return cuts;
+}
+
+std::vector<Device> devices_of(const Cut& cut) {
+  std::vector<Device> devices;
+  for (size_t stage = 0; stage < cut.split.size(); ++stage)
+    devices.push_back(test::stand_in_device(30 + static_cast<int>(stage)));
+  if (!cut.rank_of_stage.empty()) devices.resize(2);
+  return devices;
+}
+
+// The bytes are those of the device. Each op of a layer takes a second, W `p2_seconds`.
+Pipeline on_devices(const Cut& cut, double p2_seconds = 1) {
+  const ModelSpec model = test::small_mlp(8);
+  const auto devices = devices_of(cut);
+  Profile profile = measure_profile(model, test::random_fields(1), 0.01, devices[0]);
+  for (auto& [kind, layer] : profile) {
+    layer.forward = layer.backward_p1 = 1;
+    layer.backward_p2 = p2_seconds;
+  }
+  const auto ranks = static_cast<int>(devices.size());
+  return Pipeline(model, profile, test::options_of(cut.split, cut.rank_of_stage),
+                  std::move(make_thread_worlds(1, ranks, {}, devices).front()));
+}
+
+// F, I and each piece of W, as "F0.3".
+using Order = std::vector<std::string>;
+
+std::vector<Order> simulated(const Pipeline& pipeline, const StepSetup& setup) {
+  SimulationOptions options = in_process_simulation(pipeline.caps(setup));
+  options.timeline = true;
+  const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.stage_profiles()), options);
+  std::vector<Order> orders;
+  for (const auto& rank : recorded_order(simulation)) {
+    Order& order = orders.emplace_back();
+    for (const RecordedOp& op : rank)
+      order.insert(order.end(), std::max(1, op.pieces),
+                   concat(op_name(op.op), op.stage, '.', op.micro_batch));
+  }
+  return orders;
+}
+
+std::vector<Order> launched(Pipeline& pipeline, const StepSetup& setup) {
+  StepInput input = step_input();
+  input.want_events = true;
+  const StepReport report = pipeline.run(setup, test::random_batch(setup.schedule.micro_batches), input);
+  std::vector<Order> orders;
+  for (const auto& events : report.events) {
+    Order& order = orders.emplace_back();
+    for (const Event& event : events) {
+      if (event.kind > Event::Kind::kBackwardP2 || event.part > 0) continue;
+      const Op op = event.kind == Event::Kind::kForward      ? Op::kForward
+                    : event.kind == Event::Kind::kBackwardP1 ? Op::kBackwardP1
+                                                             : Op::kBackwardP2;
+      order.push_back(concat(op_name(op), event.stage, '.', event.micro_batch));
+    }
+  }
+  return orders;
+}
+
+// Forgets the gradients of the step before.
+std::vector<at::Tensor> gradients_on_host(Pipeline& pipeline) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& gradient : test::take_gradients(pipeline)) gradients.push_back(gradient.cpu());
+  return gradients;
+}
+
+TEST(P2Places, CountThePiecesThatTheSimulationRunsBeforeAnOp) {
+  const Schedule schedule = test::finished(named_schedule("1f1b").generate(2, 2, 2, 1), P2Policy::kFill);
+  StageCost light, heavy;
+  heavy.forward = heavy.backward_p1 = heavy.backward_p2 = 4;
+  light.p2_units = 2;
+  const Simulation simulation = simulate(schedule, {light, heavy});
+  const auto places = p2_places(schedule, simulation);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& list = schedule.ranks[rank];
+    ASSERT_EQ(places[rank].size(), list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+      // The first rank waits for the second gradient, the second for nothing after its first I.
+      const bool waits = rank == 0 && list[i].op == Op::kRecvBackward && list[i].micro_batch == 1;
+      EXPECT_EQ(places[rank][i], waits ? 2 : 0) << to_string(list[i]);
+    }
+  }
+  SimulationOptions without;
+  without.timeline = false;
+  EXPECT_THROW(p2_places(schedule, simulate(schedule, {light, heavy}, without)), Error);
+}
+
+TEST(P2Places, RanksLaunchTheSimulatedOrder) {
+  for (const Cut& cut : cuts()) {
+    for (const double p2_seconds : {0.3, 1.0, 4.0}) {
+      Pipeline pipeline = on_devices(cut, p2_seconds);
+      for (const int micro_batches : {kMicroBatches, kMicroBatches - 2, kMicroBatches}) {
+        const StepSetup setup = pipeline.setup(cut.schedule, micro_batches, P2Policy::kFill,
+                                               P2Batching::kLoop, MemoryCap::none());
+        EXPECT_EQ(launched(pipeline, setup), simulated(pipeline, setup))
+            << cut.schedule << ", W of " << p2_seconds << " s, " << micro_batches << " micro-batches";
+        gradients_on_host(pipeline);
+      }
+    }
+  }
+}
+
+// The last rank has more work than the others, so it never waits between its first F and its last I.
+TEST(P2Places, ARankThatNeverWaitsLaunchesItsWLast) {
+  Pipeline pipeline = on_devices({{1, 1, 6}});
+  const auto orders = launched(
+      pipeline, pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill, P2Batching::kLoop, MemoryCap::none()));
+  const auto is_w = [](const std::string& op) { return op.starts_with("W"); };
+  const auto last_p1 = [](const Order& order) {
+    return std::ranges::find(order, concat("I", order.front().substr(1, 2), kMicroBatches - 1));
+  };
+  EXPECT_TRUE(std::none_of(orders[2].begin(), last_p1(orders[2]), is_w));
+  EXPECT_TRUE(std::any_of(orders[0].begin(), last_p1(orders[0]), is_w)) << "the first rank waits";
+  for (const Order& order : orders) EXPECT_TRUE(is_w(order.back()));
+}
+
+TEST(P2Places, GiveTheSameBits) {
+  for (const Cut& cut : cuts()) {
+    SCOPED_TRACE(cut.schedule);
+    std::vector<at::Tensor> expected;
+    for (const double p2_seconds : {0.3, 1.0, 4.0}) {
+      Pipeline pipeline = on_devices(cut, p2_seconds);
+      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill, P2Policy::kEnd}) {
+        for (const MemoryCap& cap : {MemoryCap::none(), MemoryCap::automatic()}) {
+          pipeline.run(pipeline.setup(cut.schedule, kMicroBatches, policy, P2Batching::kLoop, cap),
+                       test::random_batch(kMicroBatches), step_input());
+          const auto actual = gradients_on_host(pipeline);
+          if (expected.empty()) expected = actual;
+          test::expect_same_bits(expected, actual);
+        }
+      }
+    }
+  }
+}
+
+// Messages in transit are beyond the cap, with p2 off, too. They are less than the W of one block.
+TEST(P2Places, StayUnderTheCap) {
+  constexpr int64_t kUnderWay = kMicroBatches * test::kMessage;
+  static_assert(kUnderWay < test::kStash);
+  int limited = 0;
+  for (const Cut& cut : cuts()) {
+    SCOPED_TRACE(cut.schedule);
+    Pipeline pipeline = on_devices(cut);
+    const StepSetup setup = pipeline.setup(cut.schedule, kMicroBatches, P2Policy::kFill);
+    const auto caps = pipeline.caps(setup);
+    const auto peaks = measured_peaks(pipeline, setup);
+    const auto free = measured_peaks(pipeline, pipeline.setup(cut.schedule, kMicroBatches, P2Policy::kFill,
+                                                              P2Batching::kLoop, MemoryCap::none()));
+    for (size_t rank = 0; rank < caps.size(); ++rank) EXPECT_LE(peaks[rank], caps[rank] + kUnderWay) << rank;
+    limited += peaks != free;
+  }
+  EXPECT_GT(limited, 0) << "no cap was in the way";
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE
