@@ -2,6 +2,7 @@
 #include "twobp/schedule/text/csv_cells.h"
 
 #include <array>
+#include <cstdint>
 #include <string_view>
 
 #include <climits>
