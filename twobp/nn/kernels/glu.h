@@ -6,9 +6,9 @@
 
 #include <ATen/ATen.h>
 
-namespace twobp {
+#include "twobp/nn/kernels/gate.h"
 
-enum class Gate : uint8_t { kSilu, kGelu, kGeluTanh };
+namespace twobp {
 
 // "silu", "gelu" (exact), "gelu_tanh". Throws Error that lists them for other names.
 Gate parse_gate(const std::string& name);

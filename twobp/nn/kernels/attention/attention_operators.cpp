@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "twobp/nn/kernels/attention/packed_heads.h"
 #include "twobp/nn/kernels/operators.h"
 
 namespace twobp::operators {
@@ -45,43 +46,15 @@ at::Tensor starts_of(const PackedAttention& attention, const Block& block, at::D
   return starts.unsqueeze(1).unsqueeze(3);
 }
 
-// Splits (batch, positions, packed) into q, k, v as (batch, heads, positions, dim). k and v are repeated for
-// their group.
+// q, k, v as (batch, heads, positions, dim). k and v are repeated for their group.
 struct Heads {
   Heads(const at::Tensor& packed, const PackedAttention& attention)
       : scale(attention.scale > 0 ? attention.scale : 1 / std::sqrt(static_cast<double>(attention.head_dim))),
         group(attention.heads / attention.kv_heads) {
-    const int64_t dim = attention.head_dim;
-    const int64_t step = attention.interleaved ? 3 * dim : dim;
-    const auto part = [&](int64_t column, int64_t count) {
-      return packed.narrow(2, column, packed.size(2) - column)
-          .as_strided({packed.size(0), count, packed.size(1), dim},
-                      {packed.stride(0), step, packed.stride(1), 1});
-    };
-    q = part(attention.q_column(0), attention.heads);
-    k = with_earlier(attention, part(attention.k_column(0), attention.kv_heads), 0)
-            .repeat_interleave(group, 1);
-    v = with_earlier(attention, part(attention.v_column(0), attention.kv_heads), 1)
-            .repeat_interleave(group, 1);
-  }
-
-  // Keys (which = 0) or values (1) of the earlier slices before `own` (B, K, S, D). A copy: one product then
-  // reads them all.
-  static at::Tensor with_earlier(const PackedAttention& attention, const at::Tensor& own, int64_t which) {
-    std::vector<at::Tensor> all;
-    for (const EarlierKeys& keys : attention.earlier) {
-      PackedAttention packed = attention;
-      if (!keys.packed) packed.heads = 0;
-      const int64_t dim = attention.head_dim;
-      const int64_t column = which == 0 ? packed.k_column(0) : packed.v_column(0);
-      const int64_t step = keys.packed && attention.interleaved ? 3 * dim : dim;
-      all.push_back(keys.rows.narrow(2, column, keys.rows.size(2) - column)
-                        .as_strided({own.size(0), attention.kv_heads, keys.rows.size(1), dim},
-                                    {keys.rows.stride(0), step, keys.rows.stride(1), 1}));
-    }
-    if (all.empty()) return own;
-    all.push_back(own);
-    return at::cat(all, 2);
+    const PackedHeads heads(packed, attention);
+    q = heads.q.transpose(1, 2);
+    k = heads.k.transpose(1, 2).repeat_interleave(group, 1);
+    v = heads.v.transpose(1, 2).repeat_interleave(group, 1);
   }
 
   // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope`
@@ -164,8 +137,8 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
                      packed.options().dtype(compute_type(packed.scalar_type())));
   };
   const at::Tensor dq = sums(attention.heads, positions);
-  at::Tensor dk = sums(attention.kv_heads, past + positions);
-  at::Tensor dv = sums(attention.kv_heads, past + positions);
+  const at::Tensor dk = sums(attention.kv_heads, past + positions);
+  const at::Tensor dv = sums(attention.kv_heads, past + positions);
   const at::Tensor gradient = by_head(dout);
   const at::Tensor inner = (gradient * by_head(out)).sum(3, true);
   for_blocks(positions, attention, [&](const Block& block) {
@@ -186,27 +159,7 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
     block.of_keys(dk, 2).add_(of_group(at::matmul(ds.transpose(2, 3), queries(heads.q))));
     block.of_keys(dv, 2).add_(of_group(at::matmul(dropped.transpose(2, 3), dy)));
   });
-  const auto as_rows = [](const at::Tensor& tensor) { return tensor.transpose(1, 2).flatten(2); };
-  int64_t begin = 0;
-  for (const EarlierKeys& keys : attention.earlier) {
-    const int64_t count = keys.rows.size(1);
-    keys.gradient.add_(
-        at::cat({as_rows(dk.narrow(2, begin, count)), as_rows(dv.narrow(2, begin, count))}, 2));
-    begin += count;
-  }
-  dk = dk.narrow(2, past, positions);
-  dv = dv.narrow(2, past, positions);
-  if (attention.from_later.defined()) {
-    const at::Tensor heads_of =
-        attention.from_later.unflatten(2, {2 * attention.kv_heads, attention.head_dim});
-    dk.add_(heads_of.narrow(2, 0, attention.kv_heads).transpose(1, 2));
-    dv.add_(heads_of.narrow(2, attention.kv_heads, attention.kv_heads).transpose(1, 2));
-  }
-  if (attention.interleaved) {
-    dpacked.copy_(at::stack({dq, dk, dv}, 2).permute({0, 3, 1, 2, 4}).flatten(2));
-    return;
-  }
-  dpacked.copy_(at::cat({as_rows(dq), as_rows(dk), as_rows(dv)}, 2));
+  give_gradients(attention, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dpacked);
 }
 
 }  // namespace twobp::operators

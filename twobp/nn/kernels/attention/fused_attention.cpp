@@ -5,40 +5,10 @@
 #include <tuple>
 #include <vector>
 
+#include "twobp/nn/kernels/attention/packed_heads.h"
+
 namespace twobp {
 namespace {
-
-// q (B, S, H, D), k and v (B, P + S, K, D): views of the rows, or copies behind those of earlier slices.
-struct Heads {
-  Heads(const at::Tensor& packed, const PackedAttention& attention) : attention(attention) {
-    q = part(packed, attention.q_column(0), attention.heads, attention.interleaved);
-    k = keys(packed, /*value=*/false);
-    v = keys(packed, /*value=*/true);
-  }
-
-  at::Tensor part(const at::Tensor& rows, int64_t column, int64_t count, bool interleaved) const {
-    const int64_t dim = attention.head_dim;
-    return rows.narrow(2, column, rows.size(2) - column)
-        .as_strided({rows.size(0), rows.size(1), count, dim},
-                    {rows.stride(0), rows.stride(1), interleaved ? 3 * dim : dim, 1});
-  }
-
-  at::Tensor keys(const at::Tensor& packed, bool value) const {
-    const int64_t count = attention.kv_heads;
-    const int64_t column = value ? attention.v_column(0) : attention.k_column(0);
-    std::vector<at::Tensor> all;
-    for (const EarlierKeys& earlier : attention.earlier) {
-      const int64_t apart = value ? count * attention.head_dim : 0;
-      all.push_back(part(earlier.rows, earlier.packed ? column : apart, count,
-                         earlier.packed && attention.interleaved));
-    }
-    all.push_back(part(packed, column, count, attention.interleaved));
-    return all.size() == 1 ? all[0] : at::cat(all, 1);
-  }
-
-  const PackedAttention& attention;
-  at::Tensor q, k, v;
-};
 
 bool by_flash(const at::Tensor& packed, const PackedAttention& attention) {
   return packed.scalar_type() != at::kFloat && !attention.shift.defined();
@@ -62,7 +32,7 @@ struct FlashArguments {
 // What the memory-efficient kernels take besides tensors. They know no groups, so that keys and values are
 // repeated for theirs.
 struct EfficientArguments {
-  EfficientArguments(const Heads& heads, const PackedAttention& attention)
+  EfficientArguments(const PackedHeads& heads, const PackedAttention& attention)
       : group(attention.heads / attention.kv_heads), mask(attention.causal ? kFromTheLast : kNone) {
     k = group == 1 ? heads.k : heads.k.repeat_interleave(group, 2);
     v = group == 1 ? heads.v : heads.v.repeat_interleave(group, 2);
@@ -89,7 +59,7 @@ constexpr int64_t kSumsAtOnce = 32;
 
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of q, k and v
 
-Gradients flash_gradients(const Heads& heads, const PackedAttention& attention, const at::Tensor& out,
+Gradients flash_gradients(const PackedHeads& heads, const PackedAttention& attention, const at::Tensor& out,
                           const at::Tensor& log_sum_exp, const at::Tensor& dout) {
   const FlashArguments with(attention);
   const at::Tensor no_state = at::empty({2}, out.options().dtype(at::kUInt64));  // of dropout
@@ -98,8 +68,8 @@ Gradients flash_gradients(const Heads& heads, const PackedAttention& attention, 
                                        no_state, no_state, scale_of(attention), with.left, with.right);
 }
 
-Gradients efficient_gradients(const Heads& heads, const PackedAttention& attention, const at::Tensor& out,
-                              const at::Tensor& log_sum_exp, const at::Tensor& dout) {
+Gradients efficient_gradients(const PackedHeads& heads, const PackedAttention& attention,
+                              const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout) {
   const EfficientArguments with(heads, attention);
   const int64_t positions = heads.q.size(1);
   const int64_t missing = (positions + kSumsAtOnce - 1) / kSumsAtOnce * kSumsAtOnce - positions;
@@ -115,11 +85,6 @@ Gradients efficient_gradients(const Heads& heads, const PackedAttention& attenti
   return {dq, dk.unflatten(2, groups).sum(3), dv.unflatten(2, groups).sum(3)};
 }
 
-// Adds the gradient of keys or values (B, L, K, D) to one half of `sum` (B, L, 2 K D).
-void add_half(const at::Tensor& sum, int64_t half, const at::Tensor& gradient) {
-  sum.chunk(2, 2)[half].add_(gradient.flatten(2));
-}
-
 }  // namespace
 
 bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention) {
@@ -131,7 +96,7 @@ bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& atte
 
 void fused_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                              at::Tensor& log_sum_exp) {
-  const Heads heads(packed, attention);
+  const PackedHeads heads(packed, attention);
   if (by_flash(packed, attention)) {
     const FlashArguments with(attention);
     const auto [y, sums, state, unused, mask] = at::_flash_attention_forward(
@@ -152,32 +117,11 @@ void fused_attention_forward(const at::Tensor& packed, const PackedAttention& at
 void fused_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
                               const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
                               at::Tensor& dpacked) {
-  const Heads heads(packed, attention);
+  const PackedHeads heads(packed, attention);
   const std::vector<int64_t> by_head{attention.heads, attention.head_dim};
-  auto [dq, dk, dv] = (by_flash(packed, attention) ? flash_gradients : efficient_gradients)(
+  const auto [dq, dk, dv] = (by_flash(packed, attention) ? flash_gradients : efficient_gradients)(
       heads, attention, out.unflatten(2, by_head), log_sum_exp, dout.unflatten(2, by_head));
-  int64_t begin = 0;
-  for (const EarlierKeys& earlier : attention.earlier) {
-    const int64_t count = earlier.rows.size(1);
-    add_half(earlier.gradient, 0, dk.narrow(1, begin, count));
-    add_half(earlier.gradient, 1, dv.narrow(1, begin, count));
-    begin += count;
-  }
-  if (begin > 0) {
-    dk = dk.narrow(1, begin, packed.size(1));
-    dv = dv.narrow(1, begin, packed.size(1));
-  }
-  if (attention.from_later.defined()) {
-    const std::vector<at::Tensor> later = attention.from_later.chunk(2, 2);
-    dk = later[0].unflatten(2, {attention.kv_heads, attention.head_dim}) + dk;
-    dv = later[1].unflatten(2, {attention.kv_heads, attention.head_dim}) + dv;
-  }
-  const auto part = [&](int64_t column, int64_t count) {
-    return heads.part(dpacked, column, count, attention.interleaved);
-  };
-  part(attention.q_column(0), attention.heads).copy_(dq);
-  part(attention.k_column(0), attention.kv_heads).copy_(dk);
-  part(attention.v_column(0), attention.kv_heads).copy_(dv);
+  give_gradients(attention, dq, dk, dv, dpacked);
 }
 
 }  // namespace twobp

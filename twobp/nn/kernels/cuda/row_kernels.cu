@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "twobp/nn/kernels/cuda/row_kernels.h"
+#include "twobp/nn/kernels/number.h"
 
 namespace twobp {
 namespace {
@@ -17,19 +18,8 @@ constexpr int kGainRows = 32;  // rows of a block of dgain
 constexpr int kGainColumns = 64;
 
 template <typename S>
-struct WideOf {
-  using type = float;
-};
-template <>
-struct WideOf<double> {
-  using type = double;
-};
-template <typename S>
-using Wide = typename WideOf<S>::type;
-
-template <typename S>
-__device__ Wide<S> wide(S x) {
-  return static_cast<Wide<S>>(x);
+__device__ Compute<S> wide(S x) {
+  return static_cast<Compute<S>>(x);
 }
 template <typename S, int N>
 struct alignas(N * sizeof(S)) Pack {
@@ -37,13 +27,13 @@ struct alignas(N * sizeof(S)) Pack {
 };
 // N neighbours, as wide numbers.
 template <int N, typename S>
-__device__ void load(const S* from, Wide<S> (&to)[N]) {
+__device__ void load(const S* from, Compute<S> (&to)[N]) {
   const auto pack = *reinterpret_cast<const Pack<S, N>*>(from);
 #pragma unroll
   for (int k = 0; k < N; ++k) to[k] = wide(pack.numbers[k]);
 }
 template <int N, typename S>
-__device__ void store(S* to, const Wide<S> (&from)[N]) {
+__device__ void store(S* to, const Compute<S> (&from)[N]) {
   Pack<S, N> pack;
 #pragma unroll
   for (int k = 0; k < N; ++k) pack.numbers[k] = static_cast<S>(from[k]);
@@ -79,8 +69,8 @@ __device__ T block_max(T x) {
 // ---------------------------------------------------------------- RMSNorm
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_forward(int64_t cols, const S* x, const Wide<S>* gain, Wide<S> eps, S* y, Wide<S>* rstd) {
-  using T = Wide<S>;
+    rms_norm_forward(int64_t cols, const S* x, const Compute<S>* gain, Compute<S> eps, S* y, Compute<S>* rstd) {
+  using T = Compute<S>;
   x += blockIdx.x * cols;
   y += blockIdx.x * cols;
   T sum = 0;
@@ -104,9 +94,9 @@ __global__ void __launch_bounds__(kThreads)
 // dx = (g - xhat mean(g xhat)) rstd with g = dy gain and xhat = x rstd.
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_backward(int64_t cols, const S* dy, const S* x, const Wide<S>* gain, const Wide<S>* rstd,
+    rms_norm_backward(int64_t cols, const S* dy, const S* x, const Compute<S>* gain, const Compute<S>* rstd,
                       S* dx) {
-  using T = Wide<S>;
+  using T = Compute<S>;
   dy += blockIdx.x * cols;
   x += blockIdx.x * cols;
   dx += blockIdx.x * cols;
@@ -133,8 +123,8 @@ __global__ void __launch_bounds__(kThreads)
 // A block sums kGainRows rows of kGainColumns columns: each of its rows of threads takes every fourth row.
 template <typename S>
 __global__ void __launch_bounds__(kThreads)
-    rms_norm_dgain(int64_t rows, int64_t cols, const S* dy, const S* x, const Wide<S>* rstd, Wide<S>* dgain) {
-  using T = Wide<S>;
+    rms_norm_dgain(int64_t rows, int64_t cols, const S* dy, const S* x, const Compute<S>* rstd, Compute<S>* dgain) {
+  using T = Compute<S>;
   constexpr int kSteps = kThreads / kGainColumns;
   __shared__ T of_steps[kThreads];
   const int64_t col = int64_t{blockIdx.y} * kGainColumns + threadIdx.x % kGainColumns;
@@ -155,8 +145,8 @@ __global__ void __launch_bounds__(kThreads)
 // ---------------------------------------------------------------- rotary embedding
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads)
-    rotate(int64_t count, CudaRope rope, S* x, const Wide<S>* cos, const Wide<S>* sin) {
-  using T = Wide<S>;
+    rotate(int64_t count, CudaRope rope, S* x, const Compute<S>* cos, const Compute<S>* sin) {
+  using T = Compute<S>;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread >= count) return;
   const int64_t packs = rope.half / N;
@@ -181,13 +171,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---------------------------------------------------------------- gated linear units
 // The gate and its derivative: silu, or gelu in its two forms (arXiv 1606.08415, section 2).
-template <CudaGate kGate, typename T>
+template <Gate kGate, typename T>
 __device__ void open(T x, T& value, T& slope) {
-  if constexpr (kGate == CudaGate::kSilu) {
+  if constexpr (kGate == Gate::kSilu) {
     const T s = 1 / (1 + exp(-x));
     value = x * s;
     slope = s * (1 + x * (1 - s));
-  } else if constexpr (kGate == CudaGate::kGelu) {
+  } else if constexpr (kGate == Gate::kGelu) {
     const T below = T(0.5) * (1 + erf(x * T(0.70710678118654752440)));  // Phi(x)
     value = x * below;
     slope = below + x * exp(x * x * T(-0.5)) * T(0.39894228040143267794);
@@ -199,10 +189,10 @@ __device__ void open(T x, T& value, T& slope) {
   }
 }
 
-template <CudaGate kGate, int N, typename S>
+template <Gate kGate, int N, typename S>
 __global__ void __launch_bounds__(kThreads)
     glu_forward(int64_t count, int64_t cols, const S* x, int64_t stride, S* act) {
-  using T = Wide<S>;
+  using T = Compute<S>;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread >= count) return;
   const int64_t row = thread / (cols / N);
@@ -219,11 +209,11 @@ __global__ void __launch_bounds__(kThreads)
   store<N>(act + row * cols + i, u);
 }
 
-template <CudaGate kGate, int N, typename S>
+template <Gate kGate, int N, typename S>
 __global__ void __launch_bounds__(kThreads)
     glu_backward(int64_t count, int64_t cols, const S* x, int64_t stride, const S* dact, S* dx,
                  int64_t dx_stride) {
-  using T = Wide<S>;
+  using T = Compute<S>;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread >= count) return;
   const int64_t row = thread / (cols / N);
@@ -247,8 +237,8 @@ __global__ void __launch_bounds__(kThreads)
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy(int64_t cols, S* logits, int64_t stride, const int64_t* targets, int64_t ignore,
-                  Wide<S> scale, bool gradient, double* losses) {
-  using T = Wide<S>;
+                  Compute<S> scale, bool gradient, double* losses) {
+  using T = Compute<S>;
   S* const row = logits + blockIdx.x * stride;
   const int64_t target = targets[blockIdx.x];
   if (target == ignore) {
@@ -301,10 +291,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t in_chunk = min(cols - begin, kChunk);
   const int64_t groups = (in_chunk + 7) / 8;
   const int64_t half = min(in_chunk, 4 * groups);
-  const auto here = static_cast<uint32_t>(rows[row]);
   uint32_t a = static_cast<uint32_t>(group);
-  uint32_t b =
-      mask.length == 0 ? here : here / mask.length * mask.positions + mask.first + here % mask.length;
+  uint32_t b = mask.row(static_cast<uint32_t>(rows[row]));
   uint32_t c = mask.micro_batch;
   uint32_t d = 0;
   uint32_t key0 = mask.key[0], key1 = mask.key[1];
@@ -321,7 +309,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const uint32_t words[4] = {a, b, c, d};
   const auto factor = [&](uint32_t bits) {
-    return static_cast<S>(bits >= mask.threshold ? static_cast<Wide<S>>(mask.scale) : Wide<S>(0));
+    return static_cast<S>(bits >= mask.threshold ? static_cast<Compute<S>>(mask.scale) : Compute<S>(0));
   };
   S* const to = out + row * cols + begin;
 #pragma unroll
@@ -338,7 +326,7 @@ __global__ void __launch_bounds__(kThreads) sum_of_squares(int64_t count, const 
   double sum = 0;
   const int64_t all = int64_t{gridDim.x} * kThreads * N;
   for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N; i < count; i += all) {
-    Wide<S> v[N];
+    Compute<S> v[N];
     load<N>(x + i, v);
 #pragma unroll
     for (int k = 0; k < N; ++k) sum += static_cast<double>(v[k]) * static_cast<double>(v[k]);
@@ -382,11 +370,11 @@ int for_packs(CudaNumber type, std::initializer_list<int64_t> distances,
 }
 
 template <typename Body>
-void for_gate(CudaGate gate, Body&& body) {
+void for_gate(Gate gate, Body&& body) {
   switch (gate) {
-    case CudaGate::kSilu: body(std::integral_constant<CudaGate, CudaGate::kSilu>()); break;
-    case CudaGate::kGelu: body(std::integral_constant<CudaGate, CudaGate::kGelu>()); break;
-    case CudaGate::kGeluTanh: body(std::integral_constant<CudaGate, CudaGate::kGeluTanh>()); break;
+    case Gate::kSilu: body(std::integral_constant<Gate, Gate::kSilu>()); break;
+    case Gate::kGelu: body(std::integral_constant<Gate, Gate::kGelu>()); break;
+    case Gate::kGeluTanh: body(std::integral_constant<Gate, Gate::kGeluTanh>()); break;
   }
 }
 
@@ -412,7 +400,7 @@ int cuda_rms_norm_forward(const CudaRows& on, const void* x, const void* gain, d
   return for_packs(on.type, {on.cols}, {x, y}, [&](auto zero, auto n) {
     using S = decltype(zero);
     rms_norm_forward<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
-        on.cols, in<S>(x), in<Wide<S>>(gain), static_cast<Wide<S>>(eps), out<S>(y), out<Wide<S>>(rstd));
+        on.cols, in<S>(x), in<Compute<S>>(gain), static_cast<Compute<S>>(eps), out<S>(y), out<Compute<S>>(rstd));
   });
 }
 
@@ -426,9 +414,9 @@ int cuda_rms_norm_backward(const CudaRows& on, const void* dy, const void* x, co
     using S = decltype(zero);
     const dim3 blocks(cuda_gain_blocks(on.rows), (on.cols + kGainColumns - 1) / kGainColumns);
     rms_norm_dgain<<<blocks, kThreads, 0, stream_of(on)>>>(on.rows, on.cols, in<S>(dy), in<S>(x),
-                                                           in<Wide<S>>(rstd), out<Wide<S>>(dgain));
+                                                           in<Compute<S>>(rstd), out<Compute<S>>(dgain));
     rms_norm_backward<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
-        on.cols, in<S>(dy), in<S>(x), in<Wide<S>>(gain), in<Wide<S>>(rstd), out<S>(dx));
+        on.cols, in<S>(dy), in<S>(x), in<Compute<S>>(gain), in<Compute<S>>(rstd), out<S>(dx));
   });
 }
 
@@ -437,11 +425,11 @@ int cuda_rope(const CudaRows& on, const CudaRope& rope, void* x, const void* cos
     using S = decltype(zero);
     const int64_t count = on.rows * rope.heads * (rope.half / n.value);
     rotate<n.value><<<blocks_of(count), kThreads, 0, stream_of(on)>>>(count, rope, out<S>(x),
-                                                                      in<Wide<S>>(cos), in<Wide<S>>(sin));
+                                                                      in<Compute<S>>(cos), in<Compute<S>>(sin));
   });
 }
 
-int cuda_glu_forward(const CudaRows& on, CudaGate gate, const void* x, int64_t stride, void* act) {
+int cuda_glu_forward(const CudaRows& on, Gate gate, const void* x, int64_t stride, void* act) {
   return for_packs(on.type, {on.cols, stride}, {x, act}, [&](auto zero, auto n) {
     using S = decltype(zero);
     const int64_t count = on.rows * (on.cols / n.value);
@@ -452,7 +440,7 @@ int cuda_glu_forward(const CudaRows& on, CudaGate gate, const void* x, int64_t s
   });
 }
 
-int cuda_glu_backward(const CudaRows& on, CudaGate gate, const void* x, int64_t stride, const void* dact,
+int cuda_glu_backward(const CudaRows& on, Gate gate, const void* x, int64_t stride, const void* dact,
                       void* dx, int64_t dx_stride) {
   return for_packs(on.type, {on.cols, stride, dx_stride}, {x, dact, dx}, [&](auto zero, auto n) {
     using S = decltype(zero);
@@ -469,7 +457,7 @@ int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const i
   return for_packs(on.type, {on.cols, stride}, {logits}, [&](auto zero, auto n) {
     using S = decltype(zero);
     cross_entropy<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
-        on.cols, out<S>(logits), stride, targets, ignore, static_cast<Wide<S>>(scale), gradient, losses);
+        on.cols, out<S>(logits), stride, targets, ignore, static_cast<Compute<S>>(scale), gradient, losses);
   });
 }
 

@@ -11,11 +11,11 @@
 #include <cstdint>
 
 #include "twobp/nn/kernels/encoder/dropout_mask.h"
+#include "twobp/nn/kernels/gate.h"
 
 namespace twobp {
 
 enum class CudaNumber { kFloat, kDouble, kBFloat16, kHalf };
-enum class CudaGate { kSilu, kGelu, kGeluTanh };
 
 struct CudaRows {
   CudaNumber type = CudaNumber::kFloat;
@@ -43,9 +43,9 @@ struct CudaRope {
 int cuda_rope(const CudaRows& on, const CudaRope& rope, void* x, const void* cos, const void* sin);
 
 // x (rows, 2 * cols), act (rows, cols): act = gate(x's first half) * (its second half).
-int cuda_glu_forward(const CudaRows& on, CudaGate gate, const void* x, int64_t stride, void* act);
+int cuda_glu_forward(const CudaRows& on, Gate gate, const void* x, int64_t stride, void* act);
 // `dx` may be `x`.
-int cuda_glu_backward(const CudaRows& on, CudaGate gate, const void* x, int64_t stride, const void* dact,
+int cuda_glu_backward(const CudaRows& on, Gate gate, const void* x, int64_t stride, const void* dact,
                       void* dx, int64_t dx_stride);
 
 // losses (rows), float64: 0 where the target is `ignore`, NaN where it is no column. With `gradient`, a row

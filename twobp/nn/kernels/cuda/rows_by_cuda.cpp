@@ -8,6 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/cuda/launch.h"
 #include "twobp/nn/kernels/cuda/row_kernels.h"
+#include "twobp/nn/kernels/products/padded_rows.h"
 
 namespace twobp {
 namespace {
@@ -30,15 +31,6 @@ std::optional<CudaNumber> number_of(at::ScalarType type) {
   }
 }
 
-// The distance between rows whose numbers are neighbours; undefined if there is no single one.
-std::optional<int64_t> stride_of(const at::Tensor& x) {
-  if (x.dim() < 2 || x.stride(-1) != 1) return x.is_contiguous() ? std::optional(x.size(-1)) : std::nullopt;
-  for (int64_t dim = 0; dim + 2 < x.dim(); ++dim) {
-    if (x.size(dim) != 1 && x.stride(dim) != x.stride(dim + 1) * x.size(dim + 1)) return {};
-  }
-  return x.stride(-2);
-}
-
 // Undefined if the kernels do not take rows of `cols` numbers like those of x.
 std::optional<CudaRows> rows_of(const at::Tensor& x, int64_t cols) {
   if (!x.is_cuda() || x.numel() == 0) return {};
@@ -58,10 +50,6 @@ bool contiguous(std::initializer_list<at::Tensor> tensors) {
 bool queued(int error) {
   TWOBP_CHECK(error == 0, "CUDA does not take a kernel of rows: error ", error);
   return true;
-}
-
-CudaGate gate_of(Gate gate) {
-  return gate == Gate::kSilu ? CudaGate::kSilu : gate == Gate::kGelu ? CudaGate::kGelu : CudaGate::kGeluTanh;
 }
 
 }  // namespace
@@ -94,39 +82,37 @@ bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const 
 bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
                   double direction) {
   const auto on = rows_of(x, x.size(-1));
-  const auto stride = stride_of(x);
-  if (!on || !stride || !contiguous({cos, sin})) return false;
+  if (!on || !has_even_rows(x) || !contiguous({cos, sin})) return false;
   const c10::DeviceGuard here(x.device());
-  const CudaRope rope = {*stride, heads.count, heads.step, heads.first, cos.size(1), x.size(1), direction};
+  const CudaRope rope = {row_stride(x), heads.count, heads.step, heads.first,
+                         cos.size(1),   x.size(1),   direction};
   return queued(cuda_rope(*on, rope, x.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr()));
 }
 
 bool glu_forward_by_cuda(const at::Tensor& x, Gate gate, at::Tensor& act) {
   const auto on = rows_of(x, x.size(-1) / 2);
-  const auto stride = stride_of(x);
-  if (!on || !stride || !contiguous({act})) return false;
+  if (!on || !has_even_rows(x) || !contiguous({act})) return false;
   const c10::DeviceGuard here(x.device());
-  return queued(cuda_glu_forward(*on, gate_of(gate), x.const_data_ptr(), *stride, act.mutable_data_ptr()));
+  return queued(cuda_glu_forward(*on, gate, x.const_data_ptr(), row_stride(x), act.mutable_data_ptr()));
 }
 
 bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx) {
   const auto on = rows_of(x, x.size(-1) / 2);
-  const auto stride = stride_of(x), dx_stride = stride_of(dx);
-  if (!on || !stride || !dx_stride || !contiguous({dact})) return false;
+  if (!on || !has_even_rows(x) || !has_even_rows(dx) || !contiguous({dact})) return false;
   const c10::DeviceGuard here(x.device());
-  return queued(cuda_glu_backward(*on, gate_of(gate), x.const_data_ptr(), *stride, dact.const_data_ptr(),
-                                  dx.mutable_data_ptr(), *dx_stride));
+  return queued(cuda_glu_backward(*on, gate, x.const_data_ptr(), row_stride(x), dact.const_data_ptr(),
+                                  dx.mutable_data_ptr(), row_stride(dx)));
 }
 
 bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
                            bool gradient, at::Tensor& loss) {
   const auto on = rows_of(logits, logits.size(-1));
-  const auto stride = stride_of(logits);
-  if (!on || !stride || !contiguous({targets})) return false;
+  if (!on || !has_even_rows(logits) || !contiguous({targets})) return false;
   const c10::DeviceGuard here(logits.device());
   const at::Tensor losses = at::empty({on->rows}, logits.options().dtype(at::kDouble));
-  queued(cuda_cross_entropy(*on, logits.mutable_data_ptr(), *stride, targets.const_data_ptr<int64_t>(),
-                            ignore, scale, gradient, losses.mutable_data_ptr<double>()));
+  queued(cuda_cross_entropy(*on, logits.mutable_data_ptr(), row_stride(logits),
+                            targets.const_data_ptr<int64_t>(), ignore, scale, gradient,
+                            losses.mutable_data_ptr<double>()));
   loss = losses.sum();
   return true;
 }

@@ -20,7 +20,7 @@ struct DropoutMask {
   uint32_t positions = 0;
 
   // The row of the mask for a row of this call.
-  uint32_t row(uint32_t here) const {
+  constexpr uint32_t row(uint32_t here) const {
     return length == 0 ? here : here / length * positions + first + here % length;
   }
 };
