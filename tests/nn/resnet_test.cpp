@@ -179,6 +179,9 @@ TEST(ResnetModel, KindsChainAndAreAlike) {
 TEST(ResnetModel, InitialWeightsDependOnSeedAndNameAlone) {
   Parameter weight({{"w", 64}}, {64, 32, 3, 3}, at::kFloat, 0.5);
   weight.allocate_value(3);
+  EXPECT_TRUE(weight.value.is_contiguous());
+  weight.store_channels_last();
+  weight.allocate_value(3);
   EXPECT_TRUE(weight.value.is_contiguous(at::MemoryFormat::ChannelsLast));
   Parameter flat({{"w", 64}}, {64, 32 * 9}, at::kFloat, 0.5);
   flat.allocate_value(3);
@@ -208,18 +211,24 @@ TEST(Buffer, IsNoWeight) {
   EXPECT_FALSE(Parameter("w", at::ones({2})).is_buffer());
 }
 
-// A convolution's gradient is a matrix for products, and otherwise four-dimensional.
+// A convolution's gradient is a matrix for products, with columns in memory order, and otherwise
+// four-dimensional.
 TEST(Buffer, GradientsOfConvolutionsAccumulate) {
-  Parameter weight({{"w", 2}}, {2, 3, 2, 2}, at::kDouble, 1);
-  weight.allocate_grad();
   const at::Tensor a = random({2, 5}, 1), b = random({5, 12}, 2), c = random({2, 3, 2, 2}, 3);
-  weight.accumulate_product(a, b);
-  weight.accumulate(c);
-  const at::Tensor product = at::mm(a, b).view({2, 2, 2, 3}).permute({0, 3, 1, 2});
-  EXPECT_TRUE(same_bits(weight.grad, product + c));
-  weight.forget_grad();
-  weight.accumulate(c);
-  EXPECT_TRUE(same_bits(weight.grad, c)) << "the first one overwrites";
+  for (const bool channels_last : {true, false}) {
+    Parameter weight({{"w", 2}}, {2, 3, 2, 2}, at::kDouble, 1);
+    if (channels_last) weight.store_channels_last();
+    weight.allocate_grad();
+    weight.accumulate_product(a, b);
+    weight.accumulate(c);
+    const at::Tensor product = at::mm(a, b);
+    EXPECT_TRUE(same_bits(
+        weight.grad,
+        (channels_last ? product.view({2, 2, 2, 3}).permute({0, 3, 1, 2}) : product.view({2, 3, 2, 2})) + c));
+    weight.forget_grad();
+    weight.accumulate(c);
+    EXPECT_TRUE(same_bits(weight.grad, c)) << "the first one overwrites";
+  }
 }
 
 TEST(ResnetModel, ImpossibleOnes) {

@@ -57,6 +57,7 @@ struct Replica {
       const std::string name = concat("p", i);
       parameters.push_back(std::make_unique<Parameter>(std::vector<ParameterPart>{{name, shape.sizes[0]}},
                                                        shape.sizes, shape.dtype, 0.0));
+      if (shape.sizes.size() == 4) parameters.back()->store_channels_last();
       parameters.back()->allocate_value(1);
       parameters.back()->allocate_grad();
       items.push_back({parameters.back().get(), shape.stage, shape.layer, concat("layer ", shape.layer)});

@@ -23,7 +23,7 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
 
 at::Tensor as_matrix_of_rows(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
-  const at::Tensor dense = tensor.dim() == 4 ? tensor.permute({0, 2, 3, 1}) : tensor;
+  const at::Tensor dense = tensor.is_contiguous() ? tensor : tensor.permute({0, 2, 3, 1});
   return dense.view({tensor.size(0), -1});
 }
 
@@ -118,8 +118,8 @@ void Parameter::move_to(at::Device device) {
 at::Tensor Parameter::empty_like_this() const {
   const auto options =
       at::TensorOptions().dtype(compute_type(dtype_)).device(value.defined() ? value.device() : at::kCPU);
-  if (sizes_.size() != 4) return at::empty(sizes_, options);
-  return at::empty(sizes_, options.memory_format(at::MemoryFormat::ChannelsLast));
+  const auto order = channels_last_ ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  return at::empty(sizes_, options.memory_format(order));
 }
 
 void Parameter::refresh_value() {

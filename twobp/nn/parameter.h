@@ -19,8 +19,8 @@ struct ParameterPart {
   int64_t rows = 0;
 };
 
-// A view (rows, the rest) of the same memory. The tensor is dense, and has two dimensions, or four in
-// channels-last order.
+// A view (rows, the rest) of the same memory. The tensor is contiguous, or has four dimensions in
+// channels-last order; the rest is in memory order.
 at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
 
 class Parameter {
@@ -55,6 +55,9 @@ class Parameter {
   // Of a product's weight: stored as (in, out) in place of (out, in).
   bool transposed() const { return transposed_; }
   void is_transposed() { transposed_ = true; }
+  // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in
+  // channels-last order in place of contiguous.
+  void store_channels_last() { channels_last_ = true; }
   // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
   // depends on the seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
@@ -97,8 +100,7 @@ class Parameter {
   void discard_gradients(bool discard);
 
  private:
-  // An uninitialized tensor in the dtype of the sums. Weights of convolutions are stored with channels last,
-  // so that the kernels see a matrix of rows.
+  // An uninitialized tensor in the dtype of the sums.
   at::Tensor empty_like_this() const;
 
   std::vector<ParameterPart> parts_;
@@ -112,6 +114,7 @@ class Parameter {
   bool decays_ = true;
   bool table_ = false;
   bool transposed_ = false;
+  bool channels_last_ = false;
   bool discards_ = false;
   at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
