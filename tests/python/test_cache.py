@@ -191,7 +191,7 @@ def test_code_without_a_file_is_followed():
         module = types.ModuleType("__notebook__")
         exec(source, module.__dict__)
         module.Net.__module__ = module.__name__
-        return fingerprint.of(WithLoss(module.Net(), None), {"x": torch.zeros(2, 2)}, None, True, True)
+        return fingerprint.of(WithLoss(module.Net(), None), {"x": torch.zeros(2, 2)}, None, True)
     source = """
 import functools, torch
 @functools.lru_cache(None)
@@ -220,7 +220,7 @@ def test_a_damaged_entry_is_made_again(run, entry, tmp_path):
     (path,) = (tmp_path / "cache").glob("*.safetensors")
     whole = path.read_bytes()
     net, kept = entry()
-    assert kept.path == path and kept.read(net) is not None
+    assert kept.paths[0] == path and kept.read(net) is not None
     for damage in DAMAGES:
         path.write_bytes(damage(whole))
         assert path.read_bytes() != whole and kept.read(net) is None
@@ -232,7 +232,7 @@ def test_an_entry_of_another_name_is_not_used(run, entry, tmp_path):
     run()
     (path,) = (tmp_path / "cache").glob("*.safetensors")
     net, other = entry(lambda net: setattr(net, "factor", 3.0))
-    path.replace(other.path)
+    path.replace(other.paths[0])
     assert other.read(net) is None
 
 

@@ -82,10 +82,10 @@ def assert_close(sliced, whole, bound=1e-10):
 @pytest.mark.parametrize("model", MODELS)
 def test_slices_give_the_whole(model):
     module, batch = made(MODELS[model]), exact(tokens())
+    runs = [train(module, batch, loss_fn=exact_loss, slice_lengths=lengths) for lengths in LENGTHS]  # first, so that one capture serves all
     whole = train(module, batch, loss_fn=exact_loss)
     assert whole[0][1] < whole[0][0]
-    for lengths in LENGTHS:
-        sliced = train(module, batch, loss_fn=exact_loss, slice_lengths=lengths)
+    for sliced in runs:
         assert_close(sliced, whole)
         assert not all(torch.equal(tensor, whole[2][name]) for name, tensor in sliced[2].items()), "nothing was cut"
 
@@ -108,7 +108,7 @@ def test_programs_for_slices_have_the_bits_of_others_on_whole_sequences(model, t
     example, results = {name: tensor[:2] for name, tensor in batch.items()}, []
     for slices in (True, False):
         folder = tmp_path / str(slices)
-        capture(module, example, slices=slices).save(folder)
+        capture(module, example, slices=slices, cache=False).save(folder)
         trainer = twobp.Trainer(model={"from": str(folder)}, example=example, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
         steps = [trainer.step(batch) for _ in range(2)]
         results.append(([(one.loss, one.grad_norm) for one in steps], trainer.state_dict()))
@@ -227,8 +227,8 @@ def test_operators_that_keep_positions_apart(names):
             x = APART[name](net, x)
         return x
     module, batch = made(lambda: Net(function)), tokens()
-    whole = train(module, batch)
-    assert_close(train(module, batch, slice_lengths=LENGTHS[1], ranks=2), whole)
+    sliced = train(module, batch, slice_lengths=LENGTHS[1], ranks=2)
+    assert_close(sliced, train(module, batch))
 
 
 MIXED = {
@@ -320,9 +320,10 @@ def test_masks_of_padding_at_the_end(model, lengths):
     module, batch = made(MODELS[model]), padded(tokens(), lengths)
     def loss(output, batch):
         return F.cross_entropy(output.logits.flatten(0, 1), F.pad(batch["labels"][:, 1:], (0, 1), value=-100).flatten())
+    runs = [train(module, batch, loss_fn=loss, slice_lengths=cuts) for cuts in LENGTHS]
     whole = train(module, batch, loss_fn=loss, schedule="gpipe")
-    for cuts in LENGTHS:
-        assert_close(train(module, batch, loss_fn=loss, slice_lengths=cuts), whole)
+    for sliced in runs:
+        assert_close(sliced, whole)
 
 
 def test_other_masks_of_padding_are_refused():
@@ -387,3 +388,10 @@ def test_a_trainer_without_slices_captures_whole_sequences_alone():
     with pytest.raises(twobp.Error, match=r"takes no slices: it was captured for whole sequences \(twobp.Trainer captures it for slices if it is given slices=2"):
         twobp.plan(trainer, ranks=2, slices=[1, 2], seconds=0.05)
     assert {row.slices for row in twobp.plan(trainer, ranks=2, seconds=0.05)} == {1}
+
+
+def test_a_capture_for_slices_serves_whole_sequences(tmp_path):
+    module, batch = made(MODELS["GPT-2"]), tokens()
+    states = [capture(module, batch, slices=slices, cache=tmp_path / first).cached for first, order in (("whole", (False, True, False)), ("slices", (True, False)))
+              for slices in order]
+    assert states == [["kept"], ["kept"], ["hit"], ["kept"], ["hit"]]

@@ -31,27 +31,32 @@ class Cache:
 
     def entry(self, whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> Entry:
         if self.folder is None:
-            return Entry(None, "", "off")
+            return Entry([], "", "off")
         try:
-            key = fingerprint.of(whole, fields, loss_reduction, check, slices)
+            key = fingerprint.of(whole, fields, loss_reduction, check)
         except (fingerprint.Unknown, RecursionError) as reason:
-            return Entry(None, "", f"not kept: {reason}")
-        return Entry(self.folder / f"{key}.safetensors", key, "")
+            return Entry([], "", f"not kept: {reason}")
+        sliced, unsliced = self.folder / f"{key}-slices.safetensors", self.folder / f"{key}.safetensors"
+        return Entry([sliced] if slices else [unsliced, sliced], key, "")
 
 
 @dataclasses.dataclass
 class Entry:
-    """`state` is "hit", "kept" or "off", or says why nothing was kept."""
-    path: pathlib.Path | None
+    """`paths` are the files that serve this capture, the first one its own; empty without a cache. `state` is "hit", "kept" or "off", or says why
+    nothing was kept."""
+    paths: list[pathlib.Path]
     key: str
     state: str
 
     def read(self, whole: nn.Module) -> tuple[Traced, dict | None] | None:
-        """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the file is damaged."""
-        if self.path is None or not self.path.exists():
+        """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the files are damaged."""
+        return next(filter(None, (self._read(path, whole) for path in self.paths)), None)
+
+    def _read(self, path: pathlib.Path, whole: nn.Module) -> tuple[Traced, dict | None] | None:
+        if not path.exists():
             return None
         try:
-            tensors = _native.read_tensors(str(self.path))
+            tensors = _native.read_tensors(str(path))
             text, checksum = (fingerprint.bytes_of(tensors.pop(name)) for name in ("trace", "checksum"))
             constants = [tensors[str(i)] for i in range(len(tensors))]
             kept = json.loads(text)
@@ -65,14 +70,15 @@ class Entry:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError):
             return None
         with contextlib.suppress(OSError):
-            os.utime(self.path)
+            os.utime(path)
         self.state = "hit"
         return traced, dry_run
 
     def write(self, traced: Traced, dry_run: dict | None) -> None:
         """If the folder cannot be written or the disk is full, the next capture just takes longer."""
-        if self.path is None:
+        if not self.paths:
             return
+        path = self.paths[0]
         kept = dataclasses.asdict(dataclasses.replace(traced, constants=[]))
         del kept["constants"]
         text = json.dumps({"key": self.key, "dry_run": dry_run, **kept}).encode()
@@ -80,12 +86,12 @@ class Entry:
         for name, data in (("trace", text), ("checksum", checksum_of(text, traced.constants))):
             tensors[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.path.parent, prefix=".new-") as own:  # for this process only
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as own:  # for this process only
                 _native.write_tensors(f"{own}/entry", tensors)
-                os.replace(f"{own}/entry", self.path)
+                os.replace(f"{own}/entry", path)
             self.state = "kept"
-            remove_oldest(self.path.parent)
+            remove_oldest(path.parent)
         except (OSError, RuntimeError) as error:
             self.state = f"not kept: {error}"
 

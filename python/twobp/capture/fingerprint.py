@@ -299,10 +299,10 @@ class Fingerprint:
                         self.add(one)
 
 
-def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> str:
+def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
     """Returns the key of a capture. Raises Unknown if the capture depends on something that the hash cannot cover."""
     print_ = Fingerprint()
-    print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check, slices)
+    print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
     print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
                 torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
                 torch.backends.mkldnn.enabled)
