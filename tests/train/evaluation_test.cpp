@@ -141,5 +141,29 @@ TEST(Evaluation, RefusesALossThatIsNotFinite) {
   test::expect_error([&] { trainer.evaluate(); }, {"held-out loss", "not finite"});
 }
 
+// A model that cannot be saved leaves the trainer as it was.
+TEST(Averages, GiveWayToTheWeightsAgain) {
+  Config config = test::tiny_config();
+  config.optimizer.average = 0.5;
+  Trainer trainer(config);
+  trainer.step();
+  trainer.step();  // the mean of one step is its weights
+  const auto weights = test::copies_of(trainer.weights());
+  const auto are_the_weights = [&] {
+    const auto now = test::copies_of(trainer.weights());
+    return std::equal(now.begin(), now.end(), weights.begin(), weights.end(),
+                      [](const at::Tensor& a, const at::Tensor& b) { return test::same_bits(a, b); });
+  };
+  test::expect_error(
+      [&] {
+        trainer.with_averages([&] {
+          EXPECT_FALSE(are_the_weights());
+          fail("the disk is full");
+        });
+      },
+      {"the disk is full"});
+  EXPECT_TRUE(are_the_weights());
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

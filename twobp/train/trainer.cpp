@@ -252,7 +252,15 @@ const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
 void Trainer::with_averages(const std::function<void()>& body) {
   check_still();
   update_->swap_averages();
-  body();
+  try {
+    body();
+  } catch (...) {
+    try {
+      update_->swap_averages();
+    } catch (const std::exception&) {  // the first error is the one to report
+    }
+    throw;
+  }
   update_->swap_averages();
 }
 

@@ -82,7 +82,7 @@ class Trainer {
   StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
   // Calls `body` while the weights are their running means, if optimizer.average is set: to save or to
-  // evaluate them. If `body` throws, they stay means, and the trainer is of no use any more.
+  // evaluate them. The weights come back also if `body` throws, unless another process has ended.
   void with_averages(const std::function<void()>& body);
   // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights
   // if there are any. Returns none if it does not exist, or
