@@ -60,6 +60,9 @@ TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
   EXPECT_DOUBLE_EQ(periods.barrier, 0.1 + 0.1 + 2 * 0.3);
   EXPECT_NEAR(periods.overlap, 2 * 0.3, 1e-9);
   EXPECT_NEAR(periods.idle, 2 * (1 - 0.2 / 0.6) / 3, 1e-9);
+  // Of two ranks, the first takes 0.2 for its second step, and the second 0.6.
+  costs.erase(costs.begin());
+  EXPECT_NEAR(step_periods(make_forward_schedule({0, 1}, 2), costs).overlap, 2 * 0.3, 1e-9);
 }
 
 // Each rank's optimizer runs before it begins the next step.
