@@ -240,6 +240,16 @@ TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
   EXPECT_GE(optimal, cases * 98 / 100) << optimal << " of " << cases;
 }
 
+// Ranks 0 and 2 have 10 of the 26 seconds. Only both neighbours of the second stage together can give it a
+// layer: with one of them alone, the other rank still has 10, and the stages differ more. Nobody can do
+// better than 9.
+TEST(BalancedSplit, MovesTwoCutsAtOnce) {
+  const std::vector<double> seconds = {1, 1, 5, 1, 1, 8, 1, 8}, none(8, 0);
+  const PartitionBytes bytes{.fixed = none, .held = none, .in_flight = {}, .caps = {1, 1, 1}};
+  const auto placement = place_stages(Placement::kLooped, 6, 3);
+  EXPECT_EQ(balanced_split(seconds, placement, bytes), (Split{1, 3, 1, 1, 1, 1}));
+}
+
 // The test compares with all splits. No split that is fast enough has less memory on its fullest rank.
 TEST(BalancedLightSplit, NeedsTheLeastMemoryOfTheFastEnough) {
   Random random(6);

@@ -346,6 +346,38 @@ TEST(Planner, SearchesForSchedules) {
   EXPECT_GT(found, 0);
 }
 
+// One rank never waits, so the search finds nothing that is faster, and adds no row.
+TEST(Planner, AddsOnlyFasterSchedules) {
+  PlanRequest request;
+  request.ranks = {1};
+  request.micro_batches = {4};
+  request.top = 0;
+  request.search = true;
+  const PlanResult result = plan(model_of(std::vector<TestKind>(3)), request);
+  ASSERT_FALSE(result.best.empty());
+  for (const PlanChoice& choice : result.best) EXPECT_FALSE(choice.found.has_value());
+}
+
+// On the shared links of this machine, 1f1b is faster than what the search finds. Who asks for gpipe alone
+// does not get it.
+TEST(Planner, AddsNoNamedScheduleThatIsNotAskedFor) {
+  const CostModel model =
+      model_of({{2, 3, 0, 1, 0, 1}, {2, 1, 2, 3, 1, 3}, {1, 2, 3, 2, 1, 1}, {2, 3, 1, 1, 1, 2}});
+  PlanRequest request;
+  request.ranks = {4};
+  request.micro_batches = {2};
+  request.micro_batch_sizes = {1};
+  request.recompute = {"none"};
+  request.interconnect = {.link = LinkSpeed{0, 3}, .ranks_per_node = 2, .node = LinkSpeed{0, 1}, .data = {}};
+  request.schedules = {"1f1b"};
+  const double named = most_samples_per_second(plan(model, request));
+  request.schedules = {"gpipe"};
+  request.search = true;
+  const PlanResult searched = plan(model, request);
+  EXPECT_LT(most_samples_per_second(searched), named);
+  for (const PlanChoice& choice : searched.best) EXPECT_EQ(schedule_of(choice).name, choice.schedule.name());
+}
+
 // If the memory forces W to run early, another split than the balanced one may be faster. The split that is
 // found is never slower, and stays within the memory.
 TEST(Planner, SearchesForSplits) {

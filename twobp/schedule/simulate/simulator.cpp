@@ -275,8 +275,8 @@ class Simulator {
       for (int piece = 0; piece < (stage == first ? pieces : units); ++piece) {
         for (int place = 0; place < schedule_.micro_batches; ++place) {
           const int m = schedule_.backward_order(place);
-          const int left = pieces_left_[slot(stage, m)];
-          if (left != kNoP1Yet && units - left == piece) run_pieces(rank, {stage, m}, left > 0 ? 1 : 0);
+          // Never so before its I: kNoP1Yet pieces are left.
+          if (units - pieces_left_[slot(stage, m)] == piece) run_pieces(rank, {stage, m}, 1);
         }
       }
     }
