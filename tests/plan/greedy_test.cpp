@@ -143,6 +143,15 @@ TEST(Greedy, CountsTheWayForward) {
   EXPECT_EQ(order.substr(0, 23), "0F0 0F1 0F2 0F3 0F4 2F0");
 }
 
+// At 3, rank 0 has F of the last of four micro-batches and the first I. After this F come F, two I and a W
+// of 5. After this I come four W.
+TEST(Greedy, CountsTheWOfTheFirstStage) {
+  Pipeline pipeline = equal_stages({0, 1}, 4);
+  pipeline.costs[0].backward_p2 = 5;
+  const std::string order = order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0});
+  EXPECT_EQ(order.substr(0, 19), "0F0 0F1 0F2 0I0 0F3");
+}
+
 // Seconds, milliseconds or any unit: the order is the same.
 TEST(Greedy, HasNoUnitOfTime) {
   Random random(4);

@@ -346,6 +346,30 @@ TEST(Planner, SearchesForSchedules) {
   EXPECT_GT(found, 0);
 }
 
+// Six layers take the same time, and three of them have fixed bytes. Three layers on each rank would need 210
+// bytes on the first. Its W of the last layer takes 50 more for a while, on whatever rank. Of the splits that
+// leave room for it, that with two layers on rank 0 is the fastest, and that with one needs the least.
+TEST(Planner, LeavesRoomForAPeakInItsSplit) {
+  const auto layer = [](double fixed) {
+    return TestKind{.held = 0, .stash = 0, .output = 0, .fixed = fixed};
+  };
+  CostModel model = model_of({layer(90), layer(60), layer(60), layer(0), layer(0), layer(0)});
+  for (LayerCost& cost : model.kinds["kind5"].at_size) cost.share.p2_peak = 50;
+  PlanRequest request;
+  request.ranks = {2};
+  request.micro_batches = {4};
+  request.micro_batch_sizes = {1};
+  request.schedules = {"gpipe"};
+  request.policies = {P2Policy::kOff};
+  request.recompute = {"none"};
+  for (const auto& [memory, split] : {std::pair{210.0, std::vector{3, 3}}, {205, {2, 4}}, {195, {1, 5}}}) {
+    request.memory = memory;
+    const PlanResult result = plan(model, request);
+    ASSERT_EQ(result.best.size(), 1U);
+    EXPECT_EQ(result.best[0].split, split) << memory;
+  }
+}
+
 // One rank never waits, so the search finds nothing that is faster, and adds no row.
 TEST(Planner, AddsOnlyFasterSchedules) {
   PlanRequest request;

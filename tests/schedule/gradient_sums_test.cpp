@@ -79,6 +79,18 @@ TEST(GradientSums, RunTheWOfOtherRanksLayerByLayer) {
   EXPECT_EQ(text, "W0 at 10, W1 at 11, W0 at 12, W1 at 13, ");
 }
 
+// Seconds, milliseconds or any unit.
+TEST(GradientSums, HaveNoUnitOfTime) {
+  StageCost cost = stage_of(2);
+  SimulationOptions options = two_replicas(P2Order::kOldest, 1);
+  for (double* seconds :
+       {&cost.forward, &cost.backward_p1, &cost.backward_p2, &options.data_parallel.latency})
+    *seconds /= 1024;
+  options.data_parallel.bytes_per_second *= 1024;
+  const Schedule schedule = make_schedule("gpipe", 1, 2, P2Policy::kEnd);
+  EXPECT_EQ(1024 * simulate(schedule, {cost}, options).ranks[0].exposed, 7.5);
+}
+
 TEST(GradientSums, OneBucketStartsWithItsLastLayer) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd}) {
     EXPECT_EQ(exposed(policy, two_replicas(P2Order::kBucket, 5)), 8.5);
