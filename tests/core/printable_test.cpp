@@ -10,6 +10,7 @@ TEST(Printable, KeepsText) {
   const std::string text = "layer 1: größer, 日本, 🙂, a\\b";
   EXPECT_EQ(printable(text), text);
   EXPECT_EQ(printable(""), "");
+  EXPECT_EQ(printable("\xf4\x8f\xbf\xbf"), "\xf4\x8f\xbf\xbf") << "the last code";
 }
 
 TEST(Printable, ShowsControlCharacters) {

@@ -158,6 +158,23 @@ TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   EXPECT_EQ(found.schedule.policy, P2Policy::kPlaced);
 }
 
+// Rank 0 may not begin the second micro-batch before the first one comes back to it, after 3 s on rank 1.
+// Then it has work in every wait, if W of stage 0 is in pieces, and in no other case.
+TEST(AutoSchedule, FillsWaitsWithPiecesOfW) {
+  Pipeline pipeline{{0, 1, 1, 0}, 2, {}, {}};
+  pipeline.costs = {{.forward = 2, .backward_p1 = 1, .backward_p2 = 3, .p2_units = 3},
+                    {.forward = 1, .backward_p1 = 1, .backward_p2 = 0},
+                    {.forward = 2, .backward_p1 = 3, .backward_p2 = 0},
+                    {.forward = 1, .backward_p1 = 1, .backward_p2 = 3}};
+  for (StageCost& cost : pipeline.costs) cost.stash_bytes = 0;
+  pipeline.options.cap_per_rank = {2, 0};
+  const AutoSchedule in_pieces = schedule_for(pipeline);
+  EXPECT_EQ(in_pieces.seconds, 3 + 2 * (2 + 1 + 3 + 1 + 1 + 3));
+  EXPECT_EQ(in_pieces.schedule.policy, P2Policy::kFill);
+  pipeline.costs[0].p2_units = 1;
+  EXPECT_GT(schedule_for(pipeline).seconds, in_pieces.seconds);
+}
+
 TEST(AutoSchedule, GivesTheSameScheduleForTheSameSeed) {
   Random random(23);
   Pipeline pipeline = random_pipeline(random, Placement::kV, 4, 8);

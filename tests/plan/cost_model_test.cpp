@@ -68,6 +68,9 @@ TEST(CostModel, InterpolatesBetweenMeasuredSizes) {
   EXPECT_EQ(forward(1), 5);    // in proportion to 2
   EXPECT_EQ(forward(12), 28);  // in proportion to 6
   EXPECT_EQ(layer_costs_at(model, 3)[0].share.stash, 150);
+  at[0].share.forward = 0.2;
+  at[1].share.forward = 0.9;
+  EXPECT_EQ(forward(6), 0.9) << "a measured size, to the last bit";
 }
 
 TEST(CostModel, InterpolatesEveryNumber) {

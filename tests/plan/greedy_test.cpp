@@ -133,6 +133,25 @@ TEST(Greedy, TakesTheLongestTail) {
   EXPECT_EQ(order.substr(0, 27), "0F0 0F1 2F0 2I0 2F1 2I1 0F2");
 }
 
+// The same with six micro-batches and a long F of the middle stage. At 4, there are 0F4 and 2F0. After 0F4
+// come two long F, F and three I, and W: 3 + 3 + 5. After 2F0 come the five other F of its stage, three I,
+// and W, which is 9. After 0F5 comes a long F, so 2F0 is next.
+TEST(Greedy, CountsTheWayForward) {
+  Pipeline pipeline = equal_stages({0, 1, 0}, 6);
+  pipeline.costs[1].forward = 3;
+  const std::string order = order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0});
+  EXPECT_EQ(order.substr(0, 23), "0F0 0F1 0F2 0F3 0F4 2F0");
+}
+
+// At 3, rank 0 has F of the last of four micro-batches and the first I. After this F come F, two I and a W
+// of 5. After this I come four W.
+TEST(Greedy, CountsTheWOfTheFirstStage) {
+  Pipeline pipeline = equal_stages({0, 1}, 4);
+  pipeline.costs[0].backward_p2 = 5;
+  const std::string order = order_of(pipeline, {.prefer = Prefer::kLongestTail, .in_flight = 0});
+  EXPECT_EQ(order.substr(0, 19), "0F0 0F1 0F2 0I0 0F3");
+}
+
 // Seconds, milliseconds or any unit: the order is the same.
 TEST(Greedy, HasNoUnitOfTime) {
   Random random(4);

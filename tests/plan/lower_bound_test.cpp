@@ -45,6 +45,17 @@ TEST(LowerBound, NamesTheBusiestRank) {
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // with one micro-batch, its path is the bound
 }
 
+// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s
+// left.
+TEST(LowerBound, NamesTheBusiestOfTwoRanksThatReachIt) {
+  std::vector<StageCost> costs(3);
+  costs[0].backward_p2 = 3;
+  costs[1].backward_p2 = costs[2].backward_p2 = 0;
+  const LowerBound bound = lower_bound({0, 1, 1}, 5, costs);
+  EXPECT_EQ(bound.seconds, 25);
+  EXPECT_EQ(bound.rank, 0);
+}
+
 // With room for one micro-batch, the micro-batches go through one after the other.
 TEST(LowerBound, MemoryBoundsTheThroughput) {
   EXPECT_EQ(bound_of(4, 6, 1),

@@ -114,6 +114,10 @@ TEST(NetworkPlan, DevicesAreRanksTimesReplicas) {
     seen.push_back(choice.ranks);
   }
   for (const int ranks : {1, 2, 4}) EXPECT_EQ(std::count(seen.begin(), seen.end(), ranks) > 0, true) << ranks;
+  request.devices = 2;
+  request.ranks = {2};
+  EXPECT_EQ(plan(model, request).best.at(0).data_parallel, 1) << "one pipeline on all devices";
+  request.devices = 8;
   request.ranks = {3};
   expect_contains(error_of([&] { plan(model, request); }), {"3 ranks", "8 devices"});
   request.data_parallel = {0};

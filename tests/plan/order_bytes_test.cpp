@@ -124,6 +124,10 @@ TEST(StageBytes, AddUpTheMiddleOfAPipeline) {
   middle.layers[0].p1_held -= 6;
   middle.layers[1].forward_peak = middle.layers[1].p1_peak = 0;
   expect_bytes(stage_bytes(costs, 3)[1], 8, 8, 13, 7 - 3 + 4, 1, 2);
+  // So does what I leaves: here a bigger stash and dL/dx, in place of the activations.
+  middle.layers[1].stash = 20;
+  middle.layers[0].p1_held += 12;
+  expect_bytes(stage_bytes(costs, 3)[1], 8, 20, 13, 20 + 2 - 8, 1, 2);
 }
 
 // The ends: no input and no dL/dx at the first stage; at the last one, the output is the loss, which is

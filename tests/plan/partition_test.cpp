@@ -213,6 +213,31 @@ TEST(BalancedSplit, KeepsCaps) {
   EXPECT_LT(refused, 9 * rounds / 10);
 }
 
+// Rank 0 of this V has room for two layers, so rank 1 takes the three in the middle. The split with the least
+// bytes on the fullest rank has three layers on rank 0. It is faster.
+TEST(BalancedSplit, KeepsCapsThatDiffer) {
+  PartitionBytes bytes{
+      .fixed = {1, 1, 2, 1, 1}, .held = std::vector<double>(5, 0), .in_flight = {}, .caps = {2, 4}};
+  EXPECT_EQ(balanced_split({1, 1, 5, 2, 1}, {0, 1, 1, 0}, bytes), (Split{1, 2, 1, 1}));
+  bytes.caps = {2, 3};
+  expect_contains(error_of([&] {
+                    balanced_split({1, 1, 5, 2, 1}, {0, 1, 1, 0}, bytes);
+                  }),
+                  {"smallest cap", "(3 bytes)"});
+}
+
+// Four layers make four stages in one way. It needs 2 bytes on each rank.
+TEST(BalancedSplit, KeepsTheCapsOfALoop) {
+  const std::vector<double> ones(4, 1);
+  PartitionBytes bytes{.fixed = ones, .held = std::vector<double>(4, 0), .in_flight = {}, .caps = {2, 2}};
+  EXPECT_EQ(balanced_split(ones, {0, 1, 0, 1}, bytes), Split(4, 1));
+  bytes.caps = {2, 1};
+  expect_contains(error_of([&] {
+                    balanced_split(ones, {0, 1, 0, 1}, bytes);
+                  }),
+                  {"smallest cap", "(2 bytes)"});
+}
+
 // The test compares the local search with all splits. In nearly all cases its busiest rank has the least
 // possible load. It is never above that of the split by the slowest stage.
 TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
@@ -238,6 +263,16 @@ TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
     }
   }
   EXPECT_GE(optimal, cases * 98 / 100) << optimal << " of " << cases;
+}
+
+// Ranks 0 and 2 have 10 of the 26 seconds. Only both neighbours of the second stage together can give it a
+// layer: with one of them alone, the other rank still has 10, and the stages differ more. Nobody can do
+// better than 9.
+TEST(BalancedSplit, MovesTwoCutsAtOnce) {
+  const std::vector<double> seconds = {1, 1, 5, 1, 1, 8, 1, 8}, none(8, 0);
+  const PartitionBytes bytes{.fixed = none, .held = none, .in_flight = {}, .caps = {1, 1, 1}};
+  const auto placement = place_stages(Placement::kLooped, 6, 3);
+  EXPECT_EQ(balanced_split(seconds, placement, bytes), (Split{1, 3, 1, 1, 1, 1}));
 }
 
 // The test compares with all splits. No split that is fast enough has less memory on its fullest rank.

@@ -208,6 +208,31 @@ TEST(PipelineProblem, FitsWhatTheSimulationFits) {
   EXPECT_GT(capped - fitting, 10);
 }
 
+// A W that made room between the layers of F counts as W before this F. The W of an I comes after it, even if
+// a part of the I comes later.
+TEST(PipelineProblem, OrdersOpsThatRanInParts) {
+  const PipelineProblem problem = plain({0}, 2);
+  Simulation simulation;
+  simulation.ranks.resize(1);
+  const auto ran = [&](Op op, int micro_batch, int part = 0) {
+    simulation.ranks[0].timeline.push_back({.op = op, .micro_batch = micro_batch, .part = part});
+  };
+  ran(Op::kForward, 0);
+  ran(Op::kBackwardP1, 0);
+  ran(Op::kForward, 1);
+  ran(Op::kBackwardP2, 0);
+  ran(Op::kForward, 1, 1);
+  ran(Op::kBackwardP1, 1);
+  ran(Op::kBackwardP2, 1);
+  ran(Op::kBackwardP1, 1, 1);
+  std::vector<int> order;
+  for (const int micro_batch : {0, 1}) {
+    for (const Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2})
+      order.push_back(problem.task(op, 0, micro_batch));
+  }
+  EXPECT_EQ(problem.from_simulation(simulation).ranks[0], order);
+}
+
 TEST(PipelineProblem, RefusesAnOrderThatIsNoneOfASchedule) {
   const PipelineProblem problem = plain({0}, 2);
   Simulation simulation;

@@ -346,6 +346,62 @@ TEST(Planner, SearchesForSchedules) {
   EXPECT_GT(found, 0);
 }
 
+// Six layers take the same time, and three of them have fixed bytes. Three layers on each rank would need 210
+// bytes on the first. Its W of the last layer takes 50 more for a while, on whatever rank. Of the splits that
+// leave room for it, that with two layers on rank 0 is the fastest, and that with one needs the least.
+TEST(Planner, LeavesRoomForAPeakInItsSplit) {
+  const auto layer = [](double fixed) {
+    return TestKind{.held = 0, .stash = 0, .output = 0, .fixed = fixed};
+  };
+  CostModel model = model_of({layer(90), layer(60), layer(60), layer(0), layer(0), layer(0)});
+  for (LayerCost& cost : model.kinds["kind5"].at_size) cost.share.p2_peak = 50;
+  PlanRequest request;
+  request.ranks = {2};
+  request.micro_batches = {4};
+  request.micro_batch_sizes = {1};
+  request.schedules = {"gpipe"};
+  request.policies = {P2Policy::kOff};
+  request.recompute = {"none"};
+  for (const auto& [memory, split] : {std::pair{210.0, std::vector{3, 3}}, {205, {2, 4}}, {195, {1, 5}}}) {
+    request.memory = memory;
+    const PlanResult result = plan(model, request);
+    ASSERT_EQ(result.best.size(), 1U);
+    EXPECT_EQ(result.best[0].split, split) << memory;
+  }
+}
+
+// One rank never waits, so the search finds nothing that is faster, and adds no row.
+TEST(Planner, AddsOnlyFasterSchedules) {
+  PlanRequest request;
+  request.ranks = {1};
+  request.micro_batches = {4};
+  request.top = 0;
+  request.search = true;
+  const PlanResult result = plan(model_of(std::vector<TestKind>(3)), request);
+  ASSERT_FALSE(result.best.empty());
+  for (const PlanChoice& choice : result.best) EXPECT_FALSE(choice.found.has_value());
+}
+
+// On the shared links of this machine, 1f1b is faster than what the search finds. Who asks for gpipe alone
+// does not get it.
+TEST(Planner, AddsNoNamedScheduleThatIsNotAskedFor) {
+  const CostModel model =
+      model_of({{2, 3, 0, 1, 0, 1}, {2, 1, 2, 3, 1, 3}, {1, 2, 3, 2, 1, 1}, {2, 3, 1, 1, 1, 2}});
+  PlanRequest request;
+  request.ranks = {4};
+  request.micro_batches = {2};
+  request.micro_batch_sizes = {1};
+  request.recompute = {"none"};
+  request.interconnect = {.link = LinkSpeed{0, 3}, .ranks_per_node = 2, .node = LinkSpeed{0, 1}, .data = {}};
+  request.schedules = {"1f1b"};
+  const double named = most_samples_per_second(plan(model, request));
+  request.schedules = {"gpipe"};
+  request.search = true;
+  const PlanResult searched = plan(model, request);
+  EXPECT_LT(most_samples_per_second(searched), named);
+  for (const PlanChoice& choice : searched.best) EXPECT_EQ(schedule_of(choice).name, choice.schedule.name());
+}
+
 // If the memory forces W to run early, another split than the balanced one may be faster. The split that is
 // found is never slower, and stays within the memory.
 TEST(Planner, SearchesForSplits) {

@@ -183,5 +183,16 @@ TEST(BoundOfSlices, IsReachedByEqualSlices) {
   }
 }
 
+// Rank 0 has room for two slices, and begins I at 4. Of the second micro-batch, its last F comes after two I
+// and an F: it ends at 8. The last I ends at 12, and two W are left.
+TEST(BoundOfSlices, IsReachedUnderACap) {
+  Pipeline pipeline{{0, 1}, 2, std::vector<StageCost>(2), {}, 2};
+  for (StageCost& cost : pipeline.costs) cost.stash_bytes = 0;
+  pipeline.options.cap_per_rank = {2, 0};
+  const AutoSchedule found = schedule_for(pipeline);
+  EXPECT_EQ(found.bound.seconds, 14);
+  EXPECT_EQ(found.seconds, 14) << "a schedule proves it";
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -61,6 +61,36 @@ TEST(GradientSums, RunWWithinTheLastI) {
             "F0 at 0, F1 at 2, I0 at 4, I1 at 6, W0 at 7, W1 at 8, I1 part 1 at 9, W0 at 10, W1 at 11, ");
 }
 
+// Its last I ends at 10, and all W at 14. W of the last layer, for both micro-batches, ends at 12. Without
+// this order it ends at 13. Then the two sums take 4 each.
+TEST(GradientSums, RunTheWOfOtherRanksLayerByLayer) {
+  const auto of_rank_1 = [](P2Order order) {
+    return simulate(make_schedule("gpipe", 2, 2, P2Policy::kEnd), {stage_of(2), stage_of(2)},
+                    two_replicas(order, 1))
+        .ranks[1];
+  };
+  EXPECT_EQ(of_rank_1(P2Order::kOldest).exposed, 13 + 2 * 4 + 0.5 - 14);
+  const RankSimulation rank = of_rank_1(P2Order::kBucket);
+  EXPECT_EQ(rank.exposed, 12 + 2 * 4 + 0.5 - 14);
+  std::string text;
+  for (const SimulatedOp& op : rank.timeline) {
+    if (op.op == Op::kBackwardP2) text += concat(op_name(op.op), op.micro_batch, " at ", op.begin, ", ");
+  }
+  EXPECT_EQ(text, "W0 at 10, W1 at 11, W0 at 12, W1 at 13, ");
+}
+
+// Seconds, milliseconds or any unit.
+TEST(GradientSums, HaveNoUnitOfTime) {
+  StageCost cost = stage_of(2);
+  SimulationOptions options = two_replicas(P2Order::kOldest, 1);
+  for (double* seconds :
+       {&cost.forward, &cost.backward_p1, &cost.backward_p2, &options.data_parallel.latency})
+    *seconds /= 1024;
+  options.data_parallel.bytes_per_second *= 1024;
+  const Schedule schedule = make_schedule("gpipe", 1, 2, P2Policy::kEnd);
+  EXPECT_EQ(1024 * simulate(schedule, {cost}, options).ranks[0].exposed, 7.5);
+}
+
 TEST(GradientSums, OneBucketStartsWithItsLastLayer) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd}) {
     EXPECT_EQ(exposed(policy, two_replicas(P2Order::kBucket, 5)), 8.5);

@@ -34,6 +34,26 @@ TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
   }
 }
 
+// Also where ranks act in each other's memory or on a shared link, and must take turns in the order of time.
+TEST(Recorded, OrderOfASimulationKeepsTheTurnsOfRanks) {
+  Random random(5);
+  for (int round = 0; round < 300; ++round) {
+    const int stages = random_int(random, 2, 4);
+    const Schedule schedule =
+        make_schedule("1f1b", stages, random_int(random, 1, 6), kPolicies[random_int(random, 0, 3)]);
+    const auto costs = random_costs(random, stages, /*layered=*/true);
+    SimulationOptions options;
+    options.message_holder = MessageHolder::kSender;
+    if (round % 2 == 1) options.shared_links = {{"out of rank 0 and 1", {{0, 1}, {1, 0}}, 0.1, 1}};
+    const Simulation first = simulate(schedule, costs, options);
+    options.recorded = recorded_order(first);
+    const Simulation again = simulate(schedule, costs, options);
+    EXPECT_NEAR(again.step_seconds, first.step_seconds, 1e-9) << "round " << round;
+    for (int rank = 0; rank < stages; ++rank)
+      EXPECT_NEAR(again.ranks[rank].peak_bytes, first.ranks[rank].peak_bytes, 1e-9) << "round " << round;
+  }
+}
+
 TEST(Recorded, TheOrderDecidesInsteadOfFill) {
   // Under fill, rank 0 would run W in its wait. The record says that W ran after all I.
   const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);

@@ -397,5 +397,54 @@ TEST(Costs, AllowZeroAndNameWhatTheyRefuse) {
                   {"stage 1: backward_p2 is 1, but none of its layers has a W"});
 }
 
+// What F and I leave may be negative. Nothing else may.
+TEST(SimulateDetail, RefusesEveryImpossibleNumber) {
+  const Schedule schedule = make_schedule("1f1b", 1, 1, P2Policy::kOff);
+  const auto expect_refused = [&](const StageCost& cost, const std::string& where, const std::string& name) {
+    expect_contains(error_of([&] { simulate(schedule, {cost}); }), {where, concat(": ", name, " is ")});
+  };
+  const std::vector<std::pair<double StageCost::*, std::string>> of_stage = {
+      {&StageCost::forward, "forward"},
+      {&StageCost::backward_p1, "backward_p1"},
+      {&StageCost::backward_p2, "backward_p2"},
+      {&StageCost::optimizer, "optimizer"},
+      {&StageCost::output_bytes, "output_bytes"},
+      {&StageCost::input_gradient_bytes, "input_gradient_bytes"},
+      {&StageCost::gradient_bytes, "gradient_bytes"},
+      {&StageCost::fixed_bytes, "fixed_bytes"},
+      {&StageCost::update_bytes, "update_bytes"},
+      {&StageCost::activation_bytes, "activation_bytes"},
+      {&StageCost::stash_bytes, "stash_bytes"}};
+  const std::vector<std::pair<double LayerShare::*, std::string>> of_layer = {
+      {&LayerShare::forward, "forward"},         {&LayerShare::backward_p1, "backward_p1"},
+      {&LayerShare::backward_p2, "backward_p2"}, {&LayerShare::forward_peak, "forward_peak"},
+      {&LayerShare::p1_peak, "p1_peak"},         {&LayerShare::stash, "stash"},
+      {&LayerShare::p2_peak, "p2_peak"},         {&LayerShare::gradient_bytes, "gradient_bytes"}};
+  for (const double bad : {-1.0, 2e18, std::nan("")}) {
+    for (const auto& [number, name] : of_stage) {
+      StageCost cost;
+      cost.*number = bad;
+      expect_refused(cost, "stage 0", name);
+    }
+    for (const auto& [number, name] : of_layer) {
+      StageCost cost;
+      cost.layers.resize(1);
+      cost.layers[0].*number = bad;
+      expect_refused(cost, "layer 0 of stage 0", name);
+    }
+  }
+  for (const auto& [number, name] :
+       {std::pair{&LayerShare::forward_held, "forward_held"}, {&LayerShare::p1_held, "p1_held"}}) {
+    StageCost cost;
+    cost.layers.resize(1);
+    cost.layers[0].*number = -1;
+    EXPECT_EQ(error_of([&] { simulate(schedule, {cost}); }), "");
+    for (const double bad : {-2e18, 2e18, std::nan("")}) {
+      cost.layers[0].*number = bad;
+      expect_refused(cost, "layer 0 of stage 0", name);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -60,6 +60,14 @@ TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
   EXPECT_DOUBLE_EQ(periods.barrier, 0.1 + 0.1 + 2 * 0.3);
   EXPECT_NEAR(periods.overlap, 2 * 0.3, 1e-9);
   EXPECT_NEAR(periods.idle, 2 * (1 - 0.2 / 0.6) / 3, 1e-9);
+  // Of two ranks, the first takes 0.2 for its second step, and the second 0.6.
+  costs.erase(costs.begin());
+  for (const double unit : {1.0, 1e-6, 1e6}) {
+    std::vector<StageCost> in_units = costs;
+    for (StageCost& cost : in_units) cost.forward *= unit;
+    EXPECT_NEAR(step_periods(make_forward_schedule({0, 1}, 2), in_units).overlap, 2 * 0.3 * unit,
+                1e-9 * unit);
+  }
 }
 
 // Each rank's optimizer runs before it begins the next step.

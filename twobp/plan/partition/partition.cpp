@@ -14,7 +14,8 @@ namespace twobp {
 
 namespace {
 
-// A V is solved exactly up to here. Its table has this many states, of four bytes each.
+// A V is solved exactly up to here. Its table has this many states, of two numbers of layers each, in 16
+// bits: a number that does not fit would need more states than these.
 constexpr double kMostStates = 50e6;
 
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
@@ -48,7 +49,7 @@ double even_bound(const PartitionProblem& problem, PartitionGoal goal) {
 
 bool exact_for_v(const PartitionProblem& problem) {
   const double layers = problem.layers() + 1;
-  return problem.is_v() && problem.layers() < 32000 && problem.ranks() * layers * layers <= kMostStates;
+  return problem.is_v() && problem.ranks() * layers * layers <= kMostStates;
 }
 
 std::vector<int> solve(const PartitionProblem& problem, PartitionGoal goal, double bound) {

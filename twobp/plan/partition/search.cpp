@@ -101,14 +101,20 @@ class Search {
     return now;
   }
 
+  bool improves(const std::vector<int>& cuts, Value& now) {
+    const Value value = value_of(cuts);
+    if (!less(value, now)) return false;
+    now = value;
+    return true;
+  }
+
   bool move_one(std::vector<int>& cuts, Value& now) {
     bool any = false;
     for (size_t cut = 1; cut + 1 < cuts.size(); ++cut) {
       int best = cuts[cut];
       for (int place = cuts[cut - 1] + 1; place < cuts[cut + 1]; ++place) {
         cuts[cut] = place;
-        const Value value = value_of(cuts);
-        if (less(value, now)) now = value, best = place, any = true;
+        if (improves(cuts, now)) best = place, any = true;
       }
       cuts[cut] = best;
     }
@@ -125,13 +131,7 @@ class Search {
             cuts[b] += by_b;
             const bool grows = cuts[a] > cuts[a - 1] && cuts[a] < cuts[a + 1] && cuts[b] > cuts[b - 1] &&
                                cuts[b] < cuts[b + 1];
-            if (grows) {
-              const Value value = value_of(cuts);
-              if (less(value, now)) {
-                now = value;
-                return true;
-              }
-            }
+            if (grows && improves(cuts, now)) return true;
             cuts[a] -= by_a;
             cuts[b] -= by_b;
           }
@@ -149,10 +149,7 @@ class Search {
         for (size_t last = first; last + 1 < cuts.size(); ++last) {
           moved[last] += by;
           const bool grows = moved[first] > moved[first - 1] && moved[last] < moved[last + 1];
-          if (!grows) continue;
-          const Value value = value_of(moved);
-          if (less(value, now)) {
-            now = value;
+          if (grows && improves(moved, now)) {
             cuts = moved;
             return true;
           }

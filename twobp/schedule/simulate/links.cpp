@@ -60,7 +60,6 @@ Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs,
 
 double Links::send(const Route& route, double now) {
   Link& link = links_[route.link];
-  if (route.seconds == 0) return std::max(now, link.free_at) + link.latency;
   link.free_at = std::max(now, link.free_at) + route.seconds;
   return link.free_at + link.latency;
 }

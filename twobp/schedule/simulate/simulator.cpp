@@ -65,7 +65,7 @@ class Simulator {
         return is_receive(next.op) ? std::max(now, message(next.op, next.stage, m).arrived) : now;
       };
       const auto fill = [&](int rank, const Instruction& next, int m) {
-        if (!is_receive(next.op) || does_more_first(rank)) return false;
+        if (!is_receive(next.op) || may_go_on(rank) > ranks_[rank].now) return false;  // step() waits first
         memory_.settle(rank, ranks_[rank].now);
         return fill_wait_for(rank, message(next.op, next.stage, m));
       };
@@ -92,11 +92,6 @@ class Simulator {
   double may_go_on(int rank) const {
     const bool leads = leading_.empty() || visited_[rank] < leading_[rank];
     return leads ? ranks_[rank].now : std::max(ranks_[rank].now, options_.norm_known);
-  }
-
-  // Whether step() does more than to fill a wait before it receives.
-  bool does_more_first(int rank) const {
-    return !recorded_.empty() || ranks_[rank].before_tail == 0 || may_go_on(rank) > ranks_[rank].now;
   }
 
   void step(int rank, Op op, int stage, int m) {
@@ -275,8 +270,8 @@ class Simulator {
       for (int piece = 0; piece < (stage == first ? pieces : units); ++piece) {
         for (int place = 0; place < schedule_.micro_batches; ++place) {
           const int m = schedule_.backward_order(place);
-          const int left = pieces_left_[slot(stage, m)];
-          if (left != kNoP1Yet && units - left == piece) run_pieces(rank, {stage, m}, left > 0 ? 1 : 0);
+          // Never so before its I: kNoP1Yet pieces are left.
+          if (units - pieces_left_[slot(stage, m)] == piece) run_pieces(rank, {stage, m}, 1);
         }
       }
     }

@@ -68,7 +68,6 @@ class Rows {
   std::vector<Cell> with_reduce_grad(const std::vector<Instruction>& list) const {
     std::vector<int> left(schedule_.stages, schedule_.micro_batches);
     std::vector<Cell> cells;
-    cells.reserve(list.size() + 1);
     for (const Instruction& i : list) {
       cells.push_back({i});
       const bool ends = i.op == Op::kBackwardP2 || i.op == Op::kBackward;
