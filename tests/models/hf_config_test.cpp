@@ -348,6 +348,10 @@ TEST_F(HfConfig, WritesWhatFollowsFromOtherOptions) {
                  {"transformers wants an integer query_pre_attn_scalar", "11.1", "model.attention_scale"});
   }
   EXPECT_EQ(written(options_of("granite"))["attention_multiplier"], 0.25);
+  for (const char* key :
+       {"bos_token_id", "eos_token_id"})  // that of LLaMA would be 1 and 2, if it were missing
+    EXPECT_TRUE(written(options_of("llama")).contains(key) && written(options_of("llama"))[key].is_null())
+        << key;
   json granite = llama_json();
   granite.update(
       {{"model_type", "granite"}, {"architectures", {"GraniteForCausalLM"}}, {"attention_multiplier", 0.0}});

@@ -183,6 +183,10 @@ json hf_config_json(const ModelConfig& config, int64_t sequence, const std::stri
     return out;
   }
   out.update({{"architectures", {of.hf_class}}, {"model_type", of.hf_type}, {"torch_dtype", dtype}});
+  if (config.from.empty() && config.input().kind == InputKind::kTokens) {
+    // The run does not know them, and the ids that transformers takes for missing keys are other tokens here.
+    out.update({{"bos_token_id", nullptr}, {"eos_token_id", nullptr}});
+  }
   of.write_hf(config.type, sequence, out);
   return out;
 }
