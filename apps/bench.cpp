@@ -83,15 +83,19 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
   return pipeline_shape(config_for(config, schedule).pipeline).rank_of_stage;
 }
 
-// The batch that training would read first, in that order. If the data has too few samples, they repeat.
+// The batch that training would step on first, in that order. If the data has too few samples, they repeat.
 Batch first_batch(const Trainer& trainer, int micro_batches) {
   const Config& config = trainer.config();
   const Dataset& data = *trainer.data().train;
   const int64_t size = config.pipeline.micro_batch_size;
   const auto epoch = epoch_order(data.size(), config.data.shuffle, config.train.seed, 0);
   std::vector<int64_t> samples(static_cast<size_t>(micro_batches * size));
-  for (size_t i = 0; i < samples.size(); ++i) samples[i] = epoch[i % epoch.size()];
-  return read_batch(data, in_level_order(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
+  Batch batch;
+  for (size_t begin = 0; batch.targets == 0 && begin < epoch.size(); begin += samples.size()) {
+    for (size_t i = 0; i < samples.size(); ++i) samples[i] = epoch[(begin + i) % epoch.size()];
+    batch = read_batch(data, in_level_order(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
+  }
+  return batch;
 }
 
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.

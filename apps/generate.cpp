@@ -13,10 +13,12 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/command_line.h"
+#include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/printable.h"
+#include "twobp/core/text.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
@@ -113,6 +115,12 @@ void generate(const GenerateOptions& options) {
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
+  const std::vector<std::string> unused =
+      unused_generation_settings(options.model, options.sampling.temperature == 0);
+  if (!unused.empty()) {
+    log_warning(concat(options.model, "/generation_config.json has ", join(unused),
+                       ", which is not supported: transformers would generate another text"));
+  }
   text.show(options.prompt);
   const double begin = now_seconds();
   double first = begin;
@@ -150,7 +158,7 @@ void add_generate_command(CLI::App& app) {
       ->check(number_from(0, 1))
       ->capture_default_str();
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
-      ->check(number_from(0))
+      ->check(number_from(0, 1e18))  // more than 2^64 would be taken as that
       ->capture_default_str();
   command->add_option("--tokenizer", options->tokenizer,
                       "tokenizer.json, if it is not in the model's directory");

@@ -283,7 +283,11 @@ int train(const TrainOptions& options) {
     print("%s\n", config_to_json(config).c_str());
     return 0;
   }
-  if (!config.save.model.empty()) check_save(config.save, config.model);
+  if (!config.save.model.empty()) {
+    const std::string tokenizer = tokenizer_of(config.data, config.model.input());
+    const bool known = !config.data.text.empty() || !tokenizer.empty();
+    check_save(config.save, config.model, known ? std::optional(tokenizer) : std::nullopt);
+  }
   if (launcher.rank == 0 && !has_instructions_for(compute_dtype(config.train.precision))) {
     log_warning(concat("this CPU has no instructions for ", config.train.precision,
                        ": matrix products are computed in fp32, so it saves memory but no time here"));

@@ -204,6 +204,16 @@ class PyTrainer {
     return to_dict(result);
   }
 
+  // Counts the step without an update, and returns true, if the batch has no counted target.
+  bool pass_over(const std::vector<Fields>& micro_batches) {
+    const Use use(*this);
+    if (targets(micro_batches) > 0) return false;
+    TrainingPosition position = trainer_->position();
+    ++position.step;
+    trainer_->go_on_from(position);
+    return true;
+  }
+
   // The sums over all batches, each a list of micro-batches. The weights and their running means change
   // places once, and back even if reading a batch raises.
   py::dict evaluate(py::iterator batches) {
@@ -377,7 +387,11 @@ class PyTrainer {
     });
     sums.loss += result.loss;
     if (result.right) sums.right = sums.right.value_or(0) + *result.right;
-    if (trainer_->world().replicas == 1) return batch.targets;
+    return trainer_->world().replicas == 1 ? batch.targets : targets(micro_batches);
+  }
+
+  // On all replicas.
+  int64_t targets(const std::vector<Fields>& micro_batches) const {
     return make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
   }
 
@@ -560,6 +574,7 @@ void add_trainer(py::module_& module) {
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,
                     const std::string&>())
       .def("step", &PyTrainer::step)
+      .def("pass_over", &PyTrainer::pass_over)
       .def("evaluate", &PyTrainer::evaluate)
       .def("weights", &PyTrainer::weights, py::arg("averaged") = false)
       .def("load", &PyTrainer::load)

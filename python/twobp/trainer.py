@@ -88,7 +88,7 @@ class Trainer:
         example, mask = self._without_mask(self._example, "the example")
         graph, constants, weights = "", {}, {}
         if module is not None:
-            self._captured = _capture(module, example, loss_fn, loss_reduction, cache, mask, _sliced(settings))
+            self._captured = _capture(module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings))
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, optimizer or AdamW(), self._example)
@@ -111,6 +111,10 @@ class Trainer:
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         return StepResult(**self._native.step(self._cut(batch), lr))
+
+    def _pass_over(self, batch: Batch | Tensors | Sequence[Batch]) -> bool:
+        """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for such a batch."""
+        return self._native.pass_over(self._cut(batch))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
         """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`. While `batches_` gives its batches, it
@@ -259,7 +263,7 @@ class Trainer:
         captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
         before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
-            captured.add_shape(part, beside=mask)
+            captured.add_shape(batches.with_a_target(part), beside=mask)
             if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
                 raise Error(f"its sequences cannot be cut into slices: {reason}")
             self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),

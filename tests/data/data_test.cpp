@@ -202,12 +202,15 @@ TEST_F(ArrayData, RefusesArraysThatAreNotRead) {
   labels(good);
   folder_.write("notes.txt", "");
   EXPECT_NO_THROW(open_data(config(), vocab(6), 1));
-  for (const char* name : {"position_ids.npy", "token_type_ids.npy", "train.npy"}) {
+  for (const char* name :
+       {"position_ids.npy", "token_type_ids.npy", "train.npy", "attention_mask.npz", "attention_mask.NPY"}) {
     folder_.write(name, good);
     refuse(config(), vocab(6),
            {name, "does not read this array", "input_ids.npy, labels.npy", "data.arrays"});
     std::filesystem::remove(folder_.path(name));
   }
+  std::filesystem::create_symlink(folder_.path("gone.npy"), folder_.path("attention_mask.npy"));
+  refuse(config(), vocab(6), {"attention_mask.npy", "cannot open"});
 }
 
 TEST_F(ArrayData, ReadsEveryIntegerType) {

@@ -320,6 +320,52 @@ TEST_F(HfConfig, RefusesToWriteWhatTransformersRefuses) {
                {"transformers", "model.dim (17)", "model.heads (9)"});
 }
 
+// A file has no word for options whose 0 follows from others. transformers 5.23 loads no Gemma whose
+// query_pre_attn_scalar is null, and needs a sliding_window even where all layers see everything.
+TEST_F(HfConfig, WritesWhatFollowsFromOtherOptions) {
+  const auto options_of = [](const char* type) {
+    ModelOptions options(type);
+    auto& decoder = options.as<DecoderOptions>();
+    decoder.dim = 32;
+    decoder.heads = 2;
+    return options;
+  };
+  const auto written = [](const ModelOptions& options) {
+    ModelConfig config;
+    config.type = options;
+    return hf_config_json(config, 64, "float32");
+  };
+  for (const char* type : {"gemma2", "gemma3_text"}) {
+    ModelOptions options = options_of(type);
+    EXPECT_EQ(written(options)["query_pre_attn_scalar"].dump(), "16") << type;
+    EXPECT_EQ(written(options)["sliding_window"], 4096) << type;
+    options.as<DecoderOptions>().attention_scale = 0.25;
+    options.as<DecoderOptions>().windows = {7, 0};
+    EXPECT_EQ(written(options)["query_pre_attn_scalar"].dump(), "16") << type;
+    EXPECT_EQ(written(options)["sliding_window"], 7) << type;
+    options.as<DecoderOptions>().attention_scale = 0.3;
+    expect_error([&] { written(options); },
+                 {"transformers wants an integer query_pre_attn_scalar", "11.1", "model.attention_scale"});
+  }
+  EXPECT_EQ(written(options_of("granite"))["attention_multiplier"], 0.25);
+  for (const char* key :
+       {"bos_token_id", "eos_token_id"})  // that of LLaMA would be 1 and 2, if it were missing
+    EXPECT_TRUE(written(options_of("llama")).contains(key) && written(options_of("llama"))[key].is_null())
+        << key;
+  json granite = llama_json();
+  granite.update(
+      {{"model_type", "granite"}, {"architectures", {"GraniteForCausalLM"}}, {"attention_multiplier", 0.0}});
+  expect_error([&] { read(granite); }, {"config.json", "attention_multiplier is 0, not a number above 0"});
+  json gemma = llama_json();
+  gemma.erase("hidden_act");
+  gemma.update({{"model_type", "gemma3_text"},
+                {"architectures", {"Gemma3ForCausalLM"}},
+                {"attn_logit_softcapping", nullptr}});
+  EXPECT_NO_THROW(read(gemma));
+  gemma["attn_logit_softcapping"] = 50.0;  // transformers computes no cap
+  expect_error([&] { read(gemma); }, {"config.json", "attn_logit_softcapping 50.0 is not supported"});
+}
+
 TEST_F(HfConfig, RefusesBadFiles) {
   const auto refuse_folder = [&](const std::vector<std::string>& parts) {
     expect_error([&] { read_hf_config(folder_.path("")); }, parts);

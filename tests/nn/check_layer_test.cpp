@@ -11,7 +11,7 @@ namespace {
 
 using test::expect_error;
 
-enum class Mistake { kNone, kP1, kP2, kNoW, kNoUnit, kOverwrites, kState, kShape };
+enum class Mistake { kNone, kP1, kP2, kNoW, kNoUnit, kOverwrites, kState, kShape, kThrows };
 
 // Computes y = x w^T + b, with one mistake.
 class Mistaken : public Layer {
@@ -27,6 +27,7 @@ class Mistaken : public Layer {
   Values backward_p1(Values dy, Context&, Saved& saved) override {
     saved.keep_until_p2(dy[0]);
     bias_.accumulate(dy[0].sum(0));
+    if (mistake_ == Mistake::kThrows) at::mm(dy[0], dy[0]);
     at::Tensor dx = at::mm(dy[0], weight_.value);
     if (mistake_ == Mistake::kP1) dx[1][2].add_(1e-3);
     if (mistake_ == Mistake::kShape) dx = dx.t();
@@ -66,6 +67,8 @@ TEST(CheckLayer, PassesALayerWithoutMistake) {
 TEST(CheckLayer, FindsMistakes) {
   expect_error([] { check(Mistake::kP1); }, {"dL/dx of input 0, element 6, is ", "finite differences give "});
   expect_error([] { check(Mistake::kShape); }, {"dL/dx of input 0 has the sizes [4, 2], not [2, 4]"});
+  expect_error([] { check(Mistake::kThrows); },
+               {"the layer fails: mat1 and mat2 shapes cannot be multiplied"});
   expect_error([] { check(Mistake::kP2); }, {"the gradient of parameter w, element 11, is "});
   expect_error([] { check(Mistake::kNoW); }, {"parameter w got no gradient", "backward_p2"});
   expect_error([] { check(Mistake::kNoUnit); }, {"parameter w got no gradient", "collect_p2"});

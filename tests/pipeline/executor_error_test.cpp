@@ -120,6 +120,29 @@ TEST(LayerError, InTheMeasurementNamesTheLayer) {
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
+// The layer before would read past the end, or broadcast.
+TEST(LayerError, AGradientThatDoesNotFitNamesTheLayer) {
+  class Misfit : public Layer {
+   public:
+    explicit Misfit(bool none) : none_(none) {}
+    Values forward(Values x, Context&, Saved&) override { return x; }
+    Values backward_p1(Values dy, Context&, Saved&) override {
+      return none_ ? Values{} : Values{dy[0].narrow(2, 0, 1)};
+    }
+
+   private:
+    bool none_;
+  };
+  for (const bool none : {true, false}) {
+    ModelSpec model = small_llama(2);
+    model.layers.insert(model.layers.begin() + 3,
+                        {"mine", "mine", [none] { return std::make_unique<Misfit>(none); }});
+    expect_contains(error_of([&] { measure_profile(model, random_batch(1)[0], 0, Device()); }),
+                    {"layer mine, I of the measurement before the first step: backward_p1 returns ",
+                     none ? "no gradient of its input" : "1], but its input has ["});
+  }
+}
+
 // This layer does not keep a tensor that its W reads.
 TEST(LayerError, NamesASavedTensorThatIsMissing) {
   const Broken broken(1);

@@ -87,6 +87,7 @@ TEST_F(BadInput, SaysHowToDownloadANameOnTheHub) {
                         concat(key, "=org/some-model")},
                        {"org/some-model", "Hugging Face Hub", "hf download org/some-model"});
   }
+  expect_one_message({"train", "--set", "model.from=gpt2", "data.synthetic=tokens"}, {"hf download gpt2"});
   expect_one_message({"generate", "org/some-model", "--prompt", "x"}, {"hf download org/some-model"});
 }
 

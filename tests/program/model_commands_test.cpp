@@ -86,6 +86,23 @@ TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
   auto on = arguments;
   on.push_back("--ignore-end");
   EXPECT_EQ(test::run_program(on).out, "the quick brown fox jumps over\n");
+  // What would give another text in transformers is named.
+  folder_.write(
+      "model/generation_config.json",
+      R"({"repetition_penalty": 1.0, "num_beams": 1, "top_k": 50, "suppress_tokens": [], "do_sample": true})");
+  EXPECT_EQ(test::run_program(arguments).err.find("warning"), std::string::npos);
+  folder_.write("model/generation_config.json",
+                R"({"repetition_penalty": 1.2, "suppress_tokens": [102], "top_k": 50})");
+  const Finished other = test::run_program(arguments);
+  EXPECT_EQ(other.exit_code, 0);
+  EXPECT_NE(other.err.find(
+                "generation_config.json has repetition_penalty, suppress_tokens, which is not supported"),
+            std::string::npos)
+      << other.err;
+  auto warm = arguments;
+  warm.back() = "0.5";
+  EXPECT_NE(test::run_program(warm).err.find("repetition_penalty, suppress_tokens, top_k"),
+            std::string::npos);
   folder_.write("model/generation_config.json", R"({"eos_token_id": [1, "x"]})");
   const Finished bad = test::run_program(arguments);
   EXPECT_EQ(bad.exit_code, 1);

@@ -50,6 +50,19 @@ TEST(Bench, RowsHaveAllKeys) {
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
 }
 
+// Training leaves out a batch without a counted label.
+TEST(Bench, LeavesOutABatchWithoutACountedLabel) {
+  const TempFolder folder;
+  json config = test::tiny_config();
+  config["data"] = {{"arrays", folder.path(".")}, {"sequence", 8}, {"held_out", 0}, {"shuffle", false}};
+  std::vector<int64_t> labels(size_t{16} * 8, 5);
+  folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
+  std::fill_n(labels.begin(), 8 * 8, -100);
+  folder.write("labels.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
+  expect_success(
+      {"bench", folder.write("config.json", config.dump()), "--micro-batches", "1,2", "--steps", "1"});
+}
+
 TEST(Bench, RowsNameTheirSettings) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());

@@ -4,6 +4,8 @@ import copy
 import json
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -426,3 +428,15 @@ def test_a_folder_of_checkpoints_is_one_trainer_s(tmp_path):
     del first
     second.resume(tmp_path)
     assert second.step(make_batch()).loss == expected
+
+
+def test_no_library_comes_from_the_current_folder(tmp_path):
+    """Somebody else may have put it there."""
+    native = pathlib.Path(twobp._native.__file__)
+    needed = [line.split()[0] for line in subprocess.run(["ldd", native], capture_output=True, text=True).stdout.splitlines() if "=>" in line]
+    assert "libc10.so" in needed
+    for name in needed:
+        (tmp_path / name).touch()
+    environment = {**os.environ, "PYTHONPATH": str(native.parent.parent)}
+    done = subprocess.run([sys.executable, "-P", "-c", "import twobp"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

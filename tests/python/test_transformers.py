@@ -204,6 +204,19 @@ def test_batches_padded_to_different_lengths(tmp_path, monkeypatch):
     assert trainers[1].pipeline.shapes == 2
 
 
+def test_a_batch_without_a_counted_label(tmp_path):
+    data = texts(12)
+    for sample in data[:6]:
+        sample["labels"] = [-100] * LENGTH
+    settings = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0, "num_train_epochs": 1, "train_sampling_strategy": "sequential",
+                "data": data}
+    with pytest.warns(UserWarning, match="step 1 changes nothing: no label of its batch counts"):
+        trainers, logs = both(gpt2, tmp_path, **settings)
+    compare(logs)
+    assert [line["loss"] > 0 for line in logs[1] if "loss" in line] == [False, True, True]
+    compare_weights(trainers)
+
+
 @pytest.mark.parametrize("model", [gpt2, qwen3])
 def test_slices_of_what_a_collator_pads(model, tmp_path):
     trainers, logs = both(model, tmp_path, max_steps=3, data=texts(lengths=(12, 9, 12, 7, 12, 12, 8, 6)), data_collator=pad, slices=2, slice_lengths=[5, 7],

@@ -103,6 +103,18 @@ TEST_F(AdapterFiles, RefuseOtherSettingsByName) {
   refuse("lora_dropout", 0.05, {"0.05", "set it to 0"});
 }
 
+// PEFT adapts the modules that target_modules names, and leaves other tensors out.
+TEST_F(AdapterFiles, RefuseTensorsThatAreNotTargets) {
+  json description = of_peft();
+  description["target_modules"] = {"q_proj", "self_attn.v_proj", "up_proj"};
+  EXPECT_NO_THROW(load(description));
+  for (const char* other : {"v_pro", "_proj", "attn.v_proj"}) {
+    description["target_modules"] = {"q_proj", other};
+    expect_error([&] { load(description); },
+                 {"v_proj.lora_A.weight", "target_modules", "PEFT does not use it"});
+  }
+}
+
 TEST_F(AdapterFiles, StoreLowerPrecisions) {
   for (const auto& [name, type] : {std::pair{"bfloat16", at::kBFloat16}, {"float16", at::kHalf}}) {
     save_adapter(folder_.path(name), config_.model, trainer_->weights(), name);

@@ -244,6 +244,35 @@ TEST_F(SaveModel, IsCheckedBeforeTraining) {
   test::expect_error([&] { check(model); }, {"llama", "mlp"});
 }
 
+// Readers of the folder would use the tokenizer and the settings of the model that was there before.
+TEST_F(SaveModel, RefusesAFolderWithTheFilesOfAnotherModel) {
+  const std::string model = folder_.path("model");
+  std::filesystem::create_directories(model);
+  SaveConfig to;
+  to.model = model;
+  EXPECT_NO_THROW(check_save(to, config_.model, ""));
+  folder_.write("model/generation_config.json", "{}");
+  test::expect_error([&] { check_save(to, config_.model); }, {model, "generation_config.json", "save.model"});
+  std::filesystem::create_directories(folder_.path("from"));
+  folder_.write("from/generation_config.json", "{}");
+  config_.model.from = folder_.path("from");
+  EXPECT_NO_THROW(check_save(to, config_.model, ""));
+  folder_.write("model/tokenizer.json", "{}");
+  folder_.write("model/chat_template.jinja", "");
+  EXPECT_NO_THROW(check_save(to, config_.model)) << "of arrays: it may be theirs";
+  test::expect_error([&] { check_save(to, config_.model, ""); },
+                     {model, "holds tokenizer.json, chat_template.jinja of another model", "remove them"});
+  const std::string tokenizer = folder_.write("mine.json", "{}");
+  test::expect_error([&] { check_save(to, config_.model, tokenizer); }, {"holds chat_template.jinja of"});
+  folder_.write("chat_template.jinja", "");
+  EXPECT_NO_THROW(check_save(to, config_.model, tokenizer));
+  EXPECT_NO_THROW(check_save(to, config_.model, folder_.path("gone.json")))
+      << "its copy may be in the folder";
+  to.lora = "adapter";
+  std::filesystem::remove(folder_.path("model/config.json"));
+  EXPECT_NO_THROW(check_save(to, config_.model, ""));
+}
+
 // A folder holds a model or an adapter, because transformers would add the adapter to the model.
 TEST_F(SaveModel, RefusesAModelBesideAnAdapter) {
   const std::string adapter = folder_.path("adapter");

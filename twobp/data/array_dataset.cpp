@@ -148,7 +148,9 @@ std::optional<NpyArray> ArrayDataset::open_optional(const std::string& folder, c
                                                     int64_t values, const char* what,
                                                     const char* remedy) const {
   std::error_code ignored;
-  if (!std::filesystem::exists(folder + "/" + name + ".npy", ignored)) return std::nullopt;
+  // A link to a file that is gone is an error, not a file that was left out.
+  const auto status = std::filesystem::symlink_status(folder + "/" + name + ".npy", ignored);
+  if (!std::filesystem::exists(status)) return std::nullopt;
   NpyArray array = open_array(folder, (name + ".npy").c_str());
   TWOBP_CHECK(array.type() != NpyType::kFloat32, array.path(), ": holds float32, but ", what,
               " is an integer: save it as uint8 or int64.");
@@ -162,10 +164,14 @@ void refuse_other_arrays(const std::string& folder, const std::vector<std::strin
                          const std::string& model_type) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::filesystem::path& path = entry.path();
-    if (path.extension() != ".npy") continue;
-    TWOBP_CHECK(std::find(read.begin(), read.end(), path.stem().string()) != read.end(), path.string(), ": ",
-                model_type, " does not read this array, only ", join(read, ".npy, "),
-                ".npy: move it out of the folder that data.arrays names.");
+    std::string extension = path.extension().string();
+    std::transform(extension.begin(), extension.end(), extension.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (extension != ".npy" && extension != ".npz") continue;
+    const bool is_read =
+        path.extension() == ".npy" && std::find(read.begin(), read.end(), path.stem().string()) != read.end();
+    TWOBP_CHECK(is_read, path.string(), ": ", model_type, " does not read this array, only ",
+                join(read, ".npy, "), ".npy: move it out of the folder that data.arrays names.");
   }
 }
 

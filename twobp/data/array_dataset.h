@@ -29,7 +29,7 @@ class ArrayDataset : public Dataset {
   // another shape than the other; if S != sequence; if a token or label is outside [0, vocab) (file, row,
   // column, value); if no label is counted; if a mask is neither 0 nor 1 or masks a whole sample; if a token
   // type is outside [0, token_types); for a language model if a padded position has a label; or if the folder
-  // has a .npy file that is not read.
+  // has a .npy or .npz file that is not read.
   ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab,
                LabelOf label_of = LabelOf::kNextToken, int64_t token_types = 2);
 
@@ -47,7 +47,8 @@ class ArrayDataset : public Dataset {
   std::map<std::string, NpyArray> optional_;  // by name of the field
 };
 
-// Throws Error for a .npy file in the folder whose name is not one of `read`: its author gave it a meaning.
+// Throws Error for a .npy file in the folder whose name is not one of `read`, and for any .npz file: their
+// author gave them a meaning.
 void refuse_other_arrays(const std::string& folder, const std::vector<std::string>& read,
                          const std::string& model_type);
 

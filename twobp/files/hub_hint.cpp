@@ -4,15 +4,15 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
+#include "twobp/core/pattern.h"
 
 namespace twobp {
 
 std::string hub_hint(const std::string& path) {
-  const size_t slash = path.find('/');
-  const bool two_names = slash != std::string::npos && slash > 0 && slash + 1 < path.size() &&
-                         path.find('/', slash + 1) == std::string::npos && path[0] != '.';
+  // "org/name", or "name" of an old model, such as gpt2.
+  static const Pattern hub_name("([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*");
   std::error_code missing;
-  if (!two_names || std::filesystem::exists(path, missing)) return "";
+  if (hub_name.match(path).empty() || std::filesystem::exists(path, missing)) return "";
   return concat(" (if ", path, " is a name on the Hugging Face Hub, download it first: hf download ", path,
                 " --local-dir ", path, ")");
 }

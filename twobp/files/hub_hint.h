@@ -5,7 +5,7 @@
 
 namespace twobp {
 
-// For a message that `path` is missing. Empty if `path` exists, or does not look like "org/name".
+// For a message that `path` is missing. Empty if `path` exists, or does not look like "org/name" or "name".
 std::string hub_hint(const std::string& path);
 
 }  // namespace twobp

@@ -1,6 +1,7 @@
 #include "twobp/models/hf_config.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <limits>
 
@@ -19,6 +20,26 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
+
+// Settings of generation_config.json that change no token, or that generate reads or has as options.
+constexpr std::array<const char*, 16> kAnyGeneration = {"_from_model_config",
+                                                        "transformers_version",
+                                                        "bos_token_id",
+                                                        "eos_token_id",
+                                                        "pad_token_id",
+                                                        "decoder_start_token_id",
+                                                        "do_sample",
+                                                        "temperature",
+                                                        "top_p",
+                                                        "max_length",
+                                                        "max_new_tokens",
+                                                        "use_cache",
+                                                        "cache_implementation",
+                                                        "cache_config",
+                                                        "return_dict_in_generate",
+                                                        "return_legacy_cache"};
+constexpr std::array<const char*, 5> kSampling = {"top_k", "min_p", "typical_p", "epsilon_cutoff",
+                                                  "eta_cutoff"};
 
 // Null: the model_type is not supported.
 const ModelType* find_type(const HfSection& file) {
@@ -132,6 +153,23 @@ std::vector<int64_t> read_end_of_text(const std::string& directory) {
   return out;
 }
 
+std::vector<std::string> unused_generation_settings(const std::string& directory, bool greedy) {
+  const std::string path = (std::filesystem::path(directory) / "generation_config.json").string();
+  std::error_code missing;
+  std::vector<std::string> unused;
+  if (!std::filesystem::exists(path, missing)) return unused;
+  const json file = read_json_object(path, kMaxDepth);
+  for (const auto& [key, value] : file.items()) {
+    const bool any = std::find(kAnyGeneration.begin(), kAnyGeneration.end(), key) != kAnyGeneration.end() ||
+                     key.starts_with("output_") ||
+                     (greedy && std::find(kSampling.begin(), kSampling.end(), key) != kSampling.end());
+    const bool neutral =
+        value.empty() || value == json("") || value == json(false) || value == json(0) || value == json(1);
+    if (!any && !neutral) unused.push_back(key);
+  }
+  return unused;
+}
+
 json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype) {
   json out = json::object();
   std::error_code missing;
@@ -145,6 +183,10 @@ json hf_config_json(const ModelConfig& config, int64_t sequence, const std::stri
     return out;
   }
   out.update({{"architectures", {of.hf_class}}, {"model_type", of.hf_type}, {"torch_dtype", dtype}});
+  if (config.from.empty() && config.input().kind == InputKind::kTokens) {
+    // The run does not know them, and the ids that transformers takes for missing keys are other tokens here.
+    out.update({{"bos_token_id", nullptr}, {"eos_token_id", nullptr}});
+  }
   of.write_hf(config.type, sequence, out);
   return out;
 }

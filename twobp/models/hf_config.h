@@ -28,6 +28,10 @@ bool has_layers(const std::string& config);
 // without that file, of config.json. Empty if it names none. Throws Error if it is no id and no list of ids.
 std::vector<int64_t> read_end_of_text(const std::string& directory);
 
+// The settings of generation_config.json by which transformers' generate() would change the text, and for
+// which `twobp generate` has no option: "repetition_penalty". Of a `greedy` text, without those of sampling.
+std::vector<std::string> unused_generation_settings(const std::string& directory, bool greedy);
+
 // Whether a key of `type` describes weights, so that a loaded model determines it.
 bool comes_with_weights(const ModelType& type, const std::string& key);
 

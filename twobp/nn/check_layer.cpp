@@ -10,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/thrown.h"
 
 namespace twobp {
 namespace {
@@ -200,7 +201,13 @@ class LayerChecker {
 }  // namespace
 
 void check_layer(Layer& layer, const Values& x, const LayerCheck& options) {
-  LayerChecker(layer, x, options).check();
+  try {
+    LayerChecker(layer, x, options).check();
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    fail("the layer fails: ", message_of_thrown());
+  }
 }
 
 }  // namespace twobp

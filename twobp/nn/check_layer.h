@@ -20,7 +20,7 @@ struct LayerCheck {
 // and the gradient of every parameter with central differences of F. Then runs two micro-batches interleaved,
 // whose gradients must be the sum of those of each alone. Parameters without values are allocated; norm gains
 // and biases then get values other than 1 and 0. Buffers may change. Throws Error that names the tensor, the
-// element and both values, or the parameter that got no gradient.
+// element and both values, or the parameter that got no gradient; also if the layer throws anything.
 void check_layer(Layer& layer, const Values& x, const LayerCheck& options = {});
 
 }  // namespace twobp

@@ -117,7 +117,14 @@ class Trainer(transformers.Trainer):
         if self.pipeline is None:
             self._make_pipeline(self._step_batches[0])
         shapes = self.pipeline.shapes
-        result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
+        try:
+            result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
+        except Error:
+            if not self.pipeline._pass_over(self._step_batches):
+                raise
+            warnings.warn(f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)")
+            self._grad_norm = 0.0
+            return torch.tensor(0.0)
         if shapes <= MANY_SHAPES < self.pipeline.shapes:
             warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
                           "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")

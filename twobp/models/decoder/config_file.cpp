@@ -112,13 +112,16 @@ double from_file(FileForm form, double value) {
   return form == FileForm::kInverseRoot ? 1 / std::sqrt(value) : value;
 }
 
-json to_file(FileForm form, double value) {
-  if (form == FileForm::kOrNull && value == 0) return nullptr;
-  if (form == FileForm::kInverse) return 1 / value;
-  if (form != FileForm::kInverseRoot) return value;
+json to_file(const FileKey& key, double value) {
+  if (key.form == FileForm::kOrNull && value == 0) return nullptr;
+  if (key.form == FileForm::kInverse) return 1 / value;
+  if (key.form != FileForm::kInverseRoot) return value;
   const double number = 1 / (value * value);
-  const double whole = std::round(number);  // transformers wants an integer
-  return std::abs(number - whole) < 1e-9 * number ? json(static_cast<int64_t>(whole)) : json(number);
+  const double whole = std::round(number);
+  TWOBP_CHECK(std::abs(number - whole) < 1e-9 * number && whole <= INT32_MAX,
+              "transformers wants an integer ", key.name, ", but it would be ", number, ": set model.",
+              key.option, " to 1 / sqrt(", key.name, ") to save the model");
+  return static_cast<int64_t>(whole);
 }
 
 // The file with what transformers takes for the key if it is missing.
@@ -136,11 +139,11 @@ struct FileValue {
   }
 };
 
-// Whether the key is there, even if it is null. Throws Error if it must be.
+// Whether the key is null, there or by default.
 bool is_null(const HfSection& file, const FileKey& key) {
   if (key.otherwise == nullptr) return false;  // reading it throws
   const auto found = file.object.find(key.name);
-  return found != file.object.end() && found->is_null();
+  return found != file.object.end() ? found->is_null() : json::parse(key.otherwise).is_null();
 }
 
 void read_key(const HfSection& file, const FileKey& key, DecoderOptions& o) {
@@ -166,6 +169,8 @@ void read_key(const HfSection& file, const FileKey& key, DecoderOptions& o) {
           TWOBP_CHECK(number > 0 || key.form == FileForm::kSame || key.form == FileForm::kOrNull, file.origin,
                       ": ", key.name, " is ", number, ", not a number above 0");
           *field = from_file(key.form, number);
+          TWOBP_CHECK(*field > 0 || key.option != std::string("attention_scale"), file.origin, ": ", key.name,
+                      " is ", number, ", not a number above 0");
         } else if constexpr (std::is_same_v<Value, bool>) {
           *field = section.boolean(key.name, false);
         } else if constexpr (std::is_same_v<Value, std::string>) {
@@ -184,7 +189,7 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
       [&](auto* field) -> json {
         using Value = std::remove_pointer_t<decltype(field)>;
         if constexpr (std::is_same_v<Value, double>) {
-          return to_file(key.form, *field);
+          return to_file(key, *field);
         } else if constexpr (std::is_same_v<Value, std::string>) {
           for (const auto& [theirs, ours] : kActivations) {
             if (before == theirs && *field == ours) return before;
@@ -284,6 +289,8 @@ void read_decoder(const DecoderFamily& family, const HfSection& file, DecoderOpt
 
 void write_decoder(const DecoderFamily& family, const DecoderOptions& given, int64_t sequence, json& out) {
   DecoderOptions o = filled_in(family, given);
+  // A file has no word for 0, which follows from the heads.
+  if (o.attention_scale == 0) o.attention_scale = 1 / std::sqrt(static_cast<double>(o.head_dim));
   TWOBP_CHECK(!family.equal_heads || o.dim % o.heads == 0, "transformers refuses a ", family.hf_class,
               " whose model.dim (", o.dim, ") is not divisible by model.heads (", o.heads,
               "), even with a model.head_dim: change one of them to save the model");

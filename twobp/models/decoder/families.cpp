@@ -112,18 +112,16 @@ DecoderFamily olmo2_family() {
 }
 
 // What the second and the third generation share.
-DecoderFamily gemma(const char* name, const char* hf_class, const char* logit_cap,
-                    const char* attention_cap) {
+DecoderFamily gemma(const char* name, const char* hf_class, const char* logit_cap, FileKey attention_cap) {
   DecoderFamily f{.name = name, .hf_class = hf_class};
-  f.file =
-      file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "4"},
-                          {"head_dim", "head_dim", "256"},
-                          {"hidden_activation", "activation", "\"gelu_pytorch_tanh\""},
-                          kTied,
-                          kAttentionBias,
-                          {"query_pre_attn_scalar", "attention_scale", "256", FileForm::kInverseRoot},
-                          {"final_logit_softcapping", "logit_cap", logit_cap, FileForm::kOrNull},
-                          {"attn_logit_softcapping", "attention_cap", attention_cap, FileForm::kOrNull}});
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "4"},
+                               {"head_dim", "head_dim", "256"},
+                               {"hidden_activation", "activation", "\"gelu_pytorch_tanh\""},
+                               kTied,
+                               kAttentionBias,
+                               {"query_pre_attn_scalar", "attention_scale", "256", FileForm::kInverseRoot},
+                               {"final_logit_softcapping", "logit_cap", logit_cap, FileForm::kOrNull},
+                               attention_cap});
   f.names.attention_after_norm = "post_attention_layernorm";
   f.names.mlp_norm = "pre_feedforward_layernorm";
   f.names.mlp_after_norm = "post_feedforward_layernorm";
@@ -140,14 +138,17 @@ DecoderFamily gemma(const char* name, const char* hf_class, const char* logit_ca
 }
 
 DecoderFamily gemma2_family() {
-  DecoderFamily f = gemma("gemma2", "Gemma2ForCausalLM", "30.0", "50.0");
+  DecoderFamily f = gemma("gemma2", "Gemma2ForCausalLM", "30.0",
+                          {"attn_logit_softcapping", "attention_cap", "50.0", FileForm::kOrNull});
   f.defaults.logit_cap = 30;
   f.defaults.attention_cap = 50;
   return f;
 }
 
 DecoderFamily gemma3_family() {
-  DecoderFamily f = gemma("gemma3_text", "Gemma3ForCausalLM", "null", "null");
+  DecoderFamily f = gemma("gemma3_text", "Gemma3ForCausalLM", "null",
+                          // transformers has the key, but computes no cap
+                          {"attn_logit_softcapping", nullptr, "null"});
   f.names.query_norm = "self_attn.q_norm";
   f.names.key_norm = "self_attn.k_norm";
   f.defaults.rope_theta = 1e6;

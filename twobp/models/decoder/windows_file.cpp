@@ -161,7 +161,11 @@ void write_windows(const DecoderFamily& family, const DecoderOptions& o, json& o
               "transformers knows one window", every ? " of all layers" : "", " in a ", family.name,
               ", but model.windows has others: give its layers that window", every ? "" : " or 0",
               ", to save the model");
-  out["sliding_window"] = window > 0 ? json(window) : json();
+  // Gemma's code makes masks with a window even if no layer has one.
+  const bool needs_number = family.windows == WindowsInFile::kAlternating;
+  out["sliding_window"] = window > 0     ? json(window)
+                          : needs_number ? json::parse(family.default_window)
+                                         : json();
   if (every) return;
   json types = json::array();
   for (const int one : windows) types.push_back(one > 0 ? kSliding : kFull);

@@ -1,6 +1,8 @@
 #include "twobp/pipeline/profile/profile.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -23,6 +25,7 @@ int64_t bytes_of(const Values& values) {
 struct OfSlice {
   Saved saved;
   LayerProfile cost;
+  std::optional<std::vector<int64_t>> output;  // sizes of F's output, if it is one tensor of numbers
   std::vector<double> forward, backward_p1, backward_p2;
 };
 
@@ -76,12 +79,21 @@ void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context
     x = naming_layer([&] { return measured(s, "F"); },
                      [&] { return s.layer->forward(std::move(x), context, of.saved); });
     const double seconds = measurement.seconds();
+    if (x.size() == 1 && x[0].is_floating_point()) of.output = x[0].sizes().vec();
     if (!count) continue;
     of.forward.push_back(seconds);
     of.cost.forward_peak = measurement.peak();
     of.cost.forward_held = measurement.held();
     of.cost.output = bytes_of(x);
   }
+}
+
+// Throws Error unless `dy` fits the output of the layer before, which reads it.
+void check_gradient(const Values& dy, const OfSlice& before) {
+  if (!before.output) return;
+  TWOBP_CHECK(dy.size() == 1 && dy[0].defined(), "backward_p1 returns no gradient of its input");
+  TWOBP_CHECK(dy[0].sizes() == *before.output, "backward_p1 returns a gradient of the sizes ", dy[0].sizes(),
+              ", but its input has ", at::IntArrayRef(*before.output));
 }
 
 // I and W of one slice.
@@ -94,6 +106,10 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     Measurement p1(meter, device);
     dy = naming_layer([&] { return measured(*s, "I"); },
                       [&] { return s->layer->backward_p1(std::move(dy), context, of.saved); });
+    const auto before = std::next(s);
+    if (before != specimens.rend() && before->backward) {
+      naming_layer([&] { return measured(*s, "I"); }, [&] { check_gradient(dy, *before->slices[slice]); });
+    }
     of.saved.release_p1();
     const double p1_seconds = p1.seconds();
     if (count) {

@@ -131,6 +131,16 @@ void check_plain(const json& config, const ModelType& type, const std::string& p
               ", but adapters are trained without dropout here: set it to 0");
 }
 
+// Whether PEFT uses this tensor of an adapter. A text is a regular expression or "all-linear": there, the
+// tensors show which modules are meant.
+bool is_target(const std::string& name, const json& targets) {
+  if (!targets.is_array()) return true;
+  const std::string module = name.substr(0, name.rfind(".lora_"));
+  return std::any_of(targets.begin(), targets.end(), [&](const json& target) {
+    return target.is_string() && ("." + module).ends_with("." + target.get<std::string>());
+  });
+}
+
 }  // namespace
 
 void check_adapter_folder(const std::string& directory) {
@@ -230,6 +240,10 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
     TWOBP_CHECK(adapter != adapters.end(), folder.string(), ": the adapter has ", name,
                 ", which is no adapter of this model: set model.lora_targets to its target_modules, ",
                 config.value("target_modules", json()).dump());
+    const json targets = config.value("target_modules", json());
+    TWOBP_CHECK(is_target(name, targets), folder.string(), ": has the tensor ", name,
+                ", but target_modules of ", kAdapterConfig, " is ", targets.dump(),
+                ", so PEFT does not use it: add the module there, or remove its tensors");
     const at::Tensor tensor = tensors.tensor(name);
     TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second), folder.string(), ": ", name, " is ",
                 tensor.sizes(), ", expected ", at::IntArrayRef(adapter->second));

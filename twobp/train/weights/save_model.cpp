@@ -257,13 +257,49 @@ void check_no_adapter(const std::string& directory) {
               "adapter's files");
 }
 
+// Of `names`, those that are in the folder but not in `source`, from which a save copies them.
+template <typename Names>
+std::vector<std::string> left_over(const fs::path& folder, const fs::path& source, const Names& names) {
+  std::vector<std::string> left;
+  std::error_code missing;
+  for (const std::string name : names) {
+    const bool replaced = !source.empty() && fs::exists(source / name, missing);
+    if (fs::exists(folder / name, missing) && !replaced) left.push_back(name);
+  }
+  return left;
+}
+
+void check_companions(const std::string& directory, const ModelConfig& model,
+                      const std::optional<std::string>& tokenizer) {
+  std::vector<std::string> left = left_over(directory, model.from, kOtherFiles);
+  std::error_code missing;
+  if (tokenizer && (tokenizer->empty() || fs::exists(*tokenizer, missing))) {
+    const fs::path file = tokenizer->empty() ? "" : tokenizer_file(*tokenizer);
+    for (const std::string& name :
+         left_over(directory, file.empty() ? fs::path(model.from) : file.parent_path(), kTokenizerFiles)) {
+      if (file.empty() || name != "tokenizer.json") left.push_back(name);
+    }
+  }
+  TWOBP_CHECK(left.empty(), directory, ": holds ", join(left),
+              " of another model, which this run does not replace, so that its readers would use ",
+              left.size() == 1 ? "it" : "them",
+              " with this one: set save.model to another folder, or remove ",
+              left.size() == 1 ? "it" : "them");
+}
+
 }  // namespace
 
-void check_save(const SaveConfig& save, const ModelConfig& model) {
+void check_save(const SaveConfig& save, const ModelConfig& model,
+                const std::optional<std::string>& tokenizer) {
   check_type(model);
   if (!is_saved_as_bundle(model)) hf_config_json(model, /*sequence=*/1, save.dtype);
   const bool adapter = save.lora == "adapter";
-  adapter ? check_adapter_folder(save.model) : check_no_adapter(save.model);
+  if (adapter) {
+    check_adapter_folder(save.model);
+  } else {
+    check_no_adapter(save.model);
+    check_companions(save.model, model, tokenizer);
+  }
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,11 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
 std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory);
 
 // Fails like save_model or save_adapter for a model that cannot be saved, or a folder that cannot be made or
-// written to, and leaves no folder behind. Call this before days of training rather than after.
-void check_save(const SaveConfig& save, const ModelConfig& model);
+// written to, and leaves no folder behind. Also fails if the folder holds a file, such as a
+// generation_config.json, that its readers would take for this model's, and that save_model would not
+// replace. For those of tokenizers, `tokenizer` is the run's (see SaveModelOptions); none: the run does not
+// know, so the folder's may be the right one. Call this before days of training rather than after.
+void check_save(const SaveConfig& save, const ModelConfig& model,
+                const std::optional<std::string>& tokenizer = std::nullopt);
 
 }  // namespace twobp
