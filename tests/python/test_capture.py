@@ -107,6 +107,20 @@ def test_dropout_is_seeded_and_left_out_in_evaluation():
     assert not any(i["op"] == "twobp::dropout" for i in program["evaluate"])
 
 
+class Draws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 4)
+
+    def forward(self, x):
+        shifted = self.a(x)[torch.randperm(len(x))]
+        return shifted + torch.randint(1, 4, (4,)) + torch.randint(3, (4,)) * torch.randn(4, dtype=x.dtype)
+
+
+def test_random_numbers_of_every_kind_are_those_of_the_programs():
+    exact(capture(Draws().double(), batch_of(6, 8), loss_fn=mse))
+
+
 def test_frozen_parameters_have_no_backward():
     module = stack(2)
     for parameter in [*module[0].parameters(), *module[1].parameters()]:

@@ -292,8 +292,9 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError("the module is TorchScript, which torch.export does not take. Give the Python module that it was made of")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"{repr(name) + ' of the module' if name else 'the module'} is TorchScript, which torch.export does not take. Give the Python module that it was made of")
     if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
     if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
