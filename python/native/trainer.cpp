@@ -153,7 +153,7 @@ class PyTrainer {
       own.emplace(CapturedOptions::kType);
       own->as<CapturedOptions>().graph = graph_;
     }
-    Config made = parse_config_without_data(config, "", own ? &*own : nullptr);
+    Config made = parse_config_without_data(config, "the settings", own ? &*own : nullptr);
     made.pipeline.micro_batch_size = example.begin()->second.size(0);
     TWOBP_CHECK(made.pipeline.transport == "auto",
                 "a trainer in Python finds its processes itself: leave out transport");

@@ -3,9 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
+
+import torch
 
 from twobp import _native
 from twobp.trainer import Trainer
@@ -85,8 +89,8 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
          p2: str | Iterable[str] | None = None, recompute: str | Iterable[str] = "none", memory: str | int | None = None,
          batch: int | None = None, top: int | None = 10, search: bool = False, seconds: float = 0.5,
          slices: int | Iterable[int] | None = None) -> Plan:
-    """Compares all ways to run a model. `of` is a trainer, whose layers are measured now for about `seconds`, or a file of costs
-    (`twobp profile --json`).
+    """Compares all ways to run a model. `of` is a trainer or the folder of a bundle, whose layers are measured now for about
+    `seconds`, or a file of costs (`twobp profile --json`).
 
     Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
     value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such as "80GiB" or a
@@ -94,18 +98,44 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
     docs/long_sequences.md). A captured module needs a trainer that was given slices. `batch` keeps only combinations with this
     number of samples a step. `top` is the number of rows, or None for all. `search` also searches for new schedules. Raises
     twobp.Error if nothing fits, with the smallest memory that would."""
+    if not isinstance(of, (Trainer, str, os.PathLike)):
+        raise _native.Error(f"of is a {type(of).__name__}, but must be a trainer, the folder of a bundle, or a file of costs")
     recomputes = _several(recompute)
+    counts, sliced = _numbers(ranks, "ranks"), _numbers(slices, "slices")
+    if not counts and not isinstance(of, Trainer):
+        raise _native.Error("give ranks: a number, or several such as range(2, 9)")
+    if not isinstance(of, Trainer) and os.path.isdir(of):
+        of = _of_bundle(of)
     if isinstance(of, Trainer):
-        costs = of._native.costs([mode for mode in recomputes if mode != "none"], _several(slices), seconds)
-        counts = _several(ranks) or [of.ranks]
+        counts = counts or [of.ranks]
+        costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds)
     else:
         costs = _native.read_costs(os.fspath(of))
-        counts = _several(ranks)
-        if not counts:
-            raise _native.Error("give ranks: a number, or several such as range(2, 9)")
-    rows, advice = _native.plan(costs, counts, _several(micro_batches), _several(schedule), _several(p2), recomputes,
-                                _several(slices), "" if memory is None else str(memory), batch or 0, top or 0, search)
+    rows, advice = _native.plan(costs, counts, _numbers(micro_batches, "micro_batches"), _several(schedule), _several(p2), recomputes,
+                                sliced, "" if memory is None else str(memory), batch or 0, top or 0, search)
     return Plan((PlanRow(**row) for row in rows), advice)
+
+
+def _of_bundle(folder: str | os.PathLike) -> Trainer:
+    """Returns a trainer of a bundle, with an example of its first shape. What the example holds hardly changes the times."""
+    path = os.path.join(os.fspath(folder), "graph.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            fields = json.load(file)["shapes"][0]["fields"]
+        example = {name: torch.ones(field["shape"], dtype=getattr(torch, field["dtype"])) for name, field in fields.items()}
+    except FileNotFoundError:
+        raise _native.Error(f"{os.fspath(folder)} has no graph.json, so it is no bundle: give a trainer of its model") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise _native.Error(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return Trainer(model={"from": os.fspath(folder)}, example=example, micro_batches=1)
+
+
+def _numbers(value, name: str) -> list[int]:
+    numbers = _several(value)
+    wrong = [one for one in numbers if isinstance(one, bool) or not isinstance(one, Integral)]
+    if wrong:
+        raise _native.Error(f"{name} has {wrong[0]!r}, but must be a whole number, or several")
+    return numbers
 
 
 def _several(value) -> list:

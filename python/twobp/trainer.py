@@ -119,6 +119,8 @@ class Trainer:
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
         """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`. While `batches_` gives its batches, it
         must not use the trainer, whose weights may be their running means."""
+        if isinstance(batches_, (Mapping, torch.Tensor)):
+            raise Error("evaluate takes an iterable of batches, and this is one batch: give [batch]")
         all_ = self._native.evaluate(self._cut(batch) for batch in batches_)
         targets, right = all_["targets"], all_["right"]
         if targets == 0:
@@ -138,7 +140,7 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for
         other shapes, and for other values of a tensor that training never changes."""
-        given = state
+        given = _mapping(state, "the state")
         for name, tensor in state.items():
             if not isinstance(tensor, torch.Tensor):
                 raise Error(f"the state's {name} is a {type(tensor).__name__}, but must be a tensor")
@@ -166,6 +168,9 @@ class Trainer:
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
         """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training continues to
         the bit. Raises twobp.Error for missing or unknown names and for other shapes."""
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise Error(f"steps is {steps!r}, but must be the number of steps that made the state")
+        _mapping(state, "the state")
         self._native.load_optimizer_state({f"{name}.{what}": tensor for name, of in state.items() for what, tensor in of.items()}, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
@@ -184,15 +189,15 @@ class Trainer:
             bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
-        """Writes a checkpoint into a folder that is empty or belongs to this trainer: weights, optimizer state and position. The
-        newest `keep` stay. The checkpoint is on disk when this returns."""
+        """Writes a checkpoint into a folder that has none of another run: weights, optimizer state and position. The newest `keep` stay. The checkpoint is on disk when this returns."""
         self._native.checkpoint(os.fspath(folder), keep)
 
     def resume(self, folder: str | os.PathLike, *, keep: int = 3) -> list[str]:
         """Sets a new trainer to the newest whole checkpoint. The checkpoint may have other ranks and another schedule. Training
-        then continues to the bit. Returns notes, such as a changed learning rate. Raises twobp.Error if the checkpoint belongs to
-        another run."""
-        return self._native.resume(os.fspath(folder), keep)
+        then continues to the bit. Returns notes, such as a changed learning rate, or that there is no checkpoint. Raises twobp.Error
+        if the checkpoint belongs to another run."""
+        notes = self._native.resume(os.fspath(folder), keep)
+        return notes if notes or self.steps_done else [f"there is no checkpoint in {os.fspath(folder)}, so training begins at its start"]
 
     def timeline(self, path: str | os.PathLike) -> None:
         """Draws the next step as an HTML page, which is written when the step ends."""
@@ -309,8 +314,8 @@ def by_section(settings: Mapping) -> dict[str, dict]:
 
 def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Batch) -> dict:
     """Returns the configuration with an object for each section."""
-    if not hasattr(optimizer, "settings"):
-        raise Error(f"optimizer is a {type(optimizer).__name__}, but must be twobp.AdamW(...), Adam, Muon or SGD")
+    if not isinstance(optimizer, (AdamW, Adam, Muon, SGD)):
+        raise Error(f"optimizer is {'the class ' + optimizer.__name__ if isinstance(optimizer, type) else 'a ' + type(optimizer).__name__}, but must be twobp.AdamW(...), Adam, Muon or SGD")
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
     samples = next(iter(example.values())).shape[0]
@@ -374,6 +379,12 @@ def _used_groups(groups: list[str], captured: Captured) -> list[str]:
         if not names:
             raise Error(f"groups: no parameter is called '{group.partition(' ')[0]}'. Patterns may have * and ?")
     return [group for group, names in matching if used.intersection(names)]
+
+
+def _mapping(state: object, what: str) -> Mapping:
+    if not isinstance(state, Mapping):
+        raise Error(f"{what} is a {type(state).__name__}, but must be a dict of tensors by name")
+    return state
 
 
 def _shape(fields: Batch) -> tuple:

@@ -23,6 +23,7 @@ class Watch:
         own = dict(module.named_parameters(remove_duplicate=False))
         self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
         self._known: dict[str, None] = {}  # in order
+        self._parts = [(f"{path}.{key}".lstrip("."), part._modules, key, child) for path, part in module.named_modules() for key, child in part._modules.items()]
         self._look()
         self.came_from_trainer(module.state_dict())
 
@@ -41,7 +42,10 @@ class Watch:
                 raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
 
     def check(self) -> None:
-        """Raises Error if the module has a tensor that is no longer the trainer's."""
+        """Raises Error if the module has a part or a tensor that is no longer the trainer's."""
+        replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part), None)
+        if replaced:
+            raise Error(f"the part '{replaced}' of the module was replaced since the trainer was made, which it does not see: make a new trainer")
         number = self._looks.first_change()
         if number < 0:
             return

@@ -129,6 +129,10 @@ class Clip(torch.autograd.Function):
         return dy.clamp(-0.01, 0.01)
 
 
+def compute_again(self, y):
+    return torch.utils.checkpoint.checkpoint(torch.sin, y, use_reentrant=True)
+
+
 def hook(self, y):
     y.register_hook(lambda dy: dy.clamp(-0.01, 0.01))
     return y
@@ -141,7 +145,7 @@ def assign_buffer(self, y):
 
 @pytest.mark.parametrize("more, message", [
     (lambda self, y: Clip.apply(y), "calls Clip, a torch.autograd.Function"), (hook, r"gradient of a tensor \(.*test_bad_input\.py:\d+, in hook: y\.register_hook"),
-    (assign_buffer, r"buffer 'scale'.*self\.scale\.copy_")])
+    (compute_again, r"use_reentrant=True \(.*test_bad_input\.py:\d+, in compute_again.*use_reentrant=False"), (assign_buffer, r"buffer 'scale'.*self\.scale\.copy_")])
 def test_what_programs_would_lose(more, message):
     with pytest.raises(twobp.Error, match=message):
         make(Wraps(more).train())
@@ -187,7 +191,8 @@ def test_a_loss_with_parameters():
 
 
 def test_settings_that_are_no_settings():
-    for settings, message in (({"optimizer": "adamw"}, "optimizer is a str"), ({"clip_norm": float("nan")}, "clip_norm is nan"), ({"threads": object()}, "a setting is")):
+    for settings, message in (({"optimizer": "adamw"}, "optimizer is a str"), ({"optimizer": twobp.AdamW}, "optimizer is the class AdamW"),
+                              ({"ranks": "2"}, '^the settings: "pipeline.ranks" expects an integer'), ({"clip_norm": float("nan")}, "clip_norm is nan"), ({"threads": object()}, "a setting is")):
         with pytest.raises(twobp.Error, match=message):
             make(**settings)
     _, trainer = make(clip_norm=torch.tensor(1.0))
@@ -198,6 +203,14 @@ def test_settings_that_are_no_settings():
         trainer.load_state_dict({name: tensor * float("nan") for name, tensor in trainer.state_dict().items()})
     with pytest.raises(twobp.Error, match="cannot write into /nowhere"):
         trainer.timeline("/nowhere/step.html")
+    for steps in (-1, 2.5, None):
+        with pytest.raises(twobp.Error, match="steps is .* the number of steps"):
+            trainer.load_optimizer_state(trainer.optimizer_state(), steps)
+    for call in (trainer.load_state_dict, lambda state: trainer.load_optimizer_state(state, 1)):
+        with pytest.raises(twobp.Error, match="the state is a list, but must be a dict"):
+            call([1])
+    with pytest.raises(twobp.Error, match=r"this is one batch: give \[batch\]"):
+        trainer.evaluate(make_batch())
     assert trainer.step(make_batch()).step == 1
 
 
@@ -235,6 +248,8 @@ def set_(module, name, tensor):
     (lambda m: m.up.register_parameter("bias", None), "'up.bias'"), (lambda m: setattr(m.up.weight, "data", torch.zeros(8, 4)), "'up.weight'"),
     (lambda m: setattr(m.up, "weight", nn.Parameter(torch.zeros(8, 4))), "'up.weight'"), (lambda m: m.scale.add_(1), "'scale'"),
     (lambda m: m.up.weight.requires_grad_(False), "'up.weight' of the module is frozen.*new trainer"),
+    (lambda m: setattr(m, "down", nn.Linear(8, 4)), "the part 'down' of the module was replaced.*new trainer"),
+    (lambda m: nn.utils.parametrizations.weight_norm(m.down), "'down.*of the module was"),
     (lambda m: torch.optim.SGD([loss_of(m)[1]], lr=1.0).step(), "'up.weight'"),
     (lambda m: torch.optim.AdamW([loss_of(m)[1]], lr=1.0, fused=True).step(), "'up.weight'"), (lambda m: m.up.weight.data.mul_(2), "'up.weight'")])
 def test_a_change_behind_the_trainer_s_back(change, message):
@@ -292,6 +307,12 @@ def test_forward_hooks_are_captured_and_backward_hooks_refused():
         with pytest.raises(twobp.Error, match="hook.*would not run"):
             make(module)
         handle.remove()
+
+
+def test_a_batch_that_is_not_finite():
+    _, trainer = make()
+    with pytest.raises(twobp.Error, match="not finite.*look at the data"):
+        trainer.step({name: tensor * float("nan") for name, tensor in make_batch().items()})
 
 
 def test_a_part_in_evaluation_mode_stays_so():
@@ -408,7 +429,7 @@ def test_a_fork_is_told_to_make_its_own():
 
 
 @pytest.mark.parametrize("module, example, message", [
-    (lambda: torch.jit.script(Net()), {}, "TorchScript"), (lambda: nn.Sequential(nn.LazyLinear(4)), {}, "'0.weight' of the module has no shape yet"),
+    (lambda: torch.jit.script(Net()), {}, "TorchScript"), (lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4))), {}, "'0' of the module is TorchScript"), (lambda: nn.Sequential(nn.LazyLinear(4)), {}, "'0.weight' of the module has no shape yet"),
     (lambda: Net().to("meta"), {}, r"'up.weight' of the module is on meta.*to_empty"), (lambda: Net(), {0: torch.zeros(4, 4)}, "has the key 0, but its keys must be names"),
     (lambda: Net().double(), {}, r"(?s)the module itself fails on this batch: RuntimeError.*dtype.*test_bad_input\.py:\d+, in forward.*x: float32 \[4, 4\]"),
     (Net, {"x": torch.zeros(4, 7)}, r"(?s)the module itself fails on this batch.*test_bad_input\.py:\d+, in forward.*x: float32 \[4, 7\]")])
@@ -422,6 +443,7 @@ def test_a_folder_of_checkpoints_is_one_trainer_s(tmp_path):
     first.step(make_batch())
     first.checkpoint(tmp_path)
     _, second = make()
+    assert second.resume(tmp_path / "other") == [f"there is no checkpoint in {tmp_path / 'other'}, so training begins at its start"]
     with pytest.raises(twobp.Error, match="another trainer of this process: end that first"):
         second.resume(tmp_path)
     expected = first.step(make_batch()).loss

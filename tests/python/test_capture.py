@@ -107,6 +107,39 @@ def test_dropout_is_seeded_and_left_out_in_evaluation():
     assert not any(i["op"] == "twobp::dropout" for i in program["evaluate"])
 
 
+class Draws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 4)
+
+    def forward(self, x):
+        shifted = self.a(x)[torch.randperm(len(x))]
+        return shifted + torch.randint(1, 4, (4,)) + torch.randint(3, (4,)) * torch.randn(4, dtype=x.dtype)
+
+
+def test_random_numbers_of_every_kind_are_those_of_the_programs():
+    exact(capture(Draws().double(), batch_of(6, 8), loss_fn=mse))
+
+
+class Balances(nn.Module):
+    """A mixture's loss for the balance of its experts, on top of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        probabilities = torch.softmax(self.a(x), -1)
+        share = probabilities.sum(0) / 6.0
+        return nn.functional.mse_loss(probabilities, y) + 0.02 * (share * share.detach()).sum() * 4
+
+
+def test_numbers_do_not_change_the_dtype_of_a_scalar():
+    batch = {name: t.float() for name, t in batch_of(6, 8).items()}
+    run = capture(Balances(), batch, loss_reduction="mean").dry_runs[-1]
+    assert max(run.loss, run.gradients) < 1e-5, run
+
+
 def test_frozen_parameters_have_no_backward():
     module = stack(2)
     for parameter in [*module[0].parameters(), *module[1].parameters()]:

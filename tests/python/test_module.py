@@ -97,3 +97,31 @@ def test_what_cannot_be_captured_is_one_clear_error(batch):
         twobp.Trainer(Branches(), {"x": torch.zeros(2, 4)}, loss_fn=lambda output, batch: output.mean(), ranks=1)
     with pytest.raises(twobp.Error, match="loss"):
         twobp.Trainer(Blocks(), {"ids": batch["ids"]}, ranks=1)
+
+
+class Alternates(nn.Module):
+    """Its cuts have 8 and 16 numbers a sample by turns, so kinds of layers follow each other in several orders."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8)) for _ in range(4)))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.head(self.blocks(x)), y)
+
+
+def test_kinds_of_layers_follow_each_other_in_any_order():
+    torch.manual_seed(0)
+    module = Alternates().train()
+    whole = {"x": torch.randn(6, 8), "y": torch.randn(6, 4)}
+    expected = module(**whole).item()
+    states = []
+    for ranks in (1, 2, 3):
+        trainer = twobp.Trainer(module, {name: tensor[:2] for name, tensor in whole.items()}, ranks=ranks, micro_batches=3)
+        kinds = [layer["kind"] for layer in trainer._captured.graph["layers"]]
+        followers = {(kind, after) for kind, after in zip(kinds, kinds[1:])}
+        assert (max(kinds) - 1, max(kinds)) not in followers, "the last two kinds are no neighbours"
+        assert trainer.step(whole).loss == pytest.approx(expected, rel=1e-6)
+        states.append(trainer.state_dict())
+    assert all(torch.equal(state[name], states[0][name]) for state in states for name in state)

@@ -49,6 +49,29 @@ def test_a_file_of_costs_needs_ranks(tmp_path):
         twobp.plan(tmp_path / "costs.json", ranks=2)
 
 
+class Tower(torch.nn.Sequential):
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(super().forward(x), y)
+
+
+def test_a_bundle_is_planned(tmp_path):
+    trainer = twobp.Trainer(Tower(*(torch.nn.Linear(8, 8) for _ in range(4))).train(), {"x": torch.randn(3, 8), "y": torch.randn(3, 8)}, ranks=1)
+    trainer.save(tmp_path / "bundle")
+    plan = twobp.plan(tmp_path / "bundle", ranks=[1, 2], micro_batches=4, seconds=0.05)
+    assert {row.ranks for row in plan} <= {1, 2} and all(sum(row.split) == len(trainer.layers) and row.micro_batch_size == 3 for row in plan)
+    (tmp_path / "bundle" / "graph.json").write_text("{}")
+    with pytest.raises(twobp.Error, match="graph.json is damaged"):
+        twobp.plan(tmp_path / "bundle", ranks=2)
+
+
+@pytest.mark.parametrize("of, ranks, message", [(None, 2, "of is a NoneType"), (".", 2, "no graph.json"), ("costs.json", "2", "ranks has '2'"), ("costs.json", None, "give ranks"),
+                                                ("costs.json", [1.5], "ranks has 1.5")])
+def test_what_is_no_model_or_number(of, ranks, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(twobp.Error, match=message):
+        twobp.plan(of, ranks=ranks)
+
+
 @pytest.fixture
 def sequences():
     ids = torch.arange(64).reshape(1, 64) % 32

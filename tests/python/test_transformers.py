@@ -351,6 +351,24 @@ def test_a_loss_of_a_subclass_is_refused():
         Own(gpt2(), transformers.TrainingArguments("unused", report_to="none", use_cpu=True), train_dataset=texts())
 
 
+class Decays(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, optimizer=None, **_):
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.5
+
+
+class Forgets(twobp.transformers.Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return model(**inputs).loss
+
+
+def test_what_would_have_no_effect_in_the_middle_of_training(tmp_path):
+    with pytest.raises(twobp.Error, match=r"settings of the optimizer changed.*'weight_decay': 0.5"):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Decays()])
+    with pytest.raises(twobp.Error, match=r"did not call super\(\).training_step"):
+        Forgets(gpt2(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, max_steps=1), train_dataset=texts()).train()
+
+
 def test_every_training_argument_is_dealt_with():
     parts = (arguments.HONOURED, arguments.WITHOUT_EFFECT, frozenset(arguments.REFUSED))
     fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}

@@ -79,7 +79,8 @@ class Captured:
                 found = entry.read(self.whole)
                 traced, errors = found or (self._trace(fields, "" if self.slices else NOT_ASKED), None)
                 self._append(traced, described)
-                if found is None and check:
+                compared = check and (len(self.graph["shapes"]) == 1 or self._chain().count(fields) > 0)  # without a target, the module's own loss is no number
+                if found is None and compared:
                     try:
                         errors = dataclasses.asdict(self._dry_run(fields, beside))
                     except WrongSlices as reason:  # whole sequences train
@@ -89,12 +90,13 @@ class Captured:
                         errors = dataclasses.asdict(self._dry_run(fields, beside))
         except BaseException as error:
             self._forget(described, constants)
-            if isinstance(error, CaptureError) and error.__cause__ is not None and (failure := self._own_failure(fields)) is not None:
+            if isinstance(error, CaptureError) and error.__cause__ is not None and (found := self._own_failure(fields)) is not None:
+                what, failure = found
                 sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
-                raise CaptureError(f"the module itself fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+                raise CaptureError(f"{what} fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
                                    f"{user_line(failure)}. The batch is {{{sizes}}}") from failure
             raise
-        if found is None:
+        if found is None and compared == check:
             entry.write(traced, errors)
         self.cached.append(entry.state)
         if errors is None:
@@ -123,16 +125,20 @@ class Captured:
             for part, mode in now.items():
                 part.training = mode
 
-    def _own_failure(self, fields: dict[str, torch.Tensor]) -> Exception | None:
-        """Returns the error that the module itself raises for a batch, without twobp. The module is not changed."""
+    def _own_failure(self, fields: dict[str, torch.Tensor]) -> tuple[str, Exception] | None:
+        """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of them does. The module is not changed."""
+        what = "the module itself"
         state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
-                self.whole(dict(fields))
+                output = self.whole.output(dict(fields))
+                if self.whole.loss_fn is not None:
+                    what = "loss_fn(output, batch), with the module's output and the whole batch,"
+                    self.whole.loss_fn(output, dict(fields))
         except CaptureError:
             pass
         except Exception as failure:
-            return failure
+            return what, failure
         finally:
             restore(self.whole, state)
         return None
@@ -176,9 +182,13 @@ class Captured:
             names.append(name)
         return names
 
-    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None) -> DryRun:
+    def _chain(self) -> interpret.Chain:
+        """The programs of the last shape."""
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
-        chain = interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
+        return interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
+
+    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None) -> DryRun:
+        chain = self._chain()
         count = max(chain.count(fields), 1)
         weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
         random = interpret.Random(7)
@@ -282,8 +292,9 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError("the module is TorchScript, which torch.export does not take. Give the Python module that it was made of")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"{repr(name) + ' of the module' if name else 'the module'} is TorchScript, which torch.export does not take. Give the Python module that it was made of")
     if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
     if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):

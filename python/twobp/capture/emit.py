@@ -85,10 +85,10 @@ class Emitter:
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "twobp"):
             raise self.refuse(node, f"programs have no operator {target}. {OTHER_WAY}")
         if ops.is_random(node) and not any(a.name in ("generator", "random") for a in target._schema.arguments):
-            packet = target.overloadpacket
-            if "generator" not in packet.overloads():
+            packet, seeded = target.overloadpacket, "_".join(filter(None, (target._schema.overload_name, "generator")))
+            if seeded not in packet.overloads():
                 raise self.refuse(node, f"{target} draws random numbers, and takes no generator. Use torch.bernoulli, torch.rand or dropout")
-            target = packet.generator
+            target = getattr(packet, seeded)
         schema = target._schema
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
         try:
@@ -101,6 +101,8 @@ class Emitter:
                 value = node.args[i]
             else:
                 value = node.kwargs.get(parameter.name, parameter.default_value)
+            if parameter.name == "dtype" and isinstance(value, int):
+                value = node.meta["val"].dtype  # the default of randint and randperm is a number
             if parameter.name in ("generator", "random") and ops.is_random(node):
                 arguments.append({"random": self.random})
                 self.random += 1

@@ -61,8 +61,11 @@ class WithLoss(nn.Module):
         self.takes_all = loss_fn is None or any(p.kind == p.VAR_KEYWORD for p in names) and not self.takes
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        output = self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
+        output = self.output(batch)
         return loss_of(output) if self.loss_fn is None else self.loss_fn(output, batch)
+
+    def output(self, batch: dict[str, torch.Tensor]) -> Any:
+        return self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -305,8 +308,8 @@ def clean(graph_module: fx.GraphModule) -> None:
 
 
 def is_same(node: fx.Node, x: Any, factor: Any) -> bool:
-    """Returns whether the product or quotient is x itself."""
-    return not isinstance(factor, fx.Node) and factor == 1 and isinstance(x, fx.Node) and x.meta["val"].dtype == node.meta["val"].dtype
+    """Returns whether the product or quotient is x itself, and no mean over one sample."""
+    return not isinstance(factor, fx.Node) and factor == 1 and node.meta["val"].dim() > 0 and isinstance(x, fx.Node) and x.meta["val"].dtype == node.meta["val"].dtype
 
 
 def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:

@@ -56,7 +56,7 @@ def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[
     if key == "v":
         return slots[value]
     if key == "number":
-        return torch.tensor(float(value["float"]) if isinstance(value, dict) else value, dtype=torch.float64 if isinstance(value, (float, dict)) else None)
+        return float(value["float"]) if isinstance(value, dict) else value  # a tensor of it would change the dtype of a scalar's result
     return {"dtype": lambda: DTYPE[value], "memory_format": lambda: FORMATS[value], "float": lambda: float(value), "device": lambda: torch.device("cpu"),
             "random": lambda: generator(value), "positions": lambda: value * part.length,
             "position": lambda: part.begin + (part.length if value == "end" else 0)}[key]()

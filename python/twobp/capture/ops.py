@@ -90,3 +90,16 @@ def ancestors(nodes: list[fx.Node], stop=lambda node: False) -> set[fx.Node]:
         found.add(node)
         stack += inputs_of(node)
     return found
+
+
+def named_argument(node: fx.Node, position: int):
+    parameter = node.target._schema.arguments[position]
+    return node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name, parameter.default_value)
+
+
+def set_argument(node: fx.Node, position: int, value) -> None:
+    arguments = [named_argument(node, i) for i in range(max(position + 1, len(node.args)))]
+    arguments[position] = value
+    names = [a.name for a in node.target._schema.arguments[:len(arguments)]]
+    node.kwargs = {k: v for k, v in node.kwargs.items() if k not in names}
+    node.args = tuple(arguments)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .targets import named_argument
+from .ops import named_argument
 
 if TYPE_CHECKING:
     from .slices import Rewriting

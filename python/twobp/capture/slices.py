@@ -16,9 +16,9 @@ from .cut import Layer
 from .emit import Instruction
 from .errors import where
 from .export import Input
+from .ops import set_argument
 from .own_operators import aten
 from .places import SUM, UNREAD, Along, Mixes, shape
-from .targets import set_argument
 
 LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
 

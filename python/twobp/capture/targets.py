@@ -11,7 +11,9 @@ from . import ops
 from .emit import Emitter
 from .errors import CaptureError, where
 from .export import Forward, Input
+from .ops import named_argument, set_argument
 from .own_operators import aten, cross_entropy
+from .samples import Samples
 
 MEAN, SUM = 1, 2
 # This maps an operator to the position of its `reduction`, for losses that average over their elements.
@@ -22,73 +24,149 @@ ELEMENTWISE = {aten.mse_loss.default: 2, aten.l1_loss.default: 2, aten.smooth_l1
 ROWWISE = {aten.cosine_embedding_loss.default: 4, aten.triplet_margin_loss.default: 7}
 NLL = {aten.cross_entropy_loss.default: (3, 4), aten.nll_loss.default: (3, 4), aten.nll_loss_nd.default: (3, 4), aten.nll_loss_forward.default: (3, 4),
        aten.nll_loss2d.default: (3, 4), aten.nll_loss2d_forward.default: (3, 4)}
-PASSED = {aten.neg.default, aten.reshape.default, aten.squeeze.default, aten._to_copy.default, aten.clone.default}
+# These are linear in their first argument.
+PASSED = {aten.neg.default, aten.reshape.default, aten.squeeze.default, aten.unsqueeze.default, aten._to_copy.default, aten.clone.default}
+DIVIDED, SCALED = {aten.div.Tensor, aten.div.Scalar}, {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
+ADDED = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar}
+MEANS = {aten.mean.default, aten.mean.dim}
+REDUCED = {*MEANS, aten.sum.default, aten.sum.dim_IntList}
+AT_LEAST = {aten.clamp.default, aten.clamp_min.default, aten._to_copy.default}  # leave a count of at least one as it is
 ADVICE = 'Say how it is reduced: loss_reduction="mean" (over the samples of a micro-batch) or "sum" (over its samples)'
-
-
-def named_argument(node: fx.Node, position: int):
-    parameter = node.target._schema.arguments[position]
-    return node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name, parameter.default_value)
-
-
-def set_argument(node: fx.Node, position: int, value) -> None:
-    arguments = [named_argument(node, i) for i in range(max(position + 1, len(node.args)))]
-    arguments[position] = value
-    names = [a.name for a in node.target._schema.arguments[:len(arguments)]]
-    node.kwargs = {k: v for k, v in node.kwargs.items() if k not in names}
-    node.args = tuple(arguments)
+Count = int | tuple[fx.Node, int | None]  # the number of targets: the same for each batch, or of a tensor's elements that are not the int (None: their sum)
 
 
 class Unknown(Exception):
     pass
 
 
-def reduction_of(node: fx.Node, rewrites: list):
-    """Returns the count over which the mean `node` averages: an int, or (target node, ignored index). Appends changes that make
-    it a sum to `rewrites`."""
-    if node.op != "call_function":
-        raise Unknown("it is an input of the module")
-    target = node.target
-    if target in (aten.div.Tensor, aten.div.Scalar) and (source := summed(node.args[0])) is not None and node.args[1] in (*source.shape[:1], source.numel()):
-        rewrites.append(lambda: set_argument(node, 1, 1))  # kl_div's "batchmean", and x.sum() / len(x)
-        return int(node.args[1])
-    if target in PASSED or target in (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar) and not isinstance(node.args[1], fx.Node):
-        return reduction_of(node.args[0], rewrites)
-    if target is operator.getitem and node.args[1] == 0:
-        return reduction_of(node.args[0], rewrites)
-    if target is aten.add.Tensor and all(isinstance(a, fx.Node) for a in node.args):
-        left, right = (reduction_of(a, rewrites) for a in node.args)
-        if left != right:
+class Sums:
+    """Writes a mean over targets as their sum. The mean itself stays in the graph for others that read it."""
+
+    def __init__(self, graph: fx.Graph, samples: Samples):
+        self.graph, self.samples = graph, samples
+
+    def of(self, node: fx.Node) -> tuple[fx.Node, Count]:
+        """Returns the sum of which `node` is the mean, and the number of targets. Raises Unknown."""
+        if node.op != "call_function":
+            raise Unknown("it is an input of the module")
+        target, first = node.target, node.args[0]
+        if target in DIVIDED and (count := self._divided(node)) is not None:
+            return first, count
+        if target in PASSED or target in SCALED and not isinstance(node.args[1], fx.Node) or target is operator.getitem and node.args[1] == 0:
+            total, count = self.of(first)
+            return self._copy(node, (total, *node.args[1:])), count
+        if target in ADDED:
+            return self._added(node)
+        for table, targets in ((ELEMENTWISE, lambda x: x.numel()), (ROWWISE, lambda x: x.shape[:-1].numel())):
+            if target in table and named_argument(node, table[target]) == MEAN:
+                self._check(node, first)
+                return self._with_argument(node, table[target], SUM), targets(first.meta["val"])
+        if target in NLL:
+            return self._of_classes(node)
+        if target in REDUCED and node.meta["val"].dim() == 0:
+            if not self.samples.kept(first):
+                total, count = self._inner(node, first)
+                return self._copy(node, (total, *node.args[1:])), count
+            if target in MEANS:
+                return self._sum(node), first.meta["val"].numel()
+        raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+
+    def _copy(self, node: fx.Node, arguments: tuple, target=None) -> fx.Node:
+        with self.graph.inserting_after(node):
+            new = self.graph.node_copy(node)
+        new.target, new.args, new.meta = target or node.target, arguments, dict(node.meta)
+        return new
+
+    def _with_argument(self, node: fx.Node, position: int, value) -> fx.Node:
+        new = self._copy(node, node.args)
+        set_argument(new, position, value)
+        return new
+
+    def _sum(self, node: fx.Node) -> fx.Node:
+        """The sum of a mean over all or some dimensions."""
+        return self._copy(node, node.args, aten.sum.default if node.target is aten.mean.default else aten.sum.dim_IntList)
+
+    def _check(self, node: fx.Node, averaged: fx.Node) -> None:
+        if not self.samples.kept(averaged):
+            raise Unknown(f"{ops.short_name(node)}{where(node)} averages what already joins the samples")
+
+    def _divided(self, node: fx.Node) -> Count | None:
+        """x.sum() / len(x), kl_div's "batchmean", and (x * mask).sum() / mask.sum()."""
+        total, by = node.args[:2]
+        source = summed(total)
+        if source is None or not self.samples.kept(source) or total.meta["val"].dtype != node.meta["val"].dtype:
+            return None
+        if not isinstance(by, fx.Node):
+            return int(by) if by in (*source.meta["val"].shape[:1], source.meta["val"].numel()) else None
+        while by.target in AT_LEAST and (by.target is not aten.clamp.default or named_argument(by, 2) is None):
+            if by.target is not aten._to_copy.default and not 0 <= (named_argument(by, 1) or 0) <= 1:
+                return None
+            by = by.args[0]
+        counted = summed(by) if by.op == "call_function" else None
+        while counted is not None and counted.target in PASSED - {aten.neg.default} and counted.meta["val"].is_floating_point():
+            counted = counted.args[0]
+        if counted is None or not self.samples.from_fields(counted):
+            return None
+        if counted.meta["val"].is_floating_point():
+            raise Unknown(f"it divides by a sum of numbers{where(by)}, which may be no whole number: let the mask be bool or of integers")
+        return counted, None
+
+    def _added(self, node: fx.Node) -> tuple[fx.Node, Count]:
+        """Sums and differences of means over the same targets, and of what the samples do not change, such as a penalty on weights."""
+        means = [one for one in node.args[:2] if isinstance(one, fx.Node) and self.samples.changes(one)]
+        found = [self.of(one) for one in means]
+        if len({count for _, count in found}) != 1:
             raise Unknown(f"it adds means over different numbers of targets{where(node)}")
-        return left
-    if target in ELEMENTWISE and named_argument(node, ELEMENTWISE[target]) == MEAN:
-        rewrites.append(lambda: set_argument(node, ELEMENTWISE[target], SUM))
-        return node.args[0].meta["val"].numel()
-    if target in ROWWISE and named_argument(node, ROWWISE[target]) == MEAN:
-        rewrites.append(lambda: set_argument(node, ROWWISE[target], SUM))
-        return node.args[0].meta["val"].shape[:-1].numel()
-    if target in NLL:
-        reduction, ignore = NLL[target]
+        totals, count = dict(zip(means, (total for total, _ in found))), found[0][1]
+        arguments = [totals[one] if one in means else self._times(node, one, count) for one in node.args[:2]]
+        return self._copy(node, (*arguments, *node.args[2:])), count
+
+    def _times(self, node: fx.Node, value: fx.Node | float, count: Count):
+        if value == 0:
+            return value
+        if not isinstance(count, int):
+            raise Unknown(f"it adds what no sample changes to a mean over a number of targets that differs between batches{where(node)}")
+        if not isinstance(value, fx.Node):
+            return value * count
+        with self.graph.inserting_before(node):
+            new = self.graph.call_function(aten.mul.Tensor, (value, count))
+        new.meta = dict(value.meta)
+        return new
+
+    def _inner(self, node: fx.Node, source: fx.Node) -> tuple[fx.Node, Count]:
+        """`node` reduces what reduces the samples: several means in a stack, or x.mean(0)."""
+        if source.target is aten.stack.default:
+            found = [self.of(one) for one in source.args[0]]
+            if len({count for _, count in found}) != 1:
+                raise Unknown(f"it stacks means over different numbers of targets{where(source)}")
+            return self._copy(source, ([total for total, _ in found], *source.args[1:])), found[0][1]
+        if source.target is aten.mean.dim and self.samples.kept(source.args[0]):
+            return self._sum(source), source.args[0].meta["val"].numel() // source.meta["val"].numel()
+        if source.target in PASSED or source.target in SCALED and not isinstance(source.args[1], fx.Node):
+            total, count = self._inner(node, source.args[0])
+            return self._copy(source, (total, *source.args[1:])), count
+        raise Unknown(f"{ops.short_name(node)}{where(node)} averages what already joins the samples")
+
+    def _of_classes(self, node: fx.Node) -> tuple[fx.Node, Count]:
+        reduction, ignore = NLL[node.target]
         if named_argument(node, 2) is not None:
             raise Unknown(f"it weights classes{where(node)}")
-        if named_argument(node, reduction) == MEAN:
-            rewrites.append(lambda: set_argument(node, reduction, SUM))
-            labels = node.args[1]
-            if labels.meta["val"].is_floating_point():
-                return labels.meta["val"].numel() // labels.meta["val"].shape[-1 if labels.meta["val"].dim() == 1 else 1]
-            return labels, named_argument(node, ignore)
-    if target in (aten.mean.default, aten.mean.dim) and node.meta["val"].dim() == 0:
-        def to_sum():
-            node.target, node.args = aten.sum.default, node.args[:1]
-        rewrites.append(to_sum)
-        return node.args[0].meta["val"].numel()
-    raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+        if named_argument(node, reduction) != MEAN:
+            raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+        labels = node.args[1]
+        self._check(node, labels)
+        new, value = self._with_argument(node, reduction, SUM), labels.meta["val"]
+        return new, value.numel() // value.shape[-1 if value.dim() == 1 else 1] if value.is_floating_point() else (labels, named_argument(node, ignore))
 
 
-def summed(node: fx.Node) -> torch.Tensor | None:
-    """Returns the tensor whose elements `node` sums."""
-    whole = node.target is aten.sum.default or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM
-    return node.args[0].meta["val"] if whole and node.op == "call_function" else None
+def summed(node: fx.Node) -> fx.Node | None:
+    """Returns the node whose elements `node` sums."""
+    if node.op != "call_function":
+        return None
+    whole = node.target is aten.sum.default or node.target is aten.sum.dim_IntList and node.meta["val"].dim() == 0 \
+        or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM or node.target in NLL and named_argument(node, 2) is None \
+        and named_argument(node, NLL[node.target][0]) == SUM
+    return (node.args[1] if node.target in NLL else node.args[0]) if whole else None
 
 
 def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
@@ -109,13 +187,11 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
         counted = batch_size(forward, fields)
         factor = counted if reduction == "mean" else 1
     else:
-        rewrites: list = []
         try:
-            counted = reduction_of(loss, rewrites)
+            loss, counted = Sums(graph, Samples(forward, fields)).of(loss)
         except Unknown as reason:
             raise CaptureError(f"the loss must be a mean over targets, and {reason}. {ADVICE}") from None
-        for rewrite in rewrites:
-            rewrite()
+    described = {"count": counted} if isinstance(counted, int) else count_program(forward, *counted)
     first = next(n for n in graph.nodes if n.op == "call_function")
     with graph.inserting_before(first):
         weight = graph.placeholder("loss_weight")
@@ -131,8 +207,9 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
             last = new
     forward.loss = last
     forward.graph.output_node().args = ((last, *forward.new_buffers.values()),)
+    graph.eliminate_dead_code()  # the mean
     fuse_cross_entropy(graph)
-    return {"count": counted} if isinstance(counted, int) else count_program(forward, *counted)
+    return described
 
 
 def fuse_cross_entropy(graph: fx.Graph) -> None:
@@ -170,7 +247,7 @@ def cross_entropy_of(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
     return (logits, labels, named_argument(node, ignore)) if plain and value.dim() == 2 and value.dtype in (torch.float32, torch.float64) else None
 
 
-def count_program(forward: Forward, labels: fx.Node, ignore: int) -> dict:
+def count_program(forward: Forward, labels: fx.Node, ignore: int | None) -> dict:
     emitter = Emitter("the targets")
     needed = ops.ancestors([labels])
     inputs, code = [], []
@@ -185,6 +262,9 @@ def count_program(forward: Forward, labels: fx.Node, ignore: int) -> dict:
             instruction = emitter.instruction(node)
             if instruction:
                 code.append(instruction)
-    counted, slot = emitter.call("aten::ne.Scalar", {"v": emitter.slot[labels]}, ignore)
+    slot = emitter.slot[labels]
+    if ignore is not None:
+        counted, slot = emitter.call("aten::ne.Scalar", {"v": slot}, ignore)
+        code.append(counted)
     total, result = emitter.call("aten::sum", {"v": slot}, None)
-    return {"slots": emitter.slots, "inputs": inputs, "code": [*code, counted, total], "slot": result}
+    return {"slots": emitter.slots, "inputs": inputs, "code": [*code, total], "slot": result}

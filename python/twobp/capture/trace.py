@@ -119,6 +119,9 @@ def refusing_own_backward():
     thread, apply, register_hook = threading.get_ident(), torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
 
     def checked_apply(cls, *args, **keywords):
+        if threading.get_ident() == thread and cls.__qualname__ == "CheckpointFunction":
+            raise CaptureError(f"the module calls torch.utils.checkpoint with use_reentrant=True{current_line()}, whose backward pass would not run. Give it "
+                               'use_reentrant=False; to compute activations again, give the trainer recompute=["activations"]')
         if threading.get_ident() == thread and not is_installed_module(cls.__module__):
             raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run{current_line()}. Write it "
                                "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the derivative of x")

@@ -17,7 +17,7 @@ import twobp
 from twobp import Error
 from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
-from twobp.transformers.optimizer import fetch_state, highest_lr, load_state, update_rule
+from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
 
 # TrainingArguments has these settings of the pipeline under another name.
 NAMES = {"micro_batches": "gradient_accumulation_steps", "micro_batch_size": "per_device_train_batch_size", "steps": "max_steps",
@@ -116,6 +116,9 @@ class Trainer(transformers.Trainer):
             model.train()  # for a capture
         if self.pipeline is None:
             self._make_pipeline(self._step_batches[0])
+        if fixed_settings(self.optimizer) != self._fixed:
+            raise Error(f"settings of the optimizer changed since the first step: from {self._fixed} to {fixed_settings(self.optimizer)}. Only its learning rate "
+                        "may change, as by a callback")
         shapes = self.pipeline.shapes
         try:
             result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
@@ -133,6 +136,8 @@ class Trainer(transformers.Trainer):
         return torch.tensor(result.loss)
 
     def _get_grad_norm(self, model, grad_norm=None) -> float:
+        if self.pipeline is None:
+            raise Error("training_step of a subclass did not call super().training_step, which trains in the pipeline")
         return self._grad_norm
 
     def _finalize_training(self, *args, **keywords) -> TrainOutput:
@@ -172,6 +177,7 @@ class Trainer(transformers.Trainer):
         self.pipeline = twobp.Trainer(
             self.model, example, optimizer=update_rule(self.optimizer, self.model), micro_batches=self.args.gradient_accumulation_steps,
             clip_norm=self.args.max_grad_norm, seed=self.args.seed, steps=self.state.max_steps, **self._settings)
+        self._fixed = fixed_settings(self.optimizer)
         load_state(self.optimizer, self.model, self.pipeline, self.state.global_step)
 
     def _update_model(self) -> None:

@@ -47,6 +47,11 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
     return kind(beta1=beta1, beta2=beta2, eps=of_all(inner, "eps"), **common)
 
 
+def fixed_settings(optimizer) -> list[dict]:
+    """Returns the settings of each group that the update rule has. Only the learning rates may change during training."""
+    return [{name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")} for group in _inner(optimizer).param_groups]
+
+
 def lr_scales(optimizer) -> list[float]:
     """Returns the learning rate of each group, before a schedule changes it, relative to the highest."""
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]

@@ -1,7 +1,10 @@
 #include "twobp/pipeline/profile/profile.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
+#include <map>
+#include <numeric>
 #include <optional>
 
 #include "twobp/core/check.h"
@@ -29,7 +32,7 @@ struct OfSlice {
   std::vector<double> forward, backward_p1, backward_p2;
 };
 
-// One layer of a kind.
+// A layer that is measured.
 struct Specimen {
   std::string kind;
   std::string name;
@@ -38,6 +41,32 @@ struct Specimen {
   std::vector<Parameter*> parameters;
   std::vector<std::unique_ptr<OfSlice>> slices;
 };
+
+// A chain of layers with at least one of each kind, as short as is easy to find. Each takes the output of the
+// one before it, so the kinds of two neighbours are neighbours in the model, too: a captured model may have
+// the kinds A B C B C B D, where C cannot precede D.
+std::vector<size_t> layers_to_measure(const ModelSpec& model) {
+  std::vector<size_t> chain(model.layers.size());
+  std::iota(chain.begin(), chain.end(), size_t{0});
+  std::map<std::string, size_t> left;
+  for (const auto& spec : model.layers) ++left[spec.kind];
+  const auto kind = [&](size_t i) -> const std::string& { return model.layers[chain[i]].kind; };
+  for (size_t i = 0; i < chain.size(); ++i) {
+    for (size_t j = chain.size() - 1; j > i; --j) {
+      if (kind(i) != kind(j)) continue;  // if they are equal, what follows j may follow i
+      std::map<std::string, size_t> between;
+      for (size_t k = i + 1; k <= j; ++k) ++between[kind(k)];
+      if (!std::all_of(between.begin(), between.end(),
+                       [&](const auto& one) { return one.second < left[one.first]; }))
+        continue;
+      for (const auto& [name, count] : between) left[name] -= count;
+      chain.erase(chain.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                  chain.begin() + static_cast<std::ptrdiff_t>(j) + 1);
+      break;
+    }
+  }
+  return chain;
+}
 
 class Measurement {
  public:
@@ -163,20 +192,16 @@ SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
   std::vector<Specimen> specimens;
-  for (size_t i = 0; i < model.layers.size(); ++i) {
+  std::map<std::string, bool> backward;
+  for (size_t i = 0; i < model.layers.size(); ++i)
+    backward[model.layers[i].kind] |= static_cast<int>(i) >= model.first_trainable;
+  for (const size_t i : layers_to_measure(model)) {
     const LayerSpec& spec = model.layers[i];
-    const bool backward = static_cast<int>(i) >= model.first_trainable;
-    const auto known =
-        std::find_if(specimens.begin(), specimens.end(), [&](const auto& s) { return s.kind == spec.kind; });
-    if (known != specimens.end()) {
-      known->backward |= backward;
-      continue;
-    }
     const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
     Specimen s;
     s.kind = spec.kind;
     s.name = spec.name;
-    s.backward = backward;
+    s.backward = backward[spec.kind];
     s.layer = spec.make();
     s.layer->collect_parameters(s.parameters);
     for (Parameter* parameter : s.parameters) {
@@ -219,7 +244,7 @@ SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const
       of.cost.forward = median(of.forward);
       if (s.backward) of.cost.backward_p1 = median(of.backward_p1);
       if (s.backward) of.cost.backward_p2 = median(of.backward_p2);
-      result.profiles[slice][s.kind] = of.cost;
+      result.profiles[slice].emplace(s.kind, of.cost);  // the first of its kind
     }
   }
   return result;

@@ -233,7 +233,8 @@ void Update::fail_not_finite(int rank, const at::Tensor& squares, int64_t step) 
   const auto& layers = pipeline_.model().layers;
   for (int64_t layer = 0; layer < squares.numel(); ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
-                " is not finite in step ", step, ": lower optimizer.lr, or set train.clip_norm");
+                " is not finite in step ", step,
+                ": lower optimizer.lr, set train.clip_norm, or look at the data");
   }
   int64_t last = squares.numel() - 1;
   while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;

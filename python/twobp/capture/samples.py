@@ -1,0 +1,75 @@
+"""Which values of a forward pass still have the samples of the micro-batch apart. A mean over samples counts them, while a mean over what already joins
+them does not. Where the samples lie is found by the rules for positions (along.py); operators that these do not know keep the samples first, as is usual."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import ops
+from .export import Forward
+from .places import SUM, Along, Mixes, shape
+
+JOIN = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax", "argmin", "logsumexp", "linalg_vector_norm",
+        "norm", "median", "nanmean", "select", "trace", "dot"}
+
+
+class Samples:
+    """The samples are the first dimension of every field."""
+
+    def __init__(self, forward: Forward, fields: Mapping[str, torch.Tensor]):
+        sizes = {field.shape[0] for field in fields.values() if field.dim()}
+        self.positions = sizes.pop() if len(sizes) == 1 else 0  # as the rules call the size of the dimension
+        self.fields = {node for node, meaning in forward.inputs.items() if meaning.source == "field"}
+        self.inputs = forward.inputs
+        self.places: dict[fx.Node, Any] = {node: Along(0) if node in self.fields else None for node in forward.inputs}
+        self._graph = forward.graph
+
+    def kept(self, node: fx.Node) -> bool:
+        """Whether a dimension of the value has the samples. True if their number is unknown."""
+        return not self.positions or isinstance(self._place(node), Along)
+
+    def changes(self, node: fx.Node) -> bool:
+        """Whether the value depends on the samples."""
+        return any(one in self.fields for call in ops.ancestors([node]) for one in ops.inputs_of(call)) or node in self.fields
+
+    def from_fields(self, node: fx.Node) -> bool:
+        """Whether the value depends on nothing but the samples."""
+        read = {one for call in ops.ancestors([node]) for one in ops.inputs_of(call) if one.op == "placeholder"}
+        return node in self.fields or bool(read) and read <= self.fields
+
+    def _place(self, last: fx.Node):
+        if last not in self.places:
+            needed = ops.ancestors([last], stop=self.places.__contains__)
+            for node in self._graph.nodes:
+                if node in needed:
+                    self.places[node] = self._found(node)
+        return self.places[last]
+
+    def _found(self, node: fx.Node):
+        from .along import place_of  # which imports the kinds of losses
+        places = [self.places[one] for one in ops.inputs_of(node)]
+        if all(place is None for place in places):
+            return None
+        try:
+            return place_of(node, self)
+        except Mixes:
+            if SUM in places and not any(isinstance(place, Along) for place in places):
+                return SUM
+            value = node.meta["val"]
+            return [self._guess(node, one) for one in value] if isinstance(value, (tuple, list)) else self._guess(node, value)
+
+    def _guess(self, node: fx.Node, value: Any):
+        if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % self.positions or ops.short_name(node) in JOIN:
+            return SUM
+        return Along(0)
+
+    def cut(self, *_) -> None:
+        """As for slices, whose programs have other arguments. Here nothing is rewritten."""
+
+    align = change = resize = replace = cut
+
+    def fields_behind(self, _) -> list[str]:
+        return []

@@ -1,0 +1,147 @@
+"""The loss of a step is that of one device for the global batch, also if the micro-batches have unequal numbers of samples or targets."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import twobp
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.down(self.up(x).tanh())
+
+
+class Penalised(Net):
+    def forward(self, x, y):
+        return F.mse_loss(super().forward(x), y) + 0.1 * self.up.weight.pow(2).mean() + self.up.bias.pow(2).sum() + 3
+
+
+class Averages(Net):
+    """Keeps the running mean of its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x, y):
+        loss = F.mse_loss(super().forward(x), y)
+        self.mean.lerp_(loss.detach(), 0.5)
+        return loss
+
+
+def batch():
+    generator = torch.Generator().manual_seed(5)
+    numbers = {name: torch.randn(6, size, generator=generator, dtype=torch.float64) for name, size in (("x", 8), ("y", 4))}
+    return {**numbers, "labels": torch.tensor([0, 3, -100, 1, -100, 2]), "mask": torch.randint(2, (6, 4), generator=generator)}
+
+
+def square(output, b):
+    return (output - b["y"]) ** 2
+
+
+def columns(output, b):
+    return [F.mse_loss(output[:, k], b["y"][:, k]) for k in range(4)]
+
+
+def entropy(output, b, **settings):
+    return F.cross_entropy(output, b["labels"], **settings)
+
+
+LOSSES = {
+    "mean": lambda o, b: square(o, b).mean(),
+    "over the samples first": lambda o, b: square(o, b).mean(0).mean(),
+    "over the samples first, half": lambda o, b: (0.5 * square(o, b).mean(0)).sum(),
+    "stack": lambda o, b: torch.stack(columns(o, b)).mean(),
+    "sum of a list": lambda o, b: sum(columns(o, b)) / 4,
+    "difference": lambda o, b: F.mse_loss(o, b["y"]) - 0.5 * o.abs().mean(),
+    "similarity": lambda o, b: 1 - F.cosine_similarity(o, b["y"]).mean(),
+    "by the number of samples": lambda o, b: square(o, b).sum() / len(o),
+    "batchmean": lambda o, b: F.kl_div(o.log_softmax(-1), b["y"].softmax(-1), reduction="batchmean"),
+    "masked": lambda o, b: (square(o, b) * b["mask"]).sum() / b["mask"].sum(),
+    "masked by floats": lambda o, b: (square(o, b) * b["mask"]).sum() / (b["mask"] > 0).double().sum().clamp(min=1),
+    "cross-entropy": entropy,
+    "cross-entropy, counted": lambda o, b: entropy(o, b, reduction="sum") / (b["labels"] != -100).sum(),
+    "cross-entropy, masked": lambda o, b: entropy(o, b, reduction="none").sum() / (b["labels"] != -100).sum(),
+    "stack of cross-entropies": lambda o, b: torch.stack([entropy(o, b), entropy(o.flip(-1), b)]).mean(),
+    "penalty": Penalised, "running mean": Averages}
+
+
+def trained(module, loss, micro_batches, **settings):
+    """The loss of a step, and the gradients."""
+    module = copy.deepcopy(module)
+    trainer = twobp.Trainer(module, micro_batches[0], loss_fn=loss, micro_batches=len(micro_batches), optimizer=twobp.SGD(lr=1.0), ranks=2, **settings)
+    before, result = trainer.state_dict(), trainer.step(micro_batches)
+    after = trainer.state_dict()
+    return result.loss, {name: before[name] - after[name] for name, _ in module.named_parameters()}, after
+
+
+def expected(module, loss, whole):
+    value = module(whole["x"], whole["y"]) if loss is None else loss(module(whole["x"]), whole)
+    value.backward()
+    return value.item(), {name: p.grad for name, p in module.named_parameters()}
+
+
+def compare(found, wanted):
+    assert found[0] == pytest.approx(wanted[0], rel=1e-12)
+    for name, gradient in wanted[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def taken(loss, whole):
+    return {name: whole[name] for name in ("x", "y")} if loss is None else whole
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_unequal_micro_batches_are_weighted_as_on_one_device(name):
+    torch.manual_seed(0)
+    loss = LOSSES[name]
+    module, loss = (loss(), None) if isinstance(loss, type) else (Net(), loss)
+    module.train().double()
+    whole = batch()
+    parts = [{n: t[a:b] for n, t in taken(loss, whole).items()} for a, b in ((0, 5), (5, 6))]
+    found = trained(module, loss, parts)
+    if "mean" in found[2]:
+        one = copy.deepcopy(module)
+        for part in parts:
+            one(**part)
+        torch.testing.assert_close(found[2]["mean"], one.mean, rtol=1e-12, atol=0)
+    compare(found, expected(module, loss, whole))
+
+
+@pytest.mark.parametrize("loss", [lambda o, b: square(o, b).mean().sqrt(), lambda o, b: (o.mean(0) - b["y"].mean(0)).pow(2).mean()])
+def test_the_samples_of_a_micro_batch_are_counted_if_the_user_says_mean(loss):
+    """A loss that is no mean is weighted by samples: that of gradient accumulation."""
+    torch.manual_seed(0)
+    module, whole = Net().train().double(), batch()
+    parts = [{n: t[a:b] for n, t in whole.items()} for a, b in ((0, 5), (5, 6))]
+    value, gradients = 0, {}
+    for part in parts:
+        one = copy.deepcopy(module)
+        of_part = expected(one, loss, part)
+        value += of_part[0] * len(part["x"]) / 6
+        gradients = {n: gradients.get(n, 0) + g * len(part["x"]) / 6 for n, g in of_part[1].items()}
+    compare(trained(module, loss, parts, loss_reduction="mean"), (value, gradients))
+
+
+@pytest.mark.parametrize("loss, message", [
+    (lambda o, b: (o.mean(0) - b["y"].mean(0)).pow(2).mean(), "mean .*averages what already joins the samples.*loss_reduction"),
+    (lambda o, b: F.mse_loss(o.mean(0), b["y"].mean(0)), "mse_loss .*averages what already joins the samples"),
+    (lambda o, b: square(o, b).sum(0).mean(), "averages what already joins the samples"),
+    (lambda o, b: square(o[0], {"y": b["y"][0]}).mean(), "averages what already joins the samples"),
+    (lambda o, b: square(o, b).sum(), "ends with sum"),
+    (lambda o, b: entropy(o, b) + 0.1 * F.mse_loss(o, b["y"]), "different numbers of targets"),
+    (lambda o, b: entropy(o, b) + 1, "differs between batches"),
+    (lambda o, b: torch.stack([entropy(o, b), F.mse_loss(o, b["y"])]).mean(), "stacks means over different numbers"),
+    (lambda o, b: (square(o, b) * b["y"]).sum() / b["y"].sum(), "may be no whole number: let the mask be bool"),
+    (lambda o, b: square(o, b).sum() / o.sum(), "ends with div"),
+    (nn.MSELoss(), r"loss_fn\(output, batch\), with the module's output and the whole batch, fails .*AttributeError")])
+def test_what_is_no_mean_over_targets_is_refused(loss, message):
+    with pytest.raises(twobp.Error, match=message):
+        twobp.Trainer(Net().train().double(), batch(), loss_fn=loss)
