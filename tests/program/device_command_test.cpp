@@ -232,7 +232,7 @@ class DeviceFault : public DeviceCommand {
       if (one.exit_code == 1) ++reports;
       EXPECT_NE(one.err.find(" 5 s"), std::string::npos) << "says what was waited for: " << one.err;
     }
-    EXPECT_GE(reports, 1);
+    EXPECT_GE(reports, 1) << finished[0].err << finished[1].err << finished[2].err;
   }
 };
 

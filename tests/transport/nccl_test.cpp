@@ -188,33 +188,52 @@ TEST_F(Nccl, BothEndsAreFinalizedBeforeOneIsDestroyed) {
   EXPECT_EQ(stand_in_nccl_state().waiting_ends, 0);
 }
 
+// Counts errors that are this rank's own to report. A process whose threads are all aborted leaves the report
+// to another.
+void reporting(std::atomic<int>& reports, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Aborted&) {
+    throw;
+  } catch (const std::exception&) {
+    ++reports;
+    throw;
+  }
+}
+
 TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
   const double begin = now_seconds();
   NcclOptions options;
   options.timeout = 0.3;
-  run(test::all_links(2), options, [](Transport& transport) {
+  std::atomic<int> reports = 0;
+  run(test::all_links(2), options, [&](Transport& transport) {
     stand_in_nccl_state().loses_data = true;
     if (transport.rank() == 0) transport.isend(1, forward(1, 3), {at::ones({2})});
     // The receiver gets tensors at once. Only the abort ends a wait for their data.
     const std::string what = message_of([&] {
-      if (transport.rank() == 1) transport.receive(0, forward(1, 3), kLong);
-      transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+      reporting(reports, [&] {
+        if (transport.rank() == 1) transport.receive(0, forward(1, 3), kLong);
+        transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+      });
     });
-    expect_parts(what, {"stopped: rank ", "NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3",
+    expect_parts(what, {"NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3",
                         "has not arrived in 0.3 s"});
   });
+  EXPECT_GE(reports, 1);
   EXPECT_LT(now_seconds() - begin, 10);
 }
 
 TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {
-  run(test::all_links(2), {}, [](Transport& transport) {
+  std::atomic<int> reports = 0;
+  run(test::all_links(2), {}, [&](Transport& transport) {
     const std::string what = message_of([&] {
       barrier(transport, kLong);
       if (transport.rank() == 0) stand_in_nccl_state().error = 6;
-      transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+      reporting(reports, [&] { transport.receive(1 - transport.rank(), forward(9, 9), kLong); });
     });
-    expect_parts(what, {"stopped: rank ", "remote process exited", "NCCL_DEBUG=INFO"});
+    expect_parts(what, {"remote process exited", "NCCL_DEBUG=INFO"});
   });
+  EXPECT_GE(reports, 1);
 }
 
 // A rank may wait in a call to NCCL. It leaves the call before its communicator is freed.

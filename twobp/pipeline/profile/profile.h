@@ -34,9 +34,9 @@ struct LayerProfile {
 // By LayerSpec::kind.
 using Profile = std::map<std::string, LayerProfile>;
 
-// Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads: once to warm
-// up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one micro-batch. On a
-// device, each op runs in the compute stream, and its time includes the wait for its end.
+// Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads:
+// once to warm up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one
+// micro-batch. On a device, each op runs in the compute stream, and its time includes the wait for its end.
 Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3,
                         const Device& device = {});
 

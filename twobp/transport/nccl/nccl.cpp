@@ -229,7 +229,7 @@ class NcclTransport : public Transport {
       return host_->try_receive(from, tag, head);
     } catch (const Aborted& aborted) {
       note_abort(aborted.what());
-      abort_links();
+      throw_if_aborted();
       throw;
     }
   }
@@ -272,10 +272,12 @@ class NcclTransport : public Transport {
     return std::move(message.values);
   }
 
-  void note_abort(const std::string& what) {
+  // `own`: this rank's watching thread has found the failure, so this rank is the one to report it.
+  void note_abort(const std::string& what, bool own = false) {
     const std::lock_guard lock(reason_mutex_);
     if (aborted_.exchange(true)) return;
     reason_ = what;
+    own_failure_ = own;
     for_links([](NcclLink& link) { link.interrupt(); });
   }
 
@@ -283,7 +285,13 @@ class NcclTransport : public Transport {
     if (!aborted_.load(std::memory_order_acquire)) return;
     abort_links();
     const std::lock_guard lock(reason_mutex_);
+    if (own_failure_) throw Error(reason_);
     throw Aborted(reason_);
+  }
+
+  void fail_while_watching(const std::string& what) {
+    note_abort(concat("rank ", rank(), ": ", what), /*own=*/true);
+    host_->abort(what);
   }
 
   // Runs `call` on links. They cannot be aborted during it, unless NCCL does not return.
@@ -351,7 +359,7 @@ class NcclTransport : public Transport {
     } catch (const Aborted&) {
       // Whoever waits is told.
     } catch (const std::exception& error) {
-      abort(error.what());
+      if (!aborted_) fail_while_watching(error.what());
     }
   }
 
@@ -376,7 +384,7 @@ class NcclTransport : public Transport {
           if (trouble.empty()) trouble = link.trouble(options_.timeout);
         });
       }
-      if (!trouble.empty()) abort(concat("rank ", rank(), ": ", trouble));
+      if (!trouble.empty()) fail_while_watching(trouble);
     }
   }
 
@@ -391,7 +399,8 @@ class NcclTransport : public Transport {
   std::mutex mutex_;  // guards the links
   std::atomic<bool> aborted_{false};
   std::mutex reason_mutex_;
-  std::string reason_;  // the text of Aborted
+  std::string reason_;
+  bool own_failure_ = false;
 
   std::mutex stop_mutex_;
   std::condition_variable stopped_;
