@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from twobp._native import Error, Looks
 
@@ -24,6 +25,9 @@ class Watch:
         self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
         self._known: dict[str, None] = {}  # in order
         self._parts = [(f"{path}.{key}".lstrip("."), part._modules, key, child) for path, part in module.named_modules() for key, child in part._modules.items()]
+        self._hooks = [(path, table, len(table)) for path, part in module.named_modules()
+                       for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)]
+        self._next_hook = RemovableHandle.next_id
         self._look()
         self.came_from_trainer(module.state_dict())
 
@@ -42,10 +46,15 @@ class Watch:
                 raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
 
     def check(self) -> None:
-        """Raises Error if the module has a part or a tensor that is no longer the trainer's."""
+        """Raises Error if the module has a part or a tensor that is no longer the trainer's, or a new hook."""
         replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part), None)
         if replaced:
             raise Error(f"the part '{replaced}' of the module was replaced since the trainer was made, which it does not see: make a new trainer")
+        if RemovableHandle.next_id != self._next_hook:  # a hook was added somewhere
+            hooked = next((path for path, table, count in self._hooks if len(table) > count), None)
+            if hooked is not None:
+                raise Error(f"{repr(hooked) if hooked else 'the module'} has a hook since the trainer was made, which would not run: remove it, or make a new trainer")
+            self._next_hook = RemovableHandle.next_id
         number = self._looks.first_change()
         if number < 0:
             return
