@@ -7,7 +7,6 @@ and whether the run is stopped and resumed. Half of the models of text read samp
     tests/random/bits_test.py PROGRAM --count 500       many
     tests/random/bits_test.py PROGRAM --case 17         one of them again, with its settings
 """
-import argparse
 import json
 import pathlib
 import random
@@ -15,6 +14,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+
+from command_line import options_of
 
 SCHEDULES = ["naive", "gpipe", "1f1b", "eager-1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
              "interleaved-zb", "dualpipe-v", "auto"]
@@ -140,15 +141,9 @@ def run_case(number, seed, program, verbose):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--count", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int, help="only this one, with its settings")
-    options = parser.parse_args()
-    numbers = range(options.count) if options.case is None else [options.case]
+    options = options_of(__doc__, 6)
     failed, left_out = 0, []
-    for number in numbers:
+    for number in options.numbers:
         wrong = run_case(number, options.seed, options.program, options.case is not None)
         if wrong.startswith("left out"):
             left_out.append(wrong)
@@ -157,8 +152,8 @@ def main():
             print(f"case {number} of seed {options.seed}: {wrong}", flush=True)
     for why in sorted(set(left_out)):
         print(f"{left_out.count(why)} {why}")
-    print(f"{len(numbers)} cases, {failed} differ, {len(left_out)} left out")
-    sys.exit(failed > 0 or len(left_out) == len(numbers))
+    print(f"{len(options.numbers)} cases, {failed} differ, {len(left_out)} left out")
+    sys.exit(failed > 0 or len(left_out) == len(options.numbers))
 
 
 if __name__ == "__main__":

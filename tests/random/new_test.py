@@ -8,7 +8,6 @@ find the same loss on the held-out samples. What a file of the type cannot say m
 
 Exit code 77: a Python package is missing.
 """
-import argparse
 import importlib.util
 import json
 import pathlib
@@ -24,6 +23,7 @@ for package in ("torch", "transformers"):
 import numpy
 import torch
 import transformers
+from command_line import options_of
 
 TYPES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
          "stablelm", "starcoder2", "bert", "mamba"]
@@ -104,23 +104,17 @@ def run_case(number, seed, program, verbose):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--count", type=int, default=len(TYPES), help="cases; the model types take turns")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int, help="only this one, with its settings")
-    options = parser.parse_args()
+    options = options_of(__doc__, len(TYPES), "cases; the model types take turns")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    numbers = range(options.count) if options.case is None else [options.case]
     failed = 0
-    for number in numbers:
+    for number in options.numbers:
         wrong = run_case(number, options.seed, options.program, options.case is not None)
         if wrong:
             failed += 1
             print(f"case {number} of seed {options.seed}, {TYPES[number % len(TYPES)]}: {wrong}", flush=True)
-    print(f"{len(numbers)} cases, {failed} differ")
+    print(f"{len(options.numbers)} cases, {failed} differ")
     sys.exit(failed > 0)
 
 

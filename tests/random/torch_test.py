@@ -8,7 +8,6 @@ What varies: the model type and its sizes, labels and masks, the optimizer, clip
 
 Exit code 77: a Python package is missing.
 """
-import argparse
 import copy
 import importlib.util
 import json
@@ -26,6 +25,7 @@ import numpy
 import decoders
 import torch
 import transformers
+from command_line import options_of
 from safetensors.torch import load_file
 
 STEPS = 3
@@ -246,24 +246,18 @@ def differences(before, ours, model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--count", type=int, default=len(MODELS), help="cases; the model types take turns")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int, help="only this one, with its settings")
-    options = parser.parse_args()
+    options = options_of(__doc__, len(MODELS), "cases; the model types take turns")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    numbers = range(options.count) if options.case is None else [options.case]
     failed = left_out = 0
-    for number in numbers:
+    for number in options.numbers:
         wrong = run_case(number, options.seed, options.program, options.case is not None)
         left_out += wrong is None
         if wrong:
             failed += 1
             print(f"case {number} of seed {options.seed}, {list(MODELS)[number % len(MODELS)]}:", *wrong[:5], sep="\n  ", flush=True)
-    print(f"{len(numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
-    sys.exit(failed > 0 or left_out == len(numbers))
+    print(f"{len(options.numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
+    sys.exit(failed > 0 or left_out == len(options.numbers))
 
 
 if __name__ == "__main__":

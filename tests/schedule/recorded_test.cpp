@@ -14,6 +14,20 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
+// Replays the order of a simulation under the same options.
+void expect_same_replay(const Schedule& schedule, const std::vector<StageCost>& costs,
+                        SimulationOptions options) {
+  const Simulation first = simulate(schedule, costs, options);
+  options.recorded = recorded_order(first);
+  const Simulation again = simulate(schedule, costs, options);
+  EXPECT_NEAR(again.step_seconds, first.step_seconds, 1e-9);
+  ASSERT_EQ(again.ranks.size(), first.ranks.size());
+  for (size_t rank = 0; rank < first.ranks.size(); ++rank) {
+    EXPECT_NEAR(again.ranks[rank].peak_bytes, first.ranks[rank].peak_bytes, 1e-9);
+    ASSERT_EQ(again.ranks[rank].timeline.size(), first.ranks[rank].timeline.size());
+  }
+}
+
 TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
   Random random(11);
   for (int round = 0; round < 200; ++round) {
@@ -23,14 +37,8 @@ TEST(Recorded, OrderOfASimulationGivesTheSameSimulation) {
     const auto costs = random_costs(random, stages, round % 4 < 2);
     SimulationOptions options;
     if (round % 2 == 0) options.cap_per_rank.assign(stages, random_int(random, 1, 6));
-    const Simulation first = simulate(schedule, costs, options);
-    options.recorded = recorded_order(first);
-    const Simulation again = simulate(schedule, costs, options);
-    EXPECT_NEAR(again.step_seconds, first.step_seconds, 1e-9) << "round " << round;
-    for (int rank = 0; rank < stages; ++rank) {
-      EXPECT_NEAR(again.ranks[rank].peak_bytes, first.ranks[rank].peak_bytes, 1e-9);
-      ASSERT_EQ(again.ranks[rank].timeline.size(), first.ranks[rank].timeline.size());
-    }
+    SCOPED_TRACE(round);
+    expect_same_replay(schedule, costs, options);
   }
 }
 
@@ -45,12 +53,8 @@ TEST(Recorded, OrderOfASimulationKeepsTheTurnsOfRanks) {
     SimulationOptions options;
     options.message_holder = MessageHolder::kSender;
     if (round % 2 == 1) options.shared_links = {{"out of rank 0 and 1", {{0, 1}, {1, 0}}, 0.1, 1}};
-    const Simulation first = simulate(schedule, costs, options);
-    options.recorded = recorded_order(first);
-    const Simulation again = simulate(schedule, costs, options);
-    EXPECT_NEAR(again.step_seconds, first.step_seconds, 1e-9) << "round " << round;
-    for (int rank = 0; rank < stages; ++rank)
-      EXPECT_NEAR(again.ranks[rank].peak_bytes, first.ranks[rank].peak_bytes, 1e-9) << "round " << round;
+    SCOPED_TRACE(round);
+    expect_same_replay(schedule, costs, options);
   }
 }
 

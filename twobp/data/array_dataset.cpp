@@ -8,6 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/data/extension.h"
 
 namespace twobp {
 namespace {
@@ -164,9 +165,7 @@ void refuse_other_arrays(const std::string& folder, const std::vector<std::strin
                          const std::string& model_type) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const std::filesystem::path& path = entry.path();
-    std::string extension = path.extension().string();
-    std::transform(extension.begin(), extension.end(), extension.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    const std::string extension = lower_extension(path);
     if (extension != ".npy" && extension != ".npz") continue;
     const bool is_read =
         path.extension() == ".npy" && std::find(read.begin(), read.end(), path.stem().string()) != read.end();

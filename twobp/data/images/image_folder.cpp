@@ -2,13 +2,13 @@
 #include "twobp/data/images/image_folder.h"
 
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/data/extension.h"
 #include "twobp/data/images/encoded_image.h"
 #include "twobp/data/images/pixel_array.h"
 #include "twobp/files/input_file.h"
@@ -41,9 +41,7 @@ bool is_folder(const fs::directory_entry& entry) {
 }
 
 bool is_picture(const fs::directory_entry& entry) {
-  std::string extension = entry.path().extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string extension = lower_extension(entry.path());
   return (extension == ".jpg" || extension == ".jpeg" || extension == ".png") && !is_folder(entry);
 }
 
