@@ -56,6 +56,7 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
   std::fflush(nullptr);  // otherwise a fork prints it, too
   const pid_t pid = ::fork();
   if (pid == 0) {
+    std::signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);
