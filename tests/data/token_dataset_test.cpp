@@ -146,7 +146,11 @@ TEST_F(TokenFiles, NoticeTheOtherType) {
   for (size_t i = 0; i < small.size(); ++i) small[i] = static_cast<uint32_t>(i * 7 % 50);
   folder_.write("a.bin", raw_bytes(small));
   EXPECT_EQ(open("a.bin", 9, 50, "uint32")->size(), 11);
-  refuse("a.bin", 9, 50, {"a.bin", "every second number is 0", "data.token_type to uint32"});
+  refuse("a.bin", 9, 50, {"a.bin", "every second number is at most 0", "data.token_type to uint32"});
+  for (uint32_t& id : small) id += 65500;  // the upper halves are 0 and 1
+  folder_.write("c.bin", raw_bytes(small));
+  EXPECT_EQ(open("c.bin", 9, 128256, "uint32")->size(), 11);
+  refuse("c.bin", 9, 128256, {"c.bin", "every second number is at most 1", "data.token_type to uint32"});
   const std::vector<uint16_t> narrow(100, 49);
   folder_.write("b.bin", raw_bytes(narrow));
   refuse("b.bin", 9, 50, {"b.bin", "token 0 is 3211313", "data.token_type to uint16"}, "uint32");
@@ -194,6 +198,21 @@ TEST_F(TokenFiles, ReadFilesOfLlmc) {
 TEST_F(TokenFiles, RefuseOtherFiles) {
   folder_.write("a.bin", test::npy_file<uint16_t>("<u2", "(3,)", {1, 2, 3}));
   refuse("a.bin", 2, 65536, {"a.bin is a NumPy file", "tofile", "data.arrays"}, "");
+  const std::pair<std::string, const char*> others[] = {
+      {std::string("PK\3\4", 4), "is a zip or .npz file"},
+      {"\x1f\x8b\x08", "is compressed by gzip: decompress it"},
+      {"\x28\xb5\x2f\xfd", "is compressed by zstd"},
+      {std::string("\xfd"
+                   "7zXZ\0",
+                   6),
+       "is compressed by xz"},
+      {"PAR1", "is a parquet file: use data.text"},
+      {"\x89HDF", "is an HDF5 file"},
+      {"MMIDIDX", "is the index of Megatron's token files: give the .bin file alone"}};
+  for (const auto& [mark, message] : others) {
+    folder_.write("a.bin", mark + std::string(40 - mark.size(), '\0'));
+    refuse("a.bin", 2, 65536, {"a.bin", message}, "");
+  }
   const std::string tokens = raw_bytes<uint16_t>({1, 2, 3});
   folder_.write("a.bin", llmc_header(20240520, 1, 4) + tokens);
   refuse("a.bin", 2, 9, {"a.bin has 1030 bytes", "says 4 tokens of uint16", "1032", "truncated"}, "");

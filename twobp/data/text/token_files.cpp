@@ -58,18 +58,23 @@ std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64
   return std::nullopt;
 }
 
-// 32-bit numbers below 65536, read as 16-bit numbers, are valid ids with a 0 after each. The vocabulary check
+// The largest upper half of a 32-bit id.
+int64_t largest_half(int64_t vocab) {
+  return (vocab - 1) >> 16;
+}
+
+// 32-bit ids, read as 16-bit numbers, are valid ids with a small number after each. The vocabulary check
 // cannot find them, so they are detected here.
-bool looks_like_uint32(const InputFile& file, int64_t count) {
+bool looks_like_uint32(const InputFile& file, int64_t count, int64_t vocab) {
   if (count < kTellingTokens || count % 2 != 0) return false;
   const int64_t probed = std::min(count, kProbedTokens);
   return visit(file, TokenType::kUInt16, 0, probed, [&](const auto* tokens) {
-    bool all_even_zero = true;
+    bool all_small = true;
     for (int64_t i = 0; i < probed; i += 2) {
-      if (tokens[i + 1] != 0) return false;
-      all_even_zero = all_even_zero && tokens[i] == 0;
+      if (tokens[i + 1] > largest_half(vocab)) return false;
+      all_small = all_small && tokens[i] <= largest_half(vocab);
     }
-    return !all_even_zero;
+    return !all_small;
   });
 }
 
@@ -111,8 +116,9 @@ TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files,
                 " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
                 ": it is truncated, or data.token_type is wrong.");
     const int64_t count = bytes / token_bytes(type) - headers_.back();
-    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count), name_, ": ", path,
-                ": every second number is 0, so it holds uint32, not uint16: set data.token_type to uint32.");
+    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count, vocab), name_, ": ",
+                path, ": every second number is at most ", largest_half(vocab),
+                ", so it holds uint32, not uint16: set data.token_type to uint32.");
     ends_.push_back(tokens() + count);
   }
   if (tokens() * token_bytes(type_) > kScannedBytes) return;

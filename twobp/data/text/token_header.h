@@ -15,7 +15,7 @@ inline constexpr int64_t kLlmcHeaderBytes = 1024;
 
 // The type of the tokens that follow llm.c's header, or none for a file without one. `name` is the data's
 // name for messages. Throws Error if the version is unknown or the file's size is not what the header says,
-// or for a NumPy file or llm.c's files of other data.
+// or for a file of another format, by its first bytes.
 std::optional<TokenType> read_token_header(const std::string& name, const InputFile& file);
 
 }  // namespace twobp
