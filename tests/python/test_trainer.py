@@ -197,7 +197,8 @@ def test_a_forked_process_is_told_to_make_its_own(make, vectors):
 
 
 SLOW = """
-import sys, time, torch, twobp
+import signal, sys, time, torch, twobp
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
 example = {name: torch.randn(64, 512) for name in ("input", "target")}
 trainer = twobp.Trainer(model={"type": "mlp", "dim": 512, "layers": 16}, example=example, ranks=2, micro_batches=64, pin=False)
 batch = {name: tensor.repeat(64, 1) for name, tensor in example.items()}
