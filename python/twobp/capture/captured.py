@@ -90,8 +90,8 @@ class Captured:
                         errors = dataclasses.asdict(self._dry_run(fields, beside))
         except BaseException as error:
             self._forget(described, constants)
-            if isinstance(error, CaptureError) and error.__cause__ is not None and (found := self._own_failure(fields)) is not None:
-                what, failure = found
+            if isinstance(error, CaptureError) and error.__cause__ is not None and (own := self._own_failure(fields)) is not None:
+                what, failure = own
                 sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
                 raise CaptureError(f"{what} fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
                                    f"{user_line(failure)}. The batch is {{{sizes}}}") from failure

@@ -16,17 +16,13 @@ FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_for
 
 
 class Whole(Slice):
-    """All positions."""
+    """All positions. Programs that take no slices do not ask how many."""
+
+    def __init__(self, positions: int = 0):
+        super().__init__(Sequences(positions, {}), 0, 0, positions)
 
     def run(self, instruction: dict, arguments: list, layer: int) -> Any:
         return NotImplemented
-
-
-def whole(positions: int) -> Slice:
-    return Whole(Sequences(positions, {}), 0, 0, positions)
-
-
-WHOLE = whole(0)  # of programs that take no slices, which do not ask
 
 
 def resolve(name: str):
@@ -63,7 +59,7 @@ def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[
 
 
 def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, torch.Tensor] | None = None, shapes=None,
-        random: Random | None = None, layer: int = 0, name: str = "", part: Slice = WHOLE) -> None:
+        random: Random | None = None, layer: int = 0, name: str = "", part: Slice = Whole()) -> None:
     """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index. `layer` has this `name`.
     `part` are the positions of the sequences that run."""
     random = random or Random(0)
@@ -126,7 +122,7 @@ class Chain:
         return int(slots[targets["slot"]])
 
     def whole(self) -> Slice:
-        return whole(self.shape.get("positions", 0))
+        return Whole(self.shape.get("positions", 0))
 
     def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False, part: Slice | None = None):
         """Returns the loss, each layer's slots, and the new buffers; or those of a part of the positions."""
