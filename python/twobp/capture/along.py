@@ -12,11 +12,12 @@ from torch import fx
 
 from . import ops
 from .along_views import VIEWS
+from .losses import ELEMENTWISE as LOSSES
+from .losses import MEAN, NLL
+from .losses import SUM as SUMMED
 from .ops import named_argument
 from .own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
 from .places import SUM, UNREAD, Along, Mixes, across, argument, dimensions, pointwise, same, several, shape
-from .targets import ELEMENTWISE as LOSSES
-from .targets import MEAN, NLL, SUM as SUMMED
 
 if TYPE_CHECKING:
     from .slices import Rewriting

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from . import ops
+from .along import place_of
 from .export import Forward
 from .places import SUM, Along, Mixes, shape
 
@@ -49,7 +50,6 @@ class Samples:
         return self.places[last]
 
     def _found(self, node: fx.Node):
-        from .along import place_of  # which imports the kinds of losses
         places = [self.places[one] for one in ops.inputs_of(node)]
         if all(place is None for place in places):
             return None

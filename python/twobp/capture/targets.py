@@ -11,19 +11,11 @@ from . import ops
 from .emit import Emitter
 from .errors import CaptureError, where
 from .export import Forward, Input
+from .losses import ELEMENTWISE, MEAN, NLL, ROWWISE, SUM
 from .ops import named_argument, set_argument
 from .own_operators import aten, cross_entropy
 from .samples import Samples
 
-MEAN, SUM = 1, 2
-# This maps an operator to the position of its `reduction`, for losses that average over their elements.
-ELEMENTWISE = {aten.mse_loss.default: 2, aten.l1_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2,
-               aten.binary_cross_entropy.default: 3, aten.binary_cross_entropy_with_logits.default: 4, aten.soft_margin_loss.default: 2,
-               aten.kl_div.default: 2, aten.poisson_nll_loss.default: 5, aten.hinge_embedding_loss.default: 3, aten.margin_ranking_loss.default: 4}
-# This is the same for losses that average over rows.
-ROWWISE = {aten.cosine_embedding_loss.default: 4, aten.triplet_margin_loss.default: 7}
-NLL = {aten.cross_entropy_loss.default: (3, 4), aten.nll_loss.default: (3, 4), aten.nll_loss_nd.default: (3, 4), aten.nll_loss_forward.default: (3, 4),
-       aten.nll_loss2d.default: (3, 4), aten.nll_loss2d_forward.default: (3, 4)}
 # These are linear in their first argument.
 PASSED = {aten.neg.default, aten.reshape.default, aten.squeeze.default, aten.unsqueeze.default, aten._to_copy.default, aten.clone.default}
 DIVIDED, SCALED = {aten.div.Tensor, aten.div.Scalar}, {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
