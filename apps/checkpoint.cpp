@@ -180,8 +180,7 @@ void convert(const CheckpointOptions& options) {
   if (!options.model.empty()) {
     const Config config = parse_config(checkpoint.state().run.config,
                                        (checkpoint.folder() / kStateFile).string(), options.overrides);
-    const SaveModelOptions how = {.dtype = options.dtype,
-                                  .tokenizer = tokenizer_of(config.data, config.model.input())};
+    const SaveModelOptions how = save_options(config, options.dtype);
     save_model_of(checkpoint, config, options.model, how);
     const std::string warning = missing_tokenizer(how, options.model);
     if (!warning.empty()) log_warning(warning);

@@ -237,8 +237,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
         save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
         return;
       }
-      const SaveModelOptions how = {.dtype = config.save.dtype,
-                                    .tokenizer = tokenizer_of(config.data, config.model.input())};
+      const SaveModelOptions how = save_options(config, config.save.dtype);
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
       const std::string warning = missing_tokenizer(how, config.save.model);
       if (!warning.empty()) output.warn(warning);

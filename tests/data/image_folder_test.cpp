@@ -11,6 +11,7 @@
 
 #include "image_data.h"
 #include "image_files.h"
+#include "twobp/data/images/class_names.h"
 #include "twobp/data/subset.h"
 
 namespace twobp::TWOBP_FILE {
@@ -62,6 +63,26 @@ TEST_F(Folders, SortClassesAndFilesByName) {
   expect_error([&] { train->read({-1}, 0); }, {"no sample -1"});
 }
 
+TEST_F(Folders, AreNumberedAsTheModelNamesThem) {
+  const test::TempFolder model;
+  model_.from = model.path("");
+  const auto labels = [&](const std::string& names) {
+    model.write("config.json", R"({"id2label": )" + names + "}");
+    return list(open().train->read({0, 1, 2, 3}, kEvaluation).at("labels"));
+  };
+  EXPECT_EQ(class_names(data_, model_), (std::vector<std::string>{"ant", "bee", "cat"}));
+  EXPECT_EQ(labels(R"({"0": "cat", "1": "ant", "2": "bee"})"), (std::vector<int64_t>{0, 0, 1, 2}));
+  EXPECT_EQ(class_names(data_, model_), (std::vector<std::string>{"cat", "ant", "bee"}));
+  for (const char* others :
+       {R"({"0": "cat", "1": "ant", "2": "dog"})", R"({"0": "cat", "1": "ant", "3": "bee"})",
+        R"({"0": "cat", "1": "ant"})", R"({"0": "cat", "1": "ant", "2": "cat"})", R"(["cat", "ant", "bee"])",
+        R"({"0": "cat", "1": "ant", "2": 2})"}) {
+    EXPECT_EQ(labels(others), (std::vector<int64_t>{0, 1, 2, 2})) << others;
+  }
+  data_.images = "";
+  EXPECT_TRUE(class_names(data_, model_).empty());
+}
+
 TEST_F(Folders, UseTheMeanOfImageNetByDefault) {
   const at::Tensor green = open().train->read({2}, kEvaluation).at("pixel_values").mean({0, 2, 3});
   EXPECT_NEAR(green[0].item<float>(), -0.485 / 0.229, 0.03);
@@ -89,7 +110,7 @@ TEST_F(Folders, DecodeLargeJpegsAsIfInFull) {
   folder_.write("bee/b.png", png_file(picture(300, 500)));
   data_.mean = {0};
   data_.std = {1};
-  const ImageFolder whole(folder_.path(""), 3,
+  const ImageFolder whole(folder_.path(""), class_folders(folder_.path("")), 3,
                           ImageTransform(ImageOptions{3, 8, 8, Crop::kResized, 0, false, {}, {}}), 1);
   const at::Tensor evaluated = whole.read({0, 1}, kEvaluation).at("pixel_values");
   EXPECT_LE((evaluated[0] - evaluated[1]).abs().max().item<float>(), 0.03F);

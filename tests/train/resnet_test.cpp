@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
 #include "tests/train/resnet_training.h"
@@ -17,6 +18,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
+using nlohmann::json;
 using test::copies_by_name;
 using test::expect_same;
 using test::expect_same_bits;
@@ -261,6 +263,30 @@ TEST_F(SavedResnet, LoadsTorchvisionsNames) {
   write("torchvision", tensors);
   Trainer trainer(loading("torchvision"));
   expect_same(copies_by_name(trainer.weights()), weights_, "loaded");
+}
+
+// Otherwise readers of the model would call a class by the name of another.
+TEST_F(SavedResnet, NamesTheClassesOfTheRun) {
+  Trainer trainer(config_);
+  const auto saved = [&](const Config& config, const std::string& name) {
+    save_model(folder_.path(name), config.model, 1, trainer.weights(), save_options(config, "float32"));
+    const json file = json::parse(test::read_file(folder_.path(name + "/config.json")));
+    return std::pair(file.at("id2label"), file.at("label2id"));
+  };
+  EXPECT_EQ(saved(config_, "unnamed").first.at("4"), "LABEL_4");
+  config_.data.images = folder_.path("pictures");
+  EXPECT_EQ(saved(config_, "gone").first.at("4"), "LABEL_4");
+  for (const char* name : {"eel", "ant", "dog", "cat", "bee"})
+    std::filesystem::create_directories(folder_.path("pictures") + "/" + name);
+  const json by_number = {{"0", "ant"}, {"1", "bee"}, {"2", "cat"}, {"3", "dog"}, {"4", "eel"}};
+  const json by_name = {{"ant", 0}, {"bee", 1}, {"cat", 2}, {"dog", 3}, {"eel", 4}};
+  EXPECT_EQ(saved(config_, "named"), std::pair(by_number, by_name));
+  // A model that has other names gets those of the run. One that has these names keeps its order.
+  config_.model.from = folder_.path("gone");
+  EXPECT_EQ(saved(config_, "renamed"), std::pair(by_number, by_name));
+  const json turned = {{"0", "eel"}, {"1", "dog"}, {"2", "cat"}, {"3", "bee"}, {"4", "ant"}};
+  folder_.write("gone/config.json", json{{"id2label", turned}}.dump());
+  EXPECT_EQ(saved(config_, "kept").first, turned);
 }
 
 TEST_F(SavedResnet, HasItsOwnKeyForSmallImages) {

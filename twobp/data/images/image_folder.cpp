@@ -100,10 +100,14 @@ std::string pictures_not_read(const std::string& folder) {
                 "others to there, or remove them");
 }
 
-ImageFolder::ImageFolder(std::string folder, int64_t classes, ImageTransform transform, uint64_t seed)
-    : folder_(std::move(folder)), transform_(std::move(transform)), seed_(seed) {
+std::vector<std::string> class_folders(const std::string& folder) {
+  return entries(folder, is_folder);
+}
+
+ImageFolder::ImageFolder(std::string folder, std::vector<std::string> names, int64_t classes,
+                         ImageTransform transform, uint64_t seed)
+    : folder_(std::move(folder)), transform_(std::move(transform)), seed_(seed), names_(std::move(names)) {
   while (folder_.size() > 1 && folder_.back() == '/') folder_.pop_back();
-  names_ = entries(folder_, is_folder);
   const auto count = static_cast<int64_t>(names_.size());
   TWOBP_CHECK(count >= 2, "data.images: ", folder_, " has ", count,
               count == 1 ? " sub-folder (" : " sub-folders", count == 1 ? names_.front() + ")" : "",

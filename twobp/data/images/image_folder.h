@@ -10,15 +10,20 @@
 
 namespace twobp {
 
-// Classes are the sub-folders of a folder in the order of their names (as bytes), counted from 0. Their
-// pictures are the files directly in them that end in .jpg, .jpeg or .png, in the order of their names. Other
-// files are not read, nor are names that begin with a dot. `pixel_values` (B, C, H, W) float32 and `labels`
-// (B) int64.
+// The sub-folders of a folder in the order of their names (as bytes), without names that begin with a dot.
+// Throws Error if the folder cannot be read.
+std::vector<std::string> class_folders(const std::string& folder);
+
+// Each class is a sub-folder of a folder, counted from 0. Its pictures are the files directly in it that end
+// in .jpg, .jpeg or .png, in the order of their names. Other files are not read, nor are names that begin
+// with a dot. `pixel_values` (B, C, H, W) float32 and `labels` (B) int64.
 class ImageFolder : public Dataset {
  public:
-  // Throws Error if the folder does not exist, has fewer than two classes or not `classes` of them, or has a
-  // class without a picture or an empty file. In a folder of few pictures, also if one has no valid header.
-  ImageFolder(std::string folder, int64_t classes, ImageTransform transform, uint64_t seed);
+  // `names` are the sub-folders, [class]. Throws Error if there are fewer than two or not `classes` of them,
+  // or if a class has no picture or an empty file. In a folder of few pictures, also if one has no valid
+  // header.
+  ImageFolder(std::string folder, std::vector<std::string> names, int64_t classes, ImageTransform transform,
+              uint64_t seed);
 
   int64_t size() const override { return static_cast<int64_t>(labels_.size()); }
   // Throws Error that names a picture that cannot be read or decoded.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/data/images/class_names.h"
 #include "twobp/data/images/image_folder.h"
 #include "twobp/data/images/pixel_array.h"
 #include "twobp/data/images/transform.h"
@@ -45,7 +46,8 @@ DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t 
     options.mean = grey ? std::vector<double>{0.459} : std::vector<double>{0.485, 0.456, 0.406};
   if (options.std.empty())
     options.std = grey ? std::vector<double>{0.226} : std::vector<double>{0.229, 0.224, 0.225};
-  auto pictures = std::make_shared<ImageFolder>(data.images, model.classes, ImageTransform(options), seed);
+  auto pictures = std::make_shared<ImageFolder>(data.images, class_names(data, model), model.classes,
+                                                ImageTransform(options), seed);
   const std::vector<int64_t> labels = pictures->labels();
   return hold_out_by_class(std::move(pictures), labels, data.held_out, seed);
 }

@@ -14,6 +14,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
+#include "twobp/data/images/class_names.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
@@ -249,6 +250,15 @@ void check_writable(const fs::path& folder, const char* file) {
               std::strerror(errno));
 }
 
+void name_classes(json& config, const std::vector<std::string>& names) {
+  json& by_number = config["id2label"] = json::object();
+  json& by_name = config["label2id"] = json::object();
+  for (size_t number = 0; number < names.size(); ++number) {
+    by_number[std::to_string(number)] = names[number];
+    by_name[names[number]] = number;
+  }
+}
+
 void check_no_adapter(const std::string& directory) {
   std::error_code missing;
   TWOBP_CHECK(!fs::exists(fs::path(directory) / kAdapterConfig, missing), directory, ": holds an adapter (",
@@ -303,6 +313,17 @@ void check_save(const SaveConfig& save, const ModelConfig& model,
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
 
+SaveModelOptions save_options(const Config& config, const std::string& dtype) {
+  const ModelInput input = config.model.input();
+  SaveModelOptions options{.dtype = dtype, .tokenizer = tokenizer_of(config.data, input)};
+  try {
+    options.class_names = class_names(config.data, input);
+  } catch (const Error&) {
+    // The pictures are gone. The trained weights are worth more than the names.
+  }
+  return options;
+}
+
 std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory) {
   if (options.tokenizer.empty() || fs::exists(options.tokenizer)) return "";
   return concat(options.tokenizer, ", the tokenizer of the run, is gone: copy it into ", directory);
@@ -329,8 +350,11 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     check_trained(given);
     if (!first) return;
     check_no_adapter(directory);
-    if (!is_saved_as_bundle(config))
-      description = hf_config_json(config, sequence, options.dtype).dump(2) + "\n";
+    if (!is_saved_as_bundle(config)) {
+      json described = hf_config_json(config, sequence, options.dtype);
+      if (!options.class_names.empty()) name_classes(described, options.class_names);
+      description = described.dump(2) + "\n";
+    }
     made.emplace(directory);
   });
   const NamedTensors weights = with_others(given, config, processes);

@@ -17,8 +17,12 @@ namespace twobp {
 struct SaveModelOptions {
   std::string dtype = "float32";            // of the weights in the files: float32, bfloat16, float16
   std::string tokenizer{};                  // the run's: see tokenizer_of; empty: that of config.from
+  std::vector<std::string> class_names{};   // the run's: see class_names; empty: those of config.from
   int64_t max_shard_bytes = 5'000'000'000;  // the size limit of a file: that of transformers
 };
+
+// For the model of a run. Data that is gone since is left out.
+SaveModelOptions save_options(const Config& config, const std::string& dtype);
 
 // Packed weights are written as their parts, and adapters are merged into what they adapt (see
 // adapter_files.h). The files of the tokenizer, and for a model with config.from those of its picture
