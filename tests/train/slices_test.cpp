@@ -332,6 +332,13 @@ TEST(Slices, RefuseBadInput) {
         c.pipeline.slice_lengths = {8, 9};
       },
       {"add up to 17", "the sequences have 16"});
+  refused([](Config& c) { c.pipeline.slice_lengths = {15}; }, {"add up to 15", "the sequences have 16"});
+  refused(
+      [](Config& c) {
+        c.pipeline.slices = 2;
+        c.data.sequence = 15;
+      },
+      {"15 positions has 1 block of 8", "set it to 1"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;
@@ -350,7 +357,7 @@ TEST(Slices, RefuseBadInput) {
         c.pipeline.schedule = "auto";
         c.pipeline.memory_cap = "1";
       },
-      {"pipeline.memory_cap", "one micro-batch take"});
+      {"pipeline.memory_cap", "rank", "1 bytes", "the most frugal one needs"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;
