@@ -12,6 +12,7 @@
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/check_config.h"
+#include "twobp/train/checkpoint/same_run.h"
 #include "twobp/train/measure_costs.h"
 
 namespace twobp::TWOBP_FILE {
@@ -147,6 +148,19 @@ TEST(Slices, AreCutByCost) {
     EXPECT_GT(cuts[i], cuts[i - 1]);
   }
   trainer.step();
+  // A run that resumes with other cuts is told so.
+  Config other = trainer.config();
+  EXPECT_EQ(check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
+                           facts_of_run(other, *trainer.data().train)),
+            std::vector<std::string>());
+  other.pipeline.slice_lengths = {1, 1, 62};
+  const auto notes = check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
+                                    facts_of_run(other, *trainer.data().train));
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1],
+                                 ",", cuts[3] - cuts[2], "] in the checkpoint")),
+            std::string::npos)
+      << notes[0];
 }
 
 // A searched schedule: the same bits, under the automatic cap and without one.
