@@ -206,8 +206,8 @@ void add_way(const std::string& way, const BenchOptions& options, std::vector<st
   const Config config = load_config(options.config, overrides);
   BenchOptions own = options;
   own.schedules = {config.pipeline.schedule};
-  own.policies = {config.pipeline.p2};
   trainers.push_back(std::make_unique<Trainer>(config));
+  own.policies = {std::string(policy_name(trainers.back()->variant().policy))};
   for (BenchRow& row : make_rows(own, config, *trainers.back())) rows.push_back(std::move(row));
 }
 

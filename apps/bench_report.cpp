@@ -65,6 +65,7 @@ json bench_row_to_json(const BenchRow& row) {
           {"stages", pipeline.stages()},
           {"split", pipeline.split()},
           {"micro_batches", row.batch.micro_batches.size()},
+          {"slices", pipeline.slices()},
           {"step_seconds", seconds},
           {"step_seconds_all", row.seconds},
           {"predicted_seconds_all", row.predicted_seconds},
@@ -86,14 +87,20 @@ json bench_row_to_json(const BenchRow& row) {
 void print_bench_table(const std::vector<BenchRow>& rows) {
   const InputKind input = rows.front().trainer->config().model.input().kind;
   const std::string speed = concat(item_name(input), "/s");
-  // Shows the column only if its values differ.
+  // Shows these columns only if their values differ from the usual.
   const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) {
     return !row.trainer->config().pipeline.recompute.empty();
   });
   const auto print_recompute = [&](const std::string& text) {
     if (recomputes) print("%-12s ", text.c_str());
   };
+  const bool slices = std::any_of(rows.begin(), rows.end(),
+                                  [](const BenchRow& row) { return row.trainer->pipeline().slices() > 1; });
+  const auto print_slices = [&](const std::string& text) {
+    if (slices) print("%-6s ", text.c_str());
+  };
   print_recompute("recompute");
+  print_slices("slices");
   print("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule", "p2",
         "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
         "products", "peak memory by rank");
@@ -113,6 +120,7 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
     const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
     print_recompute(recompute_of(row));
+    print_slices(std::to_string(row.trainer->pipeline().slices()));
     print("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
           row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
           std::string(policy_name(row.variant.policy)).c_str(),

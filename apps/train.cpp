@@ -79,6 +79,17 @@ void describe_run(Trainer& trainer) {
   if (pipeline.ranks() > 1) print("%s\n", to_text(trainer.run_ahead()).c_str());
 }
 
+void warn_of_cap(Trainer& trainer) {
+  const Variant& variant = trainer.variant();
+  if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return;
+  const int64_t least = smallest_cap(trainer.pipeline(), variant, trainer.micro_batches());
+  if (least <= variant.memory_cap.bytes()) return;
+  log_warning(concat("pipeline.memory_cap is ", variant.memory_cap.bytes(),
+                     " bytes, but the fullest rank of ", variant.schedule.name(), " needs ", least,
+                     " for activations and stash, and takes them: give it at least that, or find a schedule "
+                     "that needs less with pipeline.schedule = \"auto\" or 'twobp plan --memory'"));
+}
+
 void print_memory(const StepReport& report) {
   print("\npeak memory      ");
   for (int c = 0; c < kMemoryCategories; ++c) {
@@ -179,7 +190,10 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) describe_run(trainer);
-  if (shows) warn_of_inputs(trainer);
+  if (shows) {
+    warn_of_inputs(trainer);
+    warn_of_cap(trainer);
+  }
   if (options.resume) {
     resume(*checkpointer, trainer, output);
     if (shows) output.metrics().keep_until(trainer.steps_done());

@@ -78,6 +78,14 @@ TEST(Bench, RowsNameTheirSettings) {
   EXPECT_EQ(rows[1].at("split"), (std::vector<int>{1, 5}));
   EXPECT_EQ(rows[1].at("memory_cap"), "0");
   for (const json& row : rows) EXPECT_EQ(row.at("step_seconds_all").size(), 2U);
+  // The policy is that of training where none is named.
+  expect_success({"bench", config, "--ways", "pipeline.micro_batches=2",
+                  "pipeline.slices=2 pipeline.slice_lengths=[3,5]", "--repeat", "1", "--steps", "1", "--json",
+                  report});
+  const json usual = json::parse(read_file(report)).at("rows");
+  EXPECT_EQ(usual[0].at("p2"), "fill");
+  EXPECT_EQ(usual[0].at("slices"), 1);
+  EXPECT_EQ(usual[1].at("slices"), 2);
   expect_one_message({"bench", config, "--ways", "pipeline.shedule=1f1b"},
                      {"pipeline.shedule", "pipeline.schedule"});
   expect_one_message({"bench", config, "--ways", "x", "--schedules", "1f1b"},

@@ -73,6 +73,23 @@ TEST_F(Train, MetricsHaveTheHeldOutLossOfEvaluatedSteps) {
   EXPECT_NE(result.out.find(last), std::string::npos) << last << result.out;
 }
 
+TEST_F(Train, WarnsOfACapThatTheScheduleExceeds) {
+  json content = tiny_config();
+  content["pipeline"]["split"] = {3, 3};
+  content["pipeline"]["memory_cap"] = "1";
+  const Finished over = test::run_program({"train", config(content)});
+  EXPECT_EQ(over.exit_code, 0);
+  const std::string before = "pipeline.memory_cap is 1 bytes, but the fullest rank of 1f1b needs ";
+  ASSERT_NE(over.err.find(before), std::string::npos) << over.err;
+  const int64_t needs = std::stoll(over.err.substr(over.err.find(before) + before.size()));
+  const auto warned = [&](int64_t cap) {
+    content["pipeline"]["memory_cap"] = std::to_string(cap);
+    return test::run_program({"train", config(content)}).err.find("memory_cap") != std::string::npos;
+  };
+  EXPECT_FALSE(warned(needs));
+  EXPECT_TRUE(warned(needs - 1));
+}
+
 TEST_F(Train, ReportsTheRun) {
   const Finished result = expect_success({"train", config(tiny_config())});
   for (const char* part :
@@ -95,7 +112,7 @@ TEST_F(Train, GivesTheSameLossesForEveryPipeline) {
   EXPECT_NE(expected[0], expected[3]);
   EXPECT_EQ(losses({}), expected);
   EXPECT_EQ(losses({"pipeline.stages=3", "pipeline.p2=end"}), expected);
-  EXPECT_EQ(losses({"pipeline.stages=3", "pipeline.split=1,1,4", "pipeline.memory_cap=1KiB"}), expected);
+  EXPECT_EQ(losses({"pipeline.stages=3", "pipeline.split=1,1,4", "pipeline.memory_cap=25KiB"}), expected);
   EXPECT_NE(losses({"train.seed=2"}), expected);
 }
 

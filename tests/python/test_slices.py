@@ -132,7 +132,7 @@ def test_other_batches_and_lengths_and_a_bundle(tmp_path):
     for slices in (1, 2):
         trainer = twobp.Trainer(module, {name: tensor[:1] for name, tensor in batch.items()}, ranks=2, micro_batches=4, slices=slices, optimizer=twobp.SGD(lr=0.1))
         losses.append([trainer.step(batch).loss, trainer.step(shorter).loss, trainer.evaluate([batch]).loss])
-    with pytest.raises(twobp.Error, match="cut into slices: sequences of 4 positions are too short"):
+    with pytest.raises(twobp.Error, match="cut into slices: sequences of 4 positions are too short: pad them to 6 or more"):
         trainer.step([{name: tensor[:, :4] for name, tensor in one.items()} for one in shorter])
     trainer.save(tmp_path / "bundle")
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
@@ -158,6 +158,7 @@ class Net(nn.Module):
         self.in_projection, self.out_projection, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCAB)
         self.convolution, self.norm, self.batch_norm = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)
         self.heads = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
         self.function, self.attends = function, attention
         self.register_buffer("mask", torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).tril())
 
@@ -254,6 +255,7 @@ MIXED = {
     "batch norm": (lambda net, x: net.batch_norm(x.transpose(1, 2)).transpose(1, 2), "the forward pass uses the buffer 'batch_norm"),
     "sum": (lambda net, x: x * x.sum().tanh(), "'tanh' computes with a sum over positions"),
     "frequencies": (lambda net, x: F.embedding(x.argmax(-1), net.table.weight, scale_grad_by_freq=True), "counts the ids of all positions"),
+    "recurrent": (lambda net, x: net.recurrent(x)[0], "'lstm' is not known to keep the positions of a sequence apart"),
     "noise": (lambda net, x: x + torch.rand_like(x), "'rand' draws random numbers"),
     "feature dropout": (lambda net, x: F.dropout1d(x, 0.1, net.training), "dropout"),
 }

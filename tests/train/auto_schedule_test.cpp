@@ -115,7 +115,7 @@ TEST(AutoVariant, TakesStagesWithoutW) {
 TEST(AutoVariant, RefusesACapThatNothingFits) {
   Config config = config_of(2, 2);
   config.pipeline.memory_cap = "16";
-  expect_contains(error_of([&] { Trainer trainer(config); }), {"memory_cap", "rank 0", "at least"});
+  expect_contains(error_of([&] { Trainer trainer(config); }), {"memory_cap", "rank 1", "needs", "at least"});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/check_config.h"
+#include "twobp/train/checkpoint/same_run.h"
 #include "twobp/train/measure_costs.h"
 
 namespace twobp::TWOBP_FILE {
@@ -147,6 +148,19 @@ TEST(Slices, AreCutByCost) {
     EXPECT_GT(cuts[i], cuts[i - 1]);
   }
   trainer.step();
+  // A run that resumes with other cuts is told so.
+  Config other = trainer.config();
+  EXPECT_EQ(check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
+                           facts_of_run(other, *trainer.data().train)),
+            std::vector<std::string>());
+  other.pipeline.slice_lengths = {1, 1, 62};
+  const auto notes = check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
+                                    facts_of_run(other, *trainer.data().train));
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1],
+                                 ",", cuts[3] - cuts[2], "] in the checkpoint")),
+            std::string::npos)
+      << notes[0];
 }
 
 // A searched schedule: the same bits, under the automatic cap and without one.
@@ -332,6 +346,13 @@ TEST(Slices, RefuseBadInput) {
         c.pipeline.slice_lengths = {8, 9};
       },
       {"add up to 17", "the sequences have 16"});
+  refused([](Config& c) { c.pipeline.slice_lengths = {15}; }, {"add up to 15", "the sequences have 16"});
+  refused(
+      [](Config& c) {
+        c.pipeline.slices = 2;
+        c.data.sequence = 15;
+      },
+      {"15 positions has 1 block of 8", "set it to 1"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;
@@ -350,7 +371,7 @@ TEST(Slices, RefuseBadInput) {
         c.pipeline.schedule = "auto";
         c.pipeline.memory_cap = "1";
       },
-      {"pipeline.memory_cap", "one micro-batch take"});
+      {"pipeline.memory_cap", "rank", "1 bytes", "the most frugal one needs"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;

@@ -260,7 +260,8 @@ std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostM
             for (size_t mode = 0; mode < models.size(); ++mode) {
               const auto& [recompute, model] = models[mode];
               if (!has_slices(model, slices)) {
-                reasons.add(concat("recomputation ", recompute, " was not measured in ", slices, " slices"));
+                reasons.add(concat("recomputation ", recompute, " was not measured in ", slices,
+                                   " slices, which take none or activations"));
                 continue;
               }
               const auto& split = splits.of(rank_of_stage, model, mode, size, slices);

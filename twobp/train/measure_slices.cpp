@@ -25,13 +25,12 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
 
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
                               const Device& device, double seconds, const StepSeconds& step) {
+  Cuts by_hand;
+  if (!config.slice_lengths.empty()) by_hand = cuts_by_hand(config.slice_lengths, sequence_length(fields));
   if (config.slices == 1) return {{}, {measure_profile(model, fields, seconds, device)}};
-  const int64_t positions = sequence_length(fields);
-  if (!config.slice_lengths.empty()) {
-    return measure_slices(model, fields, cuts_by_hand(config.slice_lengths, positions), seconds, device);
-  }
+  if (!by_hand.empty()) return measure_slices(model, fields, by_hand, seconds, device);
   SliceProfiles measured =
-      measure_slices(model, fields, equal_cuts(positions, config.slices), seconds, device);
+      measure_slices(model, fields, equal_cuts(sequence_length(fields), config.slices), seconds, device);
   const Cuts better =
       step ? fastest_cuts(model, measured, step) : growing_cuts(model, measured, /*growth=*/1);
   return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);

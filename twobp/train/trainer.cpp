@@ -174,6 +174,7 @@ Trainer::Trainer(const Config& config, Parts parts)
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
                                        config.pipeline.timeout);
   const Profile profile = sum_of(slices);
+  if (slices.count() > 1) config_.pipeline.slice_lengths = slices.lengths();  // recorded by a checkpoint
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
   if (faults_) faults_->choose_layers(*pipeline_);

@@ -1,7 +1,13 @@
 #include "twobp/train/variant.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 
@@ -15,6 +21,13 @@ StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro
       pipeline.setup(variant.schedule, micro_batches, variant.policy, variant.batching, variant.memory_cap);
   if (!variant.standard_peaks.empty()) setup.standard_peaks = variant.standard_peaks;
   return setup;
+}
+
+int64_t smallest_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
+  const StepSetup setup = make_setup(pipeline, variant, micro_batches);
+  const std::vector<double> caps =
+      smallest_caps(setup.schedule, profiled_costs(pipeline.stage_profiles()), in_process_simulation());
+  return std::llround(*std::max_element(caps.begin(), caps.end()));
 }
 
 }  // namespace twobp

@@ -30,4 +30,8 @@ bool reorders(const Variant& variant);
 // The setup of a step for this variant.
 StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches);
 
+// The smallest pipeline.memory_cap in bytes under which every rank stays below it with this schedule. Under a
+// smaller one, an op that cannot fit runs anyway.
+int64_t smallest_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches);
+
 }  // namespace twobp

@@ -33,7 +33,7 @@ def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
         raise Refused("the fields have different numbers of positions: " + ", ".join(f"{name} {length}" for name, length in lengths.items()))
     length = next(iter(lengths.values()))
     if length < LEAST:
-        raise Refused(f"sequences of {length} positions are too short")
+        raise Refused(f"sequences of {length} positions are too short: pad them to {LEAST} or more")
     return length
 
 

@@ -13,8 +13,9 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t len
   const auto slices = static_cast<int64_t>(wanted.size()) - 1;
   const int64_t blocks = positions / length;
   TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
-              " positions has ", blocks, " blocks of ", length, ": use at most ",
-              std::max<int64_t>(1, blocks), " slices, or longer sequences");
+              " positions has ", blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
+              blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"),
+              ", or longer sequences");
   Cuts cuts = {0};
   for (int64_t s = 1; s < slices; ++s) {
     const auto block = static_cast<int64_t>(std::lround(wanted[s] / static_cast<double>(length)));

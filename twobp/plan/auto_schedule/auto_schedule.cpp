@@ -1,9 +1,12 @@
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -41,6 +44,20 @@ struct Start {
   double seconds = 0;
 };
 
+PipelineProblem without_caps(const std::vector<int>& rank_of_stage, int micro_batches,
+                             const std::vector<StageCost>& costs, SimulationOptions options, int slices) {
+  options.cap_per_rank.clear();
+  return {rank_of_stage, micro_batches, costs, options, slices};
+}
+
+// A micro-batch begins when the one before it has ended. `problem` has no caps, under which list scheduling
+// may find no order.
+TaskOrder one_by_one(const PipelineProblem& problem) {
+  GreedyRule rule;
+  rule.in_flight = std::numeric_limits<double>::min();  // one micro-batch, however fast
+  return greedy_order(problem, rule);
+}
+
 class AutoScheduler {
  public:
   AutoScheduler(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
@@ -65,12 +82,14 @@ class AutoScheduler {
     std::optional<NamedBest> named = std::move(named_);
     for (const GreedyRule& rule : greedy_rules(budget_.rules, search_.seed)) {
       add_start(greedy_order(problem_, rule));
-      if (starts_.back().seconds <= good_enough()) break;
+      if (!starts_.empty() && starts_.back().seconds <= good_enough()) break;
     }
     std::stable_sort(starts_.begin(), starts_.end(),
                      [](const Start& a, const Start& b) { return a.seconds < b.seconds; });
-    offer(starts_.front().order, "list scheduling");
-    improve();
+    if (!starts_.empty()) {
+      offer(starts_.front().order, "list scheduling");
+      improve();
+    }
     // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits
     // must do.
     for (size_t i = 1; i < starts_.size() && !std::isfinite(result_.seconds); ++i) {
@@ -81,11 +100,8 @@ class AutoScheduler {
       result_.seconds = named->seconds;
       result_.method = "named";
     }
-    if (!std::isfinite(result_.seconds)) {
-      throw NoScheduleFits(
-          "found no schedule whose simulated bytes stay within the caps: the activations of one micro-batch "
-          "fit, but not together with the bytes of messages and layers; raise cap_per_rank");
-    }
+    if (!std::isfinite(result_.seconds)) offer(one_by_one(uncapped()), "list scheduling");
+    if (!std::isfinite(result_.seconds)) throw NoScheduleFits("no schedule fits the caps");
     TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
                 result_.seconds, " seconds was found, which is below the lower bound of ",
                 result_.bound.seconds, ": the bound is wrong for these costs, please report them");
@@ -98,6 +114,9 @@ class AutoScheduler {
     double seconds = 0;
   };
 
+  PipelineProblem uncapped() const {
+    return without_caps(problem_.rank_of_stage(), micro_batches_, costs_, options_, search_.slices);
+  }
   double good_enough() const { return result_.bound.seconds * (1 + kSame); }
 
   bool within_caps(const Simulation& simulation) const {
@@ -109,6 +128,7 @@ class AutoScheduler {
   }
 
   void add_start(TaskOrder order) {
+    if (order.ranks.empty()) return;
     const double seconds = order_seconds(problem_, order);
     starts_.push_back({std::move(order), seconds});
   }
@@ -192,12 +212,58 @@ class AutoScheduler {
   uint64_t searches_ = 0;
 };
 
+// All digits, so that a number in a message is exactly sufficient.
+std::string exactly(double value) {
+  std::array<char, 512> buffer{};
+  const auto end =
+      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
+  return {buffer.data(), end};
+}
+
+// Names the rank whose cap is furthest below what the least demanding schedule needs, and that need. Under
+// equal caps, a schedule fits from there on.
+std::string what_would_fit(const PipelineProblem& uncapped, const std::vector<StageCost>& costs,
+                           const SimulationOptions& options) {
+  double least = std::numeric_limits<double>::infinity();
+  int at = 0;
+  double needs = 0;
+  const auto consider = [&](const Schedule& schedule) {
+    const std::vector<double> need = smallest_caps(schedule, costs, options);
+    double most = 0;
+    int rank = 0;
+    for (size_t r = 0; r < need.size(); ++r) {
+      const double cap = options.cap_per_rank[r];
+      if (cap <= 0 || need[r] / cap <= most) continue;
+      most = need[r] / cap;
+      rank = static_cast<int>(r);
+    }
+    if (most >= least) return;
+    least = most;
+    at = rank;
+    needs = need[rank];
+  };
+  consider(uncapped.to_schedule(one_by_one(uncapped), P2Policy::kPlaced));
+  const int micro_batches = uncapped.units() / uncapped.slices();
+  for (const NamedVariant& variant :
+       named_schedules_on(uncapped.rank_of_stage(), micro_batches, uncapped.slices())) {
+    consider(make_schedule(variant.name, uncapped.stages(), micro_batches, variant.policy, uncapped.ranks(),
+                           uncapped.slices()));
+  }
+  return concat("no schedule fits the cap of rank ", at, ", ", exactly(options.cap_per_rank[at]),
+                " bytes: the most frugal one needs ", exactly(needs), "; give it at least that");
+}
+
 }  // namespace
 
 AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
                            const std::vector<StageCost>& costs, const SimulationOptions& options,
                            const AutoScheduleOptions& search) {
-  return AutoScheduler(rank_of_stage, micro_batches, costs, options, search).run();
+  try {
+    return AutoScheduler(rank_of_stage, micro_batches, costs, options, search).run();
+  } catch (const NoScheduleFits&) {
+    throw NoScheduleFits(what_would_fit(
+        without_caps(rank_of_stage, micro_batches, costs, options, search.slices), costs, options));
+  }
 }
 
 std::vector<Placement> possible_placements(int stages, int ranks) {

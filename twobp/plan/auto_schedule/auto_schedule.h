@@ -63,8 +63,9 @@ class NoScheduleFits : public Error {
 
 // `costs` as for simulate, of AutoScheduleOptions::slices. `options` as for simulate. cap_per_rank has the
 // bytes in addition to the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate
-// rejects. Throws NoScheduleFits for caps below least_activation_bytes (stage_bytes.h), naming it, and if
-// messages and layers need more than the caps.
+// rejects. Throws NoScheduleFits if none was found for the caps. It names a cap from which on one is found,
+// if the caps are equal: what the least demanding of the named schedules, and of one micro-batch after the
+// other, needs.
 AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
                            const std::vector<StageCost>& costs, const SimulationOptions& options = {},
                            const AutoScheduleOptions& search = {});

@@ -57,6 +57,7 @@ class Greedy {
       set_due(rank, next_event(rank));
       if (touched_ >= 0) set_due(touched_, next_event(touched_));
     }
+    if (!std::all_of(next_.begin(), next_.end(), [&](int n) { return n == problem_.units(); })) return {};
     return std::move(order_);
   }
 

@@ -29,7 +29,8 @@ struct GreedyRule {
 // `count` rules to try, the most promising first. After some fixed rules, the others are drawn with `seed`.
 std::vector<GreedyRule> greedy_rules(int count, uint64_t seed);
 
-// Always finds an order that fits.
+// Finds an order that fits. Returns no ranks if there is no room for its next op, which happens under caps
+// near the least if the bytes of layers do not add up to zero over F, I and W.
 TaskOrder greedy_order(const PipelineProblem& problem, const GreedyRule& rule);
 
 }  // namespace twobp
