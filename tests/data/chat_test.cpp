@@ -214,7 +214,8 @@ TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
 
 // This template renders calls of tools and drops what it does not know (Qwen2.5 and LLaMa 3.1 do).
 constexpr const char* kCalling =
-    "{% for m in messages %}{% if m.tool_calls %}{{ 'a:' }}{% if m.content %}{{ m.content + ' ' }}{% endif %}"
+    "{% for m in messages %}{% if 'tool_calls' in m %}{{ 'a:' }}{% if m.content %}{{ m.content + ' ' }}{% "
+    "endif %}"
     "{% for c in m.tool_calls %}{{ '<' + c.function.name + c.function.arguments | tojson + '>' }}{% endfor "
     "%}"
     "{{ '\n' }}{% elif m.role in ['user', 'assistant', 'tool'] %}{{ m.role[0] + ':' + m.content + '\n' }}"
@@ -225,7 +226,7 @@ TEST_F(Chats, CountTheCallsOfTools) {
   const json calls = {{{"type", "function"}, {"function", {{"name", "add"}, {"arguments", {{"x", 1}}}}}},
                       {{"type", "function"}, {"function", {{"name", "get"}, {"arguments", json::object()}}}}};
   for (const json& content : {json("wait"), json(""), json(nullptr)}) {
-    const json chat = {message("user", "hi"),
+    const json chat = {{{"role", "user"}, {"content", "hi"}, {"tool_calls", nullptr}},
                        {{"role", "assistant"}, {"content", content}, {"tool_calls", calls}},
                        message("tool", "get"),
                        message("assistant", "yes")};

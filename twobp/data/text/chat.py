@@ -144,6 +144,8 @@ def encode(tokenizer, messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
+    # A column of a table is null where a message has no such key, and templates ask whether it has.
+    messages = [{key: value for key, value in message.items() if value is not None or key == "content"} for message in messages]
     text = render(tokenizer, messages, tokenize=False)
     refuse_lost_messages(tokenizer, messages, text)
     ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages, text)
