@@ -429,6 +429,13 @@ TEST(ConfigErrors, RefuseBadRopeScaling) {
   refuse({"model.rope_scaling=linear", "model.rope_beta_fast=8"}, {"model.rope_beta_fast is 8", "\"yarn\""});
   refuse({"model.rope_scaling=longrope"},
          {"\"longrope\"", "a llama has none or linear, llama3, yarn, dynamic"});
+  const std::string longrope = "model.rope_scaling=longrope";
+  refuse({"model.type=phi3", longrope}, {"model.rope_short has 0 factors", "32 pairs"});
+  const std::string ones = "[1,1,1,1,1,1,1,1]";
+  refuse({"model.type=phi3", "model.head_dim=16", longrope, "model.rope_short=" + ones,
+          "model.rope_long=[1,1,1,1,1,1,1,0]"},
+         {"model.rope_long has 0, not a number above 0"});
+  refuse({"model.type=phi3", "model.rope_short=" + ones}, {"model.rope_short", "\"longrope\""});
 }
 
 TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {

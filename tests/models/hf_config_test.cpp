@@ -199,8 +199,6 @@ TEST_F(HfConfig, ReadsAndWritesLongrope) {
   EXPECT_EQ(written["rope_scaling"]["factor"], 4) << "max_position_embeddings may now be another";
   content["rope_scaling"]["long_factor"][3] = "7";
   expect_error([&] { read(content); }, {"config.json", "long_factor has \"7\", not a number"});
-  content["rope_scaling"]["long_factor"] = std::vector<int>(31, 7);
-  expect_error([&] { read(content); }, {"model.rope_long has 31 factors", "32 pairs"});
 }
 
 TEST_F(HfConfig, RefusesUnsupportedSettings) {
