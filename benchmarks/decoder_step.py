@@ -14,7 +14,7 @@ import transformers
 import twobp
 from captured_step import VOCABULARY, Eager, batch_of, options_of, spread
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
             "stablelm", "starcoder2")
 
 

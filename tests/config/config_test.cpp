@@ -427,7 +427,15 @@ TEST(ConfigErrors, RefuseBadRopeScaling) {
   refuse({"model.rope_scaling=yarn", "model.rope_beta_fast=0.5"},
          {"rope_beta_slow (1)", "rope_beta_fast (0.5)"});
   refuse({"model.rope_scaling=linear", "model.rope_beta_fast=8"}, {"model.rope_beta_fast is 8", "\"yarn\""});
-  refuse({"model.rope_scaling=longrope"}, {"\"longrope\"", "none, linear, llama3, yarn, dynamic"});
+  refuse({"model.rope_scaling=longrope"},
+         {"\"longrope\"", "a llama has none or linear, llama3, yarn, dynamic"});
+  const std::string longrope = "model.rope_scaling=longrope";
+  refuse({"model.type=phi3", longrope}, {"model.rope_short has 0 factors", "32 pairs"});
+  const std::string ones = "[1,1,1,1,1,1,1,1]";
+  refuse({"model.type=phi3", "model.head_dim=16", longrope, "model.rope_short=" + ones,
+          "model.rope_long=[1,1,1,1,1,1,1,0]"},
+         {"model.rope_long has 0, not a number above 0"});
+  refuse({"model.type=phi3", "model.rope_short=" + ones}, {"model.rope_short", "\"longrope\""});
 }
 
 TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
@@ -444,7 +452,8 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
   refuse({"save.dtype=bfloat16"}, {"save.dtype is bfloat16", "save.model"});
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
-  refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "linear", "set it to 1"});
+  refuse({"model.rope_factor=2"},
+         {"model.rope_factor is 2", "only a model.rope_scaling uses it", "set it to 1"});
   refuse({"model.rope_scaling=linear", "model.rope_low_freq=2"}, {"model.rope_low_freq is 2", "llama3"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=inverse_sqrt"}, {"optimizer.min_lr is 1e-05", "wsd"});
   refuse({"optimizer.decay=5"}, {"optimizer.decay is 5", "wsd"});

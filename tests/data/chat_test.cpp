@@ -198,6 +198,10 @@ TEST_F(Chats, CountTheTurnsOfTheAssistantInEveryStyle) {
       const json tool = {message("user", "a"), message("assistant", "c"), message("tool", "b")};
       expect_error([&] { encode(tool); }, {"chats.jsonl:7", "only user and assistant"});
     }
+    if (std::string_view(style.name) == "chatml") {
+      const json begun = {message("assistant", "hi"), message("user", "hi"), message("assistant", "hi")};
+      EXPECT_EQ(encode(begun).second, "hi<e>\n|hi<e>\n|") << "neither the system's message nor the role";
+    }
   }
 }
 
@@ -206,6 +210,45 @@ TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
   const json chat = {message("user", "hi"), message("assistant", "yes"), message("assistant", "no")};
   EXPECT_EQ(texts_of(marked.encode({chat.dump(), true, ""})),
             (std::pair<std::string, std::string>{"u:hi\na:yes\na:no\n", "yes|no|"}));
+}
+
+// This template renders calls of tools and drops what it does not know (Qwen2.5 and LLaMa 3.1 do).
+constexpr const char* kCalling =
+    "{% for m in messages %}{% if 'tool_calls' in m %}{{ 'a:' }}{% if m.content %}{{ m.content + ' ' }}{% "
+    "endif %}"
+    "{% for c in m.tool_calls %}{{ '<' + c.function.name + c.function.arguments | tojson + '>' }}{% endfor "
+    "%}"
+    "{{ '\n' }}{% elif m.role in ['user', 'assistant', 'tool'] %}{{ m.role[0] + ':' + m.content + '\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
+
+TEST_F(Chats, CountTheCallsOfTools) {
+  ChatEncoder encoder(tokenizer(kCalling));
+  const json calls = {{{"type", "function"}, {"function", {{"name", "add"}, {"arguments", {{"x", 1}}}}}},
+                      {{"type", "function"}, {"function", {{"name", "get"}, {"arguments", json::object()}}}}};
+  for (const json& content : {json("wait"), json(""), json(nullptr)}) {
+    const json chat = {{{"role", "user"}, {"content", "hi"}, {"tool_calls", nullptr}},
+                       {{"role", "assistant"}, {"content", content}, {"tool_calls", calls}},
+                       message("tool", "get"),
+                       message("assistant", "yes")};
+    const std::string call = std::string(content == "wait" ? "wait " : "") + "<add{\"x\": 1}><get{}>\n";
+    EXPECT_EQ(texts_of(encoder.encode({chat.dump(), true, ""})),
+              (std::pair<std::string, std::string>{"u:hi\na:" + call + "t:get\na:yes\n", call + "|yes\n|"}));
+  }
+}
+
+TEST_F(Chats, MayNotLoseAMessage) {
+  ChatEncoder encoder(tokenizer(kCalling));
+  const auto refuse = [&](const json& chat, const std::vector<std::string>& parts) {
+    expect_error([&] { encoder.encode({chat.dump(), true, "chats.jsonl:7"}); }, parts);
+  };
+  // Its content occurs elsewhere in the text, so a search for it would not tell.
+  refuse({message("user", "hi"), message("narrator", "hi"), message("assistant", "hi")},
+         {"chats.jsonl:7", "message 2", "narrator"});
+  const json parts = {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "hi"}}}}};
+  refuse({parts, message("assistant", "hi")}, {"chats.jsonl:7", "cannot render", "concatenate"});
+  const json odd = {message("user", "\xee\x80\x80"), message("assistant", "\xee\x80\x81")};
+  EXPECT_EQ(texts_of(encoder.encode({odd.dump(), true, ""})).second, "\xee\x80\x81\n|")
+      << "characters for private use";
 }
 
 TEST_F(Chats, BecomeTrainingData) {
@@ -230,9 +273,9 @@ TEST_F(Chats, BecomeTrainingData) {
     const auto label = labels[i].item<int64_t>();
     targets += label == kIgnoredLabel ? '.' : static_cast<char>(label);
   }
-  // The tokens are "u:hi a:yes", then "a:no u:a", then padding. Nothing precedes the first turn of the second
-  // chat.
-  EXPECT_EQ(targets, "......yes\n.:no\n.........");
+  // The tokens are "u:hi a:yes", then "a:no u:a", then padding. No prompt precedes the first turn of the
+  // second chat.
+  EXPECT_EQ(targets, "......yes\n..no\n.........");
   data.text = folder_.write("b.jsonl", R"({"messages": "text"})"
                                        "\n\n" +
                                            good);

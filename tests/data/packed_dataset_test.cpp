@@ -229,6 +229,8 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
   for (const char* packing : {"whole", "none"})
     refuse(config_of(path, packing), keeps_apart(),
            {packing, "document 3", "15 tokens", "data.sequence (8)", "1 others", "split"});
+  refuse(config_of(folder.write("one.jsonl", lines({"012345678"})), "whole"), keeps_apart(),
+         {"document 1", "data.sequence (8): make"});
   refuse(config_of(path, "split"), ModelInput{}, {"data.packing", "llama", "stream or none"});
   ModelInput masked = keeps_apart();
   masked.kind = InputKind::kMaskedTokens;
@@ -237,7 +239,8 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
   DataConfig long_samples = config_of(path, "split");
   long_samples.sequence = 100;
   refuse(long_samples, keeps_apart(), {"27 tokens", "fewer than one sample", "data.sequence (100)"});
-  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(), {"0 documents"});
+  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(),
+         {"0 documents", "needed: give more."});
   refuse(config_of(folder.write("c.jsonl", R"({"text": [{"role": "user", "content": "hi"}]})"), "whole"),
          keeps_apart(), {"c.jsonl:1", "is a chat", "data.tokenizer"});
   DataConfig field = config_of(folder.write("a.txt", std::string(100, 'x')), "stream");

@@ -175,6 +175,32 @@ TEST_F(HfConfig, ReadsRopeSettingsInBothForms) {
   refuse([](json& c) { c["rope_scaling"] = "linear"; }, {"rope_scaling is \"linear\", not an object"});
 }
 
+TEST_F(HfConfig, ReadsAndWritesLongrope) {
+  json content = llama_json();  // with 9 heads of 64 features
+  content.update({{"model_type", "phi3"},
+                  {"architectures", {"Phi3ForCausalLM"}},
+                  {"max_position_embeddings", 4096},
+                  {"original_max_position_embeddings", 1024},
+                  {"rope_scaling",
+                   {{"type", "longrope"},
+                    {"short_factor", std::vector<double>(32, 1.5)},
+                    {"long_factor", std::vector<int>(32, 7)}}}});
+  const DecoderOptions o = read(content);
+  EXPECT_EQ(o.rope_scaling, "longrope");
+  EXPECT_EQ(o.rope_factor, 4);
+  EXPECT_EQ(o.rope_original_positions, 1024);
+  EXPECT_EQ(o.rope_short, std::vector<double>(32, 1.5));
+  EXPECT_EQ(o.rope_long, std::vector<double>(32, 7));
+  ModelConfig config;
+  config.type = ModelOptions("phi3");
+  config.type.as<DecoderOptions>() = o;
+  const json written = hf_config_json(config, 512, "float32");
+  EXPECT_EQ(written["original_max_position_embeddings"], 1024);
+  EXPECT_EQ(written["rope_scaling"]["factor"], 4) << "max_position_embeddings may now be another";
+  content["rope_scaling"]["long_factor"][3] = "7";
+  expect_error([&] { read(content); }, {"config.json", "long_factor has \"7\", not a number"});
+}
+
 TEST_F(HfConfig, RefusesUnsupportedSettings) {
   refuse([](json& c) { c["model_type"] = "bloom"; },
          {"\"bloom\" is not supported", "llama (LlamaForCausalLM)", "qwen3 (Qwen3ForCausalLM)"});
@@ -357,6 +383,13 @@ TEST_F(HfConfig, WritesWhatFollowsFromOtherOptions) {
       {{"model_type", "granite"}, {"architectures", {"GraniteForCausalLM"}}, {"attention_multiplier", 0.0}});
   expect_error([&] { read(granite); }, {"config.json", "attention_multiplier is 0, not a number above 0"});
   json gemma = llama_json();
+  gemma.update({{"model_type", "gemma"}, {"architectures", {"GemmaForCausalLM"}}});
+  for (const char* act : {"gelu", "gelu_pytorch_tanh"}) {  // transformers takes both for tanh's
+    gemma["hidden_act"] = act;
+    EXPECT_EQ(read(gemma).activation, "gelu_tanh");
+  }
+  gemma["hidden_act"] = "silu";
+  expect_error([&] { read(gemma); }, {"config.json", "hidden_act \"silu\" is not supported"});
   gemma.erase("hidden_act");
   gemma.update({{"model_type", "gemma3_text"},
                 {"architectures", {"Gemma3ForCausalLM"}},

@@ -50,13 +50,31 @@ TEST(Rope, Llama3) {
                 3.428102354519069e-05, 6.647869668086059e-06, 1.289173155782919e-06});
 }
 
+// The values of _compute_longrope_parameters.
+TEST(Rope, Longrope) {
+  RopeSettings rope;
+  rope.scaling = RopeScaling::kLongrope;
+  rope.original_positions = 16;
+  rope.short_factors = {1, 1.5};
+  rope.long_factors = {2, 8};
+  expect_close(rope_frequencies(rope, 4, 16), {1, 0.006666667});
+  expect_close(rope_frequencies(rope, 4, 17), {0.5, 0.00125});
+  EXPECT_EQ(rope_magnitude(rope), 1);
+  rope.factor = 8;
+  EXPECT_NEAR(rope_magnitude(rope), 1.3228756555322954, 1e-15);  // sqrt(1 + 3 / 4)
+  rope.attention_factor = 1.25;
+  EXPECT_EQ(rope_magnitude(rope), 1.25);
+  EXPECT_THROW(rope_frequencies(rope, 6), Error);
+}
+
 TEST(Rope, Names) {
   EXPECT_EQ(parse_rope_scaling("none"), RopeScaling::kNone);
   EXPECT_EQ(parse_rope_scaling("linear"), RopeScaling::kLinear);
   EXPECT_EQ(parse_rope_scaling("llama3"), RopeScaling::kLlama3);
   EXPECT_EQ(parse_rope_scaling("yarn"), RopeScaling::kYarn);
   EXPECT_EQ(parse_rope_scaling("dynamic"), RopeScaling::kDynamic);
-  EXPECT_THROW(parse_rope_scaling("longrope"), Error);
+  EXPECT_EQ(parse_rope_scaling("longrope"), RopeScaling::kLongrope);
+  EXPECT_THROW(parse_rope_scaling("su"), Error);
 }
 
 TEST(Rope, RefusesWhatMakesNoSense) {
@@ -71,6 +89,32 @@ TEST(Rope, RefusesWhatMakesNoSense) {
   EXPECT_THROW(rope_frequencies(rope, 4), Error);
   rope = {10000, RopeScaling::kLlama3, 8, 1, 4, 0};
   EXPECT_THROW(rope_frequencies(rope, 4), Error);
+}
+
+// Attention once doubled its table with each position if the frequencies go by the length.
+TEST(Rope, GeneratesManyPositionsThatGoByTheLength) {
+  AttentionShape shape{2, 1, 4, {}};
+  constexpr int64_t kPositions = 64;
+  const at::Tensor packed = at::rand({1, kPositions, shape.packed()}, at::kFloat);
+  const auto generate = [&] {
+    Attention attention(shape, at::kFloat);
+    Context context;
+    context.training = false;
+    context.generating = true;
+    context.capacity = kPositions;
+    Saved saved;
+    std::vector<at::Tensor> rows;
+    for (; context.past < kPositions; ++context.past)
+      rows.push_back(attention.forward({packed.narrow(1, context.past, 1).clone()}, context, saved)[0]);
+    return at::cat(rows, 1);
+  };
+  const at::Tensor plain = generate();
+  shape.rope.scaling = RopeScaling::kDynamic;
+  shape.rope.factor = 2;
+  shape.rope.original_positions = 16;
+  const at::Tensor dynamic = generate();
+  EXPECT_TRUE(at::equal(dynamic.narrow(1, 0, 16), plain.narrow(1, 0, 16)));
+  EXPECT_FALSE(at::allclose(dynamic.narrow(1, 16, 48), plain.narrow(1, 16, 48), 1e-4, 1e-4));
 }
 
 TEST(Rope, AttentionUsesTheSettings) {

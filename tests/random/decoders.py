@@ -68,14 +68,22 @@ def qwen3(dice):
 
 def phi3(dice):
     size = sizes(dice)
-    part = dice.choice([1.0, 0.5]) if (size["hidden_size"] // size["num_attention_heads"]) % 4 == 0 else 1.0
-    return transformers.Phi3Config(**size, **common(dice), **rms(dice), sliding_window=dice.choice([None, 5]),
-                                   rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part})
+    head_dim = size["hidden_size"] // size["num_attention_heads"]
+    part = dice.choice([1.0, 0.5]) if head_dim % 4 == 0 else 1.0
+    factors = lambda: [dice.uniform(1, 9) for _ in range(int(head_dim * part) // 2)]
+    rope = dice.choice([{"rope_type": "default"}, {"rope_type": "longrope", "short_factor": factors(), "long_factor": factors()}])
+    return transformers.Phi3Config(**size, **common(dice), **rms(dice), sliding_window=dice.choice([None, 5]), original_max_position_embeddings=12,
+                                   rope_parameters={**rope, "rope_theta": 1e4, "partial_rotary_factor": part})
 
 
 def olmo2(dice):
     return transformers.Olmo2Config(**sizes(dice), **common(dice), **rms(dice), attention_bias=dice.random() < 0.5,
                                     rope_parameters=scaling(dice))
+
+
+def gemma(dice):
+    return transformers.GemmaConfig(**{**sizes(dice), "head_dim": 2 * dice.randint(2, 6)}, **common(dice), **rms(dice),
+                                    attention_bias=dice.random() < 0.5, hidden_act=dice.choice(["gelu", "gelu_pytorch_tanh"]))
 
 
 def gemma2(dice):
@@ -138,4 +146,4 @@ def starcoder2(dice):
                                          sliding_window=dice.choice([None, 4]), rope_parameters=scaling(dice))
 
 
-FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]
+FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]

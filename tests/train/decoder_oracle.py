@@ -34,7 +34,12 @@ CASES = {
     "qwen3": transformers.Qwen3Config(**COMMON, **HEADS, head_dim=10),
     "phi3": transformers.Phi3Config(**COMMON, num_attention_heads=3, num_key_value_heads=1, sliding_window=11, resid_pdrop=0.0,
                                     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}),
+    # Generation crosses the original positions, behind which all turns differ.
+    "phi3-longrope": transformers.Phi3Config(**COMMON, **HEADS, original_max_position_embeddings=LENGTH + 4, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 4.0, 9.0]}),
     "olmo2": transformers.Olmo2Config(**COMMON, **HEADS, attention_bias=True),
+    "gemma": transformers.GemmaConfig(**COMMON, num_attention_heads=3, num_key_value_heads=1, head_dim=10, attention_bias=True,
+                                      hidden_act="gelu"),  # which means tanh's
     "gemma2": transformers.Gemma2Config(**GEMMA, sliding_window=6, final_logit_softcapping=5.0, attn_logit_softcapping=2.0),
     "gemma3_text": transformers.Gemma3TextConfig(**GEMMA, sliding_window=6, sliding_window_pattern=2, rope_parameters={
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
@@ -54,7 +59,7 @@ CASES = {
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
 }
-PADDED = {"mistral", "qwen2", "smollm3", "gpt2", "gpt_neox"}
+PADDED = {"mistral", "gemma", "qwen2", "smollm3", "gpt2", "gpt_neox"}
 PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 LR = 0.05
 

@@ -21,10 +21,10 @@ using test::parts_of;
 using test::relative_error;
 using test::same_bits;
 
-const std::vector<std::string> kCases = {"llama",           "llama-dynamic", "mistral",  "qwen2",
-                                         "qwen3",           "phi3",          "olmo2",    "gemma2",
-                                         "gemma3_text",     "smollm3",       "gpt2",     "gpt_neox",
-                                         "gpt_neox-serial", "granite",       "stablelm", "starcoder2"};
+const std::vector<std::string> kCases = {
+    "llama",         "llama-dynamic", "mistral",         "qwen2",   "qwen3",       "phi3",
+    "phi3-longrope", "olmo2",         "gemma",           "gemma2",  "gemma3_text", "smollm3",
+    "gpt2",          "gpt_neox",      "gpt_neox-serial", "granite", "stablelm",    "starcoder2"};
 
 class DecoderTransformers : public test::TransformersTest {
  protected:

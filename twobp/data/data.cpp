@@ -140,7 +140,7 @@ DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentRow>
   const int64_t least = data.held_out > 0 ? 2 : 1;
   TWOBP_CHECK(documents >= least, "data.text has ", documents, " documents with text, but ",
               least == 1 ? "one is" : "two are", " needed", least == 1 ? "" : ", one of them to hold out",
-              ": give more, or set data.held_out to 0.");
+              least == 1 ? ": give more." : ": give more, or set data.held_out to 0.");
   if (data.held_out == 0) return {packed(0, documents), nullptr};
   const double kept = (1 - data.held_out) * static_cast<double>(row->ends.back());
   const auto middle = std::upper_bound(row->ends.begin(), row->ends.end(), static_cast<int64_t>(kept));

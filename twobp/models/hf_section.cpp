@@ -46,6 +46,17 @@ std::vector<int> HfSection::integers(const char* key) const {
   return values;
 }
 
+std::vector<double> HfSection::numbers(const char* key) const {
+  const json& list = require(key);
+  TWOBP_CHECK(list.is_array(), origin, ": ", key, " is ", shown(list), ", not a list of numbers");
+  std::vector<double> values;
+  for (const json& value : list) {
+    TWOBP_CHECK(value.is_number(), origin, ": ", key, " has ", shown(value), ", not a number");
+    values.push_back(value.get<double>());
+  }
+  return values;
+}
+
 double HfSection::number(const char* key) const {
   const json& value = require(key);
   TWOBP_CHECK(value.is_number(), origin, ": ", key, " is ", shown(value), ", not a number");

@@ -25,6 +25,7 @@ struct HfSection {
   int64_t integer(const char* key) const;  // at least 0
   int64_t integer(const char* key, int64_t otherwise) const { return find(key) ? integer(key) : otherwise; }
   std::vector<int> integers(const char* key) const;  // each at least 0
+  std::vector<double> numbers(const char* key) const;
   double number(const char* key) const;
   double number(const char* key, double otherwise) const { return find(key) ? number(key) : otherwise; }
   bool boolean(const char* key, bool otherwise) const;

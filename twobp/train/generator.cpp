@@ -40,7 +40,7 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
 }
 
 Generator::Generator(const ModelSpec& model, const Device& device)
-    : device_(device), saved_(model.layers.size()) {
+    : device_(device), cache_until_(model.cache_until), saved_(model.layers.size()) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const OnStream here(device_.compute());
   std::map<std::string, Parameter*> known;
@@ -92,6 +92,7 @@ void Generator::generate(const std::vector<int64_t>& prompt, int64_t count, cons
   const auto capacity = static_cast<int64_t>(prompt.size()) + count;
   int64_t past = 0;
   for (int64_t i = 0; i < count; ++i) {
+    if (past == cache_until_) past = 0;
     const at::Tensor logits = next_logits(tokens, past, capacity);
     past = static_cast<int64_t>(tokens.size());
     tokens.push_back(sample(logits, options, random));

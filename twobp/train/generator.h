@@ -41,6 +41,7 @@ class Generator {
   at::Tensor next_logits(const std::vector<int64_t>& tokens, int64_t past, int64_t capacity);
 
   Device device_;
+  int64_t cache_until_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<Saved> saved_;  // the caches, by layer
   std::vector<Parameter*> parameters_;

@@ -16,10 +16,7 @@ import os
 import re
 import signal
 
-import jinja2  # of transformers
-
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program handles Ctrl-C and ends this script
-MARK = "\ue000"  # for private use: no text and no template has it
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # other output must not mix with the answers
 
@@ -49,39 +46,88 @@ def marked(tokenizer):
     return re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template) is not None
 
 
+def render(tokenizer, messages, **options):
+    """Returns what the template makes of the messages. A template is a program, which may fail with any error."""
+    try:
+        return tokenizer.apply_chat_template(messages, **options)
+    except Exception as error:
+        raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
+
+
+def mark_for(text):
+    """Returns a character for private use that the text does not have."""
+    return next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
+
+
+def refuse_lost_messages(tokenizer, messages, text):
+    """Many templates skip a role that they do not know. To train on the rest would be to train on another chat."""
+    mark = mark_for(text)
+    for i, message in enumerate(messages):
+        copy = next(with_mark(message, mark), None)
+        if message["role"] != "assistant" and copy and mark not in render(tokenizer, [*messages[:i], copy, *messages[i + 1:]], tokenize=False):
+            raise RuntimeError(f"the chat template leaves out what message {i + 1} says, whose role is {message['role']!r}: remove the message, or "
+                               "give it a role that the template knows there, and a content that is a text")
+
+
 def encode_marked(tokenizer, messages):
-    encoding = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    encoding = render(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     return encoding["input_ids"], list(map(bool, encoding["assistant_masks"]))
 
 
-def assistant_spans(tokenizer, messages, text):
-    """The characters of each assistant turn, (begin, sure, end): from the end of the prompt to answer what precedes it, to the end of its content
+def with_mark(message, mark):
+    """Yields copies of the message with the mark at an end of what it says: of its text, of the name of the last tool that it calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list) and content and isinstance(content[-1], dict) and isinstance(content[-1].get("text"), str):
+        yield {**message, "content": [*content[:-1], {**content[-1], "text": marked_text(content[-1]["text"], mark)}]}
+    if isinstance(content, str):
+        yield {**message, "content": marked_text(content, mark)}
+    if isinstance(calls, list) and calls and isinstance(calls[-1], dict):
+        call = calls[-1].get("function", calls[-1])
+        if isinstance(call, dict) and isinstance(call.get("name"), str):
+            named = {**call, "name": call["name"] + mark}
+            yield {**message, "tool_calls": [*calls[:-1], {**calls[-1], "function": named} if "function" in calls[-1] else named]}
+
+
+def marked_text(text, mark):
+    """The mark precedes spaces at the end, which a template may strip."""
+    end = len(text.rstrip())
+    return text[:end] + mark + text[end:]
+
+
+def begin_of_first(message, text, end):
+    """Where the text of a chat's first message begins, before which there is no prompt to answer; -1 if it cannot be told."""
+    content = message["content"].strip() if isinstance(message.get("content"), str) else None
+    return end - len(content) if content is not None and text[:end].endswith(content) else -1
+
+
+def assistant_span(tokenizer, messages, i, text):
+    """The characters of the assistant's turn, (begin, sure, end): from the end of the prompt to answer what precedes it, to the end of its content
     and of what the template adds to a turn that ends a chat. If that is not what follows this turn, as where a chat ends with a token of its
-    own, `sure` is the end of the content, and `end` that of what both begin with."""
-    spans = []
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
+    own, `sure` is the end of the content, and `end` that of what both begin with. None if it cannot be told."""
+    mark = mark_for(text)
+    before = render(tokenizer, messages[:i], tokenize=False, add_generation_prompt=True) if i else ""
+    for copy in with_mark(messages[i], mark):
+        whole = render(tokenizer, [*messages[:i], copy, *messages[i + 1:]], tokenize=False)
+        end = whole.find(mark, len(before))
+        begin = len(before) if i else begin_of_first(messages[0], text, end)
+        if not text.startswith(before) or whole.replace(mark, "", 1) != text or min(begin, end) < 0:
             continue
-        if not isinstance(message.get("content"), str):
-            raise RuntimeError(f"message {i + 1} has no content that is a text")
-        content = message["content"].rstrip()  # a template may strip the rest
-        content += MARK + message["content"][len(content):]
-        longer = [*messages[:i], {**message, "content": content}, *messages[i + 1:]]
-        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True) if i else ""
-        whole = tokenizer.apply_chat_template(longer, tokenize=False)
-        end = whole.find(MARK, len(before))
-        if not text.startswith(before) or whole.replace(MARK, "", 1) != text or end < 0:
+        tail = render(tokenizer, [*messages[:i], copy], tokenize=False).rpartition(mark)[2]
+        last = end + len(os.path.commonprefix([tail, text[end:]]))
+        if last == end + len(tail):
+            return begin, last, last
+        if not messages[i].get("tool_calls"):  # they may follow the content
+            return begin, end, last
+    return None
+
+
+def encode_unmarked(tokenizer, messages, text):
+    spans = []
+    for i in [i for i, message in enumerate(messages) if message["role"] == "assistant"]:
+        spans.append(assistant_span(tokenizer, messages, i, text))
+        if spans[-1] is None:
             raise RuntimeError(f"the place of message {i + 1} in the template's text cannot be told: put {{% generation %}} and "
                                "{% endgeneration %} around the assistant's part in the template")
-        _, _, tail = tokenizer.apply_chat_template(longer[:i + 1], tokenize=False).rpartition(MARK)
-        last = end + len(os.path.commonprefix([tail, text[end:]]))
-        spans.append((len(before), last if last == end + len(tail) else end, last))
-    return spans
-
-
-def encode_unmarked(tokenizer, messages):
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    spans = assistant_spans(tokenizer, messages, text)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     counted = [any(begin <= first < sure or sure <= first and last <= end for begin, sure, end in spans) for first, last in encoding["offset_mapping"]]
     return encoding["input_ids"], counted
@@ -98,10 +144,11 @@ def encode(tokenizer, messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
-    try:
-        ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages)
-    except jinja2.TemplateError as error:
-        raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
+    # A column of a table is null where a message has no such key, and templates ask whether it has.
+    messages = [{key: value for key, value in message.items() if value is not None or key == "content"} for message in messages]
+    text = render(tokenizer, messages, tokenize=False)
+    refuse_lost_messages(tokenizer, messages, text)
+    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages, text)
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}

@@ -33,11 +33,12 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t fir
   }
   if (lengths.empty()) return;
   const int64_t most = lengths[static_cast<size_t>(longest)];
+  const auto too_long =
+      std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
+  const std::string others = too_long > 1 ? concat(", as have ", too_long - 1, " others") : "";
   TWOBP_CHECK(most <= sequence, "data.packing is \"", packs_ ? "whole" : "none", "\", but document ",
               first + longest + 1, " of data.text has ", most, " tokens, more than data.sequence (", sequence,
-              "), as have ",
-              std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; }) - 1,
-              " others: make data.sequence longer, shorten them, or set data.packing to split.");
+              ")", others, ": make data.sequence longer, shorten them, or set data.packing to split.");
   std::vector<std::vector<int64_t>> samples;
   if (packs_) {
     samples = best_fit(lengths, sequence);

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFormat = 3;  // increase it when the same text would give other tokens
+constexpr int kFormat = 4;  // increase it when the same text would give other tokens
 constexpr const char* kWhat = "tokenized text";
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description

@@ -152,7 +152,8 @@ void read_key(const HfSection& file, const FileKey& key, DecoderOptions& o) {
   if (key.option == nullptr) {
     const json* given = section.find(key.name);
     const json wanted = json::parse(key.otherwise);
-    TWOBP_CHECK(!given || *given == wanted, file.origin, ": ", key.name, " ", shown(*given),
+    const bool tanh = key.form == FileForm::kTanhGelu && given && *given == json("gelu");
+    TWOBP_CHECK(!given || *given == wanted || tanh, file.origin, ": ", key.name, " ", shown(*given),
                 " is not supported: ", shown(wanted), " is");
     return;
   }
@@ -261,7 +262,13 @@ bool has_option(const DecoderFamily& family, const std::string& option) {
   if (option == "rope_local_theta") return family.local_rope;
   if (option == "rope_part") return family.part != nullptr;
   if (option == "rope_theta") return family.rotary;
-  if (option.starts_with("rope_")) return family.rotary && family.scales_rope;
+  const auto scales = [&](const char* name) {
+    return std::find(family.scalings.begin(), family.scalings.end(), name) != family.scalings.end();
+  };
+  if (option == "rope_short" || option == "rope_long") return scales("longrope");
+  for (const char* of_yarn : {"rope_low_freq", "rope_high_freq", "rope_beta_fast", "rope_beta_slow"})
+    if (option == of_yarn) return family.rotary && scales("yarn");
+  if (option.starts_with("rope_")) return family.rotary;
   return std::any_of(family.file.begin(), family.file.end(),
                      [&](const FileKey& key) { return key.option != nullptr && key.option == option; });
 }

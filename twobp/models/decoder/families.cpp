@@ -88,11 +88,11 @@ DecoderFamily phi3_family() {
       {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, {"resid_pdrop", "dropout", "0"}});
   f.names.qkv = {"self_attn.qkv_proj"};
   f.names.mlp_input = {"mlp.gate_up_proj"};
-  f.scales_rope = false;  // by longrope alone
+  f.scalings = {"longrope"};
   f.part = "partial_rotary_factor";
   f.windows = WindowsInFile::kEvery;
   f.default_pad_token = 32000;
-  f.ignored = {"embd_pdrop", "original_max_position_embeddings"};
+  f.ignored = {"embd_pdrop"};
   return f;
 }
 
@@ -108,6 +108,22 @@ DecoderFamily olmo2_family() {
   f.names.mlp_after_norm = "post_feedforward_layernorm";
   f.whole_head_norm = true;
   f.default_pad_token = 1;
+  return f;
+}
+
+DecoderFamily gemma1_family() {
+  DecoderFamily f{.name = "gemma", .hf_class = "GemmaForCausalLM"};
+  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "16"},
+                               {"head_dim", "head_dim", "256"},
+                               {"hidden_act", nullptr, "\"gelu_pytorch_tanh\"", FileForm::kTanhGelu},
+                               kTied,
+                               kAttentionBias});
+  f.defaults.activation = "gelu_tanh";
+  f.defaults.tied = true;
+  f.norm = DecoderFamily::Norm::kRmsOnePlus;
+  f.scaled_embedding = true;
+  f.default_pad_token = 0;
+  f.ignored = {"hidden_activation"};  // of early files
   return f;
 }
 
@@ -304,9 +320,9 @@ DecoderFamily starcoder2_family() {
 
 const std::vector<DecoderFamily>& decoder_families() {
   static const std::vector<DecoderFamily> all = {
-      llama_family(),    mistral_family(), qwen2_family(),    qwen3_family(),     phi3_family(),
-      olmo2_family(),    gemma2_family(),  gemma3_family(),   smollm3_family(),   gpt2_family(),
-      gpt_neox_family(), granite_family(), stablelm_family(), starcoder2_family()};
+      llama_family(), mistral_family(),  qwen2_family(),   qwen3_family(),    phi3_family(),
+      olmo2_family(), gemma1_family(),   gemma2_family(),  gemma3_family(),   smollm3_family(),
+      gpt2_family(),  gpt_neox_family(), granite_family(), stablelm_family(), starcoder2_family()};
   return all;
 }
 

@@ -17,6 +17,7 @@ enum class FileForm : uint8_t {
   kOrNull,       // 0 is written as null
   kInverse,      // the option is 1 / the number
   kInverseRoot,  // the option is 1 / sqrt(the number)
+  kTanhGelu,     // "gelu" stands for its approximation by tanh
 };
 
 // A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or
@@ -77,7 +78,7 @@ struct DecoderFamily {
   bool equal_heads = false;        // transformers wants dim to be a multiple of heads
 
   bool rotary = true;
-  bool scales_rope = true;           // by rope_scaling
+  std::vector<std::string> scalings = {"linear", "llama3", "yarn", "dynamic"};  // of rope_scaling
   bool local_rope = false;           // layers with a window have a theta of their own
   const char* theta = "rope_theta";  // the keys of config.json, beside rope_parameters
   const char* part = nullptr;        // of the part of a head that turns; nullptr: all of it

@@ -25,6 +25,8 @@ RopeSettings rope_settings(const DecoderOptions& o, bool local) {
   rope.beta_fast = o.rope_beta_fast;
   rope.beta_slow = o.rope_beta_slow;
   rope.attention_factor = o.rope_attention_factor;
+  rope.short_factors = o.rope_short;
+  rope.long_factors = o.rope_long;
   return rope;
 }
 
@@ -43,25 +45,46 @@ void check_rotary_dims(const DecoderFamily& family, const DecoderOptions& given)
               " features of a head: the rotary embedding turns pairs, so it needs an even number.");
 }
 
-void check_rope(const DecoderOptions& model) {
+// One factor for each pair that turns.
+void check_factors(const char* key, const std::vector<double>& factors, bool longrope, int64_t pairs) {
+  TWOBP_CHECK(longrope || factors.empty(), key,
+              " is given, but only model.rope_scaling \"longrope\" uses it: "
+              "remove it.");
+  if (!longrope) return;
+  TWOBP_CHECK(static_cast<int64_t>(factors.size()) == pairs, key, " has ", factors.size(), " factors, but ",
+              pairs, " pairs of a head's features turn: give one for each.");
+  for (const double factor : factors)
+    TWOBP_CHECK(factor > 0, key, " has ", factor, ", not a number above 0.");
+}
+
+void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
   const DecoderOptions usual;
   const std::string& scaling = model.rope_scaling;
+  const auto& own = family.scalings;
+  TWOBP_CHECK(scaling == "none" || std::find(own.begin(), own.end(), scaling) != own.end(),
+              "model.rope_scaling is \"", scaling, "\", but a ", family.name, " has none or ", join(own),
+              ".");
+  const bool longrope = scaling == "longrope";
+  const int64_t pairs = rotary_dims(family, filled_in(family, model)) / 2;
+  check_factors("model.rope_short", model.rope_short, longrope, pairs);
+  check_factors("model.rope_long", model.rope_long, longrope, pairs);
   const bool llama3 = scaling == "llama3";
   const bool yarn = scaling == "yarn";
   check_used(scaling != "none", "model.rope_factor", model.rope_factor, usual.rope_factor,
-             "model.rope_scaling \"linear\", \"llama3\", \"yarn\" or \"dynamic\"");
+             "a model.rope_scaling");
   for (const auto& [key, value, unset] :
        {std::tuple{"model.rope_low_freq", model.rope_low_freq, usual.rope_low_freq},
         {"model.rope_high_freq", model.rope_high_freq, usual.rope_high_freq}}) {
     check_used(llama3, key, value, unset, "model.rope_scaling \"llama3\"");
   }
-  check_used(llama3 || yarn || scaling == "dynamic", "model.rope_original_positions",
+  check_used(scaling != "none" && scaling != "linear", "model.rope_original_positions",
              model.rope_original_positions, usual.rope_original_positions,
-             "model.rope_scaling \"llama3\", \"yarn\" or \"dynamic\"");
+             "model.rope_scaling \"llama3\", \"yarn\", \"dynamic\" or \"longrope\"");
+  check_used(yarn || longrope, "model.rope_attention_factor", model.rope_attention_factor,
+             usual.rope_attention_factor, "model.rope_scaling \"yarn\" or \"longrope\"");
   for (const auto& [key, value, unset] :
        {std::tuple{"model.rope_beta_fast", model.rope_beta_fast, usual.rope_beta_fast},
-        {"model.rope_beta_slow", model.rope_beta_slow, usual.rope_beta_slow},
-        {"model.rope_attention_factor", model.rope_attention_factor, usual.rope_attention_factor}}) {
+        {"model.rope_beta_slow", model.rope_beta_slow, usual.rope_beta_slow}}) {
     check_used(yarn, key, value, unset, "model.rope_scaling \"yarn\"");
   }
   TWOBP_CHECK(!llama3 || model.rope_low_freq < model.rope_high_freq, "model.rope_low_freq (",
@@ -101,11 +124,11 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
       TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
           .one_of(rope_scaling_names()),
-      TWOBP_KEY(O, rope_factor, "linear, llama3, yarn, dynamic: stretching factor").above(0),
+      TWOBP_KEY(O, rope_factor, "stretching factor; longrope: for its attention factor alone").above(0),
       TWOBP_KEY(O, rope_low_freq, "llama3: wavelengths above original positions / this are stretched")
           .above(0),
       TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / this are not").above(0),
-      TWOBP_KEY(O, rope_original_positions, "llama3, yarn, dynamic: longest sequence before the stretching")
+      TWOBP_KEY(O, rope_original_positions, "all but linear: longest sequence before the stretching")
           .in("tokens")
           .above(0),
       TWOBP_KEY(O, rope_beta_fast,
@@ -115,7 +138,13 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, rope_beta_slow, "yarn: pairs that turn less often are stretched by the whole factor")
           .in("turns")
           .above(0),
-      TWOBP_KEY(O, rope_attention_factor, "yarn: of queries and keys; 0: 0.1 ln(factor) + 1").at_least(0),
+      TWOBP_KEY(O, rope_attention_factor,
+                "yarn, longrope: of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
+                "ln(factor) / ln(original positions))")
+          .at_least(0),
+      TWOBP_KEY(O, rope_short,
+                "longrope: divisors of the wavenumbers, pair by pair, up to the original positions"),
+      TWOBP_KEY(O, rope_long, "longrope: those of sequences beyond the original positions"),
       TWOBP_KEY(O, rope_local_theta,
                 "base of the wavelengths in layers with a window, which are not stretched")
           .in("positions")
@@ -172,7 +201,7 @@ AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions
 }
 
 void check_decoder(const DecoderFamily& family, const DecoderOptions& model) {
-  check_rope(model);
+  check_rope(family, model);
   TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
               ") is not divisible by model.heads (", model.heads, "): change one of them",
               has_option(family, "head_dim") ? ", or set model.head_dim." : ".");

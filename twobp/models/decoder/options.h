@@ -32,10 +32,12 @@ struct DecoderOptions {
   double rope_factor = 1;
   double rope_low_freq = 1;               // llama3
   double rope_high_freq = 4;              // llama3
-  double rope_original_positions = 8192;  // llama3, yarn, dynamic
+  double rope_original_positions = 8192;  // llama3, yarn, dynamic, longrope
   double rope_beta_fast = 32;             // yarn
   double rope_beta_slow = 1;              // yarn
-  double rope_attention_factor = 0;       // yarn
+  double rope_attention_factor = 0;       // yarn, longrope
+  std::vector<double> rope_short;         // longrope
+  std::vector<double> rope_long;          // longrope
   double rope_local_theta = 10000;        // of layers with a window, which are not stretched
   double rope_part = 1;                   // of a head's features that turn
   std::vector<int> rope_layers;           // cyclic: 1 for layers that turn, 0 for others; empty: all turn

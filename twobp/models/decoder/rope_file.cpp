@@ -15,6 +15,7 @@ using nlohmann::json;
 
 constexpr const char* kLocalTheta = "rope_local_base_freq";
 constexpr const char* kMostPositions = "max_position_embeddings";
+constexpr const char* kOriginalPositions = "original_max_position_embeddings";
 
 // Whole numbers without a decimal point, as transformers writes counts of positions.
 json as_count(double value) {
@@ -39,18 +40,34 @@ double attention_factor(const HfSection& rope, double factor) {
   return of(m) / of(m_all);
 }
 
+bool has_longrope(const DecoderFamily& family) {
+  return family.scalings == std::vector<std::string>{"longrope"};
+}
+
+// The original positions lie beside the object, where transformers takes them from. Without a factor, their
+// ratio to the most positions is one.
+void read_longrope(const HfSection& file, const HfSection& rope, DecoderOptions& o,
+                   std::vector<std::string>& known) {
+  o.rope_original_positions = file.number(kOriginalPositions, 4096);
+  if (o.rope_factor == 0) o.rope_factor = file.number(kMostPositions, 4096) / o.rope_original_positions;
+  o.rope_attention_factor = rope.number("attention_factor", 0);
+  o.rope_short = rope.numbers("short_factor");
+  o.rope_long = rope.numbers("long_factor");
+  known.insert(known.end(), {"short_factor", "long_factor", "attention_factor", kOriginalPositions});
+}
+
 void read_scaling(const DecoderFamily& family, const HfSection& file, const HfSection& rope,
                   DecoderOptions& o) {
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   std::vector<std::string> known = {"rope_type", "type", "rope_theta"};
   if (family.part != nullptr) known.emplace_back("partial_rotary_factor");
   std::vector<std::string> supported = {"default"};
-  if (family.scales_rope) supported = {"default", "linear", "llama3", "yarn", "dynamic"};
+  supported.insert(supported.end(), family.scalings.begin(), family.scalings.end());
   TWOBP_CHECK(std::find(supported.begin(), supported.end(), type) != supported.end(), rope.origin,
               ": rope_type ", shown(type), " is not supported: ", join(supported), " are");
   if (type != "default") {
     o.rope_scaling = type;
-    o.rope_factor = rope.number("factor");
+    o.rope_factor = type == "longrope" && !rope.find("factor") ? 0 : rope.number("factor");  // 0: see below
     known.emplace_back("factor");
   }
   if (type == "llama3" || type == "yarn") {
@@ -59,6 +76,7 @@ void read_scaling(const DecoderFamily& family, const HfSection& file, const HfSe
         given ? rope.number("original_max_position_embeddings") : file.number(kMostPositions);
     known.emplace_back("original_max_position_embeddings");
   }
+  if (type == "longrope") read_longrope(file, rope, o, known);
   if (type == "dynamic") o.rope_original_positions = file.number(kMostPositions);
   if (type == "llama3") {
     o.rope_low_freq = rope.number("low_freq_factor");
@@ -89,6 +107,7 @@ std::vector<std::string> rope_keys(const DecoderFamily& family) {
   std::vector<std::string> keys = {"rope_scaling", "rope_parameters", "rope_theta", family.theta};
   if (family.part != nullptr) keys.insert(keys.end(), {"partial_rotary_factor", family.part});
   if (family.local_rope) keys.emplace_back(kLocalTheta);
+  if (has_longrope(family)) keys.emplace_back(kOriginalPositions);
   return keys;
 }
 
@@ -135,13 +154,17 @@ void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out)
   rope = {{"rope_type", o.rope_scaling}, {"factor", o.rope_factor}};
   if (o.rope_scaling == "llama3" || o.rope_scaling == "yarn")
     rope["original_max_position_embeddings"] = as_count(o.rope_original_positions);
+  if (o.rope_scaling == "longrope") {
+    out[kOriginalPositions] = rope[kOriginalPositions] = as_count(o.rope_original_positions);
+    rope.update({{"short_factor", o.rope_short}, {"long_factor", o.rope_long}});
+  }
   if (o.rope_scaling == "dynamic") out[kMostPositions] = as_count(o.rope_original_positions);
   if (o.rope_scaling == "llama3")
     rope.update({{"low_freq_factor", o.rope_low_freq}, {"high_freq_factor", o.rope_high_freq}});
   if (o.rope_scaling == "yarn") {
     rope.update({{"beta_fast", o.rope_beta_fast}, {"beta_slow", o.rope_beta_slow}});
-    if (o.rope_attention_factor > 0) rope["attention_factor"] = o.rope_attention_factor;
   }
+  if (o.rope_attention_factor > 0) rope["attention_factor"] = o.rope_attention_factor;
 }
 
 }  // namespace twobp

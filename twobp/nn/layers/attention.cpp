@@ -37,14 +37,11 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double d
 }
 
 void Attention::prepare_rope(int64_t positions, at::Device device) {
-  const bool by_length = shape_.rope.scaling == RopeScaling::kDynamic;
-  if (cos_.defined() && cos_.size(0) >= positions && cos_.device() == device &&
-      (!by_length || length_ == positions)) {
-    return;
-  }
+  const bool same = cos_.defined() && shape_.rope.beyond(length_) == shape_.rope.beyond(positions);
   length_ = positions;
+  if (same && cos_.size(0) >= positions && cos_.device() == device) return;
   // Doubles the size, because generation adds one position at a time.
-  if (cos_.defined()) positions = std::max(positions, 2 * cos_.size(0));
+  if (same) positions = std::max(positions, 2 * cos_.size(0));
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
                                      rope_frequencies(shape_.rope, shape_.rotary_dims(), length_));
   const double magnitude = rope_magnitude(shape_.rope);
@@ -65,10 +62,11 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
 PackedAttention Attention::form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
                                 const Saved& saved) const {
   const at::Tensor starts = document_starts_of(context, packed.size(0), packed.size(1));
-  TWOBP_CHECK(
-      !starts.defined() || shape_.rope.scaling != RopeScaling::kDynamic,
-      "dynamic rope scaling goes by the length of a sequence, which packed documents do not have: set "
-      "data.packing to none or stream");
+  TWOBP_CHECK(!starts.defined() || shape_.rope.beyond(length_) == 0,
+              "this model's rotary embedding goes by the length of a sequence beyond ",
+              shape_.rope.original_positions,
+              " positions, which packed documents do not have: make data.sequence as short as that, or set "
+              "data.packing to none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
   if (context.sliced())

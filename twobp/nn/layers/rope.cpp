@@ -45,7 +45,7 @@ double dynamic_theta(const RopeSettings& rope, int64_t dims, int64_t length) {
 }  // namespace
 
 const std::vector<std::string>& rope_scaling_names() {
-  static const std::vector<std::string> names = {"none", "linear", "llama3", "yarn", "dynamic"};
+  static const std::vector<std::string> names = {"none", "linear", "llama3", "yarn", "dynamic", "longrope"};
   return names;
 }
 
@@ -57,20 +57,28 @@ RopeScaling parse_rope_scaling(std::string_view name) {
   return static_cast<RopeScaling>(found - names.begin());
 }
 
+int64_t RopeSettings::beyond(int64_t length) const {
+  if (static_cast<double>(length) <= original_positions) return 0;
+  if (scaling == RopeScaling::kDynamic) return length;
+  return scaling == RopeScaling::kLongrope ? 1 : 0;
+}
+
 double rope_magnitude(const RopeSettings& rope) {
-  if (rope.scaling != RopeScaling::kYarn) return 1;
+  const bool longrope = rope.scaling == RopeScaling::kLongrope;
+  if (rope.scaling != RopeScaling::kYarn && !longrope) return 1;
   if (rope.attention_factor > 0) return rope.attention_factor;
-  return rope.factor > 1 ? 0.1 * std::log(rope.factor) + 1 : 1;
+  if (rope.factor <= 1) return 1;
+  return longrope ? std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_positions))
+                  : 0.1 * std::log(rope.factor) + 1;
 }
 
 at::Tensor rope_frequencies(const RopeSettings& rope, int64_t dims, int64_t length) {
   TWOBP_CHECK(dims > 0 && dims % 2 == 0, "rotary embedding needs an even head_dim, got ", dims);
   TWOBP_CHECK(rope.theta > 0 && rope.factor > 0, "rotary embedding needs a theta and a factor above 0, got ",
               rope.theta, " and ", rope.factor);
-  const bool by_length = rope.scaling == RopeScaling::kDynamic;
-  TWOBP_CHECK(!by_length || dims > 2, "dynamic rope scaling needs more than 2 features of a head, got ",
-              dims);
-  const double theta = by_length ? dynamic_theta(rope, dims, length) : rope.theta;
+  const bool dynamic = rope.scaling == RopeScaling::kDynamic;
+  TWOBP_CHECK(!dynamic || dims > 2, "dynamic rope scaling needs more than 2 features of a head, got ", dims);
+  const double theta = dynamic ? dynamic_theta(rope, dims, length) : rope.theta;
   const int64_t half = dims / 2;
   const auto options = at::TensorOptions().dtype(at::kDouble);
   at::Tensor frequencies = at::pow(at::scalar_tensor(theta, options),
@@ -90,6 +98,12 @@ at::Tensor rope_frequencies(const RopeSettings& rope, int64_t dims, int64_t leng
                 "llama3's rope scaling needs 0 < low_freq_factor < high_freq_factor, got ",
                 rope.low_freq_factor, " and ", rope.high_freq_factor);
     for (int64_t i = 0; i < half; ++i) frequency[i] = llama3_frequency(frequency[i], rope);
+  }
+  if (rope.scaling == RopeScaling::kLongrope) {
+    const std::vector<double>& factors = rope.beyond(length) > 0 ? rope.long_factors : rope.short_factors;
+    TWOBP_CHECK(static_cast<int64_t>(factors.size()) == half, "longrope needs a factor for each of ", half,
+                " pairs of features, got ", factors.size());
+    for (int64_t i = 0; i < half; ++i) frequency[i] /= factors[static_cast<size_t>(i)];
   }
   return frequencies;
 }
