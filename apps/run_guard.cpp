@@ -95,7 +95,7 @@ void RunGuard::failing() {
   forget_stop_signals();
   std::thread([this, what = thrown.what] {
     sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
-                                       : std::clamp(timeout_, kUnwind, kUnwindAlone));
+                                       : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
     report(what);
     end_now(kFailed);
   }).detach();

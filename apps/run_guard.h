@@ -2,6 +2,7 @@
 // The others are told, and end within seconds, even if they hang.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -51,7 +52,7 @@ class RunGuard {
   void report(const std::string& what);
 
   Launcher launcher_;
-  double timeout_ = 0;
+  std::atomic<double> timeout_{0};  // replicas begin to watch at the same time
 };
 
 }  // namespace twobp

@@ -195,6 +195,9 @@ TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
 // The limit is that of `ulimit -f`, in blocks of 512 or 1024 bytes. The kernel's signal would end the run
 // without a message.
 TEST_F(Stop, AFileBeyondTheLimitIsAnErrorThatNamesIt) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the sanitizer maps a file of its own, which the limit cuts off";
+#endif
   content_["save"]["every"] = 1;
   const Finished result = test::run_in_shell("ulimit -f 8; exec \"$0\" \"$@\"", arguments());
   EXPECT_EQ(result.exit_code, 1);
@@ -216,20 +219,20 @@ TEST_F(Stop, ClosedDescriptorsGetNoFile) {
 
 // The first Ctrl-C waits for the current step. A second one does not.
 TEST_F(Stop, SecondInterruptEndsItAtOnce) {
-  ::setenv("TWOBP_FAIL", "F:step=3:seconds=30", 1);
+  ::setenv("TWOBP_FAIL", "F:step=3:seconds=300", 1);
   RunOptions options;
   options.signal = SIGINT;
   options.times = 2;
   options.interrupt_when = step_3_is_under_way;
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_LT(result.seconds, 60);
   EXPECT_EQ(result.err, "");
   EXPECT_FALSE(has_checkpoint(2));
 }
 
 TEST_F(Stop, ASecondSigtermLaterEndsItAtOnce) {
-  ::setenv("TWOBP_FAIL", "F:step=3:seconds=30", 1);
+  ::setenv("TWOBP_FAIL", "F:step=3:seconds=300", 1);
   RunOptions options;
   options.signal = SIGTERM;
   options.times = 2;
@@ -237,7 +240,7 @@ TEST_F(Stop, ASecondSigtermLaterEndsItAtOnce) {
   options.interrupt_when = step_3_is_under_way;
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_LT(result.seconds, 60);
   EXPECT_EQ(result.err, "");
 }
 
@@ -291,7 +294,7 @@ TEST_F(Stop, ARankThatHangsDoesNotStopTheEnd) {
   content_["pipeline"]["timeout"] = 1;
   const Finished result = test::expect_one_message(
       arguments(), {"rank 1, step 4, ", "waited 1 s", "from rank 0", "pipeline.timeout"});
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_LT(result.seconds, 60);
 }
 
 TEST_F(Stop, DataThatDoesNotArriveEndsTheRun) {
@@ -299,7 +302,7 @@ TEST_F(Stop, DataThatDoesNotArriveEndsTheRun) {
   content_["pipeline"]["timeout"] = 1;
   const Finished result =
       test::expect_one_message(arguments(), {"waited 1 s for a batch of the data", "pipeline.timeout"});
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_LT(result.seconds, 60);
 }
 
 TEST_F(Stop, TruncatedDataIsAnErrorAndTheCheckpointStays) {
