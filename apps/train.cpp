@@ -80,14 +80,8 @@ void describe_run(Trainer& trainer) {
 }
 
 void warn_of_cap(Trainer& trainer) {
-  const Variant& variant = trainer.variant();
-  if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return;
-  const int64_t least = smallest_cap(trainer.pipeline(), variant, trainer.micro_batches());
-  if (least <= variant.memory_cap.bytes()) return;
-  log_warning(concat("pipeline.memory_cap is ", variant.memory_cap.bytes(),
-                     " bytes, but the fullest rank of ", variant.schedule.name(), " needs ", least,
-                     " for activations and stash, and takes them: give it at least that, or find a schedule "
-                     "that needs less with pipeline.schedule = \"auto\" or 'twobp plan --memory'"));
+  const std::string warning = warning_of_cap(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
+  if (!warning.empty()) log_warning(warning);
 }
 
 void print_memory(const StepReport& report) {

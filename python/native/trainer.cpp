@@ -287,6 +287,12 @@ class PyTrainer {
     trainer_->go_on_from(position);
   }
 
+  // Empty in all processes but one.
+  std::string warning_of_cap() {
+    if (!processes().is_first()) return "";
+    return twobp::warning_of_cap(trainer_->pipeline(), trainer_->variant(), trainer_->micro_batches());
+  }
+
   void save(const std::string& folder, const std::string& dtype) {
     const Use use(*this);
     const py::gil_scoped_release free;
@@ -573,6 +579,7 @@ void add_trainer(py::module_& module) {
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,
                     const std::string&>())
+      .def("warning_of_cap", &PyTrainer::warning_of_cap)
       .def("step", &PyTrainer::step)
       .def("pass_over", &PyTrainer::pass_over)
       .def("evaluate", &PyTrainer::evaluate)

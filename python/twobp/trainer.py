@@ -7,6 +7,7 @@ import fnmatch
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,8 @@ class Trainer:
         else:
             config["model"] = dict(model)
         self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, _process_group())
+        if warning := self._native.warning_of_cap():
+            warnings.warn(warning, stacklevel=2)
         self._shapes = {_shape(example)}
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -194,6 +195,15 @@ def test_a_forked_process_is_told_to_make_its_own(make, vectors):
         pytest.fail("the child hangs")
     assert os.waitstatus_to_exitcode(status) == 0
     assert trainer.step(vectors).step == 2
+
+
+def test_a_cap_that_the_schedule_exceeds_is_a_warning(make):
+    with pytest.warns(UserWarning, match="memory_cap is 1 bytes, but the fullest rank of 1f1b needs ") as caught:
+        make(memory_cap=1)
+    least = int(str(caught[0].message).split("needs ")[1].split(" ")[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(memory_cap=least)
 
 
 SLOW = """

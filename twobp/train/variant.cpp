@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "twobp/core/check.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
@@ -23,11 +24,17 @@ StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro
   return setup;
 }
 
-int64_t smallest_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
+std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
+  if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return "";
   const StepSetup setup = make_setup(pipeline, variant, micro_batches);
   const std::vector<double> caps =
       smallest_caps(setup.schedule, profiled_costs(pipeline.stage_profiles()), in_process_simulation());
-  return std::llround(*std::max_element(caps.begin(), caps.end()));
+  const int64_t least = std::llround(*std::max_element(caps.begin(), caps.end()));
+  if (least <= variant.memory_cap.bytes()) return "";
+  return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",
+                variant.schedule.name(), " needs ", least,
+                " for activations and stash, and takes them: give it at least that, or find a schedule "
+                "that needs less with pipeline.schedule = \"auto\" or 'twobp plan --memory'");
 }
 
 }  // namespace twobp

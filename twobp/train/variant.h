@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "twobp/pipeline/step_setup.h"
@@ -30,8 +31,8 @@ bool reorders(const Variant& variant);
 // The setup of a step for this variant.
 StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches);
 
-// The smallest pipeline.memory_cap in bytes under which every rank stays below it with this schedule. Under a
-// smaller one, an op that cannot fit runs anyway.
-int64_t smallest_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches);
+// A warning if the schedule exceeds the variant's cap in bytes, because its F and I alone need more, else
+// empty. It names the bytes that the fullest rank needs. An op that cannot fit runs anyway.
+std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches);
 
 }  // namespace twobp
