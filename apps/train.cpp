@@ -183,8 +183,8 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
         Output& output, const Processes& processes) {
   const Config& config = trainer.config();
   const bool shows = output.shows();
-  if (shows) describe_run(trainer);
   if (shows) {
+    describe_run(trainer);
     warn_of_inputs(trainer);
     warn_of_cap(trainer);
   }

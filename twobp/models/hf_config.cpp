@@ -170,6 +170,15 @@ std::vector<std::string> unused_generation_settings(const std::string& directory
   return unused;
 }
 
+void name_classes(json& config, const std::vector<std::string>& names) {
+  json& by_number = config["id2label"] = json::object();
+  json& by_name = config["label2id"] = json::object();
+  for (size_t number = 0; number < names.size(); ++number) {
+    by_number[std::to_string(number)] = names[number];
+    by_name[names[number]] = number;
+  }
+}
+
 json hf_config_json(const ModelConfig& config, int64_t sequence, const std::string& dtype) {
   json out = json::object();
   std::error_code missing;

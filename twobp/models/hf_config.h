@@ -35,6 +35,9 @@ std::vector<std::string> unused_generation_settings(const std::string& directory
 // Whether a key of `type` describes weights, so that a loaded model determines it.
 bool comes_with_weights(const ModelType& type, const std::string& key);
 
+// Writes the names of classes, by number, as id2label and label2id.
+void name_classes(nlohmann::json& config, const std::vector<std::string>& names);
+
 // The config.json for transformers. For a model with `from`, it is the model's config.json, with the options,
 // the dtype ("float32") and the sequence overwritten; token ids and the like are kept. `sequence` is the
 // lower bound of max_position_embeddings. Throws Error for a model that transformers refuses.

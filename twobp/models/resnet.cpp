@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
+#include "twobp/models/hf_config.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/conv2d.h"
 #include "twobp/nn/layers/cross_entropy.h"
@@ -135,15 +136,9 @@ void write_resnet(const ResnetOptions& given, json& out) {
   const ResnetOptions config = filled_in(given);
   const auto labels = out.find("id2label");
   if (labels == out.end() || !labels->is_object() || static_cast<int64_t>(labels->size()) != config.classes) {
-    json names = json::object();
-    json numbers = json::object();
-    for (int64_t i = 0; i < config.classes; ++i) {
-      const std::string name = concat("LABEL_", i);
-      names[std::to_string(i)] = name;
-      numbers[name] = i;
-    }
-    out["id2label"] = names;
-    out["label2id"] = numbers;
+    std::vector<std::string> names;
+    for (int64_t i = 0; i < config.classes; ++i) names.push_back(concat("LABEL_", i));
+    name_classes(out, names);
   }
   out.erase("num_labels");  // a synonym
   out.update({{"num_channels", config.channels},

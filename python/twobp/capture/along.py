@@ -250,8 +250,6 @@ def other_size(node: fx.Node, of: Rewriting):
     return None
 
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")  # they have the tag of random operators, for their dropout
-
 RULES: dict[str, Callable] = {
     **dict.fromkeys(("_to_copy", "type_as", "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "zeros_like", "ones_like", "full_like"), same),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), other_size),
@@ -279,6 +277,6 @@ def place_of(node: fx.Node, of: Rewriting):
     if rule is None and torch.Tag.pointwise in getattr(node.target, "tags", ()) and not ops.is_random(node):
         rule = pointwise
     if rule is None:
-        draws = ops.is_random(node) and ops.short_name(node) not in RECURRENT
+        draws = ops.is_random(node) and ops.short_name(node) not in ops.RECURRENT
         raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, which slices would draw anew" if draws else "")
     return rule(node, of)

@@ -24,10 +24,11 @@ def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=Non
     return torch.matmul(dropout(torch.softmax(scores, -1), p)[0], v)
 
 
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # they have the tag of random operators, for their dropout
 # The weight gradient of these operators of a forward graph is a product. They distinguish a layer from small
 # changes between layers.
 FORWARD_HEAVY = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
-                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "lstm", "gru", "rnn_tanh", "rnn_relu", "_grouped_mm", "grouped_mm"}
+                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", *RECURRENT, "_grouped_mm", "grouped_mm"}
 # W may wait for these operators of a backward graph.
 BACKWARD_HEAVY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution_backward.default,
                   aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default, grouped_mm_weight}

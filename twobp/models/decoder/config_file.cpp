@@ -262,12 +262,9 @@ bool has_option(const DecoderFamily& family, const std::string& option) {
   if (option == "rope_local_theta") return family.local_rope;
   if (option == "rope_part") return family.part != nullptr;
   if (option == "rope_theta") return family.rotary;
-  const auto scales = [&](const char* name) {
-    return std::find(family.scalings.begin(), family.scalings.end(), name) != family.scalings.end();
-  };
-  if (option == "rope_short" || option == "rope_long") return scales("longrope");
+  if (option == "rope_short" || option == "rope_long") return family.scales("longrope");
   for (const char* of_yarn : {"rope_low_freq", "rope_high_freq", "rope_beta_fast", "rope_beta_slow"})
-    if (option == of_yarn) return family.rotary && scales("yarn");
+    if (option == of_yarn) return family.rotary && family.scales("yarn");
   if (option.starts_with("rope_")) return family.rotary;
   return std::any_of(family.file.begin(), family.file.end(),
                      [&](const FileKey& key) { return key.option != nullptr && key.option == option; });

@@ -3,8 +3,10 @@
 // families.cpp is all that a family needs, if the options that exist suffice.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twobp/models/decoder/options.h"
@@ -91,6 +93,10 @@ struct DecoderFamily {
   int64_t default_pad_token = -1;
   std::vector<const char*> ignored = {};  // further keys of config.json that change nothing here
   std::string (*rename)(const std::string& stored) = nullptr;  // see TensorNames
+
+  bool scales(std::string_view scaling) const {
+    return std::find(scalings.begin(), scalings.end(), scaling) != scalings.end();
+  }
 };
 
 const std::vector<DecoderFamily>& decoder_families();

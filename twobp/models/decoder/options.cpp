@@ -60,10 +60,8 @@ void check_factors(const char* key, const std::vector<double>& factors, bool lon
 void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
   const DecoderOptions usual;
   const std::string& scaling = model.rope_scaling;
-  const auto& own = family.scalings;
-  TWOBP_CHECK(scaling == "none" || std::find(own.begin(), own.end(), scaling) != own.end(),
-              "model.rope_scaling is \"", scaling, "\", but a ", family.name, " has none or ", join(own),
-              ".");
+  TWOBP_CHECK(scaling == "none" || family.scales(scaling), "model.rope_scaling is \"", scaling, "\", but a ",
+              family.name, " has none or ", join(family.scalings), ".");
   const bool longrope = scaling == "longrope";
   const int64_t pairs = rotary_dims(family, filled_in(family, model)) / 2;
   check_factors("model.rope_short", model.rope_short, longrope, pairs);

@@ -40,10 +40,6 @@ double attention_factor(const HfSection& rope, double factor) {
   return of(m) / of(m_all);
 }
 
-bool has_longrope(const DecoderFamily& family) {
-  return family.scalings == std::vector<std::string>{"longrope"};
-}
-
 // The original positions lie beside the object, where transformers takes them from. Without a factor, their
 // ratio to the most positions is one.
 void read_longrope(const HfSection& file, const HfSection& rope, DecoderOptions& o,
@@ -71,10 +67,9 @@ void read_scaling(const DecoderFamily& family, const HfSection& file, const HfSe
     known.emplace_back("factor");
   }
   if (type == "llama3" || type == "yarn") {
-    const bool given = rope.find("original_max_position_embeddings") != nullptr || !file.find(kMostPositions);
-    o.rope_original_positions =
-        given ? rope.number("original_max_position_embeddings") : file.number(kMostPositions);
-    known.emplace_back("original_max_position_embeddings");
+    const bool given = rope.find(kOriginalPositions) != nullptr || !file.find(kMostPositions);
+    o.rope_original_positions = given ? rope.number(kOriginalPositions) : file.number(kMostPositions);
+    known.emplace_back(kOriginalPositions);
   }
   if (type == "longrope") read_longrope(file, rope, o, known);
   if (type == "dynamic") o.rope_original_positions = file.number(kMostPositions);
@@ -107,7 +102,7 @@ std::vector<std::string> rope_keys(const DecoderFamily& family) {
   std::vector<std::string> keys = {"rope_scaling", "rope_parameters", "rope_theta", family.theta};
   if (family.part != nullptr) keys.insert(keys.end(), {"partial_rotary_factor", family.part});
   if (family.local_rope) keys.emplace_back(kLocalTheta);
-  if (has_longrope(family)) keys.emplace_back(kOriginalPositions);
+  if (family.scales("longrope")) keys.emplace_back(kOriginalPositions);
   return keys;
 }
 
@@ -153,7 +148,7 @@ void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out)
   if (o.rope_scaling == "none") return;
   rope = {{"rope_type", o.rope_scaling}, {"factor", o.rope_factor}};
   if (o.rope_scaling == "llama3" || o.rope_scaling == "yarn")
-    rope["original_max_position_embeddings"] = as_count(o.rope_original_positions);
+    rope[kOriginalPositions] = as_count(o.rope_original_positions);
   if (o.rope_scaling == "longrope") {
     out[kOriginalPositions] = rope[kOriginalPositions] = as_count(o.rope_original_positions);
     rope.update({{"short_factor", o.rope_short}, {"long_factor", o.rope_long}});

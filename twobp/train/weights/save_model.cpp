@@ -250,15 +250,6 @@ void check_writable(const fs::path& folder, const char* file) {
               std::strerror(errno));
 }
 
-void name_classes(json& config, const std::vector<std::string>& names) {
-  json& by_number = config["id2label"] = json::object();
-  json& by_name = config["label2id"] = json::object();
-  for (size_t number = 0; number < names.size(); ++number) {
-    by_number[std::to_string(number)] = names[number];
-    by_name[names[number]] = number;
-  }
-}
-
 void check_no_adapter(const std::string& directory) {
   std::error_code missing;
   TWOBP_CHECK(!fs::exists(fs::path(directory) / kAdapterConfig, missing), directory, ": holds an adapter (",
