@@ -236,6 +236,57 @@ TEST_F(Chats, CountTheCallsOfTools) {
   }
 }
 
+// This template renders tools, whose keys keep their order.
+constexpr const char* kTools =
+    "{% if tools %}{{ tools | tojson + '\n' }}{% endif %}{% for m in messages %}{% if m.tool_calls %}"
+    "{{ 'a:' + m.tool_calls | tojson + '\n' }}{% else %}{{ m.role[0] + ':' + m.content + '\n' }}{% endif "
+    "%}{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
+
+TEST_F(Chats, GiveTheirToolsToTheTemplate) {
+  const std::string chat =
+      R"({"tools": TOOLS, "messages": [{"role": "user", "content": "hi"}, )"
+      R"({"role": "assistant", "content": "yes"}, {"role": "assistant", "tool_calls": )"
+      R"([{"name": "f", "arguments": {"b": 1, "a": 2}}]}, {"role": "user", "content": "so"}]})";
+  const std::string calls = R"([{"name": "f", "arguments": {"b": 1, "a": 2}}])";
+  const auto text = [&](const std::string& chat_template, const std::string& tools) {
+    std::string line = chat;
+    line.replace(line.find("TOOLS"), 5, tools);
+    ChatEncoder encoder(tokenizer(chat_template));
+    std::string out;
+    for_each_document({folder_.write("chats.jsonl", line)}, "messages",
+                      [&](const Document& one) { out = texts_of(encoder.encode(one)).first; });
+    return out;
+  };
+  const std::string tools = R"([{"type": "function", "function": {"name": "f", "description": null}}])";
+  const std::string rest = "u:hi\na:yes\na:" + calls + "\nu:so\n";
+  EXPECT_EQ(text(kTools, tools), tools + "\n" + rest);
+  EXPECT_EQ(text(kTools, json(tools).dump()), tools + "\n" + rest) << "as text";
+  EXPECT_EQ(text(kTools, "[]"), rest);
+  EXPECT_EQ(text(kTools, "null"), rest);
+  ChatEncoder plain(tokenizer(kPlain));
+  const Document lost = {.text = json{message("user", "hi"), message("assistant", "yes")}.dump(),
+                         .chat = true,
+                         .origin = "chats.jsonl:1",
+                         .tools = tools};
+  expect_error([&] { plain.encode(lost); },
+               {"chats.jsonl:1", "leaves out the record's tools", "remove the field"});
+}
+
+TEST_F(Chats, TakeTheTemplateForToolsOfSeveral) {
+  const std::string file = tokenizer("");
+  const json templates = {{{"name", "default"}, {"template", kPlain}},
+                          {{"name", "tool_use"}, {"template", kTools}}};
+  folder_.write("tokenizer_config.json",
+                json{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", templates}}.dump());
+  ChatEncoder encoder(file);
+  const std::string chat = json{message("user", "hi"), message("assistant", "yes")}.dump();
+  EXPECT_EQ(texts_of(encoder.encode({chat, true, ""})).first, "u:hi\na:yes\n");
+  EXPECT_EQ(texts_of(encoder.encode({chat, true, "", R"([{"name": "f"}])"})).first,
+            "[{\"name\": \"f\"}]\nu:hi\na:yes\n");
+}
+
 TEST_F(Chats, MayNotLoseAMessage) {
   ChatEncoder encoder(tokenizer(kCalling));
   const auto refuse = [&](const json& chat, const std::vector<std::string>& parts) {

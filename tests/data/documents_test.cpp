@@ -32,6 +32,7 @@ TEST(Documents, ReadLinesAndFiles) {
   EXPECT_FALSE(all[1].chat);
   EXPECT_EQ(all[2].text, R"([{"role":"user"}])");
   EXPECT_TRUE(all[2].chat);
+  EXPECT_EQ(all[2].tools, "");
   EXPECT_EQ(all[3].text, "two\nlines\n");
   EXPECT_EQ(all[3].origin, file);
   // This line is longer than the buffer for reading files.
@@ -53,6 +54,23 @@ TEST(Documents, NameTheLineThatIsWrong) {
   refuse("{\"text\": 3}", {"\"text\" holds number", "list of messages"});
   refuse("{\"text\": \"a\", \"text\": \"b\"}", {"text"});
   refuse("{\"text\": \"\xff\"}", {});
+  refuse(R"({"text": [], "tools": 3})", {"\"tools\" of a chat holds number", "list of tools"});
+  refuse(R"({"text": [], "tools": "[1"})", {"\"tools\""});
+}
+
+// Templates render calls and tools, so the keys keep their order.
+TEST(Documents, ReadTools) {
+  const TempFolder folder;
+  const std::string tools = R"([{"name":"b","arguments":{"y":1,"x":[]}}])";
+  const std::vector<Document> all =
+      read({folder.write("a.jsonl", R"({"text": [{"role": "user", "a": 1}], "tools": )" + tools + "}\n" +
+                                        R"({"tools": )" + nlohmann::json(tools).dump() + R"(, "text": []})" +
+                                        "\n" + R"({"text": "x", "tools": 7})")});
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0].text, R"([{"role":"user","a":1}])");
+  EXPECT_EQ(all[0].tools, tools);
+  EXPECT_EQ(all[1].tools, tools);
+  EXPECT_EQ(all[2].tools, "") << "a text has none";
 }
 
 TEST(Documents, ReadParquet) {
@@ -61,7 +79,10 @@ TEST(Documents, ReadParquet) {
   folder.write("make.py",
                "import sys, pyarrow, pyarrow.parquet\n"
                "pyarrow.parquet.write_table(pyarrow.table({'text': ['one', 'two \\u00e9', None],\n"
-               "  'chat': [[{'role': 'user', 'content': 'hi'}]] * 3}), sys.argv[1])\n");
+               "  'chat': [[{'role': 'user', 'content': 'hi'}]] * 3,\n"
+               "  'calls': [[{'role': 'user', 'content': 'a'}, {'content': None, 'call': {'x': 1}}, {'call': "
+               "{'y': 2}}]] * 3,\n"
+               "  'tools': [[{'name': 'f', 'x': 1}, {'name': 'g', 'y': 2}], [], None]}), sys.argv[1])\n");
   const std::string make =
       test::absolute_python() + " " + folder.path("make.py") + " " + path + " 2> " + folder.path("errors");
   if (std::system(make.c_str()) != 0) GTEST_SKIP() << test::read_file(folder.path("errors"));
@@ -75,7 +96,13 @@ TEST(Documents, ReadParquet) {
   EXPECT_TRUE(chats[0].chat);
   EXPECT_EQ(nlohmann::json::parse(chats[0].text)[0]["content"], "hi");
   EXPECT_EQ(chats[2].origin, path + ", row 3");
-  expect_error([&] { read({path}, "body"); }, {path, "no field \"body\"", "text, chat", "data.field"});
+  EXPECT_EQ(chats[0].tools, R"([{"name":"f","x":1},{"name":"g","y":2}])") << "without the nulls of structs";
+  EXPECT_EQ(chats[1].tools + chats[2].tools, "");
+  EXPECT_EQ(
+      read({path}, "calls")[0].text,
+      R"([{"role":"user","content":"a"},{"content":null,"call":{"x":1}},{"content":null,"call":{"y":2}}])");
+  expect_error([&] { read({path}, "body"); },
+               {path, "no field \"body\"", "text, chat, calls, tools", "data.field"});
   expect_error([&] { read({folder.write("bad.parquet", "no parquet")}); }, {"bad.parquet"});
 }
 

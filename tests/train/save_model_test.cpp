@@ -266,6 +266,10 @@ TEST_F(SaveModel, RefusesAFolderWithTheFilesOfAnotherModel) {
   test::expect_error([&] { check_save(to, config_.model, tokenizer); }, {"holds chat_template.jinja of"});
   folder_.write("chat_template.jinja", "");
   EXPECT_NO_THROW(check_save(to, config_.model, tokenizer));
+  std::filesystem::create_directories(folder_.path("model/additional_chat_templates"));
+  folder_.write("model/additional_chat_templates/tool_use.jinja", "");
+  test::expect_error([&] { check_save(to, config_.model, tokenizer); },
+                     {"holds additional_chat_templates/tool_use.jinja of"});
   EXPECT_NO_THROW(check_save(to, config_.model, folder_.path("gone.json")))
       << "its copy may be in the folder";
   to.lora = "adapter";
@@ -416,13 +420,16 @@ TEST_F(SaveModel, KeepsTheCompanionsOfTheLoadedModel) {
   folder_.write("from/tokenizer.json", "a tokenizer");
   folder_.write("from/generation_config.json", "");
   folder_.write("from/preprocessor_config.json", "how pictures are read");
+  std::filesystem::create_directory(from + "/additional_chat_templates");
+  folder_.write("from/additional_chat_templates/tool_use.jinja", "with tools");
   folder_.write("from/README.md", "not copied");
   config_.model.from = from;
   const std::string model = folder_.path("model");
   save(model);
   EXPECT_EQ(files_in(model),
-            (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors",
-                                      "preprocessor_config.json", "tokenizer.json"}));
+            (std::vector<std::string>{"additional_chat_templates", "config.json", "generation_config.json",
+                                      "model.safetensors", "preprocessor_config.json", "tokenizer.json"}));
+  EXPECT_EQ(read_file(model + "/additional_chat_templates/tool_use.jinja"), "with tools");
   EXPECT_EQ(read_file(model + "/tokenizer.json"), "a tokenizer");
   EXPECT_EQ(json::parse(read_file(model + "/config.json")).at("bos_token_id"), 17);
   save(from);  // in place
@@ -441,6 +448,10 @@ TEST_F(SaveModel, SavesTheTokenizerOfTheRun) {
   SaveModelOptions options;
   options.tokenizer = folder_.write("own/my.json", "its own");
   folder_.write("own/tokenizer_config.json", "its settings");
+  for (const char* name : {"from", "own"}) {
+    std::filesystem::create_directory(folder_.path(std::string(name) + "/additional_chat_templates"));
+    folder_.write(std::string(name) + "/additional_chat_templates/of_" + name + ".jinja", name);
+  }
   folder_.write("own/generation_config.json", "of another model");
   config_.model.from = folder_.path("from");
   const std::string model = folder_.path("model");
@@ -449,6 +460,7 @@ TEST_F(SaveModel, SavesTheTokenizerOfTheRun) {
   EXPECT_EQ(read_file(model + "/tokenizer_config.json"), "its settings");
   EXPECT_EQ(read_file(model + "/generation_config.json"), "of the old model");
   EXPECT_FALSE(std::filesystem::exists(model + "/vocab.json"));
+  EXPECT_EQ(files_in(model + "/additional_chat_templates"), std::vector<std::string>{"of_own.jinja"});
   options.tokenizer = model;  // it is there already
   save(model, options);
   EXPECT_EQ(read_file(model + "/tokenizer.json"), "its own");

@@ -36,7 +36,8 @@ ChatEncoder::ChatEncoder(const std::string& tokenizer) {
 ChatEncoder::~ChatEncoder() = default;
 
 EncodedChat ChatEncoder::encode(const Document& chat) {
-  python_->write(chat.text + "\n");
+  const std::string tools = chat.tools.empty() ? "[]" : chat.tools;
+  python_->write(concat(R"({"messages": )", chat.text, R"(, "tools": )", tools, "}\n"));
   const json answer = receive_chat(*python_, chat.origin);
   EncodedChat out;
   try {

@@ -1,11 +1,11 @@
 """Renders chats with the template of a model's tokenizer, and encodes them: the part of twobp/data/text/chat.cpp that needs Python.
 
 The script is compiled into the library and started with `python -c`; its argument is the tokenizer's folder. It reads chats from stdin, one
-JSON list of messages per line, and writes one answer per chat to stdout:
+JSON object per line, and writes one answer per chat to stdout:
 
-  (start)            {"ready": true}
-  [message, ...]     {"ids": [...], "counted": [[begin, end], ...]}   ranges of the tokens of assistant turns
-  any error          {"error": message}, after which the next chat may follow
+  (start)                                       {"ready": true}
+  {"messages": [message, ...], "tools": [...]}  {"ids": [...], "counted": [[begin, end], ...]}   ranges of the tokens of assistant turns
+  any error                                     {"error": message}, after which the next chat may follow
 """
 import sys
 
@@ -36,22 +36,27 @@ def load(folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise RuntimeError("the tokenizer has no tokenizer.json, so the places of its tokens in the text are unknown")
-    if not isinstance(tokenizer.chat_template, str):
-        raise RuntimeError("the tokenizer has no chat template, or several: give a folder with chat_template.jinja, or render the chats yourself")
+    if not tokenizer.chat_template:
+        raise RuntimeError("the tokenizer has no chat template: give a folder with chat_template.jinja, or render the chats yourself")
     return tokenizer
 
 
-def marked(tokenizer):
-    """Whether the template itself marks what the assistant generates."""
-    return re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template) is not None
+class Template:
+    """A tokenizer's template for chats with these tools. Of several templates, transformers takes `tool_use` for chats with tools, else `default`."""
 
+    def __init__(self, tokenizer, tools):
+        self.tokenizer, self.tools = tokenizer, tools or None
 
-def render(tokenizer, messages, **options):
-    """Returns what the template makes of the messages. A template is a program, which may fail with any error."""
-    try:
-        return tokenizer.apply_chat_template(messages, **options)
-    except Exception as error:
-        raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
+    def render(self, messages, **options):
+        """Returns what the template makes of the messages. A template is a program, which may fail with any error."""
+        try:
+            return self.tokenizer.apply_chat_template(messages, tools=self.tools, **options)
+        except Exception as error:
+            raise RuntimeError(f"the chat template cannot render this chat: {error}") from None
+
+    def is_marked(self):
+        """Whether the template itself marks what the assistant generates."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.tokenizer.get_chat_template(tools=self.tools)) is not None
 
 
 def mark_for(text):
@@ -59,18 +64,18 @@ def mark_for(text):
     return next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
-def refuse_lost_messages(tokenizer, messages, text):
+def refuse_lost_messages(template, messages, text):
     """Many templates skip a role that they do not know. To train on the rest would be to train on another chat."""
     mark = mark_for(text)
     for i, message in enumerate(messages):
         copy = next(with_mark(message, mark), None)
-        if message["role"] != "assistant" and copy and mark not in render(tokenizer, [*messages[:i], copy, *messages[i + 1:]], tokenize=False):
+        if message["role"] != "assistant" and copy and mark not in template.render([*messages[:i], copy, *messages[i + 1:]], tokenize=False):
             raise RuntimeError(f"the chat template leaves out what message {i + 1} says, whose role is {message['role']!r}: remove the message, or "
                                "give it a role that the template knows there, and a content that is a text")
 
 
-def encode_marked(tokenizer, messages):
-    encoding = render(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+def encode_marked(template, messages):
+    encoding = template.render(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     return encoding["input_ids"], list(map(bool, encoding["assistant_masks"]))
 
 
@@ -100,19 +105,19 @@ def begin_of_first(message, text, end):
     return end - len(content) if content is not None and text[:end].endswith(content) else -1
 
 
-def assistant_span(tokenizer, messages, i, text):
+def assistant_span(template, messages, i, text):
     """The characters of the assistant's turn, (begin, sure, end): from the end of the prompt to answer what precedes it, to the end of its content
     and of what the template adds to a turn that ends a chat. If that is not what follows this turn, as where a chat ends with a token of its
     own, `sure` is the end of the content, and `end` that of what both begin with. None if it cannot be told."""
     mark = mark_for(text)
-    before = render(tokenizer, messages[:i], tokenize=False, add_generation_prompt=True) if i else ""
+    before = template.render(messages[:i], tokenize=False, add_generation_prompt=True) if i else ""
     for copy in with_mark(messages[i], mark):
-        whole = render(tokenizer, [*messages[:i], copy, *messages[i + 1:]], tokenize=False)
+        whole = template.render([*messages[:i], copy, *messages[i + 1:]], tokenize=False)
         end = whole.find(mark, len(before))
         begin = len(before) if i else begin_of_first(messages[0], text, end)
         if not text.startswith(before) or whole.replace(mark, "", 1) != text or min(begin, end) < 0:
             continue
-        tail = render(tokenizer, [*messages[:i], copy], tokenize=False).rpartition(mark)[2]
+        tail = template.render([*messages[:i], copy], tokenize=False).rpartition(mark)[2]
         last = end + len(os.path.commonprefix([tail, text[end:]]))
         if last == end + len(tail):
             return begin, last, last
@@ -121,14 +126,14 @@ def assistant_span(tokenizer, messages, i, text):
     return None
 
 
-def encode_unmarked(tokenizer, messages, text):
+def encode_unmarked(template, messages, text):
     spans = []
     for i in [i for i, message in enumerate(messages) if message["role"] == "assistant"]:
-        spans.append(assistant_span(tokenizer, messages, i, text))
+        spans.append(assistant_span(template, messages, i, text))
         if spans[-1] is None:
             raise RuntimeError(f"the place of message {i + 1} in the template's text cannot be told: put {{% generation %}} and "
                                "{% endgeneration %} around the assistant's part in the template")
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoding = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     counted = [any(begin <= first < sure or sure <= first and last <= end for begin, sure, end in spans) for first, last in encoding["offset_mapping"]]
     return encoding["input_ids"], counted
 
@@ -139,16 +144,28 @@ def ranges(counted):
     return list(zip(edges[::2], edges[1::2]))
 
 
-def encode(tokenizer, messages):
+def refuse_lost_tools(template, messages, text):
+    try:
+        lost = template.tools and Template(template.tokenizer, None).render(messages, tokenize=False) == text
+    except RuntimeError:
+        lost = False  # it needs them
+    if lost:
+        raise RuntimeError("the chat template leaves out the record's tools, so that the model would call what it does not know: remove the field \"tools\", "
+                           "or give a template that renders them")
+
+
+def encode(tokenizer, messages, tools):
     if not messages or not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
     # A column of a table is null where a message has no such key, and templates ask whether it has.
     messages = [{key: value for key, value in message.items() if value is not None or key == "content"} for message in messages]
-    text = render(tokenizer, messages, tokenize=False)
-    refuse_lost_messages(tokenizer, messages, text)
-    ids, counted = encode_marked(tokenizer, messages) if marked(tokenizer) else encode_unmarked(tokenizer, messages, text)
+    template = Template(tokenizer, tools)
+    text = template.render(messages, tokenize=False)
+    refuse_lost_messages(template, messages, text)
+    refuse_lost_tools(template, messages, text)
+    ids, counted = encode_marked(template, messages) if template.is_marked() else encode_unmarked(template, messages, text)
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}
@@ -159,7 +176,7 @@ def main():
     answer({"ready": True})
     for line in sys.stdin.buffer:
         try:
-            answer(encode(tokenizer, json.loads(line)))
+            answer(encode(tokenizer, **json.loads(line)))
         except Exception as error:
             answer({"error": message_of(error)})
 

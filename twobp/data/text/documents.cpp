@@ -9,7 +9,6 @@
 #include "twobp/core/json_text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/input_file.h"
-#include "twobp/files/json_file.h"
 
 namespace twobp {
 
@@ -17,12 +16,13 @@ extern const char* const kParquetScript;  // contents of parquet.py, inserted by
 
 namespace {
 
-using nlohmann::json;
+using nlohmann::ordered_json;  // a template renders objects, such as the arguments of a call
 
 constexpr int kRecordDepth = 64;
 constexpr double kParquetTimeout = 300;
 constexpr size_t kMostNames = 100;  // characters of a message
 constexpr size_t kLineBuffer = 1 << 20;
+constexpr const char* kTools = "tools";  // the field with the tools that a chat's assistant may call
 
 // Calls visit(line, number), numbers counted from 1. The last line may lack its newline.
 template <typename Visit>
@@ -45,11 +45,25 @@ void for_each_line(const InputFile& file, const Visit& visit) {
   if (!rest.empty()) visit(rest, ++number);
 }
 
-Document document_of(const json& value, const std::string& field, const std::string& origin) {
-  if (value.is_string()) return {value.get<std::string>(), false, origin};
+// The list of tools as JSON, or nothing. Tables often hold it as a text.
+std::string tools_of(const ordered_json& value, const std::string& origin) {
+  const ordered_json list =
+      value.is_string()
+          ? parse_json<ordered_json>(value.get<std::string>(), concat(origin, ": the field \"", kTools, "\""),
+                                     kRecordDepth)
+          : value;
+  TWOBP_CHECK(list.is_array() || list.is_null(), origin, ": the field \"", kTools, "\" of a chat holds ",
+              list.type_name(), ", but must hold a list of tools, or such a list as a text of JSON.");
+  return list.empty() ? "" : list.dump();
+}
+
+// `tools` is the field of that name in the same record.
+Document document_of(const ordered_json& value, const ordered_json& tools, const std::string& field,
+                     const std::string& origin) {
+  if (value.is_string()) return {.text = value.get<std::string>(), .origin = origin};
   TWOBP_CHECK(value.is_array(), origin, ": the field \"", field, "\" holds ", value.type_name(),
               ", but must hold a text, or the list of messages of a chat: name another field in data.field.");
-  return {value.dump(), true, origin};
+  return {.text = value.dump(), .chat = true, .origin = origin, .tools = tools_of(tools, origin)};
 }
 
 void read_lines(const std::string& path, const std::string& field,
@@ -57,7 +71,8 @@ void read_lines(const std::string& path, const std::string& field,
   for_each_line(InputFile(path), [&](const std::string& line, int64_t number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return;
     const std::string origin = concat(path, ":", number);
-    const json record = parse_json_object(line, origin, kRecordDepth);
+    const ordered_json record = parse_json<ordered_json>(line, origin, kRecordDepth);
+    TWOBP_CHECK(record.is_object(), origin, ": not a JSON object");
     const auto found = record.find(field);
     if (found == record.end()) {
       std::string names;
@@ -67,18 +82,19 @@ void read_lines(const std::string& path, const std::string& field,
       }
       fail(origin, ": has no field \"", field, "\"", names, ": name one in data.field.");
     }
-    visit(document_of(*found, field, origin));
+    visit(document_of(*found, record.value(kTools, ordered_json()), field, origin));
   });
 }
 
 void read_rows(const std::string& path, const std::string& field,
                const std::function<void(const Document&)>& visit) {
-  PythonProcess python(path, kParquetScript, {path, field}, kParquetTimeout);
+  PythonProcess python(path, kParquetScript, {path, field, kTools}, kParquetTimeout);
   for (int64_t row = 1;; ++row) {
-    const json value = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
-    if (value.is_object() && value.contains("rows")) return;
-    if (value.is_object() && value.contains("error")) fail(path, ": ", value["error"].get<std::string>());
-    visit(document_of(value, field, concat(path, ", row ", row)));
+    const ordered_json values = ordered_json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
+    if (values.is_object() && values.contains("rows")) return;
+    if (values.is_object() && values.contains("error")) fail(path, ": ", values["error"].get<std::string>());
+    TWOBP_CHECK(values.is_array() && values.size() == 2, path, ": the Python half gave no valid row.");
+    visit(document_of(values[0], values[1], field, concat(path, ", row ", row)));
   }
 }
 
@@ -97,7 +113,7 @@ void for_each_document(const std::vector<std::string>& files, const std::string&
       read_rows(path, field, visit);
     } else {
       const std::vector<uint8_t> bytes = read_whole_file(path);
-      visit({std::string(bytes.begin(), bytes.end()), false, path});
+      visit({.text = std::string(bytes.begin(), bytes.end()), .origin = path});
     }
   }
 }

@@ -11,16 +11,18 @@ namespace twobp {
 struct Document {
   std::string text;  // or, of a chat, the list of its messages as JSON
   bool chat = false;
-  std::string origin;  // "texts.jsonl:17", for messages
+  std::string origin;      // "texts.jsonl:17", for messages
+  std::string tools = {};  // of a chat: the list of tools that its assistant may call, as JSON; empty: none
 };
 
 // Whether the name ends in .jsonl or .parquet, so that documents are in a field of its records.
 bool has_records(const std::string& file);
 
 // Calls visit(document) for every document of the files, in order. `field`: the field of the records with the
-// text, or with the messages of a chat. Blank lines are skipped. Parquet is read by Python's package pyarrow.
-// Throws Error for a file that cannot be read, a line that is no JSON object, and a record without the field
-// or with something else in it (file and line named).
+// text, or with the messages of a chat, whose tools are in the field "tools": a list, or its JSON as a text.
+// Blank lines are skipped. Parquet is read by Python's package pyarrow. Throws Error for a file that cannot
+// be read, a line that is no JSON object, and a record without the field or with something else in one of
+// these (file and line named).
 void for_each_document(const std::vector<std::string>& files, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 

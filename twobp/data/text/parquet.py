@@ -1,7 +1,7 @@
 """Reads a column of a parquet file: the part of twobp/data/text/documents.cpp that needs Python.
 
-The script is compiled into the library and started with `python -c`; its arguments are the file and the column. It writes one JSON value per
-row to stdout, in order, then {"rows": number}; or {"error": message}.
+The script is compiled into the library and started with `python -c`; its arguments are the file, the column, and another that may be missing. It writes one
+JSON list per row to stdout, [value, value of the other column or null], in order, then {"rows": number}; or {"error": message}.
 """
 import sys
 
@@ -16,7 +16,16 @@ answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # other output must not mix with the answers
 
 
-def main(path, column):
+def without_nulls(value):
+    """The structs of a column have the keys of all rows, and null where a row has none. The content of a message may be null itself."""
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None or key == "content"}
+    return value
+
+
+def main(path, column, other):
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -26,9 +35,9 @@ def main(path, column):
         if column not in names:
             raise RuntimeError(f"has no field \"{column}\", only {', '.join(names)}: name one in data.field")
         rows = 0
-        for batch in file.iter_batches(columns=[column], batch_size=1024):
-            for value in batch.column(0).to_pylist():
-                answers.write(json.dumps(value).encode() + b"\n")
+        for batch in file.iter_batches(columns=[column, *({other} & set(names) - {column})], batch_size=1024):
+            for row in batch.to_pylist():
+                answers.write(json.dumps([without_nulls(row[column]), without_nulls(row.get(other))]).encode() + b"\n")
                 rows += 1
     answers.write(json.dumps({"rows": rows}).encode() + b"\n")
 

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFormat = 4;  // increase it when the same text would give other tokens
+constexpr int kFormat = 5;  // increase it when the same text would give other tokens
 constexpr const char* kWhat = "tokenized text";
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
@@ -52,10 +52,14 @@ std::string hash_tokenizer(const std::string& file) {
     hash.add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   };
   add(file);
-  for (const char* name : {"tokenizer_config.json", "chat_template.jinja"}) {
-    const fs::path beside = fs::path(file).parent_path() / name;
-    std::error_code ignored;
-    if (fs::is_regular_file(beside, ignored)) add(beside.string());
+  const fs::path folder = fs::path(file).parent_path();
+  std::vector<fs::path> beside = {folder / "tokenizer_config.json", folder / "chat_template.jinja"};
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", none))
+    beside.push_back(entry.path());
+  std::sort(beside.begin() + 2, beside.end());
+  for (const fs::path& path : beside) {
+    if (fs::is_regular_file(path, none)) add(path.string());
   }
   return hash.text();
 }

@@ -50,6 +50,20 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "vocab.txt"};
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json",
                                     "processor_config.json"};
+constexpr const char* kChatTemplates = "additional_chat_templates";  // a folder
+
+// The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
+// there.
+std::vector<std::string> tokenizer_files(const fs::path& folder) {
+  std::vector<std::string> names(kTokenizerFiles.begin(), kTokenizerFiles.end());
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder / kChatTemplates, none)) {
+    if (entry.path().extension() == ".jinja") {
+      names.push_back(concat(kChatTemplates, "/", entry.path().filename().string()));
+    }
+  }
+  return names;
+}
 
 // Fills files in order, each as far as possible. A larger tensor gets its own file.
 std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
@@ -81,6 +95,7 @@ class NewFiles {
 
   NewFile& add(const std::string& name) {
     names_.insert(name);
+    made_.push_back(std::make_unique<NewFolder>((folder_ / name).parent_path()));
     return *files_.emplace_back(std::make_unique<NewFile>(folder_ / name));
   }
   void finish() {
@@ -88,12 +103,14 @@ class NewFiles {
   }
   void commit() {
     for (const auto& file : files_) file->commit();
+    for (const auto& folder : made_) folder->keep();
   }
   const std::set<std::string>& names() const { return names_; }
 
  private:
   fs::path folder_;
   std::set<std::string> names_;
+  std::vector<std::unique_ptr<NewFolder>> made_;
   std::vector<std::unique_ptr<NewFile>> files_;
 };
 
@@ -165,7 +182,7 @@ void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to, 
   if (fs::equivalent(from, to, ignored)) return;
   for (const char* name : kOtherFiles) copy_file(files, from / name, name);
   if (!with_tokenizer) return;
-  for (const char* name : kTokenizerFiles) copy_file(files, from / name, name);
+  for (const std::string& name : tokenizer_files(from)) copy_file(files, from / name, name);
 }
 
 bool is_weights_file(const std::string& name) {
@@ -204,13 +221,16 @@ void copy_all_but_weights(NewFiles& files, const fs::path& from, const fs::path&
     const std::string name = entry.path().filename().string();
     if (!is_weights_file(name) && name.front() != '.') copy_file(files, entry.path(), name);
   }
+  for (const std::string& name : tokenizer_files(from)) {
+    if (name.starts_with(kChatTemplates)) copy_file(files, from / name, name);
+  }
 }
 
 // A tokenizer.json may have another name where it comes from.
 void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& to) {
   std::error_code ignored;
   if (fs::equivalent(tokenizer, to / "tokenizer.json", ignored)) return;
-  for (const std::string name : kTokenizerFiles) {
+  for (const std::string& name : tokenizer_files(tokenizer.parent_path())) {
     copy_file(files, name == "tokenizer.json" ? tokenizer : tokenizer.parent_path() / name, name);
   }
 }
@@ -263,9 +283,9 @@ template <typename Names>
 std::vector<std::string> left_over(const fs::path& folder, const fs::path& source, const Names& names) {
   std::vector<std::string> left;
   std::error_code missing;
-  for (const std::string name : names) {
+  for (const auto& name : names) {
     const bool replaced = !source.empty() && fs::exists(source / name, missing);
-    if (fs::exists(folder / name, missing) && !replaced) left.push_back(name);
+    if (fs::exists(folder / name, missing) && !replaced) left.emplace_back(name);
   }
   return left;
 }
@@ -277,7 +297,8 @@ void check_companions(const std::string& directory, const ModelConfig& model,
   if (tokenizer && (tokenizer->empty() || fs::exists(*tokenizer, missing))) {
     const fs::path file = tokenizer->empty() ? "" : tokenizer_file(*tokenizer);
     for (const std::string& name :
-         left_over(directory, file.empty() ? fs::path(model.from) : file.parent_path(), kTokenizerFiles)) {
+         left_over(directory, file.empty() ? fs::path(model.from) : file.parent_path(),
+                   tokenizer_files(directory))) {
       if (file.empty() || name != "tokenizer.json") left.push_back(name);
     }
   }
