@@ -11,6 +11,7 @@
 
 #include "apps/plan_schedule.h"
 #include "apps/table.h"
+#include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/core/printable.h"
 #include "twobp/core/text.h"
@@ -32,12 +33,7 @@ std::vector<int> sizes_around(int64_t size) {
 
 double parse_size(const std::string& option, const std::string& text) {
   if (text.empty()) return 0;
-  int64_t bytes = 0;
-  try {
-    bytes = parse_memory_cap(text).bytes();
-  } catch (const Error&) {
-    bytes = 0;
-  }
+  const int64_t bytes = parse_bytes(text);
   TWOBP_CHECK(bytes > 0, option, " is '", text,
               "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
