@@ -29,7 +29,6 @@ namespace twobp {
 namespace {
 
 constexpr int kOptimizerSteps = 5;
-constexpr double kSpinSeconds = 200e-6;  // as in Pipeline
 
 double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
@@ -203,8 +202,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
     }
     add_slices(sliced, fields, config, slices, options.seconds, device, model);
   }
-  const bool own_cores = RankThreads::enough_cores(2, config.pipeline.threads);
-  const auto ends = make_in_process_transports(2, own_cores ? kSpinSeconds : 0);
+  const auto ends = make_in_process_transports(2, RankThreads::spin_seconds(2, config.pipeline.threads));
   const LinkSpeed link = measure_link(*ends[0], *ends[1]);
   model.link_latency = link.latency;
   model.link_bytes_per_second = link.bytes_per_second;
