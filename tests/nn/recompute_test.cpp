@@ -261,7 +261,7 @@ std::vector<std::string> kinds_with(const std::vector<std::string>& rules,
   ModelSpec of = model();
   std::vector<RecomputeRule> parsed;
   for (const std::string& rule : rules) parsed.push_back(parse_recompute_rule(rule));
-  recompute(of, recompute_modes(of, parsed, split));
+  recompute(of, modes_by_layer(of, parsed, split));
   std::vector<std::string> kinds;
   for (const LayerSpec& spec : of.layers) kinds.push_back(spec.kind);
   return kinds;

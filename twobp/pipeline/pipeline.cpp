@@ -11,8 +11,8 @@
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/stage_split.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/transport/clock_ahead.h"
 
 namespace twobp {

@@ -6,8 +6,8 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/p2_places.h"
 #include "twobp/transport/collectives.h"
 
