@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostNamed = 3;   // facts that differ
+constexpr size_t kMostFacts = 3;   // facts that differ
 constexpr size_t kMostShown = 60;  // characters of a value
 
 std::string hexadecimal(uint32_t number) {
@@ -116,7 +116,7 @@ void check_agreement(const Processes& processes, const Facts& facts) {
         const auto theirs = json::parse(texts[rank]).get<Facts>();
         const bool has = i < theirs.size() && theirs[i].first == facts[i].first;
         if (has && theirs[i].second == facts[i].second) continue;
-        if (++count <= kMostNamed) {
+        if (++count <= kMostFacts) {
           differences.push_back(concat(facts[i].first, " is ", shown(facts[i].second), " on rank 0, but ",
                                        has ? shown(theirs[i].second) : "not known", " on rank ", rank));
         }
@@ -125,7 +125,7 @@ void check_agreement(const Processes& processes, const Facts& facts) {
       // Another program may have other keys, so the remaining differences say nothing.
       if (i == 0 && count > 0) break;
     }
-    if (count > kMostNamed) differences.push_back(concat("and ", count - kMostNamed, " more"));
+    if (count > kMostFacts) differences.push_back(concat("and ", count - kMostFacts, " more"));
     if (count > 0) {
       error = concat("the processes of this run disagree: ", join(differences, "; "),
                      ": start all of them with the same program, configuration and data");

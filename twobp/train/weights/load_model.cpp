@@ -15,7 +15,7 @@
 namespace twobp {
 namespace {
 
-constexpr size_t kMostNamed = 5;
+constexpr size_t kMostTensors = 5;
 
 // PyTorch's count of the batches that a norm has seen. It changes no result, and files of old versions lack
 // it.
@@ -89,14 +89,14 @@ class Mismatch {
       if (std::string objection = objection_to(name, weights_); !objection.empty()) add(std::move(objection));
     }
     if (count_ == 0) return;
-    if (count_ > kMostNamed) found_.push_back(concat("and ", count_ - kMostNamed, " more"));
+    if (count_ > kMostTensors) found_.push_back(concat("and ", count_ - kMostTensors, " more"));
     fail(weights_.directory(),
          ": its tensors are not those of the model that its config.json describes: ", join(found_));
   }
 
  private:
   void add(std::string what) {
-    if (++count_ <= kMostNamed) found_.push_back(std::move(what));
+    if (++count_ <= kMostTensors) found_.push_back(std::move(what));
   }
 
   const ModelWeights& weights_;
