@@ -95,13 +95,11 @@ void print_size(const CostModel& model, size_t size, double parameters) {
 }
 
 // Tied weights count once.
-double parameters_of(const ModelSpec& model) {
+double parameter_count(const ModelSpec& model) {
   std::map<std::string, int64_t> numbers;
   for (const LayerSpec& spec : model.layers) {
-    const auto layer = spec.make();
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);  // allocates nothing
-    for (const Parameter* parameter : parameters) {
+    const auto layer = spec.make();  // allocates nothing
+    for (const Parameter* parameter : parameters_of(*layer)) {
       if (!parameter->is_buffer()) numbers[parameter->name()] = parameter->numel();
     }
   }
@@ -123,7 +121,7 @@ void profile(const ProfileOptions& options) {
   const CostModel model = measure_costs(config, measure);
   std::cout << "one layer of each kind, one micro-batch; held after F: saved tensors and the output, less an "
                "input that was freed; held after I: tensors that W needs\n";
-  const double parameters = parameters_of(build_model(config));
+  const double parameters = parameter_count(build_model(config));
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
   if (model.link_bytes_per_second > 0) {

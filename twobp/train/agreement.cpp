@@ -78,9 +78,7 @@ Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule) {
     sum.add(spec.name);
     sum.add(spec.kind);
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) {
+    for (const Parameter* parameter : parameters_of(*layer)) {
       for (const ParameterPart& part : parameter->parts()) sum.add(concat(part.name, ' ', part.rows));
       sum.add(concat(at::IntArrayRef(parameter->sizes()), parameter->trainable() ? " trained" : " frozen"));
       if (known.insert(parameter->name()).second) numel += parameter->numel();

@@ -40,12 +40,10 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
                          const Device& device) {
   const OnStream here(device.compute());
   const auto layer = spec.make();
-  std::vector<Parameter*> parameters;
-  layer->collect_parameters(parameters);
   KindCosts costs;
   std::vector<Optimizer::Item> items;
   std::set<std::string> counted;  // tied weights count once
-  for (Parameter* parameter : parameters) {
+  for (Parameter* parameter : parameters_of(*layer)) {
     parameter->allocate_value(0);
     parameter->move_to(device.where());
     parameter->allocate_grad();

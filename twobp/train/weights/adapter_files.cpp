@@ -38,9 +38,7 @@ std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) 
   std::map<std::string, std::vector<int64_t>> adapters;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) {
+    for (const Parameter* parameter : parameters_of(*layer)) {
       if (is_adapter(parameter->name())) adapters[parameter->name()] = parameter->sizes();
     }
   }

@@ -142,9 +142,7 @@ std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeight
   Mismatch mismatch(weights);
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) mismatch.compare(*parameter);
+    for (const Parameter* parameter : parameters_of(*layer)) mismatch.compare(*parameter);
   }
   mismatch.throw_if_any();
   return mismatch.lacking();
