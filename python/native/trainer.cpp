@@ -24,7 +24,6 @@
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/trace/recorder.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/train/build_model.h"
@@ -430,10 +429,7 @@ class PyTrainer {
         {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
         {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
-    const StepSetup setup = make_setup(pipeline, variant, trainer_->micro_batches());
-    TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
-    for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
-    trace.run = std::move(run);
+    trace.run = traced_run(pipeline, make_setup(pipeline, variant, trainer_->micro_batches()));
     write_trace_file(drawn_to_, timeline_html(trace));
   }
 
