@@ -16,6 +16,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/data/balance.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"

@@ -15,6 +15,7 @@
 #include "apps/plan_options.h"
 #include "apps/table.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/measure_costs.h"

@@ -10,6 +10,7 @@
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
@@ -90,8 +91,8 @@ void TraceOutput::write() {
   trace.steps = recorder_->reports();
   const Pipeline& pipeline = trainer_->pipeline();
   trace.run = traced_run(pipeline, make_setup(pipeline, trainer_->variant(), trainer_->micro_batches()));
-  if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace));
-  if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace));
+  if (!options_.trace.empty()) write_text(options_.trace, trace_json(trace));
+  if (!options_.timeline.empty()) write_text(options_.timeline, timeline_html(trace));
   written_ = true;
 }
 

@@ -15,6 +15,7 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/median.h"
+#include "twobp/core/text_file.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"

@@ -20,6 +20,7 @@
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
@@ -430,7 +431,7 @@ class PyTrainer {
         {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
     trace.run = traced_run(pipeline, make_setup(pipeline, variant, trainer_->micro_batches()));
-    write_trace_file(drawn_to_, timeline_html(trace));
+    write_text(drawn_to_, timeline_html(trace));
   }
 
   py::dict to_dict(const StepResult& result) const {

@@ -9,7 +9,7 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/hash.h"
-#include "twobp/core/json_text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
