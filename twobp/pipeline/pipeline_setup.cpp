@@ -12,6 +12,7 @@
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
 StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                           P2Batching batching, MemoryCap memory_cap) const {
   if (micro_batches == 0) return forward_setup(0);

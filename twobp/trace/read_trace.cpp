@@ -1,6 +1,5 @@
 #include "twobp/trace/read_trace.h"
 
-#include <array>
 #include <cmath>
 #include <map>
 

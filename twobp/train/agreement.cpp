@@ -1,6 +1,5 @@
 #include "twobp/train/agreement.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fstream>

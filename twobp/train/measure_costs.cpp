@@ -1,7 +1,6 @@
 #include "twobp/train/measure_costs.h"
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <utility>
 
