@@ -14,6 +14,7 @@
 #include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/core/printable.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
@@ -111,7 +112,7 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   measure.slices = request.slices;
   measure.recompute = request.recompute;
   // The measured costs already include a configured recomputation.
-  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
+  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_names();
   measure.seconds = options.seconds;
   std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n"
             << std::flush;

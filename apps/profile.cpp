@@ -14,9 +14,9 @@
 #include "apps/json_report.h"
 #include "apps/plan_options.h"
 #include "apps/table.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/core/text_file.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
@@ -148,9 +148,9 @@ void add_profile_command(CLI::App& app) {
   command
       ->add_option(
           "--recompute", options->recompute,
-          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_modes()))
+          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_names()))
       ->delimiter(',')
-      ->check(CLI::IsMember(recompute_modes()));
+      ->check(CLI::IsMember(recompute_names()));
   command->add_option("--seconds", options->seconds, "How long to measure each size")
       ->check(number_from(0))
       ->capture_default_str();

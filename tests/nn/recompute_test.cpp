@@ -282,9 +282,9 @@ TEST(RecomputeRules, SayWhichLayers) {
 }
 
 TEST(RecomputeRules, Errors) {
-  expect_error([] { parse_recompute_rule("activation"); }, {"\"activation\"", "\"activations\"", "none"});
-  expect_error([] { parse_recompute_rule(""); }, {"unknown recomputation \"\""});
-  expect_error([] { parse_recompute_rule("*.mlp="); }, {"unknown recomputation \"\""});
+  expect_error([] { parse_recompute_rule("activation"); }, {"'activation'", "'activations'", "none"});
+  expect_error([] { parse_recompute_rule(""); }, {"unknown recomputation ''"});
+  expect_error([] { parse_recompute_rule("*.mlp="); }, {"unknown recomputation ''"});
   expect_error([] { parse_recompute_rule("=both"); }, {"names no layers", "PATTERN=MODE"});
   for (const char* rule : {"stage:=both", "stage:x=both", "stage:-1=both", "stage:1x=both"}) {
     expect_error([&] { parse_recompute_rule(rule); }, {rule, "no stage number"});

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/least_memory.h"
@@ -55,7 +56,7 @@ class Planner {
     TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ",
                 request.memory, " bytes: must be finite and not negative");
     std::vector<std::string> modes = request.recompute;
-    if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_modes();
+    if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_names();
     for (const std::string& mode : modes) {
       models_.emplace_back(mode, with_recompute(model, mode));
     }
