@@ -163,7 +163,11 @@ void make_entry(const fs::path& folder, const fs::path& directory, const Capture
     fs::remove_all(made, ignored);
     throw;
   }
-  clean(folder.parent_path(), folder);
+  try {
+    clean(folder.parent_path(), folder);
+  } catch (const fs::filesystem_error&) {
+    // The entry is made. Whoever makes the next one cleans up.
+  }
 }
 
 }  // namespace
