@@ -16,11 +16,12 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/data/balance.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
@@ -49,15 +50,6 @@ struct BenchOptions {
   std::string json_file;
   std::string kernels_folder;
 };
-
-// Splits an entry of --schedules into name and policies: `zb-v` has all policies of --p2, `zb-v@fill` only
-// that one.
-std::pair<std::string, std::vector<std::string>> asked_schedule(const std::string& text,
-                                                                const std::vector<std::string>& policies) {
-  const size_t at = text.rfind('@');
-  if (at == std::string::npos || ScheduleSource::is_file(text)) return {text, policies};
-  return {text.substr(0, at), {text.substr(at + 1)}};
-}
 
 // Simulates the step with its measured F, I, W and optimizer times.
 Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
@@ -111,20 +103,26 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   for (const int count : counts) {
     const Batch batch = first_batch(trainer, count);
     for (const auto& asked : options.schedules) {
-      const auto [schedule, policies] = asked_schedule(asked, options.policies);
+      const auto [source, own] = AskedSchedule(asked);
+      const std::string& schedule = source.name();
       if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
       const bool searched = schedule == kAutoSchedule;  // it has its own policy
-      TWOBP_CHECK(!searched || asked == schedule, "--schedules ", asked, ": '", schedule,
+      TWOBP_CHECK(!searched || !own, "--schedules ", asked, ": '", schedule,
                   "' has its own p2 policy: leave out '@' and the policy");
-      const ScheduleSource source(schedule);
-      for (const auto& policy : searched ? std::vector<std::string>{"fill"} : policies) {
-        if (!searched && parse_policy(policy) == P2Policy::kPlaced && !source.places_p2()) continue;
+      std::vector<P2Policy> policies;
+      if (searched || own) {
+        policies = {own.value_or(P2Policy::kFill)};
+      } else {
+        for (const std::string& name : options.policies) policies.push_back(parse_policy(name));
+      }
+      for (const P2Policy policy : policies) {
+        if (!searched && policy == P2Policy::kPlaced && !source.places_p2()) continue;
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
             BenchRow row;
             row.trainer = &trainer;
             row.schedule = schedule;
-            row.variant = {source, parse_policy(policy), parse_batching(batching), parse_memory_cap(cap)};
+            row.variant = {source, policy, parse_batching(batching), parse_memory_cap(cap)};
             if (searched) row.variant = auto_variant(trainer.pipeline(), count, row.variant);
             row.cap = cap;
             row.batch = batch;
@@ -242,7 +240,7 @@ int bench(const BenchOptions& options) {
   for (const Config& one : configs) {
     std::set<std::vector<int>> placed;  // one pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
-      const std::string schedule = asked_schedule(asked, {}).first;
+      const std::string schedule = AskedSchedule(asked).source.name();
       if (!placed.insert(placement_of(one, schedule)).second) continue;
       const Config of_rows = config_for(one, schedule);
       check_config(of_rows);

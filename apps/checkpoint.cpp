@@ -5,14 +5,15 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "apps/command_line.h"
-#include "apps/json_report.h"
 #include "apps/log.h"
 #include "apps/print.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/checkpoint/convert.h"

@@ -10,6 +10,7 @@
 #include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/text_file.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/run_world.h"

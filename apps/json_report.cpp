@@ -1,13 +1,10 @@
 #include "apps/json_report.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
 #include <thread>
 
-#include "twobp/core/check.h"
 #include "twobp/nn/kernels/kernels.h"
 #include "twobp/pipeline/pipeline.h"
 
@@ -75,13 +72,6 @@ json machine_to_json() {
   }
   return {
       {"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
-}
-
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.flush();
-  TWOBP_CHECK(file.good(), "cannot write ", path, ": ", std::strerror(errno));
 }
 
 }  // namespace twobp

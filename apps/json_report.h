@@ -19,7 +19,4 @@ nlohmann::json machine_to_json();
 // Returns the idle seconds of a rank by cause.
 nlohmann::json idle_to_json(const RankTimes& times);
 
-// Writes text to a file. Throws Error, which names the file.
-void write_text(const std::string& path, const std::string& text);
-
 }  // namespace twobp

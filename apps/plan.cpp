@@ -13,8 +13,8 @@
 #include "apps/plan_options.h"
 #include "apps/plan_schedule.h"
 #include "twobp/core/check.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/run_world.h"
 
@@ -228,7 +228,7 @@ void add_plan_command(CLI::App& app) {
        "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
        "number)");
   text("--recompute", options->recompute,
-       "[list] recomputation in all layers except the first and the last: " + join(recompute_modes()) +
+       "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
            " (default: all, or only pipeline.recompute if that is configured)");
   text("--memory", options->memory,
        "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");

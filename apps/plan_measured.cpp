@@ -1,6 +1,5 @@
 #include "apps/plan_measured.h"
 
-#include <cmath>
 #include <iomanip>
 #include <iostream>
 #include <sstream>

@@ -11,8 +11,10 @@
 
 #include "apps/plan_schedule.h"
 #include "apps/table.h"
+#include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/core/printable.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
@@ -32,12 +34,7 @@ std::vector<int> sizes_around(int64_t size) {
 
 double parse_size(const std::string& option, const std::string& text) {
   if (text.empty()) return 0;
-  int64_t bytes = 0;
-  try {
-    bytes = parse_memory_cap(text).bytes();
-  } catch (const Error&) {
-    bytes = 0;
-  }
+  const int64_t bytes = parse_bytes(text);
   TWOBP_CHECK(bytes > 0, option, " is '", text,
               "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
@@ -115,7 +112,7 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   measure.slices = request.slices;
   measure.recompute = request.recompute;
   // The measured costs already include a configured recomputation.
-  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_modes();
+  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_names();
   measure.seconds = options.seconds;
   std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n"
             << std::flush;

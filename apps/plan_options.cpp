@@ -4,9 +4,9 @@
 #include <charconv>
 #include <system_error>
 
-#include "apps/json_report.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {

@@ -12,6 +12,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/rendezvous.h"
@@ -193,7 +194,7 @@ void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& opti
     trace.steps.push_back(
         simulated_step(*each.costs, each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
   }
-  write_trace_file(options.timeline, timeline_html(trace));
+  write_text(options.timeline, timeline_html(trace));
 }
 
 // Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).

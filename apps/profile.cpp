@@ -14,8 +14,9 @@
 #include "apps/json_report.h"
 #include "apps/plan_options.h"
 #include "apps/table.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/recompute_costs.h"
+#include "twobp/core/text_file.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
@@ -95,13 +96,11 @@ void print_size(const CostModel& model, size_t size, double parameters) {
 }
 
 // Tied weights count once.
-double parameters_of(const ModelSpec& model) {
+double parameter_count(const ModelSpec& model) {
   std::map<std::string, int64_t> numbers;
   for (const LayerSpec& spec : model.layers) {
-    const auto layer = spec.make();
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);  // allocates nothing
-    for (const Parameter* parameter : parameters) {
+    const auto layer = spec.make();  // allocates nothing
+    for (const Parameter* parameter : parameters_of(*layer)) {
       if (!parameter->is_buffer()) numbers[parameter->name()] = parameter->numel();
     }
   }
@@ -123,7 +122,7 @@ void profile(const ProfileOptions& options) {
   const CostModel model = measure_costs(config, measure);
   std::cout << "one layer of each kind, one micro-batch; held after F: saved tensors and the output, less an "
                "input that was freed; held after I: tensors that W needs\n";
-  const double parameters = parameters_of(build_model(config));
+  const double parameters = parameter_count(build_model(config));
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
   if (model.link_bytes_per_second > 0) {
@@ -149,9 +148,9 @@ void add_profile_command(CLI::App& app) {
   command
       ->add_option(
           "--recompute", options->recompute,
-          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_modes()))
+          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_names()))
       ->delimiter(',')
-      ->check(CLI::IsMember(recompute_modes()));
+      ->check(CLI::IsMember(recompute_names()));
   command->add_option("--seconds", options->seconds, "How long to measure each size")
       ->check(number_from(0))
       ->capture_default_str();

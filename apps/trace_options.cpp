@@ -10,9 +10,8 @@
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/pipeline/stage.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 
@@ -41,15 +40,6 @@ Trace describe(Trainer& trainer) {
                  {"memory cap", config.pipeline.memory_cap},
                  {"threads per rank", std::to_string(config.pipeline.threads)}};
   return trace;
-}
-
-// Returns the data that a reader of the trace needs to simulate the same step.
-TracedRun run_of(Trainer& trainer) {
-  const Pipeline& pipeline = trainer.pipeline();
-  const StepSetup setup = make_setup(pipeline, trainer.variant(), trainer.micro_batches());
-  TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
-  for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
-  return run;
 }
 
 }  // namespace
@@ -99,9 +89,10 @@ void TraceOutput::finish() {
 void TraceOutput::write() {
   Trace trace = describe(*trainer_);
   trace.steps = recorder_->reports();
-  trace.run = run_of(*trainer_);  // only now: the caps depend on the optimizer's state
-  if (!options_.trace.empty()) write_trace_file(options_.trace, trace_json(trace));
-  if (!options_.timeline.empty()) write_trace_file(options_.timeline, timeline_html(trace));
+  const Pipeline& pipeline = trainer_->pipeline();
+  trace.run = traced_run(pipeline, make_setup(pipeline, trainer_->variant(), trainer_->micro_batches()));
+  if (!options_.trace.empty()) write_text(options_.trace, trace_json(trace));
+  if (!options_.timeline.empty()) write_text(options_.timeline, timeline_html(trace));
   written_ = true;
 }
 

@@ -15,11 +15,12 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/median.h"
+#include "twobp/core/text_file.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/step_periods.h"
 #include "twobp/train/trainer.h"
 

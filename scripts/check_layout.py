@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks rules of docs/architecture.md that no tool checks: which folder may include which, that every header begins with a comment
-about its purpose, and that the source files named in the docs exist."""
+about its purpose, that the source files named in the docs exist, and that no two sources of a folder define the same name for themselves:
+a unity build compiles them as one file, and which of them it joins changes with every file that is added."""
 import os
 import re
 import subprocess
@@ -48,6 +49,34 @@ for path in files:
                 problems.append(f"{path}:{number}: {folder} must not include {target}")
         elif folder in TORCH_FREE and re.match(r"(ATen|c10|torch)/", name):
             problems.append(f"{path}:{number}: {folder} must not include torch")
+
+
+def own_names(path):
+    """The names that a source defines in its unnamed namespace. A function is told apart by the types of its parameters."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    for block in re.findall(r"^namespace \{\n(.*?)^\}  // namespace$", text, re.DOTALL | re.MULTILINE):
+        for found in re.finditer(r"^(?:struct|class|enum(?: class)?) (\w+)(?= [:{])", block, re.MULTILINE):
+            yield found.group(1)
+        for found in re.finditer(r"^(?:inline )?(?:const|constexpr|constinit|std::atomic<[^\n]*?>) ?[^\n(]*?(\w+)(?:\[\w*\])?(?: =|\{)", block, re.MULTILINE):
+            yield found.group(1)
+        for found in re.finditer(r"^(?!return|namespace|struct|class|enum|using|template)\w[\w:<>,&* ]*?[ &*](\w+)\(([^{};]*?)\)(?: const)? \{", block,
+                                 re.MULTILINE):
+            types = [re.sub(r" ?\b\w+( = .*)?$", "", " ".join(one.split())) for one in found.group(2).split(",")]
+            yield f"{found.group(1)}({', '.join(types)})"
+
+
+definers = {}
+for path in files:
+    parts = path.split("/")
+    folder = "/".join(parts[:2]) if parts[0] == "twobp" else parts[0]
+    if parts[0] in ("twobp", "apps") and path.endswith(".cpp") and not re.search(r"_(impl|none)\.cpp$", path):
+        for name in set(own_names(path)):
+            definers.setdefault((folder, name), []).append(path)
+for (folder, name), paths in definers.items():
+    if len(paths) > 1:
+        problems.append(f"{folder}: {name} is defined in {' and in '.join(paths)}, which a unity build may join: give one another name")
+
 pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
 for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exist
     with open(page, encoding="utf-8") as file:

@@ -19,6 +19,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/core/text_file.h"
 #include "twobp/data/data.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/executor/rank_executor.h"

@@ -5,6 +5,7 @@
 PYBIND11_MODULE(_native, module) {
   namespace py = pybind11;
   py::register_exception<twobp::Error>(module, "Error", PyExc_RuntimeError).attr("__module__") = "twobp";
+  twobp::python::add_support(module);
   twobp::python::add_schedules(module);
   twobp::python::add_planner(module);
   twobp::python::add_trainer(module);

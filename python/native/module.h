@@ -7,6 +7,7 @@ namespace twobp::python {
 
 namespace py = pybind11;
 
+void add_support(py::module_& module);
 void add_schedules(py::module_& module);
 void add_planner(py::module_& module);
 void add_trainer(py::module_& module);

@@ -3,35 +3,28 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <unistd.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 #include <utility>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/native/module.h"
+#include "python/native/unlocked.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/safetensors.h"
-#include "twobp/graph/operators.h"
+#include "twobp/core/text_file.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/trace/recorder.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/train/build_model.h"
@@ -63,77 +56,8 @@ class ExampleDataset : public Dataset {
   Fields fields_;
 };
 
-// LibTorch's thread count belongs to the calling thread, which is the user's.
-class KeepThreads {
- public:
-  KeepThreads() : threads_(at::get_num_threads()) {}
-  ~KeepThreads() { at::set_num_threads(threads_); }
-  KeepThreads(const KeepThreads&) = delete;
-  KeepThreads& operator=(const KeepThreads&) = delete;
-
- private:
-  int threads_;
-};
-
-// While it lives, C++ runs without the GIL, below autograd, and with a number of threads of its own.
-struct Unlocked {
-  const py::gil_scoped_release free;
-  const KeepThreads keep;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-};
-
 // Of the trainers over process groups, which all processes make in the same order.
 std::atomic<int> next_channel{0};
-
-std::atomic<bool> interrupted{false};
-std::atomic<void (*)(int)> python_handler{nullptr};
-
-void on_interrupt(int signal) {
-  interrupted = true;
-  if (auto* handler = python_handler.load(); handler != nullptr) handler(signal);
-}
-
-// While it lives, Ctrl-C is seen at once, and then by Python, which cannot run its handler during a step.
-// Does nothing on other threads than Python's first, or if the process ignores Ctrl-C.
-class WatchInterrupt {
- public:
-  WatchInterrupt() {
-    interrupted = false;
-    const auto main = py::module_::import("threading").attr("main_thread")().attr("ident").cast<uint64_t>();
-    if (main != PyThread_get_thread_ident()) return;
-    struct sigaction ours {};
-    if (::sigaction(SIGINT, nullptr, &before_) != 0 || (before_.sa_flags & SA_SIGINFO) != 0 ||
-        before_.sa_handler == SIG_IGN || before_.sa_handler == SIG_DFL)
-      return;
-    python_handler = before_.sa_handler;
-    ours = before_;
-    ours.sa_handler = on_interrupt;
-    watches_ = ::sigaction(SIGINT, &ours, nullptr) == 0;
-  }
-  ~WatchInterrupt() {
-    if (watches_) ::sigaction(SIGINT, &before_, nullptr);
-  }
-  WatchInterrupt(const WatchInterrupt&) = delete;
-  WatchInterrupt& operator=(const WatchInterrupt&) = delete;
-
- private:
-  struct sigaction before_ {};
-  bool watches_ = false;
-};
-
-// Calls `once` until it gives a result. It gives none after Ctrl-C, and is then called again, unless a
-// handler in Python raises.
-template <typename Once>
-auto until_done(const Once& once) {
-  while (true) {
-    const WatchInterrupt watch;
-    {
-      const Unlocked unlocked;
-      if (auto result = once()) return *result;
-    }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-}
 
 class PyTrainer {
  public:
@@ -175,7 +99,7 @@ class PyTrainer {
       load_weights(trainer_->pipeline(), made.model.weights());
     }
     if (!weights.empty()) set_weights(weights);
-    trainer_->stop_when([] { return interrupted.load(); });
+    trainer_->stop_when([] { return interrupted(); });
   }
   // A forked process has none of the trainer's threads, so that it cannot end them.
   ~PyTrainer() {
@@ -506,11 +430,8 @@ class PyTrainer {
         {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
         {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
-    const StepSetup setup = make_setup(pipeline, variant, trainer_->micro_batches());
-    TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
-    for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
-    trace.run = std::move(run);
-    write_trace_file(drawn_to_, timeline_html(trace));
+    trace.run = traced_run(pipeline, make_setup(pipeline, variant, trainer_->micro_batches()));
+    write_text(drawn_to_, timeline_html(trace));
   }
 
   py::dict to_dict(const StepResult& result) const {
@@ -546,36 +467,6 @@ class PyTrainer {
 }  // namespace
 
 void add_trainer(py::module_& module) {
-  module.def("config_keys", [] {
-    std::vector<std::string> names;
-    for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
-    return names;
-  });
-  module.def("check_operator", [](const std::string& name) { graph::find_operator(name); });
-  module.def("find_launcher", [] {
-    const Launcher launcher = find_launcher();
-    py::dict out;
-    out["rank"] = launcher.rank;
-    out["size"] = launcher.size;
-    out["local_rank"] = launcher.local_rank;
-    out["master_address"] = launcher.master_address;
-    out["master_port"] = launcher.master_port;
-    return out;
-  });
-  module.def("release_memory", [] {
-#ifdef __GLIBC__
-    ::malloc_trim(0);
-#endif
-  });
-  module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
-    write_safetensors(path, {tensors.begin(), tensors.end()}, {{"format", "pt"}});
-  });
-  module.def("read_tensors", [](const std::string& path) {
-    const SafetensorsFile file(path);
-    Fields tensors;
-    for (const std::string& name : file.names()) tensors.emplace(name, file.tensor(name));
-    return tensors;
-  });
   py::class_<PyTrainer>(module, "Trainer")
       .def(py::init<const std::string&, const std::string&, const Fields&, const Fields&, const Fields&,
                     const std::string&>())

@@ -1,7 +1,6 @@
 // Notices changes of a module's tensors in microseconds, so that every step can look.
 #include <array>
 #include <cstring>
-#include <string>
 #include <utility>
 #include <vector>
 

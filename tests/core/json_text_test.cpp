@@ -1,9 +1,6 @@
 // Tests how JSON text from outside is checked: which text is refused, and the error messages.
 #include "twobp/core/json_text.h"
 
-#include <filesystem>
-#include <fstream>
-
 #include "tests/expect_error.h"
 
 namespace twobp::TWOBP_FILE {
@@ -37,16 +34,6 @@ TEST(JsonText, ShortensTheBadTextInTheMessage) {
     EXPECT_EQ(what.find("[json"), std::string::npos) << what;
     EXPECT_LT(what.size(), 300U);
   }
-}
-
-TEST(JsonText, ReadsFilesUpToTheirLimit) {
-  const std::string path = ::testing::TempDir() + "twobp_json_text";
-  std::ofstream(path) << "12345";
-  EXPECT_EQ(read_text(path, 5), "12345");
-  expect_error([&] { read_text(path, 4); }, {path, "longer than the 4 bytes"});
-  std::filesystem::remove(path);
-  expect_error([&] { read_text(path, 5); }, {"cannot read", path});
-  expect_error([] { read_text(::testing::TempDir(), 5); }, {"folder"});
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Tests sizes and durations as text on both sides of each change of unit, lists, and the nearest name.
 #include "twobp/core/text.h"
 
-#include <gtest/gtest.h>
+#include "tests/expect_error.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -30,6 +30,12 @@ TEST(Text, PrintsSecondsInTheLargestUnitThatFits) {
   EXPECT_EQ(format_seconds(3600), "1h00m");
   EXPECT_EQ(format_seconds(3600 + 2 * 60 + 59), "1h02m");
   EXPECT_EQ(format_seconds(100 * 3600), "100h00m");
+}
+
+TEST(Text, FindsANameOrSuggestsTheNearest) {
+  EXPECT_EQ(index_of_name("schedule", "gpipe", {"1f1b", "gpipe"}), 1U);
+  test::expect_error([] { index_of_name("schedule", "1f2b", {"1f1b", "gpipe"}); },
+                     {"unknown schedule '1f2b': did you mean '1f1b'? There are 1f1b, gpipe"});
 }
 
 TEST(Text, NearestTakesTheFewestChanges) {

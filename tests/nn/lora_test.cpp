@@ -16,7 +16,7 @@ const std::vector<ParameterPart> kParts = {
 constexpr int64_t kIn = 7;
 const LoraOptions kLora{2, 6, {"q_proj", "v_proj"}};
 
-std::vector<Parameter*> parameters_of(Layer& layer) {
+std::vector<Parameter*> made_parameters(Layer& layer) {
   std::vector<Parameter*> parameters = test::make_parameters(layer);
   for (Parameter* p : parameters) p->value.copy_(random(p->sizes(), 11 + p->numel()));  // the initial B is 0
   return parameters;
@@ -24,7 +24,7 @@ std::vector<Parameter*> parameters_of(Layer& layer) {
 
 TEST(Lora, AgreesWithAutograd) {
   LoraLinear layer(kParts, kIn, 0.5, at::kDouble, kLora);
-  const auto parameters = parameters_of(layer);
+  const auto parameters = made_parameters(layer);
   ASSERT_EQ(parameters.size(), 5u);  // the packed weight, then A and B of q and of v
   at::Tensor x = random({2, 3, kIn}, 1).requires_grad_(true);
   std::vector<at::Tensor> w;

@@ -261,7 +261,7 @@ std::vector<std::string> kinds_with(const std::vector<std::string>& rules,
   ModelSpec of = model();
   std::vector<RecomputeRule> parsed;
   for (const std::string& rule : rules) parsed.push_back(parse_recompute_rule(rule));
-  recompute(of, recompute_modes(of, parsed, split));
+  recompute(of, modes_by_layer(of, parsed, split));
   std::vector<std::string> kinds;
   for (const LayerSpec& spec : of.layers) kinds.push_back(spec.kind);
   return kinds;
@@ -282,9 +282,9 @@ TEST(RecomputeRules, SayWhichLayers) {
 }
 
 TEST(RecomputeRules, Errors) {
-  expect_error([] { parse_recompute_rule("activation"); }, {"\"activation\"", "\"activations\"", "none"});
-  expect_error([] { parse_recompute_rule(""); }, {"unknown recomputation \"\""});
-  expect_error([] { parse_recompute_rule("*.mlp="); }, {"unknown recomputation \"\""});
+  expect_error([] { parse_recompute_rule("activation"); }, {"'activation'", "'activations'", "none"});
+  expect_error([] { parse_recompute_rule(""); }, {"unknown recomputation ''"});
+  expect_error([] { parse_recompute_rule("*.mlp="); }, {"unknown recomputation ''"});
   expect_error([] { parse_recompute_rule("=both"); }, {"names no layers", "PATTERN=MODE"});
   for (const char* rule : {"stage:=both", "stage:x=both", "stage:-1=both", "stage:1x=both"}) {
     expect_error([&] { parse_recompute_rule(rule); }, {rule, "no stage number"});

@@ -7,7 +7,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -10,7 +10,6 @@
 #include "twobp/nn/layers/recompute.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/recompute_costs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -173,11 +172,6 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
       }
     }
   }
-}
-
-// The planner has its own list of the modes, because it builds without torch.
-TEST(PipelineRecompute, ThePlannerKnowsTheSameModes) {
-  EXPECT_EQ(recompute_modes(), recompute_names());
 }
 
 }  // namespace

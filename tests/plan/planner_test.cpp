@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tests/plan/support.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/recompute_costs.h"
@@ -58,7 +59,7 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
     for (const int ranks : request.ranks) {
       const int stages = ranks * usual_stages_per_rank(named.placement);
       if (stages > static_cast<int>(model.layers.size())) continue;
-      for (const auto& mode : recompute_modes()) {
+      for (const auto& mode : recompute_names()) {
         const CostModel recomputed = with_recompute(model, mode);
         for (const int size : request.micro_batch_sizes) {
           std::vector<double> seconds;

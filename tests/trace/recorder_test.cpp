@@ -68,10 +68,5 @@ TEST(EventName, DescribesTheEvent) {
   EXPECT_EQ(event_name(event), "idle: waiting for a message");
 }
 
-TEST(WriteTraceFile, NamesTheFileItCannotWrite) {
-  const std::string path = ::testing::TempDir() + "no/such/folder/trace.json";
-  expect_contains(error_of([&] { write_trace_file(path, "[]"); }), {path, "No such file"});
-}
-
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

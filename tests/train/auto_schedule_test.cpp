@@ -12,7 +12,7 @@
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 

@@ -249,7 +249,7 @@ TEST(RecomputeSettings, RefuseBadModes) {
   const auto refuse = [](const std::string& set, const std::vector<std::string>& parts) {
     expect_error([&] { load_config("", {"data.synthetic=tokens", set}); }, parts);
   };
-  refuse("pipeline.recompute=activation", {"pipeline.recompute: ", "\"activation\"", "\"activations\""});
+  refuse("pipeline.recompute=activation", {"pipeline.recompute: ", "'activation'", "'activations'"});
   refuse("pipeline.recompute=both,x.*=all", {"pipeline.recompute: ", "\"all\""});
   refuse("pipeline.recompute==both", {"pipeline.recompute: ", "names no layers"});
   refuse("pipeline.recompute=stage:one=both", {"pipeline.recompute: ", "no stage number"});

@@ -1,11 +1,6 @@
 #include "twobp/core/json_text.h"
 
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <set>
-#include <system_error>
 #include <vector>
 
 #include "twobp/core/check.h"
@@ -47,24 +42,5 @@ Json parse_json(std::string_view text, const std::string& origin, int max_depth)
 
 template nlohmann::json parse_json(std::string_view text, const std::string& origin, int max_depth);
 template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, int max_depth);
-
-std::string read_text(const std::string& path, uint64_t max_bytes) {
-  std::error_code error;
-  TWOBP_CHECK(!std::filesystem::is_directory(path, error), path, ": is a folder, not a file");
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file.good(), "cannot read ", path, ": ", std::strerror(errno));
-  constexpr size_t kBlock = size_t{1} << 20U;
-  std::string text;
-  while (file.good() && text.size() <= max_bytes) {  // a file may be endless, or may not know its size
-    const size_t begin = text.size();
-    text.resize(begin + kBlock);
-    file.read(text.data() + begin, kBlock);
-    text.resize(begin + static_cast<size_t>(file.gcount()));
-  }
-  TWOBP_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
-  TWOBP_CHECK(text.size() <= max_bytes, path, ": longer than the ", max_bytes,
-              " bytes that such a file may have");
-  return text;
-}
 
 }  // namespace twobp

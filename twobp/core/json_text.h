@@ -2,7 +2,6 @@
 // message that names its origin.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -18,9 +17,5 @@ Json parse_json(std::string_view text, const std::string& origin, int max_depth)
 extern template nlohmann::json parse_json(std::string_view text, const std::string& origin, int max_depth);
 extern template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin,
                                                   int max_depth);
-
-// Reads a whole file. Throws Error if it is missing, a folder, unreadable, or longer than `max_bytes` (no
-// more of it is read).
-std::string read_text(const std::string& path, uint64_t max_bytes);
 
 }  // namespace twobp

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "twobp/core/check.h"
+
 namespace twobp {
 namespace {
 
@@ -65,6 +67,13 @@ std::string nearest(std::string_view name, const std::vector<std::string>& candi
     }
   }
   return best;
+}
+
+size_t index_of_name(std::string_view what, std::string_view name, const std::vector<std::string>& names) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  TWOBP_CHECK(found != names.end(), "unknown ", what, " '", name, "': did you mean '", nearest(name, names),
+              "'? There are ", join(names));
+  return static_cast<size_t>(found - names.begin());
 }
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {

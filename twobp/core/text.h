@@ -1,6 +1,7 @@
 // Small helpers for messages: sizes, durations, and the nearest known name to a mistyped one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -16,6 +17,9 @@ std::string format_seconds(double seconds);
 
 // The candidate with the smallest edit distance to `name`; empty if there is none.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
+
+// The place of `name` in `names`. If it has none, throws Error: unknown `what`, did you mean the nearest?
+size_t index_of_name(std::string_view what, std::string_view name, const std::vector<std::string>& names);
 
 // "a, b, c".
 std::string join(const std::vector<std::string>& parts, std::string_view separator = ", ");

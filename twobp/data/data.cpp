@@ -32,8 +32,6 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kSyntheticSamples = 1024;
-
 // The samples [begin, begin + size) of another dataset.
 class Range : public Dataset {
  public:

@@ -9,6 +9,9 @@
 
 namespace twobp {
 
+// The samples of a configuration's data.synthetic.
+inline constexpr int64_t kSyntheticSamples = 1024;
+
 // `input_ids` and `labels` (B, S) int64, uniform in [0, vocab); every label is counted.
 class SyntheticTokens : public Dataset {
  public:

@@ -1,7 +1,6 @@
 #include "twobp/graph/operators.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <mutex>

@@ -1,6 +1,5 @@
 #include "twobp/graph/read_code.h"
 
-#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>

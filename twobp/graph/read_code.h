@@ -1,15 +1,20 @@
 // Reads the instructions of graph.json against the schemas of their operators.
 #pragma once
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
 
 #include "twobp/graph/json_node.h"
 #include "twobp/graph/program.h"
 
 namespace twobp::graph {
 
+// Limits of what graph.json may ask for.
 inline constexpr int64_t kMostSlots = 1'000'000;
 inline constexpr size_t kMostInstructions = 1'000'000;
+inline constexpr size_t kMostNames = 100'000;
+inline constexpr int64_t kMostIndex = 1'000'000;
+inline constexpr int64_t kMostElements = int64_t{1} << 40;  // of a tensor
 
 // The dtype of this name, "float32". Throws Error if it is unknown.
 at::ScalarType read_dtype(const JsonNode& node);

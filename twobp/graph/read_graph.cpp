@@ -3,32 +3,27 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <set>
 #include <sstream>
 
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/hash.h"
-#include "twobp/core/json_text.h"
+#include "twobp/core/text_file.h"
+#include "twobp/files/json_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
+#include "twobp/graph/read_program.h"
 
 namespace twobp::graph {
 namespace {
-
-using nlohmann::json;
 
 constexpr int kMaxDepth = 32;
 constexpr uint64_t kMaxBytes = 256 << 20;
 constexpr int64_t kVersion = 1;
 constexpr size_t kMostLayers = 10'000;
-constexpr size_t kMostNames = 100'000;
-constexpr size_t kMostValues = 10'000;  // that pass between two layers
 constexpr size_t kMostShapes = 1'000;
 constexpr size_t kMostDimensions = 8;
-constexpr int64_t kMostElements = int64_t{1} << 40;
-constexpr int64_t kMostIndex = 1'000'000;
 
 TensorType read_type(const JsonNode& node) {
   TensorType type;
@@ -140,172 +135,6 @@ void read_layers(const JsonNode& root, GraphDescription& graph) {
       node.refuse("its parameters and buffers have other shapes than those of layer \"", same->name,
                   "\", which is of the same kind");
   }
-}
-
-// Checks that every slot is written once, and before it is read.
-class Flow {
- public:
-  explicit Flow(int slots) : writer_(static_cast<size_t>(slots), kNobody) {}
-
-  static constexpr int kBefore = -1;  // forward and backward-p1, which everything may read
-  void write(int slot, const JsonNode& node, int by = kBefore) {
-    if (slot < 0) return;
-    int& writer = writer_[static_cast<size_t>(slot)];
-    if (writer != kNobody) node.refuse("slot ", slot, " is written a second time");
-    writer = by;
-  }
-  void read(int slot, const JsonNode& node, int by = kBefore) const {
-    const int writer = writer_[static_cast<size_t>(slot)];
-    if (writer == kNobody) node.refuse("slot ", slot, " is read, but nothing has been written there");
-    if (writer != kBefore && writer != by) node.refuse("slot ", slot, " belongs to another unit");
-  }
-  void pass(const Code& code, const JsonNode& list, int by = kBefore) {
-    const std::vector<JsonNode> nodes = list.elements(kMostInstructions);
-    for (size_t i = 0; i < code.size(); ++i) {
-      for_each_read(code[i], [&](int slot) { read(slot, nodes[i], by); });
-      for (const int slot : code[i].out) write(slot, nodes[i], by);
-    }
-  }
-
- private:
-  static constexpr int kNobody = -2;
-  std::vector<int> writer_;
-};
-
-Input read_input(const JsonNode& node, int slots, const FieldTypes& fields) {
-  Input input;
-  input.slot = static_cast<int>(node["slot"].integer(0, slots - 1));
-  const std::string& from = node["from"].text();
-  const auto indexed = [&](Input::From which) {
-    input.from = which;
-    input.index = static_cast<int>(node["index"].integer(0, kMostIndex));
-  };
-  if (from == "value") {
-    indexed(Input::From::kValue);
-  } else if (from == "parameter") {
-    indexed(Input::From::kParameter);
-  } else if (from == "buffer") {
-    indexed(Input::From::kBuffer);
-  } else if (from == "constant") {
-    indexed(Input::From::kConstant);
-  } else if (from == "loss_weight") {
-    input.from = Input::From::kLossWeight;
-  } else if (from == "field") {
-    input.from = Input::From::kField;
-    input.field = node["name"].text();
-    if (!fields.contains(input.field)) node.refuse("the shape has no field \"", input.field, "\"");
-    const auto whole = node.find("whole");
-    input.whole = whole && whole->boolean();
-  } else {
-    node["from"].refuse("\"", from.substr(0, 100), "\" is no place that is known");
-  }
-  return input;
-}
-
-std::vector<Program::At> read_places(const JsonNode& list, int slots) {
-  std::vector<Program::At> places;
-  for (const JsonNode& node : list.elements(kMostNames)) {
-    places.push_back({static_cast<int>(node["index"].integer(0, kMostIndex)),
-                      static_cast<int>(node["slot"].integer(0, slots - 1))});
-    if (places.size() > 1 && places[places.size() - 2].index >= places.back().index)
-      node.refuse("the list is not sorted by index, or has an index twice");
-  }
-  return places;
-}
-
-std::vector<Input> read_inputs(const JsonNode& list, int slots, const FieldTypes& fields, Flow& flow) {
-  std::vector<Input> inputs;
-  std::set<int> values;
-  for (const JsonNode& node : list.elements(kMostNames)) {
-    inputs.push_back(read_input(node, slots, fields));
-    flow.write(inputs.back().slot, node);
-    if (inputs.back().from == Input::From::kValue && !values.insert(inputs.back().index).second)
-      node.refuse("value ", inputs.back().index, " is there twice");
-  }
-  return inputs;
-}
-
-// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes
-// between.
-void number_attention(Program& program) {
-  std::map<int, int> numbers;  // by slot
-  for (Instruction& one : program.forward) {
-    const std::string& name = one.op->schema->name();
-    if (name != "twobp::attention" && name != "twobp::causal_attention") continue;
-    one.attention = program.attentions++;
-    if (one.out.back() >= 0) numbers[one.out.back()] = one.attention;
-  }
-  for (Instruction& one : program.backward_p1) {
-    if (one.op == nullptr) continue;
-    const std::string& name = one.op->schema->name();
-    const bool apart = name == "twobp::causal_attention_backward";
-    if (!apart && name != "twobp::attention_backward") continue;
-    const auto forward = numbers.find(one.arguments[apart ? 5 : 3].slot);
-    if (forward != numbers.end()) one.attention = forward->second;
-  }
-}
-
-Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t positions) {
-  Program program;
-  program.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
-  Flow flow(program.slots);
-  program.inputs = read_inputs(node["inputs"], program.slots, fields, flow);
-  Flow evaluation = flow;
-
-  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true, positions};
-  program.forward = read_code(node["forward"], forward);
-  flow.pass(program.forward, node["forward"]);
-  const auto evaluate = node.find("evaluate");
-  if (evaluate) {
-    program.evaluate = read_code(*evaluate, forward);
-    evaluation.pass(program.evaluate, *evaluate);
-  } else {
-    program.evaluate = program.forward;
-  }
-  for (const JsonNode& output : node["outputs"].elements(kMostValues)) {
-    Program::Output& made = program.outputs.emplace_back();
-    made.slot = static_cast<int>(output["slot"].integer(0, program.slots - 1));
-    flow.read(made.slot, output);
-    if (evaluate) evaluation.read(made.slot, output);
-    if (const auto gradient = output.find("gradient"))
-      made.gradient = static_cast<int>(gradient->integer(0, program.slots - 1));
-  }
-  program.new_buffers = read_places(node["new_buffers"], program.slots);
-  for (const Program::At& buffer : program.new_buffers) flow.read(buffer.slot, node["new_buffers"]);
-
-  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, positions};
-  for (const Program::Output& output : program.outputs) flow.write(output.gradient, node["outputs"]);
-  program.backward_p1 = read_code(node["backward_p1"], backward);
-  flow.pass(program.backward_p1, node["backward_p1"]);
-  program.input_gradients = read_places(node["input_gradients"], program.slots);
-  for (const Program::At& gradient : program.input_gradients)
-    flow.read(gradient.slot, node["input_gradients"]);
-  for (const JsonNode& unit : node["backward_p2"].elements(kMostInstructions)) {
-    const auto index = static_cast<int>(program.backward_p2.size());
-    program.backward_p2.push_back({unit["name"].text(), read_code(unit["code"], backward)});
-    flow.pass(program.backward_p2.back().code, unit["code"], index);
-  }
-  number_attention(program);
-  return program;
-}
-
-Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
-  Targets targets;
-  if (const auto count = node.find("count")) {
-    targets.count = count->integer(0, kMostElements);
-    return targets;
-  }
-  targets.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
-  Flow flow(targets.slots);
-  targets.inputs = read_inputs(node["inputs"], targets.slots, fields, flow);
-  for (const Input& input : targets.inputs) {
-    if (input.from != Input::From::kField) node["inputs"].refuse("targets are counted in fields alone");
-  }
-  targets.code = read_code(node["code"], {targets.slots, false, false, 0});
-  flow.pass(targets.code, node["code"]);
-  targets.slot = static_cast<int>(node["slot"].integer(0, targets.slots - 1));
-  flow.read(targets.slot, node["slot"]);
-  return targets;
 }
 
 // The parameters that a program adds gradients to.
@@ -426,13 +255,7 @@ std::string checksum_of(std::string_view text) {
   return out.str();
 }
 
-json parse(std::string_view text, const std::string& origin) {
-  json root = parse_json<json>(text, origin, kMaxDepth);
-  TWOBP_CHECK(root.is_object(), origin, ": not a JSON object");
-  return root;
-}
-
-Tensors read_constants(const std::filesystem::path& folder) {
+Tensors read_constant_file(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "constants.safetensors";
   Tensors tensors;
   std::error_code ignored;
@@ -445,7 +268,7 @@ Tensors read_constants(const std::filesystem::path& folder) {
 }  // namespace
 
 std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& origin, Tensors constants) {
-  const json parsed = parse(text, origin);
+  const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   check_format(root);
   GraphDescription description;
@@ -469,11 +292,11 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
 
 std::shared_ptr<Graph> read_graph(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder) / kGraphFile;
-  return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constants(folder));
+  return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
 void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants) {
-  const json parsed = parse(text, origin);
+  const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
     return constants.contains(name) || graph.has_constant(name);

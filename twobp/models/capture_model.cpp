@@ -34,7 +34,7 @@ constexpr const char* kWhat = "a captured model";
 constexpr const char* kEntry = "entry.json";
 constexpr const char* kNew = ".new";
 constexpr int kFormat = 1;  // increase it when old entries must not be used
-constexpr int kMaxDepth = 16;
+constexpr int kEntryDepth = 16;
 constexpr double kTimeout = 1800;  // seconds between two signs of life: a large model takes long to load
 constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // of entries besides the newest
 
@@ -84,7 +84,7 @@ bool same_code(const json& code) {
 
 std::optional<ModelOptions> find_entry(const fs::path& folder, const json& source) {
   try {
-    const json entry = read_json_object((folder / kEntry).string(), kMaxDepth);
+    const json entry = read_json_object((folder / kEntry).string(), kEntryDepth);
     if (entry.value("source", json()) != source || !same_code(entry.value("code", json()))) return {};
     ModelOptions options = read_bundle(folder.string());
     std::error_code ignored;
@@ -163,7 +163,11 @@ void make_entry(const fs::path& folder, const fs::path& directory, const Capture
     fs::remove_all(made, ignored);
     throw;
   }
-  clean(folder.parent_path(), folder);
+  try {
+    clean(folder.parent_path(), folder);
+  } catch (const fs::filesystem_error&) {
+    // The entry is made. Whoever makes the next one cleans up.
+  }
 }
 
 }  // namespace

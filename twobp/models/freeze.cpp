@@ -22,12 +22,6 @@ bool frozen(const Parameter& parameter, const Rule& rule) {
   return out.empty();
 }
 
-std::vector<Parameter*> parameters_of(Layer& layer) {
-  std::vector<Parameter*> parameters;
-  layer.collect_parameters(parameters);
-  return parameters;
-}
-
 void check_patterns(const ModelSpec& model, const std::vector<std::string>& patterns) {
   std::vector<std::string> names;
   for (const LayerSpec& spec : model.layers) {

@@ -66,17 +66,4 @@ const ModelType& model_type(const std::string& name) {
   return *found;
 }
 
-std::string_view item_name(InputKind kind) {
-  switch (kind) {
-    case InputKind::kImages:
-      return "images";
-    case InputKind::kVectors:
-      return "vectors";
-    case InputKind::kFields:
-      return "items";
-    default:
-      return "tokens";
-  }
-}
-
 }  // namespace twobp

@@ -50,8 +50,8 @@ RecomputeRule parse_recompute_rule(const std::string& text) {
   return rule;
 }
 
-std::vector<Recompute> recompute_modes(const ModelSpec& model, const std::vector<RecomputeRule>& rules,
-                                       const std::vector<int>& split) {
+std::vector<Recompute> modes_by_layer(const ModelSpec& model, const std::vector<RecomputeRule>& rules,
+                                      const std::vector<int>& split) {
   const size_t layers = model.layers.size();
   std::vector<Recompute> modes(layers, Recompute::kNone);
   for (const RecomputeRule& rule : rules) {

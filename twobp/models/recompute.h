@@ -22,8 +22,8 @@ RecomputeRule parse_recompute_rule(const std::string& text);
 
 // Returns a mode per layer; later rules win. `split` has the layers of each stage and is empty if they are
 // unknown. Throws Error if a pattern matches no layer, or a stage does not exist or is unknown.
-std::vector<Recompute> recompute_modes(const ModelSpec& model, const std::vector<RecomputeRule>& rules,
-                                       const std::vector<int>& split);
+std::vector<Recompute> modes_by_layer(const ModelSpec& model, const std::vector<RecomputeRule>& rules,
+                                      const std::vector<int>& split);
 
 // Makes layer i of `model` recompute as modes[i] says. Layers of one kind with different modes become
 // different kinds ("mlp+activations"), because their costs differ.

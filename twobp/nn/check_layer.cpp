@@ -32,9 +32,7 @@ class LayerChecker {
  public:
   LayerChecker(Layer& layer, const Values& x, const LayerCheck& options)
       : layer_(layer), options_(options), x_(copies(x)) {
-    std::vector<Parameter*> all;
-    layer.collect_parameters(all);
-    for (Parameter* parameter : all) make(*parameter);
+    for (Parameter* parameter : parameters_of(layer)) make(*parameter);
     for (const at::Tensor& value : x_) expect_float64(value, "the input");
     Saved saved;
     for (const at::Tensor& y : forward(x_, 0, saved)) {

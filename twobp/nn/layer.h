@@ -53,4 +53,7 @@ class Layer {
   virtual void pad_rows() {}
 };
 
+// The layer's parameters, in model order.
+std::vector<Parameter*> parameters_of(Layer& layer);
+
 }  // namespace twobp

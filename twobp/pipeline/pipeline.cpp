@@ -11,16 +11,12 @@
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/pipeline/stage_split.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/placement.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/transport/clock_ahead.h"
 
 namespace twobp {
 namespace {
-
-// If each rank has its own core, a wait spins this long before it sleeps. This is longer than a wake-up takes
-// and shorter than a layer.
-constexpr double kSpinSeconds = 200e-6;
 
 int ranks_of(const PipelineOptions& options) {
   const auto& ranks = options.rank_of_stage;
@@ -66,8 +62,8 @@ struct Pipeline::UnderWay {
 
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
                                       const std::vector<Device>& devices) {
-  const bool own_cores = RankThreads::enough_cores(replicas * ranks, threads.threads_per_rank);
-  return make_in_process_worlds(replicas, ranks, own_cores ? kSpinSeconds : 0, devices);
+  const double spin = RankThreads::spin_seconds(replicas * ranks, threads.threads_per_rank);
+  return make_in_process_worlds(replicas, ranks, spin, devices);
 }
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)

@@ -6,12 +6,13 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/check/in_process.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/p2_places.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
 StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                           P2Batching batching, MemoryCap memory_cap) const {
   if (micro_batches == 0) return forward_setup(0);

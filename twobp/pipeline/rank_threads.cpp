@@ -22,6 +22,9 @@
 namespace twobp {
 namespace {
 
+// Longer than a wake-up takes, and shorter than a layer.
+constexpr double kSpinSeconds = 200e-6;
+
 // The cores that this process may use.
 std::vector<int> usable_cores() {
   cpu_set_t set;
@@ -102,8 +105,8 @@ struct RankThreads::State {
   }
 };
 
-bool RankThreads::enough_cores(int ranks, int threads_per_rank) {
-  return static_cast<int>(usable_cores().size()) >= ranks * threads_per_rank;
+double RankThreads::spin_seconds(int ranks, int threads_per_rank) {
+  return static_cast<int>(usable_cores().size()) >= ranks * threads_per_rank ? kSpinSeconds : 0;
 }
 
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {

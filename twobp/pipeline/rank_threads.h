@@ -51,8 +51,9 @@ class RankThreads {
     wait(*submit(std::move(body), std::move(on_error)));
   }
 
-  // True if there are enough cores for every rank to have its own.
-  static bool enough_cores(int ranks, int threads_per_rank);
+  // The seconds for which ranks of this process spin in a wait before they sleep. 0 if there are not enough
+  // cores for every rank to have its own.
+  static double spin_seconds(int ranks, int threads_per_rank);
 
  private:
   struct State;

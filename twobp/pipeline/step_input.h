@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
-#include "twobp/pipeline/executor/p2_batching.h"
+#include "twobp/pipeline/p2_batching.h"
 #include "twobp/pipeline/profile/slices.h"
 #include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/p2_order.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "twobp/pipeline/executor/p2_batching.h"
 #include "twobp/pipeline/memory/memory_cap.h"
+#include "twobp/pipeline/p2_batching.h"
 #include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/schedule.h"
 

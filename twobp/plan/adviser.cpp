@@ -1,11 +1,9 @@
 #include "twobp/plan/adviser.h"
 
 #include <algorithm>
-#include <iomanip>
-#include <numeric>
-#include <sstream>
 
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
 
@@ -16,19 +14,13 @@ constexpr double kWorthwhile = 1.01;
 constexpr double kUnequal = 1.5;
 constexpr double kBubbleThatCounts = 0.02;
 
-std::string fixed_point(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
-}
-
 std::string times(double factor) {
-  return fixed_point(factor, 2) + "x";
+  return fixed(factor, 2) + "x";
 }
 
 // format_seconds shows whole milliseconds.
 std::string duration(double seconds) {
-  return seconds < 0.1 ? fixed_point(seconds * 1e3, 2) + " ms" : fixed_point(seconds, 2) + " s";
+  return seconds < 0.1 ? fixed(seconds * 1e3, 2) + " ms" : fixed(seconds, 2) + " s";
 }
 
 class Adviser {
@@ -75,8 +67,8 @@ class Adviser {
   std::string verdict() {
     const std::string in = request_.slices > 1 ? concat(" in ", request_.slices, " slices") : "";
     const std::string with = concat(request_.schedule, in, ", p2 ", policy_name(request_.policy));
-    const std::string change = concat("bubble ", fixed_point(advice_.bubble_off, 3), " with p2 off, ",
-                                      fixed_point(advice_.bubble, 3), " with it");
+    const std::string change = concat("bubble ", fixed(advice_.bubble_off, 3), " with p2 off, ",
+                                      fixed(advice_.bubble, 3), " with it");
     if (!fits(off_) && !fits(with_)) {
       return concat("2BP cannot help: ", with, " needs ", format_bytes(peak_of(with_)),
                     " on its fullest rank, p2 off ", format_bytes(peak_of(off_)), ", and there are ",
@@ -96,7 +88,7 @@ class Adviser {
     const std::string no_gain =
         concat("2BP does not help (", with, " is ", times(advice_.speed_up), " as fast as with p2 off): ");
     if (advice_.bubble_off < kBubbleThatCounts) {
-      return concat(no_gain, "with p2 off ranks wait only ", fixed_point(100 * advice_.bubble_off, 1),
+      return concat(no_gain, "with p2 off ranks wait only ", fixed(100 * advice_.bubble_off, 1),
                     " % of the step, so there is next to nothing to fill");
     }
     return concat(no_gain, "the waits that W fills do not delay the step (", change, ")");
@@ -183,8 +175,8 @@ class Adviser {
         concat("failure signature 3, p1 and p2 very unequal across layers: p1 is ", times(imbalance(p1)),
                " its mean on rank ", fullest(p1), ", p2 ", times(imbalance(p2)), " its mean on rank ",
                fullest(p2), ", all together ", times(imbalance(whole)), " on rank ", fullest(whole),
-               "; with equal stages the bubble would be ", fixed_point(bubble_equal, 3), " in place of ",
-               fixed_point(bubble, 3)));
+               "; with equal stages the bubble would be ", fixed(bubble_equal, 3), " in place of ",
+               fixed(bubble, 3)));
   }
 
   const AdviceRequest& request_;
@@ -213,7 +205,11 @@ double peak_of(const Simulation& simulation) {
 }
 
 bool fits(const Simulation& simulation, double memory) {
-  return memory <= 0 || peak_of(simulation) <= memory * (1 + 1e-9);
+  return fits(peak_of(simulation), memory);
+}
+
+bool fits(double bytes, double memory) {
+  return memory <= 0 || bytes <= memory * (1 + 1e-9);
 }
 
 Advice advise(const AdviceRequest& request) {

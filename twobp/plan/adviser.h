@@ -52,7 +52,8 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
 
 // Bytes of the fullest rank, everything included.
 double peak_of(const Simulation& simulation);
-// Whether that is at most `memory`, up to rounding. 0: no limit.
+// Whether that, or these bytes, are at most `memory`, up to rounding. 0: no limit.
 bool fits(const Simulation& simulation, double memory);
+bool fits(double bytes, double memory);
 
 }  // namespace twobp

@@ -186,8 +186,7 @@ std::vector<P2Policy> planned_policies(const ScheduleSource& schedule) {
   return {P2Policy::kFill, P2Policy::kCooldown, P2Policy::kEnd, P2Policy::kOff};
 }
 
-std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostModel>>& models,
-                                  const PlanRequest& request) {
+std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanRequest& request) {
   check_positive(request.ranks, "a number of ranks");
   check_positive(request.stages, "a number of stages");
   check_positive(request.micro_batches, "a number of micro-batches");

@@ -9,6 +9,9 @@
 
 namespace twobp {
 
+// The cost model by recomputation.
+using ModelsByRecompute = std::vector<std::pair<std::string, CostModel>>;
+
 struct Candidate {
   PlanChoice choice;        // everything but the results of a simulation
   double most_samples = 0;  // per second: no split and no order of the ops can be faster
@@ -19,9 +22,8 @@ std::vector<std::string> planned_schedules();
 // Off, and the schedule's policies for W.
 std::vector<P2Policy> planned_policies(const ScheduleSource& schedule);
 
-// All combinations that have enough layers, in a fixed order. `models`: the cost model by recomputation.
-// Throws Error if there is none, with the reasons.
-std::vector<Candidate> candidates(const std::vector<std::pair<std::string, CostModel>>& models,
-                                  const PlanRequest& request);
+// All combinations that have enough layers, in a fixed order. Throws Error if there is none, with the
+// reasons.
+std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanRequest& request);
 
 }  // namespace twobp

@@ -8,7 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 
 namespace twobp {
 namespace {

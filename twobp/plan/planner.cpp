@@ -5,17 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/least_memory.h"
 #include "twobp/plan/move_layers.h"
-#include "twobp/plan/order_bytes.h"
-#include "twobp/plan/partition/partition.h"
 #include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
 
@@ -57,7 +56,7 @@ class Planner {
     TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ",
                 request.memory, " bytes: must be finite and not negative");
     std::vector<std::string> modes = request.recompute;
-    if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_modes();
+    if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_names();
     for (const std::string& mode : modes) {
       models_.emplace_back(mode, with_recompute(model, mode));
     }
@@ -98,19 +97,13 @@ class Planner {
     return best;
   }
 
-  const CostModel& model_of(const PlanChoice& choice) const {
-    const auto at = std::find_if(models_.begin(), models_.end(),
-                                 [&](const auto& model) { return model.first == choice.recompute; });
-    return at->second;
-  }
-
   // Fills in the results of the simulation. Returns false if it does not fit.
   bool evaluate(Candidate& candidate) {
     PlanChoice& choice = candidate.choice;
-    if (request_.memory > 0 && least_bytes(choice) > request_.memory * choice.ranks) return false;
+    if (request_.memory > 0 && least_.of_all_ranks(choice) > request_.memory * choice.ranks) return false;
     std::optional<Schedule> schedule;
     const auto try_split = [&](PlanChoice& with) {
-      if (request_.memory > 0 && least_of_order(with) > request_.memory * (1 + 1e-9)) return false;
+      if (request_.memory > 0 && !twobp::fits(least_.of_order(with), request_.memory)) return false;
       if (!schedule) {
         schedule = schedule_of(with);
         ++result_.simulated;
@@ -121,7 +114,7 @@ class Planner {
     if (try_split(choice)) return true;
     for (const double within : {request_.memory, 0.0}) {
       PlanChoice lighter = choice;
-      if (!split_within(within, lighter) || lighter.split == choice.split) continue;
+      if (!least_.split_within(within, lighter) || lighter.split == choice.split) continue;
       if (!try_split(lighter)) continue;
       choice = lighter;
       return true;
@@ -129,9 +122,7 @@ class Planner {
     return false;
   }
 
-  bool fits(const PlanChoice& choice) const {
-    return request_.memory <= 0 || choice.peak_bytes <= request_.memory * (1 + 1e-9);
-  }
+  bool fits(const PlanChoice& choice) const { return twobp::fits(choice.peak_bytes, request_.memory); }
 
   void simulate_split(PlanChoice& choice, const Schedule& schedule) const {
     const Simulation simulation = simulate_with(choice, schedule, request_);
@@ -142,91 +133,9 @@ class Planner {
 
   Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule,
                            const PlanRequest& request) const {
-    const CostModel& model = model_of(choice);
+    const CostModel& model = model_for(models_, choice);
     const auto costs = costs_of(model, choice);
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
-  }
-
-  // The order of F and I, which all policies share.
-  const OrderBytes& order_of(const PlanChoice& choice) {
-    const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches,
-                         choice.slices);
-    auto at = orders_.find(key);
-    if (at == orders_.end()) {
-      at =
-          orders_
-              .emplace(key, OrderBytes(choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches,
-                                                            P2Policy::kOff, choice.slices)))
-              .first;
-    }
-    return at->second;
-  }
-
-  // A lower bound of the fullest rank's bytes in any simulation of the choice with its split.
-  double least_of_order(const PlanChoice& choice) {
-    return order_of(choice).least(costs_of(model_of(choice), choice));
-  }
-
-  // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages
-  // of a rank hold these at the same time, except for outputs that are sent on. So do the slices: all have
-  // gone forward before the first I.
-  double least_bytes(const PlanChoice& choice) {
-    const auto [at, is_new] = least_.try_emplace({choice.micro_batch_size, choice.slices, choice.recompute});
-    if (is_new) {
-      const CostModel& model = model_of(choice);
-      for (size_t l = 0; l < model.layers.size(); ++l) at->second.bytes += fixed_bytes(model, l);
-      for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
-        double output = 0;
-        for (const LayerCost& layer : layers) {
-          at->second.bytes += layer.share.forward_held;
-          output = std::max(output, layer.output);
-        }
-        at->second.output += output;
-      }
-    }
-    return at->second.bytes - choice.stages * at->second.output;
-  }
-
-  static double fixed_bytes(const CostModel& model, size_t layer) {
-    const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
-    return static_cast<int>(layer) >= model.first_trainable ? kind.fixed_bytes() : kind.parameter_bytes;
-  }
-
-  // Chooses a split by activations and fixed bytes, because the stash of W can be freed early. Returns false
-  // if there is no such split. `memory` 0: the split that needs the least.
-  bool split_within(double memory, PlanChoice& choice) {
-    const OrderBytes& order = order_of(choice);
-    const auto [at, is_new] =
-        within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices,
-                             choice.recompute, memory > 0});
-    if (is_new) at->second = make_split_within(memory, choice, order);
-    if (!at->second.empty()) choice.split = at->second;
-    return !at->second.empty();
-  }
-
-  std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const {
-    const CostModel& model = model_of(choice);
-    PartitionBytes bytes;
-    const std::vector<double> seconds = layer_seconds_at(model, choice.micro_batch_size, choice.slices);
-    double peak = 0;  // in addition to the held bytes, while a layer runs
-    for (size_t l = 0; l < model.layers.size(); ++l) bytes.fixed.push_back(fixed_bytes(model, l));
-    bytes.held.assign(model.layers.size(), 0);  // the mean of the slices
-    for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
-      for (size_t l = 0; l < layers.size(); ++l) {
-        const LayerShare& share = layers[l].share;
-        bytes.held[l] += std::max(0.0, share.forward_held) / choice.slices;
-        peak = std::max({peak, share.forward_peak - share.forward_held, share.p1_peak, share.p2_peak});
-      }
-    }
-    bytes.in_flight = order.in_flight();
-    if (memory == 0) return lightest_split(bytes, order.rank_of_stage());
-    if (memory <= peak) return {};
-    bytes.caps.assign(choice.ranks, memory - peak);
-    try {
-      return balanced_split(seconds, order.rank_of_stage(), bytes);
-    } catch (const Error&) {  // no split keeps the caps
-      return {};
-    }
   }
 
   // Computes the memory of combinations with W as early as possible, with their own split and with the
@@ -235,7 +144,8 @@ class Planner {
   void find_smallest(const std::vector<Candidate>& all) {
     std::vector<std::pair<double, const PlanChoice*>> promising;
     for (const Candidate& candidate : all) {
-      promising.emplace_back(least_bytes(candidate.choice) / candidate.choice.ranks, &candidate.choice);
+      const PlanChoice& choice = candidate.choice;
+      promising.emplace_back(least_.of_all_ranks(choice) / choice.ranks, &choice);
     }
     std::stable_sort(promising.begin(), promising.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -243,7 +153,7 @@ class Planner {
       if (result_.smallest && promised >= result_.smallest->peak_bytes) break;
       offer_smallest(*own);
       PlanChoice lightest = *own;
-      if (split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
+      if (least_.split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
     }
     PlanChoice& smallest = *result_.smallest;
     const Simulation simulation =
@@ -253,7 +163,7 @@ class Planner {
   }
 
   void offer_smallest(PlanChoice choice) {
-    if (result_.smallest && least_of_order(choice) >= result_.smallest->peak_bytes) return;
+    if (result_.smallest && least_.of_order(choice) >= result_.smallest->peak_bytes) return;
     ++result_.simulated;
     const Schedule schedule = schedule_of(choice);
     // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may
@@ -261,7 +171,7 @@ class Planner {
     choice.peak_bytes = 1;
     for (int more = 0; more < 9; ++more) {
       const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
-      if (peak <= choice.peak_bytes * (1 + 1e-9)) break;
+      if (twobp::fits(peak, choice.peak_bytes)) break;
       if (result_.smallest && peak >= result_.smallest->peak_bytes) return;
       choice.peak_bytes = peak;
     }
@@ -308,7 +218,7 @@ class Planner {
                .second) {
         continue;
       }
-      const CostModel& model = model_of(choice);
+      const CostModel& model = model_for(models_, choice);
       const auto costs = costs_of(model, choice);
       SimulationOptions options = options_of(model, choice, schedule, costs, request_);
       options.p2_order = P2Order::kOldest;  // the search places W itself
@@ -332,7 +242,7 @@ class Planner {
   }
 
   void give_advice(const PlanChoice& choice) {
-    const CostModel& model = model_of(choice);
+    const CostModel& model = model_for(models_, choice);
     AdviceRequest request;
     request.schedule = choice.schedule;
     request.stages = choice.stages;
@@ -347,18 +257,8 @@ class Planner {
   }
 
   const PlanRequest& request_;
-  std::vector<std::pair<std::string, CostModel>> models_;  // by recomputation
-  struct Least {
-    double bytes = 0;
-    double output = 0;  // the largest
-  };
-  // By micro-batch size, slices and recomputation.
-  std::map<std::tuple<int, int, std::string>, Least> least_;
-  // By schedule, stages, ranks, micro-batches and slices.
-  std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
-  // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>>
-      within_;
+  ModelsByRecompute models_;
+  LeastMemory least_{models_};
   PlanResult result_;
 };
 

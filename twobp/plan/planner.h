@@ -34,7 +34,7 @@ struct PlanRequest {
   std::vector<AskedSchedule> schedules;
   std::vector<int> data_parallel;  // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;  // of schedules without one of their own; empty: all that it admits
-  // Of recompute_modes(); empty: all, or none if the costs include recomputation.
+  // Of recompute_names(); empty: all, or none if the costs include recomputation.
   std::vector<std::string> recompute;
   int batch = 0;    // samples in a step over all replicas must equal this; 0: any number
   int devices = 0;  // ranks x replicas must equal this; 0: any number

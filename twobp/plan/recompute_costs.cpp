@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/core/text.h"
+#include "twobp/core/recompute_mode.h"
 
 namespace twobp {
 namespace {
@@ -34,17 +34,12 @@ LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p
 }
 
 bool computes_again(const ModelLayer& layer) {
-  const auto& modes = recompute_modes();
+  const auto modes = recompute_names();
   return std::any_of(modes.begin(), modes.end(),
                      [&](const std::string& mode) { return layer.kind.ends_with("+" + mode); });
 }
 
 }  // namespace
-
-const std::vector<std::string>& recompute_modes() {
-  static const std::vector<std::string> kModes = {"none", "activations", "derivatives", "both"};
-  return kModes;
-}
 
 bool computes_again(const CostModel& model) {
   return std::any_of(model.layers.begin(), model.layers.end(),
@@ -52,13 +47,11 @@ bool computes_again(const CostModel& model) {
 }
 
 CostModel with_recompute(const CostModel& model, std::string_view mode) {
-  const auto& modes = recompute_modes();
-  TWOBP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(), "unknown recomputation '", mode,
-              "': did you mean '", nearest(mode, modes), "'? There are ", join(modes));
+  const Recompute parsed = parse_recompute(mode);
   CostModel changed = model;
-  if (mode == "none") return changed;
-  const bool in_p1 = mode != "derivatives";
-  const bool in_p2 = mode != "activations";
+  if (parsed == Recompute::kNone) return changed;
+  const bool in_p1 = recomputes_activations(parsed);
+  const bool in_p2 = recomputes_derivatives(parsed);
   for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
     ModelLayer& layer = changed.layers[i];
     TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,

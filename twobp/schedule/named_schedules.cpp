@@ -102,11 +102,7 @@ std::vector<std::string> schedule_names() {
 }
 
 const NamedSchedule& named_schedule(std::string_view name) {
-  for (const auto& entry : named_schedules()) {
-    if (entry.name == name) return entry;
-  }
-  const auto names = schedule_names();
-  fail("unknown schedule '", name, "': did you mean '", nearest(name, names), "'? There are ", join(names));
+  return named_schedules()[index_of_name("schedule", name, schedule_names())];
 }
 
 int default_ranks(std::string_view name, int stages) {

@@ -50,11 +50,7 @@ std::string_view policy_name(P2Policy policy) {
 }
 
 P2Policy parse_policy(std::string_view name) {
-  for (size_t i = 0; i < kPolicyNames.size(); ++i) {
-    if (kPolicyNames[i] == name) return static_cast<P2Policy>(i);
-  }
-  const auto names = policy_names();
-  fail("unknown p2 policy '", name, "': did you mean '", nearest(name, names), "'? There are ", join(names));
+  return static_cast<P2Policy>(index_of_name("p2 policy", name, policy_names()));
 }
 
 std::vector<std::string> policy_names() {

@@ -8,7 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/median.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/trace/simulated.h"
 
 namespace twobp {

@@ -1,6 +1,5 @@
 #include "twobp/trace/read_trace.h"
 
-#include <array>
 #include <cmath>
 #include <map>
 
@@ -8,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/trace/trace.h"
 
 namespace twobp {

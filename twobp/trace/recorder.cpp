@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
 #include <set>
 
 #include "twobp/core/check.h"
@@ -90,13 +87,6 @@ std::vector<int> stages_of(const std::vector<Event>& events) {
     if (event.stage >= 0) stages.insert(event.stage);
   }
   return {stages.begin(), stages.end()};
-}
-
-void write_trace_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.flush();
-  TWOBP_CHECK(file.good(), "cannot write ", path, ": ", std::strerror(errno));
 }
 
 }  // namespace twobp

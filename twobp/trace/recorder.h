@@ -59,7 +59,4 @@ std::string_view idle_text(IdleCause cause);
 // The stages whose ops appear in a rank's events, in order.
 std::vector<int> stages_of(const std::vector<Event>& events);
 
-// Writes `text` to a file; throws Error naming it.
-void write_trace_file(const std::string& path, const std::string& text);
-
 }  // namespace twobp

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 
@@ -222,6 +224,12 @@ class RunReader {
 };
 
 }  // namespace
+
+TracedRun traced_run(const Pipeline& pipeline, const StepSetup& setup) {
+  TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
+  return run;
+}
 
 ordered_json to_json(const TracedRun& run) {
   ordered_json json = {{"format", kFormat}, {"schedule", schedule_json(run.schedule)}};

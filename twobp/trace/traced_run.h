@@ -11,11 +11,17 @@
 
 namespace twobp {
 
+class Pipeline;
+struct StepSetup;
+
 struct TracedRun {
   Schedule schedule;                 // ready to run
   std::vector<StageCost> costs;      // by stage, of one micro-batch, as profiled before the run
   std::vector<double> cap_per_rank;  // bytes of activations and stash that a rank may hold; 0: no cap
 };
+
+// Of steps with this setup. After the first step, because the caps depend on the optimizer's state.
+TracedRun traced_run(const Pipeline& pipeline, const StepSetup& setup);
 
 // Messages are left out; add_communication adds them again.
 nlohmann::ordered_json to_json(const TracedRun& run);

@@ -1,6 +1,5 @@
 #include "twobp/train/agreement.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <fstream>
@@ -23,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostNamed = 3;   // facts that differ
+constexpr size_t kMostFacts = 3;   // facts that differ
 constexpr size_t kMostShown = 60;  // characters of a value
 
 std::string hexadecimal(uint32_t number) {
@@ -78,9 +77,7 @@ Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule) {
     sum.add(spec.name);
     sum.add(spec.kind);
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) {
+    for (const Parameter* parameter : parameters_of(*layer)) {
       for (const ParameterPart& part : parameter->parts()) sum.add(concat(part.name, ' ', part.rows));
       sum.add(concat(at::IntArrayRef(parameter->sizes()), parameter->trainable() ? " trained" : " frozen"));
       if (known.insert(parameter->name()).second) numel += parameter->numel();
@@ -116,7 +113,7 @@ void check_agreement(const Processes& processes, const Facts& facts) {
         const auto theirs = json::parse(texts[rank]).get<Facts>();
         const bool has = i < theirs.size() && theirs[i].first == facts[i].first;
         if (has && theirs[i].second == facts[i].second) continue;
-        if (++count <= kMostNamed) {
+        if (++count <= kMostFacts) {
           differences.push_back(concat(facts[i].first, " is ", shown(facts[i].second), " on rank 0, but ",
                                        has ? shown(theirs[i].second) : "not known", " on rank ", rank));
         }
@@ -125,7 +122,7 @@ void check_agreement(const Processes& processes, const Facts& facts) {
       // Another program may have other keys, so the remaining differences say nothing.
       if (i == 0 && count > 0) break;
     }
-    if (count > kMostNamed) differences.push_back(concat("and ", count - kMostNamed, " more"));
+    if (count > kMostFacts) differences.push_back(concat("and ", count - kMostFacts, " more"));
     if (count > 0) {
       error = concat("the processes of this run disagree: ", join(differences, "; "),
                      ": start all of them with the same program, configuration and data");

@@ -11,7 +11,7 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 
 namespace twobp {
 namespace {

@@ -17,7 +17,7 @@ ModelSpec build_model(const Config& config) {
   try {
     std::vector<RecomputeRule> rules;
     for (const std::string& rule : config.pipeline.recompute) rules.push_back(parse_recompute_rule(rule));
-    recompute(model, recompute_modes(model, rules, config.pipeline.split));
+    recompute(model, modes_by_layer(model, rules, config.pipeline.split));
   } catch (const Error& error) {
     fail("pipeline.recompute: ", error.what(), ".");
   }

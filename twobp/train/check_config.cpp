@@ -12,6 +12,11 @@
 namespace twobp {
 namespace {
 
+// Whether the rule of pipeline.recompute makes W repeat F and I.
+bool repeats_in_w(const std::string& rule) {
+  return rule.ends_with("derivatives") || rule.ends_with("both");
+}
+
 void check_graphs(const Config& config) {
   if (!config.pipeline.graphs) return;
   const auto excludes = [](const char* key, const char* why) {
@@ -32,9 +37,8 @@ void check_device(const Config& config) {
               "to false.");
   check_graphs(config);
   if (device == "cpu") return;
-  const bool runs_again = std::any_of(
-      config.pipeline.recompute.begin(), config.pipeline.recompute.end(),
-      [](const std::string& mode) { return mode.ends_with("derivatives") || mode.ends_with("both"); });
+  const bool runs_again =
+      std::any_of(config.pipeline.recompute.begin(), config.pipeline.recompute.end(), repeats_in_w);
   TWOBP_CHECK(
       !runs_again || !config.model.type.type().forward_changes_buffers, "pipeline.device is \"", device,
       "\", where W may run at the same time as F. This model's F cannot be repeated in W there, because "
@@ -124,8 +128,7 @@ void check_slices(const Config& config, int slices) {
   TWOBP_CHECK(why.empty(), "pipeline.slices is ", slices, ", but this model (\"", config.model.type.name(),
               "\") takes no slices: ", why, ". Set it to 1.");
   for (const std::string& text : config.pipeline.recompute) {
-    TWOBP_CHECK(!text.ends_with("derivatives") && !text.ends_with("both"), "pipeline.slices is ", slices,
-                ", but pipeline.recompute has \"", text,
+    TWOBP_CHECK(!repeats_in_w(text), "pipeline.slices is ", slices, ", but pipeline.recompute has \"", text,
                 "\": a slice's I adds to gradients of earlier slices, so W cannot repeat it. Use activations "
                 "or none, or set slices to 1.");
   }

@@ -1,8 +1,12 @@
 #include "twobp/train/config.h"
 
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/core/json_text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/models/capture_model.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/train/check_config.h"

@@ -46,9 +46,7 @@ Generator::Generator(const ModelSpec& model, const Device& device)
   std::map<std::string, Parameter*> known;
   for (const LayerSpec& spec : model.layers) {
     layers_.push_back(spec.make());
-    std::vector<Parameter*> of_layer;
-    layers_.back()->collect_parameters(of_layer);
-    for (Parameter* parameter : of_layer) {
+    for (Parameter* parameter : parameters_of(*layers_.back())) {
       const auto [first, is_new] = known.try_emplace(parameter->name(), parameter);
       parameter->freeze();
       if (is_new) {

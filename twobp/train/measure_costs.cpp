@@ -1,7 +1,6 @@
 #include "twobp/train/measure_costs.h"
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <utility>
 
@@ -29,7 +28,6 @@ namespace twobp {
 namespace {
 
 constexpr int kOptimizerSteps = 5;
-constexpr double kSpinSeconds = 200e-6;  // as in Pipeline
 
 double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
@@ -41,12 +39,10 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
                          const Device& device) {
   const OnStream here(device.compute());
   const auto layer = spec.make();
-  std::vector<Parameter*> parameters;
-  layer->collect_parameters(parameters);
   KindCosts costs;
   std::vector<Optimizer::Item> items;
   std::set<std::string> counted;  // tied weights count once
-  for (Parameter* parameter : parameters) {
+  for (Parameter* parameter : parameters_of(*layer)) {
     parameter->allocate_value(0);
     parameter->move_to(device.where());
     parameter->allocate_grad();
@@ -203,8 +199,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
     }
     add_slices(sliced, fields, config, slices, options.seconds, device, model);
   }
-  const bool own_cores = RankThreads::enough_cores(2, config.pipeline.threads);
-  const auto ends = make_in_process_transports(2, own_cores ? kSpinSeconds : 0);
+  const auto ends = make_in_process_transports(2, RankThreads::spin_seconds(2, config.pipeline.threads));
   const LinkSpeed link = measure_link(*ends[0], *ends[1]);
   model.link_latency = link.latency;
   model.link_bytes_per_second = link.bytes_per_second;

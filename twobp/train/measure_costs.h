@@ -16,7 +16,7 @@ struct MeasureOptions {
   std::vector<int> slices;             // numbers of them, beside whole sequences; empty: the configured one
   bool only_what_fits = false;         // drop sizes above the number of samples instead of throwing Error
   double seconds = 1;                  // approximately, for each size and recomputation
-  std::vector<std::string> recompute;  // of recompute_modes(): measured in addition to none
+  std::vector<std::string> recompute;  // of recompute_names(): measured in addition to none
   std::string machine{};               // its name, for CostModel::made_on
 };
 

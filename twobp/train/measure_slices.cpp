@@ -6,7 +6,7 @@
 #include "twobp/pipeline/profile/profile_exchange.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/stage_split.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"
 
@@ -36,8 +36,8 @@ SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, cons
   return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);
 }
 
-double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
-                      const Variant& variant, int micro_batches) {
+double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
+                         const Variant& variant, int micro_batches) {
   const std::vector<int>& placed = options.rank_of_stage;
   const std::vector<int> split = options.split.empty()
                                      ? measured_split(model, layer_profiles(model, sum_of(slices)), placed)

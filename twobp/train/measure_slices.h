@@ -18,9 +18,9 @@ namespace twobp {
 SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
                               const Device& device, double seconds = 0.3, const StepSeconds& step = {});
 
-// A step of this schedule as simulated, without what lies outside F, I and W.
-double simulated_step(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
-                      const Variant& variant, int micro_batches);
+// The seconds of a step of this schedule as simulated, without what lies outside F, I and W.
+double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
+                         const Variant& variant, int micro_batches);
 
 // The result of `measure` on the first process, for all, because all processes must split and plan alike.
 SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,

@@ -4,7 +4,7 @@
 #include "twobp/core/figures.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/check/in_process.h"
+#include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/step_periods.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"

@@ -165,7 +165,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     StepSeconds step;
     if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
       step = [&](const SliceProfiles& slices) {
-        return simulated_step(parts.model, slices, options, variant_, micro_batches_);
+        return simulated_seconds(parts.model, slices, options, variant_, micro_batches_);
       };
     }
     return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,

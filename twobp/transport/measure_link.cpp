@@ -1,7 +1,6 @@
 #include "twobp/transport/measure_link.h"
 
 #include <exception>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -55,26 +55,15 @@ Ends::~Ends() {
 
 World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks) {
   Transport& front = *(*ends)[0];
-  const int first = front.rank();
-  const int here = ends->size();
   check_processes(front.size(), replicas, ranks);
   World world;
   world.replicas = replicas;
   world.ranks = ranks;
-  world.replica = first / ranks;
+  world.replica = front.rank() / ranks;
   world.all_local = ranks == 1;
-  std::vector<int> of_replica, processes;
-  for (int rank = 0; rank < ranks; ++rank) of_replica.push_back(world.replica * ranks + rank);
-  for (int rank = 0; rank < replicas * ranks; rank += here) processes.push_back(rank);
-  world.pipeline.resize(ranks);
-  world.data.resize(ranks);
-  for (int i = 0; i < here; ++i) {
-    const int rank = (first + i) % ranks;
-    std::vector<int> same_place;
-    for (int replica = 0; replica < replicas; ++replica) same_place.push_back(replica * ranks + rank);
-    world.pipeline[rank] = std::make_unique<Subgroup>(*(*ends)[i], of_replica, Group::kPipeline);
-    world.data[rank] = std::make_unique<Subgroup>(*(*ends)[i], same_place, Group::kReplicas);
-  }
+  for (int i = 0; i < ends->size(); ++i) world.add_rank(*(*ends)[i]);
+  std::vector<int> processes;
+  for (int rank = 0; rank < replicas * ranks; rank += ends->size()) processes.push_back(rank);
   world.processes = std::make_unique<Subgroup>(front, processes, Group::kProcesses);
   // The copy outlives a world that an exception destroyed, because the other processes must still learn of
   // the error.

@@ -17,6 +17,17 @@ World::~World() {
   processes.reset();
 }
 
+void World::add_rank(Transport& end) {
+  const int rank = end.rank() % ranks;
+  std::vector<int> of_replica, same_place;
+  for (int r = 0; r < ranks; ++r) of_replica.push_back(replica * ranks + r);
+  for (int r = 0; r < replicas; ++r) same_place.push_back(r * ranks + rank);
+  pipeline.resize(ranks);
+  data.resize(ranks);
+  pipeline[rank] = std::make_unique<Subgroup>(end, of_replica, Group::kPipeline);
+  data[rank] = std::make_unique<Subgroup>(end, same_place, Group::kReplicas);
+}
+
 std::vector<int> World::local_ranks() const {
   std::vector<int> ranks;
   for (size_t rank = 0; rank < pipeline.size(); ++rank) {
@@ -52,20 +63,9 @@ std::vector<World> make_worlds(int replicas, int ranks, int together, double spi
     }
     world.ranks = ranks;
     world.all_local = together == ranks;
-    world.pipeline.resize(ranks);
-    world.data.resize(ranks);
     world.holds.push_back(ends);
     world.abort = [ends](const std::string& reason) { ends->front()->abort(reason); };
-    std::vector<int> here;
-    for (int rank = 0; rank < ranks; ++rank) here.push_back(world.replica * ranks + rank);
-    for (int i = 0; i < together; ++i) {
-      const int rank = (process * together + i) % ranks;
-      Transport& end = *(*ends)[here[rank]];
-      std::vector<int> same_place;
-      for (int r = 0; r < replicas; ++r) same_place.push_back(r * ranks + rank);
-      world.pipeline[rank] = std::make_unique<Subgroup>(end, here, Group::kPipeline);
-      world.data[rank] = std::make_unique<Subgroup>(end, same_place, Group::kReplicas);
-    }
+    for (int i = 0; i < together; ++i) world.add_rank(*(*ends)[process * together + i]);
     world.processes = std::make_unique<Subgroup>(*(*ends)[programs[process]], programs, Group::kProcesses);
   }
   return worlds;

@@ -46,6 +46,10 @@ struct World {
   World& operator=(World&&) = delete;
   ~World();
 
+  // Gives this process the rank of `end`, an endpoint in the network of all ranks of the run: each replica's
+  // follow those of the replica before. `replicas`, `replica` and `ranks` are set.
+  void add_rank(Transport& end);
+
   int process() const { return processes->rank(); }
   int process_count() const { return processes->size(); }
   bool is_local(int rank) const { return pipeline[rank] != nullptr; }

@@ -12,14 +12,14 @@
 namespace twobp {
 namespace {
 
-constexpr int kMaxDepth = 64;
+constexpr int kConfigDepth = 64;
 
 // The model's names by number. Empty if it has none, or has not one for each number.
 std::vector<std::string> names_in(const std::string& model) {
   const std::filesystem::path path = std::filesystem::path(model) / "config.json";
   std::error_code missing;
   if (model.empty() || !std::filesystem::exists(path, missing)) return {};
-  const nlohmann::json config = read_json_object(path.string(), kMaxDepth);
+  const nlohmann::json config = read_json_object(path.string(), kConfigDepth);
   const auto labels = config.find("id2label");
   if (labels == config.end() || !labels->is_object()) return {};
   std::vector<std::string> names;

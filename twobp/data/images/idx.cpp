@@ -2,7 +2,6 @@
 // each dimension as a big-endian 32-bit number, then the elements. zlib's gzread also reads files that are
 // not compressed.
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <memory>
 #include <string>

@@ -19,7 +19,6 @@ namespace twobp {
 namespace {
 
 constexpr int64_t kUsualSize = 224;
-constexpr int64_t kSyntheticSamples = 1024;
 
 ImageOptions options_of(const DataConfig& data, const ModelInput& model, int64_t height, int64_t width) {
   ImageOptions options;

@@ -15,7 +15,7 @@
 namespace twobp {
 namespace {
 
-constexpr uint64_t kStream = 0x696d616765;  // distinguishes these draws from others with the same seed
+constexpr uint64_t kCropStream = 0x696d616765;  // distinguishes these draws from others with the same seed
 
 // A number in [0, 1).
 double uniform(SplitMix64& random) {
@@ -123,7 +123,7 @@ ImageTransform::ImageTransform(ImageOptions options) : options_(std::move(option
 
 ImageDraw ImageTransform::draw(int64_t height, int64_t width, uint64_t seed, int64_t epoch,
                                int64_t sample) const {
-  SplitMix64 random(mix_bits(mix_bits(mix_bits(seed, kStream), static_cast<uint64_t>(epoch)),
+  SplitMix64 random(mix_bits(mix_bits(mix_bits(seed, kCropStream), static_cast<uint64_t>(epoch)),
                              static_cast<uint64_t>(sample)));
   const bool training = epoch != kEvaluation;
   ImageDraw draw;

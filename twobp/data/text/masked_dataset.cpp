@@ -11,7 +11,7 @@
 namespace twobp {
 namespace {
 
-constexpr uint64_t kStream = 0x6d61736b;  // distinguishes these draws from others with the same seed
+constexpr uint64_t kMaskStream = 0x6d61736b;  // distinguishes these draws from others with the same seed
 
 }  // namespace
 
@@ -61,7 +61,7 @@ Fields MaskedDataset::read(const std::vector<int64_t>& indices, int64_t epoch) c
   const int64_t inner = text.size(1);
   at::Tensor input = at::empty({text.size(0), inner + 2}, at::kLong);                 // (B, S)
   at::Tensor labels = at::full({text.size(0), inner + 2}, kIgnoredLabel, at::kLong);  // (B, S)
-  const uint64_t epoch_seed = mix_bits(mix_bits(seed_, kStream), static_cast<uint64_t>(epoch));
+  const uint64_t epoch_seed = mix_bits(mix_bits(seed_, kMaskStream), static_cast<uint64_t>(epoch));
   for (int64_t b = 0; b < text.size(0); ++b) {
     int64_t* row = input.data_ptr<int64_t>() + b * (inner + 2);
     row[0] = special_.begin;

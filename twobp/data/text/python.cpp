@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
 #include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 
@@ -190,7 +189,7 @@ void PythonProcess::ended() {
   // The script closed its end, so it should be ending.
   int status = 0;
   pid_t waited = 0;
-  for (const double deadline = now_seconds() + 5; now_seconds() < deadline;) {
+  for (const double deadline = awake_seconds() + 5; awake_seconds() < deadline;) {
     waited = ::waitpid(pid_, &status, WNOHANG);
     if (waited == pid_) break;
     ::usleep(5000);

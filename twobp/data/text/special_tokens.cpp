@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kDepth = 64;
-constexpr uint64_t kMostBytes = 256 << 20;
+constexpr uint64_t kMostTokenizerBytes = 256 << 20;
 constexpr int64_t kMostId = int64_t{1} << 31;
 
 int64_t checked_id(const json& value, const std::string& path) {
@@ -44,7 +44,7 @@ std::string configured_name(const std::string& path, const char* key) {
 
 SpecialTokens read_special_tokens(const std::string& tokenizer) {
   const std::string path = tokenizer_file(tokenizer);
-  const json root = read_json_object(path, kDepth, kMostBytes);
+  const json root = read_json_object(path, kDepth, kMostTokenizerBytes);
   const json model = root.value("model", json());
   TWOBP_CHECK(model.is_object() && model.contains("vocab") && model["vocab"].is_structured(), path,
               ": not a tokenizer: it has no model.vocab.");

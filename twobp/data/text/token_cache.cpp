@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

@@ -11,14 +11,14 @@ namespace {
 
 // Sums are taken over blocks of this many rows, then over the blocks. The result is the same for any thread
 // count.
-constexpr int64_t kBlockRows = 64;
+constexpr int64_t kStatisticsRows = 64;
 
 int64_t rows_of(const at::Tensor& x) {
   return x.numel() / x.size(-1);
 }
 
 int64_t blocks_of(int64_t rows) {
-  return (rows + kBlockRows - 1) / kBlockRows;
+  return (rows + kStatisticsRows - 1) / kStatisticsRows;
 }
 
 template <typename T>
@@ -32,11 +32,11 @@ ChannelScales<T> scales_of(const at::Tensor& scales) {
 // Calls body(block, first row, rows).
 template <typename Body>
 void for_blocks(int64_t rows, int64_t cols, Body&& body) {
-  const int64_t grain = std::max<int64_t>(1, 16384 / (kBlockRows * cols));
+  const int64_t grain = std::max<int64_t>(1, 16384 / (kStatisticsRows * cols));
   at::parallel_for(0, blocks_of(rows), grain, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kBlockRows;
-      body(block, first, std::min(kBlockRows, rows - first));
+      const int64_t first = block * kStatisticsRows;
+      body(block, first, std::min(kStatisticsRows, rows - first));
     }
   });
 }
@@ -80,13 +80,13 @@ void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* 
     std::fill(variance, variance + cols, 0);
     for (int64_t block = 0; block < blocks; ++block) {
       const T* sums = to + block * 2 * cols;
-      const auto count = static_cast<double>(std::min(kBlockRows, rows - block * kBlockRows));
+      const auto count = static_cast<double>(std::min(kStatisticsRows, rows - block * kStatisticsRows));
       for (int64_t c = 0; c < cols; ++c) mean[c] += count * double(sums[c]);
     }
     for (int64_t c = 0; c < cols; ++c) mean[c] /= static_cast<double>(rows);
     for (int64_t block = 0; block < blocks; ++block) {
       const T* sums = to + block * 2 * cols;
-      const auto count = static_cast<double>(std::min(kBlockRows, rows - block * kBlockRows));
+      const auto count = static_cast<double>(std::min(kStatisticsRows, rows - block * kStatisticsRows));
       for (int64_t c = 0; c < cols; ++c) {
         const double off = double(sums[c]) - mean[c];
         variance[c] += double(sums[cols + c]) + count * off * off;

@@ -11,11 +11,11 @@ namespace {
 
 // The parameters' gradients are summed over blocks of this many rows, then over the blocks. The sum is the
 // same for any thread count.
-constexpr int64_t kBlockRows = 64;
+constexpr int64_t kGainRows = 64;
 
 // The number of rows that fit into the first-level cache together with the results computed from them.
 int64_t cached_rows(int64_t cols) {
-  return std::clamp<int64_t>(2048 / cols, 1, kBlockRows);
+  return std::clamp<int64_t>(2048 / cols, 1, kGainRows);
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& 
                                         const Rows& after) const {
   const int64_t cols = dim();
   const int64_t rows = x.numel() / cols;
-  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int64_t blocks = (rows + kGainRows - 1) / kGainRows;
   const at::Tensor sums = at::zeros({2, blocks, cols}, gain_.value.options());
   dispatch_float(dtype_, "LayerNorm", [&](auto zero) {
     using S = decltype(zero);
@@ -101,8 +101,8 @@ at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& 
     auto* dbias = dgain + blocks * cols;
     at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
       for (int64_t block = first; block < last; ++block) {
-        const int64_t block_end = std::min(rows, (block + 1) * kBlockRows);
-        for (int64_t begin = block * kBlockRows; begin < block_end;) {
+        const int64_t block_end = std::min(rows, (block + 1) * kGainRows);
+        for (int64_t begin = block * kGainRows; begin < block_end;) {
           const int64_t end = std::min(block_end, begin + cached_rows(cols));
           if (before) before(begin, end);
           encoder_kernels<S>().layer_norm_backward(

@@ -13,9 +13,7 @@ enum MixerChild : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
 // Draws from the uniform distribution between -bound and bound, as transformers does for some of the
 // projections.
 void start_uniform(Layer& layer, const std::string& name, double bound) {
-  std::vector<Parameter*> parameters;
-  layer.collect_parameters(parameters);
-  for (Parameter* parameter : parameters) {
+  for (Parameter* parameter : parameters_of(layer)) {
     if (parameter->name() != name) continue;  // skips an adapter
     parameter->initialize_with(
         [bound](at::Tensor& rows, at::Generator& generator) { rows.uniform_(-bound, bound, generator); });

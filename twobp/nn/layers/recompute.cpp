@@ -1,9 +1,8 @@
 #include "twobp/nn/layers/recompute.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/text.h"
 
 namespace twobp {
 namespace {
@@ -49,28 +48,11 @@ Values copies_of_p2(const Saved& saved) {
 
 }  // namespace
 
-std::vector<std::string> recompute_names() {
-  return {"none", "activations", "derivatives", "both"};
-}
-
-std::string_view recompute_name(Recompute mode) {
-  static const std::vector<std::string> names = recompute_names();
-  return names[static_cast<size_t>(mode)];
-}
-
-Recompute parse_recompute(std::string_view name) {
-  const auto names = recompute_names();
-  const auto found = std::find(names.begin(), names.end(), name);
-  TWOBP_CHECK(found != names.end(), "unknown recomputation \"", name, "\": did you mean \"",
-              nearest(name, names), "\"? It is one of ", join(names));
-  return static_cast<Recompute>(found - names.begin());
-}
-
 RecomputeLayer::RecomputeLayer(std::unique_ptr<Layer> layer, Recompute mode)
     : layer_(std::move(layer)),
       mode_(mode),
-      again_in_p1_(mode == Recompute::kActivations || mode == Recompute::kBoth),
-      again_in_p2_(mode == Recompute::kDerivatives || mode == Recompute::kBoth) {
+      again_in_p1_(recomputes_activations(mode)),
+      again_in_p2_(recomputes_derivatives(mode)) {
   layer_->collect_parameters(parameters_);
 }
 

@@ -15,19 +15,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <string_view>
 #include <vector>
 
+#include "twobp/core/recompute_mode.h"
 #include "twobp/nn/layer.h"
 
 namespace twobp {
-
-enum class Recompute : uint8_t { kNone, kActivations, kDerivatives, kBoth };
-std::vector<std::string> recompute_names();
-std::string_view recompute_name(Recompute mode);
-// Throws Error if the name is unknown.
-Recompute parse_recompute(std::string_view name);
 
 class RecomputeLayer : public Layer {
  public:

@@ -17,8 +17,7 @@ std::string_view without_suffix(std::string_view name) {
 std::string leaf_name(Layer& leaf, const std::string& layer_name) {
   // Its W covers all weights of the layer.
   if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr) return layer_name;
-  std::vector<Parameter*> parameters;
-  leaf.collect_parameters(parameters);
+  const std::vector<Parameter*> parameters = parameters_of(leaf);
   if (parameters.empty()) return layer_name;
   std::string name;
   for (const ParameterPart& part : parameters.front()->parts()) {

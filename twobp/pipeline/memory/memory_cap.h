@@ -17,7 +17,6 @@ class MemoryCap {
   static constexpr MemoryCap none() { return {0, 0}; }
   static constexpr MemoryCap automatic(double times = 1) { return {0, times}; }
 
-  bool is_none() const { return bytes_ == 0 && !is_automatic(); }
   bool is_automatic() const { return times_ > 0; }
   int64_t bytes() const { return bytes_; }  // 0 if automatic
   double times() const { return times_; }   // 0 unless automatic

@@ -29,9 +29,7 @@ struct Budget {
 };
 
 Budget budget_of(SearchEffort effort, int tasks) {
-  Budget budget = effort == SearchEffort::kQuick   ? Budget{80, 3, 4e6, 4000}
-                  : effort == SearchEffort::kUsual ? Budget{400, 12, 5e7, 80'000}
-                                                   : Budget{2000, 24, 5e8, 800'000};
+  Budget budget = effort == SearchEffort::kQuick ? Budget{80, 3, 4e6, 4000} : Budget{400, 12, 5e7, 80'000};
   // List scheduling costs about ten updates for each op.
   budget.rules = std::clamp(static_cast<int>(budget.op_updates / (10.0 * tasks)), 12, budget.rules);
   budget.most_iterations =

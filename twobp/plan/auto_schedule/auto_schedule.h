@@ -22,9 +22,8 @@
 namespace twobp {
 
 enum class SearchEffort : uint8_t {
-  kQuick,     // list scheduling and a short search: for the many calls of a planner
-  kUsual,     // up to a few seconds at 8 ranks and 32 micro-batches
-  kThorough,  // ten times that
+  kQuick,  // list scheduling and a short search: for the many calls of a planner
+  kUsual,  // up to a few seconds at 8 ranks and 32 micro-batches
 };
 
 struct AutoScheduleOptions {

@@ -22,9 +22,8 @@ struct Chain {
 // Heads are the earliest starts of all ops. Tails are the least times from their ends to the end of the step.
 class Bound {
  public:
-  Bound(const PipelineProblem& problem, bool with_memory)
+  explicit Bound(const PipelineProblem& problem)
       : problem_(problem),
-        with_memory_(with_memory),
         head_(static_cast<size_t>(problem.tasks()), 0),
         tail_(static_cast<size_t>(problem.tasks()), 0) {
     double pairs = 0;
@@ -33,7 +32,6 @@ class Bound {
       pairs += ops * ops;
     }
     few_enough_ = pairs <= kMostPairs;
-    if (!with_memory) return;
     for (int stage = 0; stage < problem.stages(); ++stage) {
       p1_before_.push_back(units_before(stage));
       p2_before_.push_back(problem.slices() == 1 ? micro_batches_before(stage)
@@ -165,7 +163,7 @@ class Bound {
   // The number of ops at the front of a chain on the rank of `task` that run before `task` in every schedule.
   int before(int task, const Chain& chain) const {
     int count = prefix(task, chain);
-    if (with_memory_ && problem_.op(task) == Op::kForward) {
+    if (problem_.op(task) == Op::kForward) {
       const int stage = problem_.stage(task);
       const int unit = problem_.place(task);
       if (const int p1 = p1_before_[stage][unit]; p1 > 0) {
@@ -197,7 +195,7 @@ class Bound {
   int after(int task, const Chain& chain) const {
     const int place = problem_.place(task);
     int first = suffix(task, chain);
-    if (with_memory_ && problem_.op(task) != Op::kForward && problem_.capped(problem_.rank(task))) {
+    if (problem_.op(task) != Op::kForward && problem_.capped(problem_.rank(task))) {
       const int stage = problem_.stage(task);
       const bool p1 = problem_.op(task) == Op::kBackwardP1;
       // Finds the first unit whose F waits for this one.
@@ -314,7 +312,6 @@ class Bound {
   };
 
   const PipelineProblem& problem_;
-  bool with_memory_;
   bool few_enough_ = true;
   bool sums_ = true;
   std::vector<double> head_;
@@ -331,14 +328,11 @@ LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
                        const std::vector<StageCost>& costs, const SimulationOptions& options, int slices) {
   const PipelineProblem problem(rank_of_stage, micro_batches, costs, options, slices);
   LowerBound bound;
-  Bound with_memory(problem, true);
-  bound.critical_path = with_memory.run(false).seconds;
-  const auto longest = with_memory.run(true);
+  Bound search(problem);
+  bound.critical_path = search.run(false).seconds;
+  const auto longest = search.run(true);
   bound.seconds = std::max(longest.seconds, bound.critical_path);
   bound.rank = bound.seconds > bound.critical_path * (1 + 1e-12) ? longest.rank : -1;
-  const bool capped = std::any_of(options.cap_per_rank.begin(), options.cap_per_rank.end(),
-                                  [](double cap) { return cap > 0; });
-  bound.without_memory = capped ? Bound(problem, false).run(true).seconds : bound.seconds;
   return bound;
 }
 

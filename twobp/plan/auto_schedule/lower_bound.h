@@ -22,9 +22,8 @@ namespace twobp {
 
 struct LowerBound {
   double seconds = 0;
-  int rank = 0;               // the rank whose work gives it (the busiest of several); -1: the critical path
-  double critical_path = 0;   // the bound by the longest chain alone
-  double without_memory = 0;  // the bound if there was no cap
+  int rank = 0;              // the rank whose work gives it (the busiest of several); -1: the critical path
+  double critical_path = 0;  // the bound by the longest chain alone
 };
 
 // Of `options`, message_seconds and cap_per_rank count. Takes milliseconds, or some seconds at 64 ranks and

@@ -32,9 +32,9 @@ bool less(const Value& a, const Value& b) {
   return false;
 }
 
-class Search {
+class SplitSearch {
  public:
-  Search(const PartitionProblem& problem, PartitionGoal goal)
+  SplitSearch(const PartitionProblem& problem, PartitionGoal goal)
       : problem_(problem), goal_(goal), load_(problem.ranks()), bytes_(problem.ranks()) {}
 
   // `cuts` has stages + 1 entries, 0 first and the number of layers last.
@@ -182,7 +182,7 @@ std::vector<int> split_by_search(const PartitionProblem& problem, PartitionGoal 
   for (int l = 0; l < problem.layers(); ++l) layers.push_back(problem.least(goal, l, l + 1));
   std::vector<int> cuts = {0};
   for (const int count : balanced_split(layers, problem.stages())) cuts.push_back(cuts.back() + count);
-  cuts = Search(problem, goal).run(cuts);
+  cuts = SplitSearch(problem, goal).run(cuts);
   std::vector<int> split;
   for (int s = 0; s < problem.stages(); ++s) split.push_back(cuts[s + 1] - cuts[s]);
   if (goal == PartitionGoal::kSeconds && !keeps_caps(problem, split)) return {};

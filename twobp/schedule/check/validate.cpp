@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"

@@ -1,4 +1,4 @@
-// Internal to this folder: runs all ranks of a schedule side by side, in time proportional to the
+// Internal to check/ and simulate/: runs all ranks of a schedule side by side, in time proportional to the
 // instructions.
 #pragma once
 

@@ -42,7 +42,7 @@ constexpr const char* kLane = "#f1f1f0";
 constexpr const char* kHatch = "#c9ccd1";
 constexpr const char* kLine = "#dcdee2";
 
-Kind kind_of(Op op) {
+Kind picture_kind(Op op) {
   switch (op) {
     case Op::kForward:
       return kF;
@@ -239,7 +239,7 @@ class Picture {
                coordinate(simulation_.step_seconds * scale_), "\" height=\"", coordinate(bar_), "\"/>\n");
     double busy = 0;
     for (const SimulatedOp& op : result.timeline) {
-      const Color color = shade(kFills[kind_of(op.op)], chunk_of_stage_[op.stage], chunks_);
+      const Color color = shade(kFills[picture_kind(op.op)], chunk_of_stage_[op.stage], chunks_);
       add_bar(color, op.begin, op.end, y, micro_batch_name(op.micro_batch, schedule_.slices));
       busy += op.end - op.begin;
     }

@@ -1,8 +1,6 @@
 // The phases as published; N - 1 - r is the number of ranks between rank r and the bottom of the V.
 #include "twobp/schedule/generators/dualpipe_v.h"
 
-#include <vector>
-
 #include "twobp/core/check.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/phases.h"

@@ -40,16 +40,16 @@ int largest_round(const Schedule& schedule) {
   return (micro_batches + rounds - 1) / rounds * schedule.slices;
 }
 
-struct Cell {
+struct Turn {
   int chunk = 0;
   int micro_batch = 0;
 };
 
 // All (chunk, micro-batch): round by round, and chunk by chunk within a round.
-std::vector<Cell> depth_first(int chunks, const Schedule& schedule) {
+std::vector<Turn> depth_first(int chunks, const Schedule& schedule) {
   const int micro_batches = schedule.micro_batches / schedule.slices;
   const int rounds = rounds_of(schedule);
-  std::vector<Cell> cells;
+  std::vector<Turn> cells;
   cells.reserve(static_cast<size_t>(chunks) * schedule.micro_batches);
   int first = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -67,7 +67,7 @@ Schedule interleaved(std::string_view name, int stages, int ranks, int micro_bat
                      Op backward) {
   Schedule schedule = looped(name, stages, ranks, micro_batches, slices);
   const int chunks = stages / ranks;
-  const std::vector<Cell> cells = depth_first(chunks, schedule);
+  const std::vector<Turn> cells = depth_first(chunks, schedule);
   const size_t round = largest_round(schedule);
   for (int rank = 0; rank < ranks; ++rank) {
     auto& list = schedule.ranks[rank];
@@ -78,7 +78,7 @@ Schedule interleaved(std::string_view name, int stages, int ranks, int micro_bat
         list.push_back({Op::kForward, cells[i].chunk * ranks + rank, cells[i].micro_batch});
       }
       if (i >= ahead) {
-        const Cell& cell = cells[i - ahead];
+        const Turn& cell = cells[i - ahead];
         list.push_back(
             {backward, (chunks - 1 - cell.chunk) * ranks + rank, schedule.backward_order(cell.micro_batch)});
       }

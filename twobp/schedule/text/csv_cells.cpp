@@ -2,10 +2,8 @@
 #include "twobp/schedule/text/csv_cells.h"
 
 #include <array>
-#include <cstdint>
-#include <string_view>
-
 #include <climits>
+#include <cstdint>
 
 #include "twobp/core/check.h"
 

@@ -1,7 +1,6 @@
 #include "twobp/train/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/patience.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 
@@ -123,12 +123,12 @@ CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int pr
 CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart& part,
                                    const std::string& run_id, double patience)
     : path_(normal(path)), part_(part), run_id_(run_id) {
-  const double begin = now_seconds();
+  const double begin = awake_seconds();
   while (true) {
     std::ifstream file(path_ / kLock, std::ios::binary);
     const std::string there{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     if (there == run_id) return;
-    TWOBP_CHECK(now_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
+    TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
                 part.process, " is not that of process 0: use a folder on a file system that all share");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
@@ -139,10 +139,10 @@ CheckpointFolder::~CheckpointFolder() {
 }
 
 void CheckpointFolder::lock(double patience) {
-  const double begin = now_seconds();
+  const double begin = awake_seconds();
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return;  // some network file systems have no locks
-    TWOBP_CHECK(now_seconds() - begin < patience, "save.checkpoints: ", path_.string(),
+    if (errno != EWOULDBLOCK && errno != EINTR) return;  // some network file systems have no locks
+    TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(),
                 " is in use by another run, or by another trainer of this process: end that first");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kHurriedTimeout = 2;  // seconds
-constexpr auto kLook = std::chrono::milliseconds(5);
+constexpr auto kLookForParts = std::chrono::milliseconds(5);
 
 // Whether the file's header describes exactly these tensors.
 bool has_the_same(const fs::path& path, const NamedTensors& tensors) {
@@ -156,7 +156,7 @@ void commit_parts(const fs::path& folder, const CheckpointState& state, int coun
       fail("no part of process ", join(numbers), " in ", folder.string(), " after ", format_seconds(timeout),
            hurry ? "" : ": it is stuck, or does not see this folder (pipeline.timeout)");
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kLookForParts);
   }
   write_state(folder / kStateFile, state, files);
   for (int process = 0; count > 1 && process < count; ++process) {

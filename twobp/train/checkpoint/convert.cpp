@@ -68,9 +68,7 @@ void save_model_of(const Checkpoint& checkpoint, const Config& config, const std
   std::set<std::string> known;
   for (const LayerSpec& spec : model.layers) {
     layers.push_back(spec.make());  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layers.back()->collect_parameters(parameters);
-    for (Parameter* parameter : parameters) {
+    for (Parameter* parameter : parameters_of(*layers.back())) {
       if (!weights.try_emplace(parameter->name(), parameter).second) continue;
       parameter->master = master_of(*parameter, checkpoint, known);
       in_order.push_back(parameter);

@@ -25,8 +25,7 @@ std::optional<double> number_from_0(std::string_view text) {
 std::string last_matrix(const ModelSpec& model) {
   for (size_t i = model.layers.size(); i-- > 0;) {
     const auto layer = model.layers[i].make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
+    const std::vector<Parameter*> parameters = parameters_of(*layer);
     const auto last = std::find_if(parameters.rbegin(), parameters.rend(),
                                    [](const Parameter* one) { return one->multiplies(); });
     if (last != parameters.rend()) return (*last)->name();

@@ -115,7 +115,7 @@ std::vector<std::string> Update::find_weights() {
         parameters = pipeline_.stage(s).parameters(i);
       } else {
         described = layers[layer].make();
-        described->collect_parameters(parameters);
+        parameters = parameters_of(*described);
       }
       for (Parameter* parameter : parameters) {
         const auto [at, is_new] =

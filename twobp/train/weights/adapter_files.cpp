@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kPrefix = "base_model.model.";  // PEFT's wrapper around the model
+constexpr const char* kPeftPrefix = "base_model.model.";  // PEFT's wrapper around the model
 
 std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& weights) {
   std::map<std::string, Parameter*> adapters;
@@ -38,9 +38,7 @@ std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) 
   std::map<std::string, std::vector<int64_t>> adapters;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) {
+    for (const Parameter* parameter : parameters_of(*layer)) {
       if (is_adapter(parameter->name())) adapters[parameter->name()] = parameter->sizes();
     }
   }
@@ -202,7 +200,7 @@ void save_adapter(const std::string& directory, const ModelConfig& model,
     for (size_t process = 0; process < all_names.size(); ++process) {
       const json names_there = json::parse(all_names[process]);
       for (size_t i = 0; i < names_there.size(); ++i) {
-        tensors.emplace(kPrefix + names_there[i].get<std::string>(), all_values[process].at(i));
+        tensors.emplace(kPeftPrefix + names_there[i].get<std::string>(), all_values[process].at(i));
       }
     }
     if (processes.is_first())
@@ -235,8 +233,8 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   for (const std::string& name : tensors.names()) {
     // PEFT also saves whole weights, of output layers with an adapter for example.
     TWOBP_CHECK(is_adapter(name), folder.string(), ": has the tensor ", name.substr(0, 200), ", ", kMerge);
-    const bool prefixed = name.starts_with(kPrefix);
-    const auto adapter = adapters.find(prefixed ? name.substr(std::string(kPrefix).size()) : name);
+    const bool prefixed = name.starts_with(kPeftPrefix);
+    const auto adapter = adapters.find(prefixed ? name.substr(std::string(kPeftPrefix).size()) : name);
     TWOBP_CHECK(adapter != adapters.end(), folder.string(), ": the adapter has ", name,
                 ", which is no adapter of this model: set model.lora_targets to its target_modules, ",
                 config.value("target_modules", json()).dump());

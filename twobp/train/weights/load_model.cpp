@@ -15,7 +15,7 @@
 namespace twobp {
 namespace {
 
-constexpr size_t kMostNamed = 5;
+constexpr size_t kMostTensors = 5;
 
 // PyTorch's count of the batches that a norm has seen. It changes no result, and files of old versions lack
 // it.
@@ -89,14 +89,14 @@ class Mismatch {
       if (std::string objection = objection_to(name, weights_); !objection.empty()) add(std::move(objection));
     }
     if (count_ == 0) return;
-    if (count_ > kMostNamed) found_.push_back(concat("and ", count_ - kMostNamed, " more"));
+    if (count_ > kMostTensors) found_.push_back(concat("and ", count_ - kMostTensors, " more"));
     fail(weights_.directory(),
          ": its tensors are not those of the model that its config.json describes: ", join(found_));
   }
 
  private:
   void add(std::string what) {
-    if (++count_ <= kMostNamed) found_.push_back(std::move(what));
+    if (++count_ <= kMostTensors) found_.push_back(std::move(what));
   }
 
   const ModelWeights& weights_;
@@ -142,9 +142,7 @@ std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeight
   Mismatch mismatch(weights);
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();  // allocates nothing
-    std::vector<Parameter*> parameters;
-    layer->collect_parameters(parameters);
-    for (const Parameter* parameter : parameters) mismatch.compare(*parameter);
+    for (const Parameter* parameter : parameters_of(*layer)) mismatch.compare(*parameter);
   }
   mismatch.throw_if_any();
   return mismatch.lacking();

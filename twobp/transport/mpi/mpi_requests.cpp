@@ -1,6 +1,5 @@
 #include "twobp/transport/mpi/mpi_requests.h"
 
-#include <algorithm>
 #include <string>
 
 namespace twobp {

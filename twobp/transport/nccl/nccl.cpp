@@ -114,9 +114,7 @@ class NcclTransport : public Transport {
   void progress() override {
     throw_if_aborted();
     const std::lock_guard lock(calls_);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) progress_with(peer);
-    }
+    progress_with_all();
   }
 
   void flush(double timeout) override {
@@ -197,6 +195,10 @@ class NcclTransport : public Transport {
   void progress_with(int peer) {
     pull(peer);
     push(peer);
+  }
+
+  void progress_with_all() {
+    for (int peer = 0; peer < size(); ++peer) progress_with(peer);
   }
 
   // Launches the receives of announced messages.
@@ -351,9 +353,7 @@ class NcclTransport : public Transport {
     const std::unique_lock lock(calls_, std::try_to_lock);
     if (!lock || aborted_) return;
     try {
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) progress_with(peer);
-      }
+      progress_with_all();
       waits_ =
           std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {

@@ -9,8 +9,8 @@
 namespace twobp {
 namespace {
 
-constexpr int64_t kFormat = 1;
-constexpr int64_t kMostDimensions = 64;
+constexpr int64_t kHeadFormat = 1;
+constexpr int64_t kMostHeadDimensions = 64;
 constexpr int64_t kWithHead = -1;   // in place of a type: the tensor is in the head
 constexpr int64_t kUndefined = -2;  // an undefined tensor
 constexpr int64_t kByHost = -3;     // the tensor is in the head, and belongs on the device
@@ -40,7 +40,7 @@ class Numbers {
   std::span<const int64_t> rest_;
 };
 
-at::Tensor dense(const at::Tensor& tensor) {
+at::Tensor without_gaps(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone();
 }
 
@@ -48,7 +48,7 @@ at::Tensor dense(const at::Tensor& tensor) {
 
 PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl, bool linked) {
   PackedHead packed;
-  std::vector<int64_t> numbers = {kFormat,
+  std::vector<int64_t> numbers = {kHeadFormat,
                                   tag.step,
                                   tag.stage,
                                   tag.micro_batch,
@@ -63,7 +63,7 @@ PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl, bool
       numbers.push_back(value.device().type() == by_nccl ? kByHost : kWithHead);
       packed.head.push_back(value.cpu());
     } else {
-      at::Tensor whole = dense(value);
+      at::Tensor whole = without_gaps(value);
       numbers.push_back(static_cast<int64_t>(whole.scalar_type()));
       numbers.push_back(whole.dim());
       numbers.insert(numbers.end(), whole.sizes().begin(), whole.sizes().end());
@@ -80,7 +80,7 @@ ReceivedHead unpack_head(const Values& head, int from) {
   TWOBP_CHECK(!head.empty(), "a message's head from rank ", from, " is empty");
   Numbers numbers(head[0], from);
   ReceivedHead message;
-  numbers.next(kFormat, kFormat);
+  numbers.next(kHeadFormat, kHeadFormat);
   message.tag.step = numbers.next(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   message.tag.stage = static_cast<int>(numbers.next(-kMost, kMost));
   message.tag.micro_batch = static_cast<int>(numbers.next(-kMost, kMost));
@@ -100,7 +100,7 @@ ReceivedHead unpack_head(const Values& head, int from) {
     }
     ReceivedHead::Shape shape;
     shape.type = static_cast<at::ScalarType>(type);
-    const int64_t dimensions = numbers.next(0, kMostDimensions);
+    const int64_t dimensions = numbers.next(0, kMostHeadDimensions);
     numbers.require(at::isIntegralType(shape.type, true) || at::isFloatingType(shape.type) ||
                     at::isComplexType(shape.type));
     const auto element = static_cast<int64_t>(c10::elementSize(shape.type));

@@ -81,6 +81,11 @@ std::string random_id() {
   return id.str();
 }
 
+[[noreturn]] void fail_in_use(int port) {
+  fail("rank 0 cannot listen at port ", port,
+       ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+}
+
 // A socket that is bound to the interface of MASTER_ADDR. None if that is the name of a host, which may mean
 // another interface to other hosts, or an address that this host does not have itself. c10d then listens at
 // all interfaces.
@@ -100,13 +105,8 @@ std::optional<int> bind_to(const StorePlace& place) {
   if (::bind(fd, found->ai_addr, found->ai_addrlen) == 0) return fd;
   const int error = errno;
   ::close(fd);
-  TWOBP_CHECK(error != EADDRINUSE, "rank 0 cannot listen at port ", place.port,
-              ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+  if (error == EADDRINUSE) fail_in_use(place.port);
   return std::nullopt;
-}
-
-std::string name_of(const StorePlace& place) {
-  return concat(place.address, ":", place.port);
 }
 
 }  // namespace
@@ -182,8 +182,7 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
     store_->store = store;
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    TWOBP_CHECK(what.find("EADDRINUSE") == std::string::npos, "rank 0 cannot listen at port ", place_.port,
-                ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+    if (what.find("EADDRINUSE") != std::string::npos) fail_in_use(place_.port);
     TWOBP_CHECK(!options.isServer, "rank 0 cannot listen at ", name(), ": ", what);
     fail("rank ", place_.rank, " got no answer from ", name(), " in ", timeout,
          " s: see that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what, ")");
@@ -266,7 +265,7 @@ StoreConnection::~StoreConnection() {
 }
 
 std::string StoreConnection::name() const {
-  return name_of(place_);
+  return concat(place_.address, ":", place_.port);
 }
 
 void StoreConnection::set(const std::string& key, const std::string& value) {

@@ -16,7 +16,6 @@ struct StorePlace {
   int port = 29500;
   int rank = 0;
   int size = 1;
-  int local_rank = 0;     // on this machine; selects the GPU
   bool hosted = false;    // the launcher runs the store; otherwise rank 0 does
   std::string job = "1";  // distinguishes runs that use the same store one after the other
 };

@@ -10,7 +10,7 @@ namespace twobp {
 
 enum class P2Batching : uint8_t {
   kLoop,    // one call each
-  kConcat,  // one call, which gathers their rows by copying (nn/kernels/concatenate_rows.h)
+  kConcat,  // one call, which gathers their rows by copying (nn/kernels/products/concatenate_rows.h)
 };
 std::string_view batching_name(P2Batching batching);
 // Throws Error, which suggests the nearest name.

@@ -1,6 +1,5 @@
-#include "twobp/pipeline/executor/p2_batching.h"
+#include "twobp/pipeline/p2_batching.h"
 
-#include "twobp/core/check.h"
 #include "twobp/core/text.h"
 
 namespace twobp {
@@ -15,12 +14,7 @@ std::string_view batching_name(P2Batching batching) {
 }
 
 P2Batching parse_batching(std::string_view name) {
-  const auto names = batching_names();
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) return static_cast<P2Batching>(i);
-  }
-  fail("unknown p2 batching '", name, "', did you mean '", nearest(name, names), "'? (known: ", join(names),
-       ")");
+  return static_cast<P2Batching>(index_of_name("p2 batching", name, batching_names()));
 }
 
 }  // namespace twobp

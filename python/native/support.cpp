@@ -1,0 +1,52 @@
+// What the Python files need of the runtime besides trainers and plans.
+#include <string>
+#include <vector>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/native/module.h"
+#include "twobp/files/safetensors.h"
+#include "twobp/graph/operators.h"
+#include "twobp/nn/context.h"
+#include "twobp/train/config.h"
+#include "twobp/transport/launcher.h"
+
+namespace twobp::python {
+
+void add_support(py::module_& module) {
+  module.def("config_keys", [] {
+    std::vector<std::string> names;
+    for_each_key(Config{}, [&](const std::string& name, const Key&, void*) { names.push_back(name); });
+    return names;
+  });
+  module.def("check_operator", [](const std::string& name) { graph::find_operator(name); });
+  module.def("find_launcher", [] {
+    const Launcher launcher = find_launcher();
+    py::dict out;
+    out["rank"] = launcher.rank;
+    out["size"] = launcher.size;
+    out["local_rank"] = launcher.local_rank;
+    out["master_address"] = launcher.master_address;
+    out["master_port"] = launcher.master_port;
+    return out;
+  });
+  module.def("release_memory", [] {
+#ifdef __GLIBC__
+    ::malloc_trim(0);
+#endif
+  });
+  module.def("write_tensors", [](const std::string& path, const Fields& tensors) {
+    write_safetensors(path, {tensors.begin(), tensors.end()}, {{"format", "pt"}});
+  });
+  module.def("read_tensors", [](const std::string& path) {
+    const SafetensorsFile file(path);
+    Fields tensors;
+    for (const std::string& name : file.names()) tensors.emplace(name, file.tensor(name));
+    return tensors;
+  });
+}
+
+}  // namespace twobp::python

@@ -1,0 +1,54 @@
+// Internal to this folder: how little memory the planner's choices can need, without a simulation, and splits
+// that need little.
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "twobp/plan/candidates.h"
+#include "twobp/plan/order_bytes.h"
+
+namespace twobp {
+
+// The cost model with the choice's recomputation, which is one of `models`.
+const CostModel& model_for(const ModelsByRecompute& models, const PlanChoice& choice);
+
+// Keeps what choices share, so that each is computed once.
+class LeastMemory {
+ public:
+  // `models` outlive this.
+  explicit LeastMemory(const ModelsByRecompute& models) : models_(models) {}
+
+  // A lower bound of the fullest rank's bytes in any simulation of the choice with its split.
+  double of_order(const PlanChoice& choice);
+  // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages
+  // of a rank hold these at the same time, except for outputs that are sent on. So do the slices: all have
+  // gone forward before the first I.
+  double of_all_ranks(const PlanChoice& choice);
+  // Gives the choice a split by activations and fixed bytes, because the stash of W can be freed early.
+  // Returns false if there is no such split. `memory` 0: the split that needs the least.
+  bool split_within(double memory, PlanChoice& choice);
+
+ private:
+  struct Least {
+    double bytes = 0;
+    double output = 0;  // the largest
+  };
+
+  // The order of F and I, which all policies share.
+  const OrderBytes& order_of(const PlanChoice& choice);
+  std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const;
+
+  const ModelsByRecompute& models_;
+  // By micro-batch size, slices and recomputation.
+  std::map<std::tuple<int, int, std::string>, Least> least_;
+  // By schedule, stages, ranks, micro-batches and slices.
+  std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
+  // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>>
+      within_;
+};
+
+}  // namespace twobp
