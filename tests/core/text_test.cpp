@@ -34,8 +34,11 @@ TEST(Text, PrintsSecondsInTheLargestUnitThatFits) {
 
 TEST(Text, FindsANameOrSuggestsTheNearest) {
   EXPECT_EQ(index_of_name("schedule", "gpipe", {"1f1b", "gpipe"}), 1U);
-  test::expect_error([] { index_of_name("schedule", "1f2b", {"1f1b", "gpipe"}); },
-                     {"unknown schedule '1f2b': did you mean '1f1b'? There are 1f1b, gpipe"});
+  test::expect_error(
+      [] {
+        index_of_name("schedule", "1f2b", {"1f1b", "gpipe"});
+      },
+      {"unknown schedule '1f2b': did you mean '1f1b'? There are 1f1b, gpipe"});
 }
 
 TEST(Text, NearestTakesTheFewestChanges) {

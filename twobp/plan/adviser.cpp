@@ -171,12 +171,12 @@ class Adviser {
     const auto fullest = [](const std::vector<double>& of) {
       return std::max_element(of.begin(), of.end()) - of.begin();
     };
-    advice_.sentences.push_back(
-        concat("failure signature 3, p1 and p2 very unequal across layers: p1 is ", times(imbalance(p1)),
-               " its mean on rank ", fullest(p1), ", p2 ", times(imbalance(p2)), " its mean on rank ",
-               fullest(p2), ", all together ", times(imbalance(whole)), " on rank ", fullest(whole),
-               "; with equal stages the bubble would be ", fixed(bubble_equal, 3), " in place of ",
-               fixed(bubble, 3)));
+    advice_.sentences.push_back(concat("failure signature 3, p1 and p2 very unequal across layers: p1 is ",
+                                       times(imbalance(p1)), " its mean on rank ", fullest(p1), ", p2 ",
+                                       times(imbalance(p2)), " its mean on rank ", fullest(p2),
+                                       ", all together ", times(imbalance(whole)), " on rank ",
+                                       fullest(whole), "; with equal stages the bubble would be ",
+                                       fixed(bubble_equal, 3), " in place of ", fixed(bubble, 3)));
   }
 
   const AdviceRequest& request_;

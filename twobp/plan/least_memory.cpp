@@ -35,8 +35,8 @@ const OrderBytes& LeastMemory::order_of(const PlanChoice& choice) {
 }
 
 double LeastMemory::of_order(const PlanChoice& choice) {
-  return order_of(choice).least(stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size,
-                                            choice.slices));
+  return order_of(choice).least(
+      stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size, choice.slices));
 }
 
 double LeastMemory::of_all_ranks(const PlanChoice& choice) {

@@ -2,8 +2,9 @@
 #include "twobp/schedule/text/csv_cells.h"
 
 #include <array>
-#include <climits>
 #include <cstdint>
+
+#include <climits>
 
 #include "twobp/core/check.h"
 
