@@ -7,7 +7,7 @@ from tables import figures, results_of, results_on_gpus, select, table
 LOWEST, HIGHEST = 1.10, 1.70  # the paper's range of speed-ups
 LEAST, MOST = 1.02, 2.67  # and of peak memory
 CLOSE = 0.005  # two bubble ratios agree
-PAPERS_MODELS = {"LLaMa 7B": ("llama", "7B"), "BERT Large": ("bert", "Large"), "Mamba 1.4B": ("mamba", "1.4B"), "ResNet 152": ("resnet", "152")}
+PAPERS_MODELS = {"LLaMA 7B": ("llama", "7B"), "BERT Large": ("bert", "Large"), "Mamba 1.4B": ("mamba", "1.4B"), "ResNet 152": ("resnet", "152")}
 TITLES = {"naive": "naive", "gpipe": "GPipe", "1f1b-1": "1F1B-1", "1f1b-2": "1F1B-2"}
 LINKS = {"throughput": "[1](#1-throughput)", "peak_memory": "[2](#2-peak-memory)", "bubble": "[3](#3-bubble-ratio-against-the-formulas)",
          "scaling": "[4](#4-number-of-ranks)", "concatenation": "[5](#5-concatenation)", "model_size": "[6](#6-memory-from-100m-to-10b-parameters)",
@@ -55,14 +55,14 @@ def range_of_gains(throughput):
     return (f"The speed-up is {LOWEST:.2f}x to {HIGHEST:.2f}x.",
             f"The medians are {span(gains.values())}. {len(reach)} of {len(gains)} cases reach {LOWEST:.2f}x. The highest is {of_case(highest)}.",
             REPRODUCED if len(reach) == len(gains) else PARTLY,
-            f"Two ranks wait less than four. With F = I = W and N = 2, the formulas allow {limits}.", LINKS["throughput"])
+            f"Two ranks wait less than four do. With F = I = W and N = 2, the formulas allow {limits}.", LINKS["throughput"])
 
 
 def highest_gain(throughput, bubble):
     off, cooldown = (figures(bubble, schedule="1f1b-1", p2=p2, ranks=4)["idle"] for p2 in ("off", "cooldown"))
     small = median(figures(throughput, model="llama", schedule="1f1b-1", way=PAPER)["gain"])
-    return ("LLaMa 7B under 1F1B-1 on four GPUs gains 1.70x.",
-            f"A small LLaMa gains {times(small)} on two ranks. With F = I = W on four ranks, the executor gains "
+    return ("LLaMA 7B under 1F1B-1 on four GPUs gains 1.70x.",
+            f"A small LLaMA gains {times(small)} on two ranks. With F = I = W on four ranks, the executor gains "
             f"{times((1 - cooldown) / (1 - off))} (formula: {times(speed_up('1f1b-1', 4))}).",
             NOT_MEASURED, "This needs four GPUs. With equal costs, even a step without any bubble would gain only 1.75x.",
             f"{LINKS['throughput']}, {LINKS['bubble']}")
@@ -86,7 +86,7 @@ def peak_memory(peaks, model_size):
     return (f"2BP raises the peak memory by {LEAST:.2f}x to {MOST:.2f}x.",
             f"Without a memory cap: {span(measured['0'])} measured (N = 2), {span(simulated.values())} simulated at the paper's sizes "
             f"(N = 4). With the default cap: at most {times(max(measured['auto']), 3)}.",
-            PARTLY, f"{len(within)} of {len(simulated)} cells lie in the paper's range. The others stay below it: a LLaMa or Mamba layer "
+            PARTLY, f"{len(within)} of {len(simulated)} cells lie in the paper's range. The others stay below it: a LLaMA or Mamba layer "
             f"holds no more after I than after F. The highest factor is that of {of_case(highest)}.", f"{LINKS['peak_memory']}, {LINKS['model_size']}")
 
 
@@ -146,8 +146,8 @@ def gains_of(concatenation, figure):
 def concatenates(concatenation):
     w, step = (gains_of(concatenation, f"{of}_gain") for of in ("w", "step"))
     spans = lambda gains: "; ".join(f"{span(values)} ({model})" for model, values in gains.items())
-    return ("W of several micro-batches runs concatenated. The gain is an open question.", f"W: {spans(w)}. Whole step: {spans(step)}.", "answered on CPUs",
-            "ResNet's small convolutions gain. The large matrix products of the other models lose the time of the copy. Occupancy of a GPU is not measured.",
+    return ("Open question: the gain of concatenating W of several micro-batches", f"W: {spans(w)}. Whole step: {spans(step)}.", "answered on CPUs",
+            "ResNet's small convolutions gain. For the large matrix products of the other models, the copy takes more time than it saves. The occupancy of a GPU is not measured.",
             LINKS["concatenation"])
 
 
@@ -169,9 +169,10 @@ def streams(one_gpu):
     blocks = lambda count: [median(figures(one_gpu, model="blocks", schedule="twobp", micro_batches=count, way=way)["step_seconds"]) for way in ("standard", "fill")]
     gains = span([standard / fill for standard, fill in map(blocks, (1, 4))])
     return ("Open question: CUDA graphs or CUDA streams for W",
-            f"One rank's products, against W in line: {times(median(of('stream')['gain']))} in a stream, {times(median(of('layer_streams')['gain']))} in a stream for "
-            f"each layer, {times(median(of('graph')['gain']))} as a graph, which takes {host:.2f} of the host's time. Whole steps: {gains} in a stream. W is in line now.",
-            "answered on one GPU", "The products fill the GPU, so W beside them gains little. A graph saves the host's time, which is not what the step waits for.",
+            f"Speed with the products of one rank, relative to W in the stream of F and I: {times(median(of('stream')['gain']))} with W in a second stream, "
+            f"{times(median(of('layer_streams')['gain']))} with a stream for each layer, {times(median(of('graph')['gain']))} as a graph, which takes {host:.2f} of the "
+            f"host's time. Whole steps: {gains} with W in a second stream. twobp now runs W in the stream of F and I.",
+            "answered on one GPU", "F and I fill the GPU, so W at the same time gains little. A graph saves time on the host, but the step does not wait for the host.",
             f"{LINKS['streams_or_graphs']}, {LINKS['one_gpu']}")
 
 
@@ -202,8 +203,8 @@ def throughput_cells(throughput):
     verdict = lambda gain: REPRODUCED if LOWEST <= gain <= HIGHEST else "partly" if gain > 1 else NOT
     rows = [[model, *(f"{times(gains[model, s])}, {verdict(gains[model, s])}" for s in SCHEDULES)] for model in models_of(throughput)]
     rows.append(["limit by the formulas, N = 2", *(times(speed_up(s, 2), 3) for s in SCHEDULES)])
-    return ("### Throughput by cell\n\nThe table shows the speed-up of 2BP as in the paper, on two ranks, over the same schedule without 2BP. The paper's single cell "
-            "that we know is 1.70x for LLaMa 7B under 1F1B-1. For the other cells we only know its range. A cell is *reproduced* if its median lies in that "
+    return ("### Throughput by cell\n\nThe table shows the speed-up of 2BP as in the paper, on two ranks, over the same schedule without 2BP. We know only one "
+            "cell of the paper: 1.70x for LLaMA 7B under 1F1B-1. For the other cells we know only the range. A cell is *reproduced* if its median lies in the paper's "
             "range. It is *partly* reproduced if 2BP is faster, but by less than 1.10x. The formulas assume F = I = W. Layers with other costs may exceed their limit.\n\n" +
             table(["model", *TITLES.values()], rows))
 
@@ -213,7 +214,7 @@ def memory_cells(model_size):
     verdict = lambda factor: "below" if factor < LEAST else "in range" if factor <= MOST else "above"
     rows = [[title, *(f"{times(factors[title, s])}, {verdict(factors[title, s])}" for s in SCHEDULES)] for title in PAPERS_MODELS]
     return ("### Peak memory by cell\n\nThe table shows the peak memory of 2BP as in the paper, without a memory cap, over the same schedule without 2BP. It is simulated "
-            "for the paper's models on four ranks, from measured bytes of real layers at the paper's sizes. For single cells the paper's figures are not known to us. "
+            "for the paper's models on four ranks, from measured bytes of real layers at the paper's sizes. We do not know the paper's figures for single cells. "
             f"Each cell says whether it lies in the paper's range ({LEAST:.2f}x to {MOST:.2f}x) or below it. With the default cap, no cell exceeds {times(max(capped.values()), 3)}.\n\n" + table(["model", *TITLES.values()], rows))
 
 

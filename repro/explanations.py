@@ -1,4 +1,4 @@
-"""The second part of docs/results.md: explanations of figures that surprise a reader. The figures come from the kept results."""
+"""The second part of docs/results.md: explanations of surprising figures. The figures come from the kept results."""
 import re
 
 from claims import TITLES, models_of, times
@@ -46,7 +46,7 @@ def cap_of_bert():
         rows.append([TITLES[schedule], times(paper), times(fill), times(cost), times(fill / cost), times(peak)])
     after_f, after_i = held("bert", "mlp")
     return ("### BERT: fill behind 2BP as in the paper\n\nIn section 1, BERT gains less with `fill` than with *2BP as in the paper*. The reason is the memory cap. *2BP as in the paper* runs "
-            f"without a cap, and `fill` runs with the default one. BERT needs the cap most: an MLP block holds {after_f} after F but {after_i} after I "
+            f"without a cap, and `fill` runs with the default one. The cap affects BERT most: an MLP block holds {after_f} after F but {after_i} after I "
             "([profile](../benchmarks/results/profile_bert.txt)). So under the cap, a rank must often run W before its next F or I, and the other rank waits for it.\n\n"
             "Section 2 measures `fill` with and without the cap. The table divides the gain of section 1 by the cost of the cap. The result is close to *2BP as in the paper*. The "
             "simulator agrees: without a cap, it gives `fill` and `cooldown` the same step time for BERT under 1F1B-1. ResNet loses throughput for the same reason.\n\n" +
@@ -64,7 +64,7 @@ def recomputation():
             f"{held('llama', 'mlp')[1]} for an MLP block and {held('llama', 'attention')[1]} for attention ([profile](../benchmarks/results/profile_llama.txt)). Under `fill` without a cap, "
             "W of all four micro-batches waits, so this part decides the peak. `derivatives` and `both` save that part.\n"
             "- Recomputation changes the times of the layers, so the stages are cut elsewhere. A repeated run had 10 and 8 layers without recomputation, and 9 and 9 with it. The last stage then has "
-            f"half of all blocks and also the head, which holds {held('llama', 'head')[1]} per micro-batch. Its peak exceeds that of the first stage before. GPipe without 2BP rises from {gpipe('none')} to "
+            f"half of all blocks and also the head, which holds {held('llama', 'head')[1]} per micro-batch. So its peak is higher than the former peak, which was that of the first stage. GPipe without 2BP rises from {gpipe('none')} to "
             f"{gpipe('derivatives')} MiB with `derivatives` for the same reason.\n\n"
             f"The column counts activations and stash only. The peak of all memory, weights included, falls from {of('none', 'peak_bytes')} to {of('activations', 'peak_bytes')} MiB.")
 
@@ -85,7 +85,7 @@ def above_the_cap():
             "release it.\n"
             "- *ResNet* exceeds it while W of a convolution runs. W of a block runs in pieces, and each piece needs temporary memory. The cap reserves the peak of the whole block, from which the "
             "memory released by earlier pieces is already subtracted. A single piece may need more than that.\n"
-            "- *LLaMa* exceeds it by temporary memory during one I. We have not found the cause.")
+            "- *LLaMA* exceeds it by temporary memory during one I. We have not found the cause.")
 
 
 def explanations():
