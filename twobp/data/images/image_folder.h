@@ -29,8 +29,7 @@ class ImageFolder : public Dataset {
   // Throws Error that names a picture that cannot be read or decoded.
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
-  const std::vector<int64_t>& labels() const { return labels_; }          // [sample]
-  const std::vector<std::string>& class_names() const { return names_; }  // [class]
+  const std::vector<int64_t>& labels() const { return labels_; }  // [sample]
   std::string path(int64_t sample) const;
 
  private:

@@ -82,7 +82,7 @@ class NcclTransport : public Transport {
     out.ready = device_.current().record();
     peer.queued.push_back(std::move(out));
     push(to);
-    if (!peer.queued.empty() && !waits_.exchange(true)) stopped_.notify_one();
+    if (!peer.queued.empty()) wake_watch();
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
@@ -363,14 +363,26 @@ class NcclTransport : public Transport {
     }
   }
 
+  // Messages wait for their tensors.
+  void wake_watch() {
+    {
+      const std::lock_guard lock(
+          stop_mutex_);  // else the wake-up is lost between the watch's look and its wait
+      if (waits_.exchange(true)) return;
+    }
+    stopped_.notify_one();
+  }
+
   void watch() {
     const OnStream here(device_.compute());  // sets the thread's current device
-    std::unique_lock stop_lock(stop_mutex_);
     const auto period = [](double seconds) { return std::chrono::duration<double>(seconds); };
-    while (!stop_) {
-      if (!waits_) stopped_.wait_for(stop_lock, period(kWatchSeconds), [&] { return stop_ || waits_; });
-      if (waits_) stopped_.wait_for(stop_lock, period(kPushSeconds), [&] { return stop_; });
-      if (stop_) return;
+    while (true) {
+      {
+        std::unique_lock lock(stop_mutex_);
+        if (!waits_) stopped_.wait_for(lock, period(kWatchSeconds), [&] { return stop_ || waits_; });
+        if (waits_) stopped_.wait_for(lock, period(kPushSeconds), [&] { return stop_; });
+        if (stop_) return;
+      }
       look();
       if (aborted_) {
         abort_links();
