@@ -14,8 +14,8 @@ at::Tensor Saved::take_p1(size_t i) {
 
 const at::Tensor& Saved::p2(size_t i) const {
   TWOBP_CHECK(i < p2_.size(), "backward-p2 asks for saved tensor ", i, " of ", p2_.size(),
-              " (counted from 0) that were kept until p2: run forward and backward-p1 first, and let one of them "
-              "keep the tensor by keep_until_p2");
+              " (counted from 0) that were kept until p2: run forward and backward-p1 first, and let one of "
+              "them keep the tensor by keep_until_p2");
   return p2_[i];
 }
 

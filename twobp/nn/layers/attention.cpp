@@ -66,8 +66,8 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
   TWOBP_CHECK(!starts.defined() || shape_.rope.beyond(length_) == 0,
               "beyond ", shape_.rope.original_positions,
               " positions, this model's rotary embedding depends on the length of the whole sequence, so it "
-              "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to none or "
-              "stream");
+              "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
+              "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
   if (context.sliced())

@@ -31,7 +31,8 @@ Values ResidualBegin::backward_p1(Values dy, Context& context, Saved& saved) {
 
 Values ResidualEnd::forward(Values x, Context& context, Saved& saved) {
   TWOBP_CHECK(x.size() == 2,
-              "ResidualEnd takes two tensors, x and the output of the branch's first part, but got ", x.size());
+              "ResidualEnd takes two tensors, x and the output of the branch's first part, but got ",
+              x.size());
   const at::Tensor around = std::move(x[0]);
   Values y = branch().forward({std::move(x[1])}, context, saved);
   y[0].add_(around);
