@@ -218,7 +218,7 @@ bool fits(const Simulation& simulation, double memory) {
 
 Advice advise(const AdviceRequest& request) {
   TWOBP_CHECK(request.policy != P2Policy::kOff,
-              "advice is about a p2 policy against p2 off: give another policy");
+              "advice compares a p2 policy with p2 off: give a policy other than off");
   return Adviser(request).advise();
 }
 
