@@ -140,7 +140,7 @@ void profile(const ProfileOptions& options) {
 void add_profile_command(CLI::App& app) {
   auto options = std::make_shared<ProfileOptions>();
   CLI::App* command =
-      app.add_subcommand("profile", "Measure the costs of each kind of layer: bytes, and seconds of F, I and W");
+      app.add_subcommand("profile", "Measure the costs of each kind of layer: bytes and seconds of F, I, W");
   command->add_option("config", options->config, "JSON file, as for train");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--micro-batch-sizes", options->sizes,
