@@ -202,7 +202,7 @@ def own_dropout(node: fx.Node, of: Rewriting):
     """The runtime finds the rows of a slice in the mask of the whole: each row is a position."""
     place, sizes = same(node, of), shape(node.args[0])
     if place.dim == len(sizes) - 1 or place.inner * math.prod(sizes[place.dim + 1:-1]) != 1:
-        raise Mixes(node, "dropout of values that are not (..., positions, numbers) has another mask in slices")
+        raise Mixes(node, "dropout would draw another mask over slices, because its input is not (..., positions, numbers)")
     return [place, place]
 
 
@@ -241,7 +241,7 @@ def linear_in_sums(node: fx.Node, of: Rewriting):
     else:
         right = name in ("neg", "reshape", "view", "clone", "contiguous", "_to_copy", "detach", "alias", "sum", "squeeze", "unsqueeze")
     if not right:
-        raise Mixes(node, f"'{name}' computes with a sum over positions what is no sum over them")
+        raise Mixes(node, f"'{name}' of a sum over positions does not add up over slices")
     return SUM
 
 
@@ -278,5 +278,5 @@ def place_of(node: fx.Node, of: Rewriting):
         rule = pointwise
     if rule is None:
         draws = ops.is_random(node) and ops.short_name(node) not in ops.RECURRENT
-        raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, which slices would draw anew" if draws else "")
+        raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, and each slice would draw its own" if draws else "")
     return rule(node, of)

@@ -33,7 +33,7 @@ class Mixes(Exception):
     """An operator that does not keep positions apart: the node, and what it does."""
 
     def __init__(self, node: fx.Node, what: str = ""):
-        super().__init__(what or f"'{ops.short_name(node)}' is not known to keep the positions of a sequence apart")
+        super().__init__(what or f"'{ops.short_name(node)}' is not known to compute each position of a sequence on its own")
         self.node = node
 
 
@@ -78,7 +78,7 @@ def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
     rank = max(len(shape(one)) for one in tensors)
     found = {of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in tensors if of.places[one] is not None}
     if len(found) != 1:
-        raise Mixes(node, f"'{ops.short_name(node)}' puts each position beside others")
+        raise Mixes(node, f"'{ops.short_name(node)}' combines each position with others")
     place = found.pop()
     for one in tensors:
         dim = place.dim - (rank - len(shape(one)))

@@ -294,7 +294,7 @@ def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of:
         if kind not in known:
             known[kind] = in_parts(layer, arriving, positions)
         elif known[kind].arriving != arriving:
-            raise Refused(f"layers of the kind of '{layer.name}' have their positions at different places")
+            raise Refused(f"'{layer.name}' and an equal layer have their positions in different dimensions")
         arriving = known[kind].leaving
     result = []
     for kind, whole in enumerate(made):
