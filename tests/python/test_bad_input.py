@@ -446,7 +446,7 @@ def test_a_folder_of_checkpoints_is_one_trainer_s(tmp_path):
     first.checkpoint(tmp_path)
     _, second = make()
     assert second.resume(tmp_path / "other") == [f"there is no checkpoint in {tmp_path / 'other'}, so training begins at its start"]
-    with pytest.raises(twobp.Error, match="another trainer of this process: end that first"):
+    with pytest.raises(twobp.Error, match="another trainer of this process: end that one first"):
         second.resume(tmp_path)
     expected = first.step(make_batch()).loss
     del first

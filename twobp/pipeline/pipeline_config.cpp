@@ -65,7 +65,8 @@ void check_slices(const PipelineConfig& pipeline) {
   }
   if (pipeline.slices == 1) return;
   TWOBP_CHECK(!pipeline.graphs, "pipeline.slices is ", pipeline.slices,
-              ", but not with pipeline.graphs: a graph of a sliced step is not recorded. Set it to false.");
+              ", but pipeline.graphs is set: a step with slices cannot be a graph. Set pipeline.graphs to "
+              "false, or slices to 1.");
   TWOBP_CHECK(!ScheduleSource::is_file(pipeline.schedule), "pipeline.slices is ", pipeline.slices,
               ", but pipeline.schedule is \"", pipeline.schedule,
               "\": a schedule file has no slices. Name a schedule, or set slices to 1.");

@@ -282,9 +282,9 @@ void check_companions(const std::string& directory, const ModelConfig& model,
     }
   }
   TWOBP_CHECK(left.empty(), directory, ": holds ", join(left),
-              " of another model, which this run does not replace, so that its readers would use ",
-              left.size() == 1 ? "it" : "them",
-              " with this one: set save.model to another folder, or remove ",
+              " of another model. This run does not replace ", left.size() == 1 ? "it" : "them",
+              ", so programs would use ", left.size() == 1 ? "it" : "them",
+              " with this model: set save.model to another folder, or remove ",
               left.size() == 1 ? "it" : "them");
 }
 
