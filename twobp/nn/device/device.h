@@ -112,7 +112,7 @@ class Device {
   const DeviceStream& sums() const { return sums_; }
   // The stream in which the calling thread's work on this device is launched (OnStream).
   DeviceStream current() const;
-  // Makes an extra stream for a special purpose, which nobody else has.
+  // Makes an extra stream for a special purpose, which no other code gets.
   DeviceStream make_stream(bool high_priority) const;
 
   // Makes what libraries keep for the calling thread and the compute stream: cuBLAS has a handle and a

@@ -7,7 +7,8 @@
 // end. This gives the gradients of all inputs and of A_log, D and the bias, so no work remains for
 // backward-p2.
 //
-// A slice (Context::slice) begins with the states after the slice before it. Its I hands their gradient back.
+// A slice (Context::slice) begins with the final states of the previous slice. Its I passes the gradient of
+// these states to the previous slice's I.
 #pragma once
 
 #include "twobp/nn/kernels/scan/scan_rows.h"
