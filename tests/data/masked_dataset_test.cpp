@@ -167,7 +167,7 @@ TEST(MaskedDataset, RefusesBadOptions) {
   SpecialTokens all = special();
   all.vocab = 4;
   expect_error([&] { MaskedDataset(std::make_shared<Text>(1, 4, 4), all, 0.5, 1); },
-               {"special tokens alone"});
+               {"only special tokens"});
 }
 
 // ---- arrays

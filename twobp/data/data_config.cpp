@@ -141,7 +141,7 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
       !masked || data.sequence >= 3, "data.sequence is ", data.sequence,
       ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
   TWOBP_CHECK(!masked || data.packing == "stream", "data.packing is \"", data.packing,
-              "\", but model.type \"", model.type, "\" hides tokens of one stream: set it to stream.");
+              "\", but model.type \"", model.type, "\" masks tokens of one stream: set it to stream.");
   TWOBP_CHECK(data.packing == "stream" || data.packing == "none" || model.documents, "data.packing is \"",
               data.packing, "\", but model.type \"", model.type,
               "\" does not keep the documents of a sample apart: set it to stream or none.");
