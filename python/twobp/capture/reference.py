@@ -1,4 +1,4 @@
-"""The module itself, as the dry run of its programs sees it: with the random numbers of the programs, under autograd, and left as it was."""
+"""Runs the module itself under autograd, with the random numbers of its programs, to compare the programs with it. The module is not changed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
