@@ -13,7 +13,7 @@ from .own_operators import _heads, _rotate, dropout_scale
 
 
 class Sequences:
-    """The data that the slices of a micro-batch share. `positions` is the length of the whole sequences, and `masks` has their dropout masks by (layer, call)."""
+    """The data that the slices of a micro-batch share. `positions` is the length of the whole sequences. `masks` has their dropout masks by (layer, call)."""
 
     def __init__(self, positions: int, masks: dict[tuple[int, int], torch.Tensor]):
         self.positions, self.masks = positions, masks

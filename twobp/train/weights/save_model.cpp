@@ -317,7 +317,7 @@ SaveModelOptions save_options(const Config& config, const std::string& dtype) {
 
 std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory) {
   if (options.tokenizer.empty() || fs::exists(options.tokenizer)) return "";
-  return concat(options.tokenizer, ", the run's tokenizer, no longer exists, so it was not saved: copy it into ",
+  return concat(options.tokenizer, ", the run's tokenizer, no longer exists and was not saved: copy it into ",
                 directory);
 }
 
