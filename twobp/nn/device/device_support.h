@@ -28,7 +28,7 @@ const DeviceSupport& device_support(c10::DeviceType type);
 // The values of pipeline.device: "cpu", "cuda", and the others' names in LibTorch.
 std::vector<std::string> device_names();
 
-// Of a program without CUDA: functions that are never called.
+// In a program without CUDA, these functions are never called.
 DeviceSupport cuda_support();
 
 }  // namespace twobp

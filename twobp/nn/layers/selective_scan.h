@@ -34,7 +34,8 @@ class SelectiveScan : public Layer {
 
  private:
   void check(const ScanTensors& inputs) const;
-  // Of a slice: the states (batch, state, channels) after the slice before it. Undefined for the first.
+  // For a slice, returns the states (batch, state, channels) after the previous slice. Undefined for the
+  // first slice.
   at::Tensor states_before(const Saved& saved) const;
   // Runs the kernels, one group of channels at a time. `cache` receives the states after the last position.
   // If `going_on`, it also holds the states before the first position.

@@ -52,7 +52,7 @@ Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& equal_lengths, co
 SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts,
                              double seconds = 0.3, const Device& device = {});
 
-// Of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
+// The profile of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
 Profile sum_of(const SliceProfiles& slices);
 
 }  // namespace twobp
