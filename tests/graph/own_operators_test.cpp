@@ -291,7 +291,7 @@ TEST(OwnOperators, AttentionOfASliceIsRefused) {
         SlicedAttention sliced({0, 2, 5});
         sliced.run("twobp::attention", 0, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
       },
-      {"of 3 positions behind 0", "2 behind 0"});
+      {"got 3 positions after 0", "has 2 after 0"});
 }
 
 // The mask of a slice is its part of the whole sequences'.
