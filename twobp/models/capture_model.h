@@ -1,5 +1,5 @@
-// Hugging Face models without layers of ours. A Python process captures such a model once, as a bundle that
-// is kept in the cache folder.
+// Hugging Face models for which this program has no layers. A Python process captures such a model once, as a
+// bundle that is kept in the cache folder.
 #pragma once
 
 #include <cstdint>
