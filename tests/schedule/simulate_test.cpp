@@ -316,7 +316,8 @@ TEST(UnequalMicroBatches, RowsMustDivideThem) {
   for (const int rows : {1, 2, 4}) simulate(schedule, std::vector<StageCost>(rows * 2));
   for (const int costs : {0, 3, 6, 16})
     test::expect_error([&] { simulate(schedule, std::vector<StageCost>(costs)); },
-                       {"needs 2 costs, one a stage", "divides 4, the micro-batches", concat("got ", costs)});
+                       {"needs 2 costs, one for each stage", "divides 4, the micro-batches",
+                        concat("got ", costs)});
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
 Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout, std::string_view name)
     : shape_(shape), rate_(dropout, name), dtype_(dtype) {
   TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
-              shape.heads, " query heads cannot share ", shape.kv_heads,
+              shape.heads, " heads cannot share ", shape.kv_heads,
               " key-value heads: the first number must be a multiple of the second");
   const int64_t rotary = shape.rotary_dims();
   TWOBP_CHECK(shape.head_dim > 0 && rotary <= shape.head_dim && rotary % 2 == 0,

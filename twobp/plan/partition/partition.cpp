@@ -20,7 +20,7 @@ constexpr double kMostStates = 50e6;
 
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
   TWOBP_CHECK(values.size() == layers, "a partition of ", layers, " layers has ", values.size(), " ", what,
-              ": give one a layer");
+              ": give one for each layer");
   for (size_t i = 0; i < values.size(); ++i) {
     TWOBP_CHECK(std::isfinite(values[i]) && values[i] >= 0, "layer ", i, " has ", values[i], " ", what,
                 ": must be finite and not negative");
@@ -86,13 +86,14 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   check_size(bytes.fixed, layers, "fixed bytes");
   check_size(bytes.held, layers, "held bytes");
   TWOBP_CHECK(static_cast<int>(caps_.size()) == ranks_, "a partition over ", ranks_, " ranks has ",
-              caps_.size(), " caps: give one a rank, or none");
+              caps_.size(), " caps: give one for each rank, or none");
   for (const double cap : caps_) {
     TWOBP_CHECK(std::isfinite(cap) && cap > 0, "a rank's cap is ", cap, " bytes: must be finite and above 0");
   }
   if (!bytes.in_flight.empty()) {
     TWOBP_CHECK(static_cast<int>(bytes.in_flight.size()) == stages, "a partition into ", stages,
-                " stages has ", bytes.in_flight.size(), " numbers of micro-batches held: give one a stage");
+                " stages has ", bytes.in_flight.size(),
+                " numbers of micro-batches in flight: give one for each stage");
     in_flight_.assign(bytes.in_flight.begin(), bytes.in_flight.end());
     least_in_flight_ = *std::min_element(in_flight_.begin(), in_flight_.end());
     TWOBP_CHECK(least_in_flight_ >= 0, "in_flight has ", least_in_flight_,
