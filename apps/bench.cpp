@@ -249,8 +249,7 @@ int bench(const BenchOptions& options) {
     }
   }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
-              "nothing to measure: give at least one "
-              "schedule, policy, repeat and step");
+              "nothing to measure: give at least one schedule, policy, repeat and step");
   // The rows are interleaved, and every other round runs in reverse order, so that a drift of the machine
   // affects all rows alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
@@ -276,7 +275,7 @@ int bench(const BenchOptions& options) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command =
-      app.add_subcommand("bench", "Time schedules and p2 policies against each other, interleaved");
+      app.add_subcommand("bench", "Compare the step times of schedules and p2 policies, interleaved");
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command
       ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
@@ -302,15 +301,16 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
       ->delimiter(',');
   command
-      ->add_option("--memory-cap", options->caps, "auto, as in 1.05x, 0, or bytes (default: as configured)")
+      ->add_option("--memory-cap", options->caps,
+                   "auto, a multiple of it such as 1.05x, 0 (no cap), or bytes (default: as configured)")
       ->delimiter(',');
   command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
       ->delimiter(',');
   command
       ->add_option(
           "--recompute", options->recomputes,
-          "none, activations, derivatives, both: tensors that layers recompute instead of keeping them; each "
-          "gets its own rows (default: as configured)")
+          "none, activations, derivatives, both: what layers recompute instead of keeping it; each mode gets "
+          "its own rows (default: as configured)")
       ->delimiter(',');
   command
       ->add_option("--micro-batches", options->micro_batches,
@@ -333,11 +333,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                       "graph (pipeline.graphs) only kernels");
   command->footer(
       "Columns:\n"
-      "  speed      step time of the first row of the same M over this row's; median over samples taken in "
-      "turn\n"
+      "  speed      step time of the first row of the same M, divided by that of this row; median over "
+      "interleaved samples\n"
       "  idle       1 - busy / step, mean over ranks\n"
-      "  predicted  idle by the simulation, from the row's own times of F, I, W and optimizer\n"
-      "  products   part of busy time in matrix products and convolutions");
+      "  predicted  idle as simulated with the row's own times of F, I, W and optimizer\n"
+      "  products   fraction of the busy time in matrix products and convolutions");
   command->callback([options, &exit_code] { exit_code = bench(*options); });
 }
 

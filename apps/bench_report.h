@@ -27,7 +27,7 @@ struct BenchRow {
   std::vector<double> predicted_seconds;
   std::vector<double> products;    // by sample: share of the ranks' busy time
   std::vector<double> p2_seconds;  // by sample: of all stages
-  // Of the last step.
+  // The report of the last step.
   std::vector<RankTimes> last;
   ProductTime last_products;
   std::vector<StageTimes> stages;

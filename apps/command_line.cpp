@@ -92,7 +92,7 @@ int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {
   std::string words = command.get_name();
   for (const CLI::App* parent = command.get_parent(); parent != nullptr; parent = parent->get_parent())
     words = concat(parent->get_name(), " ", words);
-  log_error(concat(message, " (", words, " --help tells more)"));
+  log_error(concat(message, " (", words, " --help lists the options)"));
   return kFailed;
 }
 

@@ -105,7 +105,7 @@ void generate(const GenerateOptions& options) {
   config.from = options.model;
   config.type = read_hf_config(options.model);
   TWOBP_CHECK(!config.type.type().is_bundle, options.model,
-              ": a captured model cannot continue a text yet: load the folder with transformers for that");
+              ": a captured model cannot generate text yet: load the folder with transformers for that");
   const ModelInput input = config.input();
   TWOBP_CHECK(input.kind == InputKind::kTokens, options.model, ": a ", input.type,
               " cannot continue a text: give a model that predicts the next token");
@@ -149,12 +149,14 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--tokens", options->tokens, "Largest number of tokens to generate")
       ->check(number_from(1, 1 << 24))
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: always the likeliest token")
+  command
+      ->add_option("--temperature", options->sampling.temperature,
+                   "Temperature of the sampling; 0: always the likeliest token")
       ->check(number_from(0, 100))
       ->capture_default_str();
   command
       ->add_option("--top-p", options->sampling.top_p,
-                   "Sample only from the likeliest tokens whose probabilities add up to this")
+                   "Sample only from the fewest likeliest tokens whose probabilities add up to this")
       ->check(number_from(0, 1))
       ->capture_default_str();
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
@@ -166,7 +168,7 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
   command->add_option("--device", options->device, "cpu, or cuda for the first GPU")->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one for each core")
+  command->add_option("--threads", options->threads, "Number of threads; 0: one for each core")
       ->check(number_from(0, 1 << 16))
       ->capture_default_str();
   command->add_flag("--ignore-end", options->ignore_end, "Continue after a token that ends a text");

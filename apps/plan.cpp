@@ -130,7 +130,8 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
       "--rendezvous", options.rendezvous,
       "reject a schedule that would block if each send waits until the receiver reaches the receive");
   plan.add_flag("--order-for-rendezvous", options.order_for_rendezvous,
-                "move receives forward so that such sends never block; keeps the order of F, I and W");
+                "move receives forward so that the sends of --rendezvous never block; F, I and W keep their "
+                "order");
   plan.add_option("--buffers", options.buffers,
                   "reject a schedule if more messages than this may wait for a rank, however long ops take")
       ->check(number_from(0));
@@ -138,15 +139,15 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
          "time from the end of sending a message until the receiver has it (default: 0; with a model: "
          "seconds, from the costs)");
   text("--message-seconds", options.message_seconds,
-       "time that a message of a stage occupies its link, which carries one at a time: a number, or a comma "
-       "list with one for each stage");
+       "time that a message of a stage occupies its link, which carries one at a time: a number, or one for "
+       "each stage, separated by commas");
   text("--bandwidth", options.bandwidth,
        "bytes per second of a link, such as 10GB (default: from the costs)");
   number(
       "--share-links", options.share_links,
       "ranks in each node. Messages that leave a node share one link, with --latency and --message-seconds "
-      "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: every two ranks "
-      "have their own link");
+      "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: each pair of "
+      "ranks has its own link");
   text(
       "--data-parallel", options.data_parallel,
       "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
@@ -155,9 +156,9 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
        "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
        "replicas needs 2 (d - 1) / d of it");
   number("--data-latency", options.data_latency,
-         "latency of such a sum in seconds (default: that of a link, or of the shared link out of a node)");
+         "latency of a sum over replicas in seconds (default: that of a link, or of the link out of a node)");
   text("--data-bandwidth", options.data_bandwidth,
-       "bytes per second of the link for such sums (default: as for --data-latency)");
+       "bytes per second of the link for sums over replicas (default: as for --data-latency)");
   number("--devices", options.devices, "only combinations whose ranks x replicas equal this; 0: any");
 }
 
@@ -169,7 +170,7 @@ void add_plan_command(CLI::App& app) {
                                       "Draw and time a schedule from given costs. With a configuration or "
                                       "--costs: compare all ways to run that model by predicted throughput, "
                                       "and say whether 2BP helps; options marked [list] may then be lists, "
-                                      "such as 2,4,8 or 2..8. Without, --schedule and --p2 may be");
+                                      "such as 2,4,8 or 2..8. Otherwise only --schedule and --p2 may be");
   plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
   plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
       ->take_all();
@@ -186,7 +187,7 @@ void add_plan_command(CLI::App& app) {
       "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
       ".csv files, else the configured one)");
   text("--micro-batches", options->micro_batches,
-       "[list] number M (default: the schedule's own; when comparing: N, 2N and 4N)");
+       "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
   text("--slices", options->slices,
        "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and the "
        "configured number, or all in --costs); without a model they are equal, and costs stay those of a "
@@ -195,9 +196,9 @@ void add_plan_command(CLI::App& app) {
   text("--p2", options->p2,
        "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
            " (default: placed for a file that places W, else fill; with a model: all)");
-  text("--forward", options->forward, "cost of F: a number, or a comma list with one for each stage");
-  text("--backward-p1", options->backward_p1, "the same for I");
-  text("--backward-p2", options->backward_p2, "the same for W");
+  text("--forward", options->forward, "cost of F: a number, or one for each stage, separated by commas");
+  text("--backward-p1", options->backward_p1, "cost of I, as for --forward");
+  text("--backward-p2", options->backward_p2, "cost of W, as for --forward");
   plan->add_option("--p2-units", options->p2_units,
                    "number of pieces of W; a waiting rank looks for its message between them")
       ->capture_default_str()
@@ -210,8 +211,8 @@ void add_plan_command(CLI::App& app) {
   text("--json", options->json, "also write the result to this file");
   plan->add_flag("--no-ops", options->no_ops,
                  "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
-  text("--timeline", options->timeline, "also draw it as an HTML page");
-  text("--svg", options->svg, "also draw it as an SVG picture");
+  text("--timeline", options->timeline, "also draw the schedule as an HTML page in this file");
+  text("--svg", options->svg, "also draw the schedule as an SVG picture in this file");
   plan->add_option("--svg-end", options->svg_end,
                    "end of the picture's time axis (default: the end of the step)")
       ->check(number_from(0));
@@ -219,7 +220,8 @@ void add_plan_command(CLI::App& app) {
        "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
        "real run; with --timeline both are on one page");
   text("--csv", options->csv,
-       "also write the order in PyTorch's text form, with W under fill or a cap as simulated");
+       "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
+       "simulation ran it");
   text("--csv-form", options->csv_form,
        "compute_only, or compute_comms: with the messages, as PyTorch places them")
       ->check(CLI::IsMember({"compute_only", "compute_comms"}));

@@ -303,7 +303,7 @@ void plan_model(const PlanOptions& options) {
   if (result.best.empty()) {
     const PlanChoice& smallest = *result.smallest;
     fail("none of ", result.combinations, " combinations fits into ", format_bytes(request.memory),
-         " a rank: the smallest memory that would do is ", format_bytes(smallest.peak_bytes), " (",
+         " per rank: the smallest memory that suffices is ", format_bytes(smallest.peak_bytes), " (",
          fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
          policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches,
          " micro-batches of ", smallest.micro_batch_size,

@@ -187,8 +187,8 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
   }
   print_table(rows);
   std::cout
-      << "\nThe costs are those of the parts of one model, one part for each stage of the schedule with "
-         "the most stages; peak: the most micro-batches of a part that a rank holds\n";
+      << "\nAll schedules run the same model, in as many parts as the most stages of a schedule; the costs "
+         "are those of these parts. peak: the most micro-batches of a part that a rank holds\n";
 }
 
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
@@ -197,8 +197,8 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
   std::cout << printable(plan.schedule.name) << ": " << plan.schedule.stages << " stages on "
             << plan.schedule.rank_count() << " ranks, " << plan.schedule.count_text() << ", p2 "
             << policy_name(plan.schedule.policy);
-  if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches a rank";
-  if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches a rank";
+  if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches per rank";
+  if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches per rank";
   std::cout << "\n\n";
   print_grid(plan, grid_unit(costs), options);
   std::cout << '\n';

@@ -230,7 +230,7 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
               << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
   }
   TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap),
-              " micro-batches a rank; the smallest needs ", number(least), ": raise --memory or --cap");
+              " micro-batches per rank; the smallest needs ", number(least), ": raise --memory or --cap");
   all = std::move(fit);
 }
 

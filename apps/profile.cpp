@@ -126,9 +126,10 @@ void profile(const ProfileOptions& options) {
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
   if (model.link_bytes_per_second > 0) {
-    std::cout << ", and its bytes, " << format_bytes(model.link_bytes_per_second) << " a second\n";
+    std::cout << ", plus the time of its bytes at " << format_bytes(model.link_bytes_per_second)
+              << " per second\n";
   } else {
-    std::cout << " whatever its size\n";
+    std::cout << ", whatever its size\n";
   }
   if (!options.json_file.empty()) write_text(options.json_file, cost_model_to_json(model));
 }
@@ -138,13 +139,14 @@ void profile(const ProfileOptions& options) {
 void add_profile_command(CLI::App& app) {
   auto options = std::make_shared<ProfileOptions>();
   CLI::App* command =
-      app.add_subcommand("profile", "Measure the costs of each kind of layer: seconds of F, I and W, bytes");
+      app.add_subcommand("profile", "Measure the costs of each kind of layer: bytes and seconds of F, I, W");
   command->add_option("config", options->config, "JSON file, as for train");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--micro-batch-sizes", options->sizes,
                       "Samples per micro-batch: 1,2,4 or 1..4 (default: as configured)");
   command->add_option("--slices", options->slices,
-                      "Also measure sequences in so many slices: 2,4,8 or 2..4 (default: as configured)");
+                      "Also measure sequences cut into this many slices: 2,4,8 or 2..4 (default: as "
+                      "configured)");
   command
       ->add_option(
           "--recompute", options->recompute,

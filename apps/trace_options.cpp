@@ -48,7 +48,7 @@ void add_trace_options(CLI::App& command, TraceOptions& options) {
   command.add_option("--trace", options.trace, "File for a trace of chosen steps (https://ui.perfetto.dev)");
   command.add_option("--timeline", options.timeline, "HTML file that draws chosen steps as they ran");
   command.add_option("--trace-steps", options.steps,
-                     "Which steps: 5, or 3-5 (default: 2-4, or the last ones)");
+                     "Steps to record: 5, or 3-5 (default: 2-4, or the last ones of a shorter run)");
 }
 
 TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)

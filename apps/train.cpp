@@ -63,7 +63,7 @@ void describe_run(Trainer& trainer) {
   const Variant variant = trainer.variant();
   print(
       "%.1fM parameters, %zu layers on %d stages (%s, the slowest %.2fx the mean), %s with p2 %s, "
-      "%d micro-batches of %lld, %lld batches an epoch\n",
+      "%d micro-batches of %lld samples, %lld batches an epoch\n",
       static_cast<double>(parameters) / 1e6, pipeline.model().layers.size(), pipeline.stages(),
       join(split, "+").c_str(), imbalance(seconds), variant.schedule.name().c_str(),
       std::string(policy_name(variant.policy)).c_str(), trainer.micro_batches(),

@@ -184,8 +184,9 @@ int main(int argc, char** argv) {
   CLI::App app{"Compares measured with simulated bubbles, on layers that wait instead of computing."};
   twobp::Options options;
   app.add_option("--ranks", options.ranks, "Numbers of ranks")->delimiter(',')->capture_default_str();
-  app.add_option("--schedules", options.schedules, "Default: all")->delimiter(',');
-  app.add_option("--p2", options.policies, "Default: placed where the schedule places W, else off and fill")
+  app.add_option("--schedules", options.schedules, "Named schedules (default: all)")->delimiter(',');
+  app.add_option("--p2", options.policies,
+                 "p2 policies (default: placed where the schedule places W, else off and fill)")
       ->delimiter(',');
   app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "Micro-batches per rank, M / N")
       ->capture_default_str();

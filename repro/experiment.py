@@ -86,7 +86,7 @@ def gpu_names():
 def at_least_one(text):
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
+        raise argparse.ArgumentTypeError(f"{text} is below 1, but must be at least 1")
     return number
 
 

@@ -44,7 +44,7 @@ def halves_apart(weight, heads):
 
 def tokenizer_json(value):
     if value("tokenizer.ggml.model") != "gpt2":
-        raise SystemExit("convert_gguf: only byte-level BPE tokenizers (gpt2) are supported, this one is "
+        raise SystemExit("convert_gguf: only byte-level BPE tokenizers (gpt2) are supported, but this one is "
                          f"{value('tokenizer.ggml.model')}")
     tokens = value("tokenizer.ggml.tokens")
     types = value("tokenizer.ggml.token_type")
@@ -78,7 +78,7 @@ def main():
 
     architecture = value("general.architecture")
     if architecture != "llama":
-        raise SystemExit(f"convert_gguf: only LLaMa models are supported, this one is {architecture}")
+        raise SystemExit(f"convert_gguf: only LLaMa models are supported, but this one is {architecture}")
     heads = value("llama.attention.head_count")
     kv_heads = value("llama.attention.head_count_kv", heads)
     dim = value("llama.embedding_length")
@@ -86,7 +86,7 @@ def main():
     weights = {}
     for tensor in reader.tensors:
         if tensor.name == "rope_freqs.weight":
-            raise SystemExit("convert_gguf: rope factors in the file are not supported")
+            raise SystemExit("convert_gguf: the model has rope factors (rope_freqs.weight), which are not supported")
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
         weight = weight.reshape([int(n) for n in reversed(tensor.shape)])
         name = hugging_face_name(tensor.name)

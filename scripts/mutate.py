@@ -141,7 +141,7 @@ class Build:
             self.reached[test] = {s for s in self.sources if self.object(s).name in members}
         for source in self.sources:
             if not any(source in reached for reached in self.reached.values()):
-                print(f"no test links {source}: none can notice its mutants")
+                print(f"no test links {source}, so no test can notice its mutants")
 
     def tests_for(self, source):
         """The tests that reach the source, those of its header and folder first: they are the likeliest to notice a

@@ -82,7 +82,7 @@ def main():
     options = parser.parse_args()
     failure = first_failure(options.build)
     if failure:
-        sys.exit(f"{failure} fails although nothing is left out")
+        sys.exit(f"{failure} fails even without a mutant")
     unnoticed = 0
     for name, line, instead in LINES:
         if options.words and not any(word in name + line for word in options.words):

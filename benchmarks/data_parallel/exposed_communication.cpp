@@ -352,19 +352,19 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   CLI::App app{"Compares the measured wait for gradient sums in data parallelism with the simulated one."};
   twobp::Options options;
-  app.add_option("--schedules", options.schedules)->delimiter(',')->capture_default_str();
+  app.add_option("--schedules", options.schedules, "Named schedules")->delimiter(',')->capture_default_str();
   app.add_option("--links", options.speeds, "Time for the sums of a rank, in units of one micro-batch's W")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--ranks", options.ranks, "Ranks per pipeline")->capture_default_str();
-  app.add_option("--replicas", options.replicas)->capture_default_str();
+  app.add_option("--replicas", options.replicas, "Replicas of the pipeline")->capture_default_str();
   app.add_option("--micro-batches", options.micro_batches, "Micro-batches per replica; 0: twice the ranks");
   app.add_option("--layers", options.layers, "Emulated layers per rank")->capture_default_str();
   app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank (emulated)")
       ->capture_default_str();
   app.add_option("--gradient-bytes", options.gradient_bytes, "Gradient bytes per layer (emulated)")
       ->capture_default_str();
-  app.add_option("--bucket-layers", options.buckets, "Layers per bucket (emulated); 0: one");
+  app.add_option("--bucket-layers", options.buckets, "Layers per bucket (emulated); 0: one layer");
   app.add_option("--latency", options.latency, "Latency of a message in seconds")->capture_default_str();
   app.add_option("--steps", options.steps, "Steps of each method; the methods alternate")
       ->capture_default_str();

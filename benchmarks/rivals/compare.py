@@ -175,7 +175,7 @@ def parse_arguments():
     parser.add_argument("--json", type=pathlib.Path, help="file for all runs and the summary")
     parser.add_argument("--no-pitfalls", action="store_true", help="skip the check of PyTorch's schedules against eager")
     parser.add_argument("--mpi", action="store_true", help="also run twobp with one process per stage, over MPI")
-    parser.add_argument("--slices", type=int, default=1, help="also run twobp with so many slices of each sequence (llama, mamba)")
+    parser.add_argument("--slices", type=int, default=1, help="also run twobp with each sequence cut into this many slices (llama, mamba)")
     parser.add_argument("--single", action="store_true", help="run one stage and one thread, against PyTorch eager")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and no waiting; the figures mean nothing")
     args = parser.parse_args()
@@ -194,7 +194,7 @@ def check_arguments(parser, args):
     allowed = contenders.SINGLES if args.single else contenders.PIPELINES
     for name in args.rivals or ():
         if name not in allowed or not allowed[name].takes_part(args.model, sys.maxsize):
-            parser.error(f"{name} does not take part with --model {args.model}{' --single' if args.single else ''}")
+            parser.error(f"{name} is not available with --model {args.model}{' --single' if args.single else ''}")
     table = sizes.SIZES[args.model]
     for name in args.sizes or ():
         if name not in table:

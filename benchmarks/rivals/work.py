@@ -34,7 +34,7 @@ def known(section, given, allowed):
     """The section with its defaults. It refuses keys that PyTorch's side would ignore."""
     for key in given:
         if key not in allowed:
-            sys.exit(f"rivals: {section}.{key} is not known to PyTorch's side; it knows {', '.join(allowed)}")
+            sys.exit(f"rivals: {section}.{key} is not known to the PyTorch model; the known keys are {', '.join(allowed)}")
     values = allowed | given
     missing = [key for key, value in values.items() if value is None]
     if missing:
@@ -47,7 +47,7 @@ def read_work(path, settings=(), variant=None, cut_at="blocks"):
     section = dict(config["model"])
     name = section.pop("type")
     if name not in MODELS + CAPTURED:
-        sys.exit(f"rivals: no PyTorch model for model.type {name}; there are {', '.join(MODELS + CAPTURED)}")
+        sys.exit(f"rivals: there is no PyTorch model for model.type {name}; choose one of {', '.join(MODELS + CAPTURED)}")
     module = importlib.import_module(name)
     if variant not in (None, *module.VARIANTS):
         sys.exit(f"rivals: --variant {variant} is none of {', '.join(module.VARIANTS)}, which {name} has")

@@ -70,7 +70,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
   if (result.best.empty()) {
     const PlanChoice& least = *result.smallest;
     fail("none of ", result.combinations, " combinations fits into ", memory,
-         " a rank: the smallest memory that would do is ", format_bytes(least.peak_bytes), ", with ",
+         " per rank: the smallest memory that suffices is ", format_bytes(least.peak_bytes), ", with ",
          least.schedule.name(), ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ",
          least.micro_batches, " micro-batches",
          least.slices > 1 ? concat(" in ", least.slices, " slices") : "");

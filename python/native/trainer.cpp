@@ -80,11 +80,12 @@ class PyTrainer {
     Config made = parse_config_without_data(config, "the settings", own ? &*own : nullptr);
     made.pipeline.micro_batch_size = example.begin()->second.size(0);
     TWOBP_CHECK(made.pipeline.transport == "auto",
-                "a trainer in Python finds its processes itself: leave out transport");
+                "a trainer in Python connects its processes itself: leave out transport");
     const int replicas = static_cast<int>(made.pipeline.data_parallel);
     TWOBP_CHECK(replicas == 1 || !group.empty(), "data_parallel is ", replicas,
-                ", but this process is alone, and in Python replicas are processes: start ",
-                int64_t{replicas} * pipeline_shape(made.pipeline).ranks, " by torchrun, or leave it out");
+                ", but this is the only process, and in Python each rank of a replica is a process: start ",
+                int64_t{replicas} * pipeline_shape(made.pipeline).ranks,
+                " processes by torchrun, or leave out data_parallel");
     const ModelSpec model = build_model(made);
     auto data = std::make_shared<ExampleDataset>(example);
     DataSplit split{std::move(data), nullptr};

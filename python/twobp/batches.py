@@ -70,7 +70,7 @@ def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, a
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(batch)]
         if not 1 <= len(parts) <= micro_batches:
-            raise Error(f"the batch is a list of {len(parts)}, but a step has {micro_batches} micro-batches")
+            raise Error(f"the batch is a list of {len(parts)} micro-batches, but a step has {micro_batches}")
         for i, part in enumerate(parts):
             check_like(part, example, f"micro-batch {i}", any_sizes=any_sizes)
         return parts

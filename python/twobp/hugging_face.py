@@ -1,6 +1,6 @@
-"""This is the Python half of `twobp train --set model.from=FOLDER` if the program has no layers for the architecture of a Hugging
-Face directory. It captures the model as a bundle. The program starts `main` and reads JSON objects from stdout: signs of life,
-then {"code": [file, ...]} with the files on which the result depends, or {"error": message}."""
+"""Captures the model of a Hugging Face directory as a bundle, for `twobp train --set model.from=FOLDER` if the program has no layers
+for its architecture. The program starts `main` and reads JSON objects from stdout: signs of life, then {"code": [file, ...]} with the
+files on which the result depends, or {"error": message}."""
 from __future__ import annotations
 
 import glob

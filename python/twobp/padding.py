@@ -1,5 +1,5 @@
-"""A mask of padding that slices of sequences do without. Where attention is causal, no position reads one behind it. So padding at the end of a sequence
-changes nothing that counts if its labels do not count."""
+"""Slices of sequences need no padding mask. Where attention is causal, no position reads a later one. So padding at the end of a sequence changes neither
+loss nor gradients, if its labels do not count."""
 from __future__ import annotations
 
 import inspect
@@ -23,11 +23,11 @@ def without_mask(fields: Mapping[str, torch.Tensor], what: str) -> dict[str, tor
     """Returns the fields without the mask. Raises Error if it hides a position that may count."""
     hidden = fields[MASK] == 0
     if hidden.any():
-        remedy = "Slices take padding at the end of sequences alone, where the labels are -100: set tokenizer.padding_side to \"right\", or slices to 1"
+        remedy = "Slices take padding only at the end of sequences, where the labels are -100: set tokenizer.padding_side to \"right\", or slices to 1"
         if (hidden[:, :-1] & ~hidden[:, 1:]).any():
             raise Error(f"{what}: '{MASK}' hides positions before others that count. {remedy}")
         if LABELS not in fields or fields[LABELS].shape != hidden.shape:
-            raise Error(f"{what}: '{MASK}' hides positions, and without a field '{LABELS}' of its sizes, slices do not know that these do not count. {remedy}")
+            raise Error(f"{what}: '{MASK}' hides positions, but no field '{LABELS}' of the same sizes says that they do not count. {remedy}")
         if (fields[LABELS][hidden] != IGNORED).any():
             raise Error(f"{what}: '{MASK}' hides positions whose '{LABELS}' count. {remedy}")
     return {name: field for name, field in fields.items() if name != MASK}

@@ -24,7 +24,7 @@ def init_process_group(timeout: float = 600.0) -> int:
     if not torch.distributed.is_initialized() and launcher["size"] > 1:
         address = launcher["master_address"]
         if not address and launcher["local_rank"] != launcher["rank"]:
-            raise Error(f"process {launcher['rank']} runs on another host than process 0: set MASTER_ADDR to the address of that host, on all")
+            raise Error(f"process {launcher['rank']} runs on another host than process 0: set MASTER_ADDR to the address of process 0's host, for all processes")
         place = {"RANK": launcher["rank"], "WORLD_SIZE": launcher["size"], "LOCAL_RANK": launcher["local_rank"], "MASTER_ADDR": address or "127.0.0.1",
                  "MASTER_PORT": launcher["master_port"] or _port()}
         os.environ.update({name: str(value) for name, value in place.items()})  # as torchrun does, for libraries that read them there

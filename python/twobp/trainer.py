@@ -148,7 +148,7 @@ class Trainer:
             if not isinstance(tensor, torch.Tensor):
                 raise Error(f"the state's {name} is a {type(tensor).__name__}, but must be a tensor")
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise Error(f"the state's {name} has numbers that are not finite, so that no step can follow")
+                raise Error(f"the state's {name} has numbers that are not finite, so training could not continue")
         if self._module is not None:
             own = self._native.weights()
             unknown = state.keys() - self._module.state_dict().keys()
@@ -206,7 +206,7 @@ class Trainer:
         """Draws the next step as an HTML page, which is written when the step ends."""
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise Error(f"timeline: cannot write into {folder}: give a path in a folder that exists")
+            raise Error(f"timeline: cannot write into {folder}: give a path in a folder that exists and is writable")
         self._native.timeline(os.fspath(path))
 
     @property
@@ -279,7 +279,7 @@ class Trainer:
         except Error as error:
             del captured.graph["shapes"][known:]
             captured.constants = before
-            raise Error(f"a micro-batch of the sizes {sizes} must be captured by itself, since the trainer was made with others. That failed: "
+            raise Error(f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with other sizes. That capture failed: "
                         f"{error}") from error
         self._shapes.add(_shape(part))
 
@@ -310,7 +310,7 @@ def by_section(settings: Mapping) -> dict[str, dict]:
         if key not in section_of:
             near = difflib.get_close_matches(key, section_of, n=1)
             raise Error(f"unknown setting '{key}'" + (f": did you mean '{near[0]}'?" if near else
-                                                      ": the keys of docs/settings.md, pipeline and train, are known"))
+                                                      ": settings are the keys of the sections pipeline and train (docs/settings.md)"))
         config[section_of[key]][key] = value
     return config
 

@@ -49,11 +49,11 @@ class Watch:
         """Raises Error if the module has a part or a tensor that is no longer the trainer's, or a new hook."""
         replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part), None)
         if replaced:
-            raise Error(f"the part '{replaced}' of the module was replaced since the trainer was made, which it does not see: make a new trainer")
+            raise Error(f"the part '{replaced}' of the module was replaced after the trainer was made, but the trainer still has the old part: make a new trainer")
         if RemovableHandle.next_id != self._next_hook:  # a hook was added somewhere
             hooked = next((path for path, table, count in self._hooks if len(table) > count), None)
             if hooked is not None:
-                raise Error(f"{repr(hooked) if hooked else 'the module'} has a hook since the trainer was made, which would not run: remove it, or make a new trainer")
+                raise Error(f"{repr(hooked) if hooked else 'the module'} got a hook after the trainer was made, which would not run: remove it, or make a new trainer")
             self._next_hook = RemovableHandle.next_id
         number = self._looks.first_change()
         if number < 0:
@@ -61,7 +61,7 @@ class Watch:
         name, table, key, trained = self._seen[number]
         now = table.get(key)
         if now is not None and now.requires_grad != trained:
-            raise Error(f"'{name}' of the module is {'trained' if now.requires_grad else 'frozen'} since the trainer was made, which it does "
+            raise Error(f"'{name}' of the module was {'unfrozen' if now.requires_grad else 'frozen'} after the trainer was made, which the trainer does "
                         "not see: make a new trainer")
         if self._sample(self._module.state_dict()) not in self._known:
             raise Error(f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: call "

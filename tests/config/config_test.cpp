@@ -246,7 +246,7 @@ TEST(Config, ReferenceHasALinePerKey) {
   for_each_key(Config{}, [&text](const std::string& name, const Key&, void*) {
     EXPECT_NE(text.find(name + " "), std::string::npos) << name;
   });
-  EXPECT_NE(text.find("mamba: of a channel of the scan"), std::string::npos);
+  EXPECT_NE(text.find("mamba: size of the state of each channel of the scan"), std::string::npos);
   EXPECT_NE(text.find("decoders, bert, mamba, mlp: width of the model"), std::string::npos);
   EXPECT_NE(text.find("pipeline.p2_batching"), std::string::npos);
   EXPECT_NE(text.find("one of loop, concat"), std::string::npos);

@@ -68,7 +68,7 @@ TEST(ImageTransform, RepeatsOneChannelAndNormalisesEach) {
       [&] {
         evaluate(ImageTransform(three), at::zeros({2, 1, 1}, at::kByte));
       },
-      {"2 channels", "3 are wanted"});
+      {"2 channels", "must have 3 or 1"});
 }
 
 TEST(ImageTransform, EvaluatesTheSquareInTheCentre) {

@@ -166,8 +166,7 @@ TEST(MaskedDataset, RefusesBadOptions) {
   }
   SpecialTokens all = special();
   all.vocab = 4;
-  expect_error([&] { MaskedDataset(std::make_shared<Text>(1, 4, 4), all, 0.5, 1); },
-               {"special tokens alone"});
+  expect_error([&] { MaskedDataset(std::make_shared<Text>(1, 4, 4), all, 0.5, 1); }, {"only special tokens"});
 }
 
 // ---- arrays

@@ -286,7 +286,7 @@ TEST_F(CapturedRun, RefusesUnsupportedSettings) {
     test::expect_error([&] { check_config(bad); }, parts);
   };
   refused([](Config& c) { c.pipeline.micro_batch_size = 3; }, {"captured with micro-batches of 4"});
-  refused([](Config& c) { c.train.precision = "bf16"; }, {"train.precision", "computes in fp32 alone"});
+  refused([](Config& c) { c.train.precision = "bf16"; }, {"train.precision", "computes only in fp32"});
   refused([](Config& c) { c.model.lora = 4; }, {"model.lora", "takes no adapters"});
   refused(
       [](Config& c) {

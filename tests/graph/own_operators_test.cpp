@@ -278,20 +278,20 @@ TEST(OwnOperators, AttentionOfASliceIsRefused) {
         SlicedAttention sliced({0, 2, 5});
         sliced.run("twobp::attention", 1, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
       },
-      {"does not find the keys of an earlier one"});
+      {"does not find the keys of an earlier slice"});
   test::expect_error(
       [] {
         SlicedAttention sliced({0, 2, 5});
         sliced.run("twobp::attention", 0, {numbers({2, 2, 8}), kNone, kNone, 2, 1, true});
         sliced.run("twobp::attention", 1, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
       },
-      {"keys [2, 2, 8]", "do not fit"});
+      {"keys [2, 2, 8]", "but needs (batch 1, "});
   test::expect_error(
       [] {
         SlicedAttention sliced({0, 2, 5});
         sliced.run("twobp::attention", 0, {numbers({1, 3, 8}), kNone, kNone, 2, 1, true});
       },
-      {"of 3 positions behind 0", "2 behind 0"});
+      {"got 3 positions after 0", "has 2 after 0"});
 }
 
 // The mask of a slice is its part of the whole sequences'.

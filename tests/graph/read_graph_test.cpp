@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"PackedOfOtherColumns",
             "[\"first.weight\", \"first.bias\"]",
             "[[\"first.weight\", \"first.bias\"]]",
-            {"layers[0].parameters[0]", "do not fit below each other"}},
+            {"layers[0].parameters[0]", "cannot be stacked below"}},
         Bad{"PackedTwice",
             "[\"first.weight\", \"first.bias\"]",
             "[[\"first.weight\", \"first.weight\"], \"first.bias\"]",
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"NoList",
             kRelu,
             R"({"op": "aten::relu", "args": [{"v": 4}], "out": [5], "list": true})",
-            {"no list is given"}},
+            {"returns no list"}},
         Bad{"UnseededRandom",
             kRelu,
             R"({"op": "aten::bernoulli", "args": [{"v": 4}, null], "out": [5]})",
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"GradientRange",
             "\"add_to\": 0, \"how\": \"product\", \"args\": [{\"v\": 9}",
             "\"add_to\": 2, \"how\": \"product\", \"args\": [{\"v\": 9}",
-            {"layer \"first\"", "adds to parameter 2"}},
+            {"layer \"first\"", "adds to the gradient of parameter 2"}},
         Bad{"NoGradient",
             R"({"add_to": 1, "how": "sum", "args": [{"v": 8}]})",
             R"({"add_to": 0, "how": "sum", "args": [{"v": 8}]})",
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"ValueRange",
             "{\"from\": \"value\", \"index\": 0",
             "{\"from\": \"value\", \"index\": 1",
-            {"reads value 1, but there are 1"}},
+            {"reads value 1, but there are only 1"}},
         Bad{"InputGradients",
             R"("input_gradients": [{"index": 0, "slot": 22}])",
             R"("input_gradients": [])",
@@ -219,7 +219,7 @@ TEST(ReadGraph, NumbersDependOnPositions) {
   refused("", R"({"positions": 3})", {"args[3]", "no number of positions"});
   refused("\"positions\": 2, ", R"({"position": "middle"})", {"args[3]", "\"middle\" is no position"});
   refused("\"positions\": 2, ", R"({"positions": 0})", {"args[3]", "outside 1"});
-  refused("\"positions\": 2, \"no_slices\": \"why\", ", "1", {"positions", "a reason for no_slices too"});
+  refused("\"positions\": 2, \"no_slices\": \"why\", ", "1", {"positions", "\"no_slices\" is given too"});
 }
 
 TEST(ReadGraph, RefusesADamagedSecondShape) {

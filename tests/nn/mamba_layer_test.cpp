@@ -203,7 +203,7 @@ TEST(MambaFacts, GenerationGoesOnFromItsState) {
       [&] {
         mixer.forward({random({1, 1, kShape.dim}, 1)}, context, empty);
       },
-      {"position 3", "from before"});
+      {"position 3", "of the earlier positions"});
 }
 
 // At the first position, no state decays, so A has no gradient. The other parameters have one.

@@ -160,7 +160,7 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 2}));
   EXPECT_NE(test::error_of([&] {
               pipeline.run(pipeline.setup("1f1b", 3, P2Policy::kFill), random_batch(2), {});
-            }).find("3 micro-batches, the batch has 2"),
+            }).find("3 micro-batches, but the batch has 2"),
             std::string::npos);
   StepSetup setup;
   setup.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);

@@ -106,9 +106,9 @@ TEST_F(RunAhead, RefusesCallsThatNeedAnIdlePipeline) {
   StepInput traced = step_input(2);
   traced.want_events = true;
   expect_contains(test::error_of([&] { pipeline_.submit(setup, random_batch(2), traced); }),
-                  {"events", "for itself"});
+                  {"events", "cannot overlap another step"});
   expect_contains(test::error_of([&] { pipeline_.run(setup, random_batch(2), step_input(2)); }),
-                  {"under way"});
+                  {"still running"});
   EXPECT_EQ(pipeline_.finish().step, 1);
 }
 

@@ -301,7 +301,8 @@ TEST(CostModel, RejectsInconsistentValues) {
             "");
   using Change = std::function<void(CostModel&, KindCosts&)>;
   const std::vector<std::pair<Change, std::string>> faults = {
-      {[](CostModel& of, KindCosts&) { of.first_trainable = 2; }, "first_trainable is 2 of 1"},
+      {[](CostModel& of, KindCosts&) { of.first_trainable = 2; },
+       "first_trainable is 2, but must be from 0 to 1"},
       {[](CostModel& of, KindCosts&) { of.first_trainable = -1; }, "first_trainable is -1"},
       {[](CostModel& of, KindCosts&) {
          of.micro_batch_sizes = {0, 1};
@@ -318,7 +319,8 @@ TEST(CostModel, RejectsInconsistentValues) {
       {[](CostModel&, KindCosts& kind) { kind.gradient_bytes = -1; }, "gradient bytes"},
       {[](CostModel&, KindCosts& kind) { kind.optimizer_seconds = -1; }, "optimizer seconds"},
       {[](CostModel&, KindCosts& kind) { kind.update_bytes = -1; }, "bytes of the update"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size.pop_back(); }, "costs at 1 micro-batch sizes of 2"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size.pop_back(); },
+       "costs at 1 micro-batch sizes, but the model has 2"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p1 = -1; }, "backward-p1 seconds"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p2 = -1; }, "backward-p2 seconds"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p2_units = -1; }, "must not be negative"},

@@ -351,14 +351,12 @@ TEST(BalancedSplit, RejectsBadBytes) {
   };
   EXPECT_EQ(error([](PartitionBytes&) {}), "");
   EXPECT_EQ(error([](PartitionBytes& bytes) { bytes.in_flight = {0, 1}; }), "");
-  expect_contains(error([](PartitionBytes& bytes) {
-                    bytes.in_flight = {-1, 1};
-                  }),
-                  {"holds -1 micro-batches"});
-  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {1}; }), {"1 numbers", "one a stage"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {-1, 1}; }), {"in_flight has -1"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {1}; }),
+                  {"1 numbers", "one for each stage"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.fixed = {1}; }), {"1 fixed bytes"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.held = {1, -1}; }), {"layer 1 has -1 held bytes"});
-  expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9}; }), {"1 caps", "one a rank"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9}; }), {"1 caps", "one for each rank"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9, 0}; }), {"cap is 0 bytes"});
 }
 

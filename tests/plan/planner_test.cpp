@@ -517,7 +517,7 @@ TEST(Planner, MoreRanksAreFaster) {
 TEST(Planner, RejectsImpossibleProblems) {
   const CostModel model = model_of(std::vector<TestKind>(3));
   PlanRequest request;
-  expect_contains(error_of([&] { plan(model, request); }), {"numbers of ranks or of stages"});
+  expect_contains(error_of([&] { plan(model, request); }), {"a number of ranks or a number of stages"});
   request.ranks = {4};
   expect_contains(error_of([&] { plan(model, request); }), {"no combination", "3 layers"});
   request.ranks = {0};

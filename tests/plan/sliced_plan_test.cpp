@@ -86,7 +86,7 @@ TEST(SlicedCosts, AreThoseOfEachSliceAndStage) {
   expect_contains(error_of([&] {
                     stage_costs(model, {2, 3}, 2, 3);
                   }),
-                  {"not of 3 slices", "1, 2, 4", "--slices 3"});
+                  {"no costs of 3 slices", "1, 2, 4", "--slices 3"});
   // Between sizes as for whole sequences.
   EXPECT_DOUBLE_EQ(slice_costs_at(model, 4, 2)[1][0].share.forward,
                    2 * slice_costs_at(model, 2, 2)[1][0].share.forward);
@@ -189,7 +189,7 @@ TEST(SlicedPlan, FindsTheSmallBubble) {
   request.slices = {2};
   EXPECT_EQ(plan(model, request).best[0].slices, 2);
   request.slices = {3};
-  expect_contains(error_of([&] { plan(model, request); }), {"not of 3 slices", "1, 2, 8"});
+  expect_contains(error_of([&] { plan(model, request); }), {"no costs of 3 slices", "1, 2, 8"});
   request.slices = {0};
   expect_contains(error_of([&] { plan(model, request); }), {"number of slices", "at least 1"});
   request.slices = {2};

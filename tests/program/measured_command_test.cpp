@@ -113,7 +113,7 @@ TEST_F(MeasuredCommand, RefusesOtherTraces) {
   const std::string foreign =
       R"([{"ph":"X","name":"cudaLaunch","cat":"gpu","pid":0,"tid":7,"ts":1,"dur":2,"args":{}}])";
   expect_one_message({"plan", "--measured", folder_.write("foreign.json", foreign)},
-                     {"foreign.json", "which run it is of"});
+                     {"foreign.json", "does not describe its run"});
   const std::string run = trace();
   for (const char* option : {"--json", "--timeline", "--svg"}) {
     expect_one_message({"plan", "--measured", run, option, path("no/such/file")}, {option, "no/such/file"});

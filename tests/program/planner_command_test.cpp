@@ -328,7 +328,7 @@ TEST_F(PlanModel, SaysTheSmallestMemory) {
   const std::string file = costs();
   const auto run = test::run_program({"plan", "--costs", file, "--ranks", "2", "--memory", "1kB"});
   EXPECT_NE(run.exit_code, 0);
-  const size_t begin = run.err.find("the smallest memory that would do is");
+  const size_t begin = run.err.find("the smallest memory that suffices is");
   ASSERT_NE(begin, std::string::npos) << run.err;
   const size_t number = run.err.find('(', begin) + 1;
   const std::string bytes = run.err.substr(number, run.err.find(' ', number) - number);

@@ -225,7 +225,7 @@ def test_an_output_that_is_no_loss():
 
 @pytest.mark.parametrize("change, message", [
     (lambda b: {"x": b["x"]}, "keys"), (lambda b: {**b, "more": b["x"]}, "keys"), (lambda b: {**b, "x": b["x"].double()}, "float64"),
-    (lambda b: {**b, "x": b["x"][:, :3]}, r"sizes \{'x': \[4, 3\], 'y': \[4, 4\]\} must be captured by itself.*That failed"),
+    (lambda b: {**b, "x": b["x"][:, :3]}, r"sizes \{'x': \[4, 3\], 'y': \[4, 4\]\} needs a capture of its own.*That capture failed"),
     (lambda b: {**b, "x": b["x"][:3]}, "numbers of samples"), (lambda b: {name: torch.cat([t, t]) for name, t in b.items()}, "16 samples")])
 def test_another_batch(change, message):
     _, trainer = make()
@@ -247,11 +247,11 @@ def set_(module, name, tensor):
     (lambda m: nn.init.ones_(m.down.bias), "'down.bias'"), (lambda m: set_(m, "up.weight", m.up.weight + torch.arange(32).view(8, 4).eq(21)), "'up.weight'"),
     (lambda m: m.up.register_parameter("bias", None), "'up.bias'"), (lambda m: setattr(m.up.weight, "data", torch.zeros(8, 4)), "'up.weight'"),
     (lambda m: setattr(m.up, "weight", nn.Parameter(torch.zeros(8, 4))), "'up.weight'"), (lambda m: m.scale.add_(1), "'scale'"),
-    (lambda m: m.up.weight.requires_grad_(False), "'up.weight' of the module is frozen.*new trainer"),
+    (lambda m: m.up.weight.requires_grad_(False), "'up.weight' of the module was frozen.*new trainer"),
     (lambda m: setattr(m, "down", nn.Linear(8, 4)), "the part 'down' of the module was replaced.*new trainer"),
     (lambda m: nn.utils.parametrizations.weight_norm(m.down), "'down.*of the module was"),
-    (lambda m: m.up.register_forward_hook(lambda *_: None), "'up' has a hook since the trainer was made.*remove it"),
-    (lambda m: m.register_full_backward_hook(lambda *_: None), "the module has a hook since"),
+    (lambda m: m.up.register_forward_hook(lambda *_: None), "'up' got a hook after the trainer was made.*remove it"),
+    (lambda m: m.register_full_backward_hook(lambda *_: None), "the module got a hook after"),
     (lambda m: torch.optim.SGD([loss_of(m)[1]], lr=1.0).step(), "'up.weight'"),
     (lambda m: torch.optim.AdamW([loss_of(m)[1]], lr=1.0, fused=True).step(), "'up.weight'"), (lambda m: m.up.weight.data.mul_(2), "'up.weight'")])
 def test_a_change_behind_the_trainer_s_back(change, message):
@@ -446,7 +446,7 @@ def test_a_folder_of_checkpoints_is_one_trainer_s(tmp_path):
     first.checkpoint(tmp_path)
     _, second = make()
     assert second.resume(tmp_path / "other") == [f"there is no checkpoint in {tmp_path / 'other'}, so training begins at its start"]
-    with pytest.raises(twobp.Error, match="another trainer of this process: end that first"):
+    with pytest.raises(twobp.Error, match="another trainer of this process: end that one first"):
         second.resume(tmp_path)
     expected = first.step(make_batch()).loss
     del first

@@ -59,7 +59,7 @@ def strange_derivative(x):
     (strange_derivative, r"erfcx.*test_layers\.py:\d+, in strange_derivative: return"),
     (lambda x: torch.fft.rfft(x).abs()[:, :1] + x, r"complex numbers \(.*test_layers\.py:\d+, in <lambda>"),
     (lambda x: x[x > 0].sum() + x, r"depends on the values of tensors \(.*test_layers\.py:\d+, in <lambda>.*torch\.where"),
-    (lambda x: nn.functional.dropout(x, 0.5), r"in evaluation mode .*drops or draws .*test_layers\.py:\d+, in <lambda>.*self\.training")])
+    (lambda x: nn.functional.dropout(x, 0.5), r"in evaluation mode .*drops or draws numbers .*test_layers\.py:\d+, in <lambda>.*self\.training")])
 def test_a_refusal_names_the_line(function, message):
     with pytest.raises(twobp.Error, match=f"(?s){message}"):
         twobp.Trainer(Net(function), fields(), loss_fn=mse, ranks=1)
@@ -85,7 +85,7 @@ class Path(nn.Module):
 
 
 def test_stochastic_depth_is_dropout_of_a_factor():
-    with pytest.raises(twobp.Error, match=r"in training mode alone \(.*test_layers\.py:\d+, in forward: return x \* x\.new_empty.*F\.dropout\("):
+    with pytest.raises(twobp.Error, match=r"in training mode only \(.*test_layers\.py:\d+, in forward: return x \* x\.new_empty.*F\.dropout\("):
         twobp.Trainer(Net(Path(False)), fields(), loss_fn=mse, ranks=1)
     trainer = twobp.Trainer(Net(Path(True)), fields(), loss_fn=mse, ranks=1)
     batch = fields()

@@ -131,10 +131,10 @@ def test_the_samples_of_a_micro_batch_are_counted_if_the_user_says_mean(loss):
 
 
 @pytest.mark.parametrize("loss, message", [
-    (lambda o, b: (o.mean(0) - b["y"].mean(0)).pow(2).mean(), "mean .*averages what already joins the samples.*loss_reduction"),
-    (lambda o, b: F.mse_loss(o.mean(0), b["y"].mean(0)), "mse_loss .*averages what already joins the samples"),
-    (lambda o, b: square(o, b).sum(0).mean(), "averages what already joins the samples"),
-    (lambda o, b: square(o[0], {"y": b["y"][0]}).mean(), "averages what already joins the samples"),
+    (lambda o, b: (o.mean(0) - b["y"].mean(0)).pow(2).mean(), "mean .*averages a value that already combines the samples.*loss_reduction"),
+    (lambda o, b: F.mse_loss(o.mean(0), b["y"].mean(0)), "mse_loss .*averages a value that already combines the samples"),
+    (lambda o, b: square(o, b).sum(0).mean(), "averages a value that already combines the samples"),
+    (lambda o, b: square(o[0], {"y": b["y"][0]}).mean(), "averages a value that already combines the samples"),
     (lambda o, b: square(o, b).sum(), "ends with sum"),
     (lambda o, b: entropy(o, b) + 0.1 * F.mse_loss(o, b["y"]), "different numbers of targets"),
     (lambda o, b: entropy(o, b) + 1, "differs between batches"),

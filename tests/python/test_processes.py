@@ -88,7 +88,7 @@ def test_replicas_share_a_batch(tmp_path):
 
 
 def test_replicas_need_processes(make):
-    with pytest.raises(twobp.Error, match="replicas are processes: start 4"):
+    with pytest.raises(twobp.Error, match="each rank of a replica is a process: start 4"):
         make(data_parallel=2)
 
 

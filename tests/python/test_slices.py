@@ -253,9 +253,9 @@ MIXED = {
     "einsum": (lambda net, x: torch.einsum("bid,bjd->bij", x, x) @ x, "'einsum' multiplies positions.*is_causal=True"),
     "weights": (lambda net, x: net.heads(x, x, x, attn_mask=~net.mask)[0], "'baddbmm' multiplies.*need_weights=False"),
     "batch norm": (lambda net, x: net.batch_norm(x.transpose(1, 2)).transpose(1, 2), "the forward pass uses the buffer 'batch_norm"),
-    "sum": (lambda net, x: x * x.sum().tanh(), "'tanh' computes with a sum over positions"),
+    "sum": (lambda net, x: x * x.sum().tanh(), "'tanh' of a sum over positions does not add up"),
     "frequencies": (lambda net, x: F.embedding(x.argmax(-1), net.table.weight, scale_grad_by_freq=True), "counts the ids of all positions"),
-    "recurrent": (lambda net, x: net.recurrent(x)[0], "'lstm' is not known to keep the positions of a sequence apart"),
+    "recurrent": (lambda net, x: net.recurrent(x)[0], "'lstm' is not known to compute each position of a sequence on its own"),
     "noise": (lambda net, x: x + torch.rand_like(x), "'rand' draws random numbers"),
     "feature dropout": (lambda net, x: F.dropout1d(x, 0.1, net.training), "dropout"),
 }

@@ -228,7 +228,7 @@ TEST(Csv, RandomSchedulesRoundTrip) {
 
 TEST(Csv, RefusesWhatTheFormCannotHold) {
   expect_contains(error_of([] { to_csv(make_schedule("1f1b", 2, 2, P2Policy::kFill)); }),
-                  {"'1f1b' fills", "simulated or a recorded order"});
+                  {"'1f1b' has p2 fill", "simulated or a recorded order"});
   Schedule idle_rank = make_schedule("gpipe", 2, 2, P2Policy::kOff);
   idle_rank.ranks.emplace_back();
   expect_contains(error_of([&] { to_csv(idle_rank); }), {"rank 2 runs nothing"});

@@ -116,7 +116,7 @@ TEST(Lower, RefusesOrdersOfOtherSchedules) {
   expect_contains(refusal(with(0, {Op::kForward, -1, 0})), {"no -1F0"});
   expect_contains(refusal(with(1, {Op::kForward, 0, 0})), {"0F0 ran on rank 1"});
   expect_contains(refusal(with(0, {Op::kSendForward, 0, 0})), {"no 0SEND_F0"});
-  expect_contains(refusal(with(0, {Op::kBackward, 0, 0})), {"has I and W there"});
+  expect_contains(refusal(with(0, {Op::kBackward, 0, 0})), {"has a separate I and W in its place"});
 }
 
 TEST(Lower, KeepsFewerMicroBatches) {

@@ -122,13 +122,13 @@ TEST(Recorded, OrdersOfOtherSchedulesAreRefused) {
     return error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); });
   };
   EXPECT_EQ(error([](auto&) {}), "");
-  expect_contains(error([](auto& order) { order.pop_back(); }), {"recorded of 1 ranks", "has 2"});
+  expect_contains(error([](auto& order) { order.pop_back(); }), {"recorded order has 1 ranks", "has 2"});
   expect_contains(error([](auto& order) { order[1].clear(); }), {"rank 1 ends before 1F0"});
   expect_contains(error([](auto& order) { std::swap(order[0][0], order[0][1]); }),
                   {"has 0F1 where the schedule has 0F0"});
-  expect_contains(error([](auto& order) { order[0][0].stage = 1; }), {"holds 1F0"});
+  expect_contains(error([](auto& order) { order[0][0].stage = 1; }), {"has 1F0"});
   expect_contains(error([](auto& order) { order[0][0].op = Op::kSendForward; }),
-                  {"must be F, I, W or a receive"});
+                  {"only F, I, W and receives"});
   expect_contains(error([](auto& order) {
                     order[0].insert(order[0].begin(), {Op::kBackwardP2, 0, 1});
                   }),

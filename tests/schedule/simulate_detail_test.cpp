@@ -82,10 +82,11 @@ TEST(Links, BadLinksAreRefused) {
     options.shared_links.assign(times, link);
     return error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); });
   };
-  expect_contains(error({"card", {{0, 2}}}), {"shared link 'card'", "ranks 0 and 2", "of the 2 there are"});
+  expect_contains(error({"card", {{0, 2}}}),
+                  {"shared link 'card'", "ranks 0 and 2", "two different ranks from 0 to 1"});
   expect_contains(error({"card", {{1, 1}}}), {"ranks 1 and 1"});
-  expect_contains(error({"card", {{0, 1}, {0, 1}}}), {"which it has already"});
-  expect_contains(error({"card", {{0, 1}}}, 2), {"which shared link 'card' has already"});
+  expect_contains(error({"card", {{0, 1}, {0, 1}}}), {"names ranks 0 and 1 twice"});
+  expect_contains(error({"card", {{0, 1}}}, 2), {"as shared link 'card' does"});
   expect_contains(error({"card", {}, -1, 0}), {"shared link 'card': latency is -1"});
   expect_contains(error({"card", {}, 0, std::nan("")}), {"bytes_per_second is nan"});
   SimulationOptions options;

@@ -315,8 +315,9 @@ TEST(UnequalMicroBatches, RowsMustDivideThem) {
   const Schedule schedule = make_schedule("1f1b", 2, 4, P2Policy::kOff);
   for (const int rows : {1, 2, 4}) simulate(schedule, std::vector<StageCost>(rows * 2));
   for (const int costs : {0, 3, 6, 16})
-    test::expect_error([&] { simulate(schedule, std::vector<StageCost>(costs)); },
-                       {"needs 2 costs, one a stage", "divides 4, the micro-batches", concat("got ", costs)});
+    test::expect_error(
+        [&] { simulate(schedule, std::vector<StageCost>(costs)); },
+        {"needs 2 costs, one for each stage", "divides 4, the micro-batches", concat("got ", costs)});
 }
 
 }  // namespace

@@ -138,7 +138,7 @@ TEST(Slices, EachHasItsOwnCosts) {
   EXPECT_EQ(simulation.ranks[0].peak_bytes, 300);
   costs.pop_back();
   test::expect_error([&] { simulate(schedule, costs); },
-                     {"needs 2 costs, one a stage", "divides 2, the slices", "got 3"});
+                     {"needs 2 costs, one for each stage", "divides 2, the slices", "got 3"});
   costs.emplace_back().p2_units = 3;
   test::expect_error([&] { simulate(schedule, costs); }, {"stage 1", "row 1"});
 }
@@ -209,7 +209,7 @@ TEST(Slices, OtherOrdersAreRefused) {
   test::expect_error([&] { validate(backwards); }, {"0B0.0 comes where 0B0.1 is due", "last to first"});
   Schedule odd = make_schedule("gpipe", 1, 3, P2Policy::kOff);
   odd.slices = 2;
-  test::expect_error([&] { validate(odd); }, {"3 slices", "do not divide"});
+  test::expect_error([&] { validate(odd); }, {"3 slices", "not a multiple of"});
 }
 
 TEST(Slices, SomeSchedulesHaveNone) {

@@ -114,13 +114,13 @@ TEST(ReadTrace, ReadsAnySchedule) {
 TEST(ReadTrace, RefusesOtherFiles) {
   expect_refused("", {"not JSON"});
   expect_refused("{\"traceEvents\": []}", {"twobp train --trace"});
-  expect_refused("[1, 2]", {"no event"});
-  expect_refused("[]", {"which run", "twobp train"});
-  expect_refused(R"([{"ph": "X", "name": "x", "ts": 0, "dur": 1, "tid": 1}])", {"which run"});
+  expect_refused("[1, 2]", {"not an event"});
+  expect_refused("[]", {"does not describe its run", "twobp train"});
+  expect_refused(R"([{"ph": "X", "name": "x", "ts": 0, "dur": 1, "tid": 1}])", {"does not describe its run"});
   expect_refused(std::string(100000, '['), {"nested deeper"});
   Trace without = test::traced_run();
   without.run.reset();
-  expect_refused(trace_json(without), {"which run", "--trace FILE"});
+  expect_refused(trace_json(without), {"does not describe its run", "--trace FILE"});
   const std::string whole = trace_json(test::traced_run());
   expect_refused(whole.substr(0, whole.size() / 2), {"not JSON"});
 }
@@ -192,7 +192,7 @@ TEST(ReadTrace, RefusesImpossibleEvents) {
   };
   refused("F", [](json& event) { event["args"]["stage"] = 5; }, {"stage", "5"});
   refused("F", [](json& event) { event["args"]["stage"] = 1 - event["args"]["stage"].get<int>(); },
-          {"on rank", "the schedule has it"});
+          {"is on rank", "the schedule places this stage on rank"});
   refused("F", [](json& event) { event["args"].erase("micro_batch"); }, {"micro_batch"});
   refused("F", [](json& event) { event["args"]["micro_batch"] = 1.5; }, {"1.5"});
   refused("I", [](json& event) { event["dur"] = -1; }, {"takes -"});

@@ -143,7 +143,7 @@ TEST(CheckpointFolder, TakesThePreviousCheckpointIfTheNewestIsDamaged) {
       ASSERT_EQ(warnings.size(), 1U);
       EXPECT_NE(warnings[0].find(file), std::string::npos) << warnings[0];
       EXPECT_NE(warnings[0].find(step_name(6)), std::string::npos) << warnings[0];
-      EXPECT_NE(warnings[0].find("taking the checkpoint before"), std::string::npos) << warnings[0];
+      EXPECT_NE(warnings[0].find("using the previous checkpoint"), std::string::npos) << warnings[0];
     }
   }
 }
@@ -187,7 +187,7 @@ TEST(CheckpointFolder, NoticesARenamedCheckpoint) {
   const RunResult resumed = run(config, true, 1);
   EXPECT_EQ(resumed.first_step, 1);
   ASSERT_EQ(resumed.notes.size(), 1U);
-  EXPECT_NE(resumed.notes[0].find("is of step 2"), std::string::npos) << resumed.notes[0];
+  EXPECT_NE(resumed.notes[0].find("holds step 2"), std::string::npos) << resumed.notes[0];
 }
 
 // One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed,
@@ -242,7 +242,7 @@ TEST(CheckpointFolder, RefusesAHostileState) {
     // The checksum is that of the rewritten file.
     const std::string text = nlohmann::json::parse(state).dump();
     expect(concat(R"({"crc32": )", crc32_of(text.data(), text.size()), R"(, "state": )", state, "}"),
-           {"state.json", "damaged: a count out of range"});
+           {"state.json", "damaged: step is not a whole number"});
   }
 }
 

@@ -309,7 +309,8 @@ TEST(CheckpointParts, ReportAFolderThatIsNotShared) {
       [&] {
         CheckpointFolder(folder.path("mine"), {1, 2}, run.first().run_id(), /*patience=*/0.2);
       },
-      {"save.checkpoints", folder.path("mine"), "process 1", "process 0", "file system that all share"});
+      {"save.checkpoints", folder.path("mine"), "process 1", "process 0",
+       "file system that all processes share"});
 }
 
 // The program wrote format 1 when a run was one process.

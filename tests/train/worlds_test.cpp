@@ -321,7 +321,7 @@ TEST(WorldFailures, StagesOfOtherProcessesAreRefused) {
     EXPECT_TRUE(trainer.pipeline().is_local(process));
     EXPECT_FALSE(trainer.pipeline().has_stage(other));
     expect_error([&] { trainer.pipeline().stage(other); },
-                 {concat("stage ", other), concat("another process than ", process)});
+                 {concat("stage ", other), concat("not run in this process (process ", process, ")")});
     expect_error([&] { trainer.pipeline().rank(other); }, {concat("rank ", other)});
   });
 }

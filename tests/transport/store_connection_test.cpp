@@ -106,7 +106,7 @@ TEST(StoreConnection, NamesTheMissingRanks) {
   const int port = test::free_port();
   const double begin = now_seconds();
   for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, 3)) {
-    expect_parts(what, {"ranks 1, 3 of 4 did not come", std::to_string(port)});
+    expect_parts(what, {"ranks 1, 3 of 4 did not connect", std::to_string(port)});
   }
   EXPECT_LT(now_seconds() - begin, 10);
 }

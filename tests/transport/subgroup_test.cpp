@@ -33,7 +33,7 @@ TEST(Subgroup, NumbersItsMembers) {
       [&] {
         Subgroup(*network[0], {3, 1}, Group::kReplicas);
       },
-      {"rank 0 is not of the group"});
+      {"rank 0 is not a member of the group"});
 }
 
 TEST(Subgroup, GroupsOfTheSameRanksDoNotMix) {

@@ -57,7 +57,9 @@ Values AutogradLayer::forward(Values x, Context& context, Saved& saved) {
   }
   x.clear();
   const at::Tensor y = function_(inputs, context);
-  TWOBP_CHECK(y.requires_grad(), "an AutogradLayer's output does not depend on anything that has a gradient");
+  TWOBP_CHECK(y.requires_grad(),
+              "an AutogradLayer's output depends on no tensor that requires a gradient, so it has no "
+              "backward pass");
   saved.keep_until_p2(y);
   for (at::Tensor& input : inputs) saved.keep_until_p1(std::move(input));
   return {y.detach()};
@@ -66,7 +68,8 @@ Values AutogradLayer::forward(Values x, Context& context, Saved& saved) {
 Values AutogradLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   TWOBP_CHECK(
       saved.p2_count() == 1,
-      "backward-p1 of an AutogradLayer does not find its output alone: it runs once after each forward");
+      "backward-p1 of an AutogradLayer does not find exactly one saved tensor, its output: it runs once "
+      "after each forward");
   const WithAutograd autograd;
   const at::Tensor& y = saved.p2(0);
   // A loss is the end: its gradient is 1.

@@ -1,10 +1,10 @@
-// A layer out of anything that PyTorch's autograd can differentiate, so that a model without split layers
-// runs in the pipeline at once. Its I and W are two walks of the same graph, at autograd's price: more time
-// than one walk, and memory that is freed by W only. Write a split layer (docs/add_a_layer.md) for what is
-// worth it.
+// A layer made of any function that PyTorch's autograd can differentiate, so that a model without split
+// layers runs in the pipeline at once. I and W each walk the same autograd graph. This takes more time than
+// one walk, and only W frees the graph's memory. Write a split layer (docs/add_a_layer.md) where this cost
+// matters.
 //
-// Random numbers inside (dropout) come from LibTorch's generator: such a layer breaks the promise of equal
-// bits.
+// Random numbers inside (dropout) come from LibTorch's generator, so the bits of such a layer depend on the
+// schedule.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ namespace twobp {
 
 class AutogradLayer : public Layer {
  public:
-  // y from the inputs (the layer before's outputs; none for a first layer, which reads the context's fields).
-  // A loss returns a scalar, already times context.loss_weight.
+  // Returns y for the inputs: the outputs of the previous layer, or none for a first layer, which reads the
+  // context's fields. A loss returns a scalar that is already multiplied by context.loss_weight.
   using Function = std::function<at::Tensor(const Values& inputs, const Context& context)>;
   // Leaf tensors that the function uses, by name. Layers of one model need different names.
   using NamedLeaves = std::vector<std::pair<std::string, at::Tensor>>;
@@ -42,11 +42,10 @@ class AutogradLayer : public Layer {
   std::vector<std::unique_ptr<Parameter>> parameters_;  // as leaves_
 };
 
-// The module called with one tensor: any torch::nn::Module whose forward takes a tensor and gives one
-// (torch::nn::Linear, Sequential, a Cloneable of one's own). The layer works on a copy of `prototype`, so
-// that every layer that is made of it starts the same. Parameter names get `prefix` and a dot before them.
-// Buffers stay as they are in training (BatchNorm's running statistics are not kept right: micro-batches run
-// in any order).
+// Makes a layer of a torch::nn::Module whose forward takes one tensor and returns one (torch::nn::Linear,
+// Sequential, a Cloneable of your own). The layer works on a copy of `prototype`, so all layers that are made
+// of it start with the same values. Parameter names get `prefix` and a dot before them. Buffers are not
+// managed: BatchNorm's running statistics are wrong, because micro-batches run in any order.
 template <typename ModuleHolder>
 std::unique_ptr<Layer> from_module(const ModuleHolder& prototype, const std::string& prefix) {
   using Module = typename ModuleHolder::ContainedType;
@@ -62,7 +61,8 @@ std::unique_ptr<Layer> from_module(const ModuleHolder& prototype, const std::str
       std::move(leaves));
 }
 
-// The same from a TorchScript file (torch.jit.save). Throws Error: no such file, not TorchScript.
+// The same from a TorchScript file (torch.jit.save). Throws Error if there is no such file, or it is not
+// TorchScript.
 std::unique_ptr<Layer> from_torchscript(const std::string& path, const std::string& prefix);
 
 }  // namespace twobp

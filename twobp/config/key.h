@@ -57,7 +57,8 @@ struct Key {
   Allowed allowed{};
   OnResume on_resume = OnResume::kSame;
   bool per_process = false;  // may differ between the processes of a run: paths and properties of the machine
-  // Of a model: does not shape the weights, so it may differ from the value in the weights' directory.
+  // A key of a model that does not shape the weights, so it may differ from the value in the weights'
+  // directory.
   bool tunable = false;
 
   Key in(std::string unit) &&;

@@ -139,8 +139,8 @@ const Json& file_name(const std::string& full_name, const Key& key, const Json& 
   if (key.allowed.file.empty() || !value.is_object()) return value;
   const bool one_text = value.size() == 1 && value.contains("file") && value["file"].is_string();
   TWOBP_CHECK(one_text && value["file"].get_ref<const std::string&>().ends_with(key.allowed.file), origin,
-              ": \"", full_name, "\" as a section is {\"file\": \"NAME", key.allowed.file,
-              "\"}, a file that ends in ", key.allowed.file, ".");
+              ": \"", full_name, "\" as an object must be {\"file\": \"NAME", key.allowed.file,
+              "\"}, with a file name that ends in ", key.allowed.file, ".");
   return value["file"];
 }
 

@@ -1,4 +1,4 @@
-// Text from strangers (names in files, other processes' messages) made harmless for a terminal.
+// Makes untrusted text (names in files, messages of other processes) harmless for a terminal.
 #pragma once
 
 #include <string>

@@ -87,7 +87,7 @@ void check_attention_mask(const NpyArray& mask) {
   for_each_row(mask, [&](int64_t row, const auto* begin) {
     TWOBP_CHECK(std::find_if(begin, begin + columns, [](auto v) { return v != 0; }) != begin + columns,
                 mask.path(), ": row ", row,
-                ": all are 0, so nothing of the sample would be seen: remove the sample.");
+                ": all are 0, so the sample has nothing but padding: remove the sample.");
   });
 }
 
@@ -129,7 +129,7 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
   TWOBP_CHECK(any_counted(labels_, label_of), labels_.path(), ": no label is counted: all are -100",
               label_of == LabelOf::kNextToken ? ", or in column 0, which no position predicts." : ".");
   std::optional<NpyArray> mask =
-      open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): mend the mask.");
+      open_optional(folder, "attention_mask", 2, "the mask", "0 (padding) and 1 (seen): correct the mask.");
   if (mask) check_attention_mask(*mask);
   if (mask && label_of == LabelOf::kNextToken) check_labels_of_padding(*mask, labels_);
   if (mask) optional_.emplace("attention_mask", std::move(*mask));
@@ -139,7 +139,7 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
   }
   std::optional<NpyArray> types =
       open_optional(folder, "token_type_ids", token_types, "token type",
-                    "model.token_types: set that to the largest one plus 1, or mend the data.");
+                    "model.token_types: set that to the largest one plus 1, or correct the data.");
   if (types) optional_.emplace("token_type_ids", std::move(*types));
   refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask", "token_type_ids"},
                       "a masked language model");

@@ -1,5 +1,5 @@
-// Samples that cost unequally, such as packed documents: which of a batch share a micro-batch and a replica,
-// and which are like most. Depends on the costs alone (Dataset::cost).
+// Distributes samples of unequal cost, such as packed documents, over micro-batches and replicas, and finds
+// typical samples. The results depend on the costs alone (Dataset::cost).
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 
 namespace twobp {
 
-// An order of a full batch's samples, by their index in `costs`: those of the first replica's first
-// micro-batch, then those of its next ones, then those of the next replica. All micro-batches cost about the
-// same, and so do all replicas. What is left of their differences rises and then falls over the micro-batches
-// of a replica: neighbours, which ranks compute at the same time, cost about the same, and a pipeline fills
-// and drains with the cheapest. The order stays if all samples cost the same. The number of costs must be
-// replicas x micro_batches x micro_batch_size.
+// Returns an order of a full batch's samples, as indices into `costs`: the samples of the first replica's
+// first micro-batch, then those of its next ones, then those of the next replica. All micro-batches cost
+// about the same, and so do all replicas. Within a replica, the remaining differences rise and then fall from
+// micro-batch to micro-batch. So neighbours, which ranks compute at the same time, cost about the same, and
+// the pipeline fills and drains with the cheapest. If all samples cost the same, their order stays. The
+// number of costs must be replicas x micro_batches x micro_batch_size.
 std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
                                 int64_t micro_batch_size);
 
-// The samples of a full batch in level_order of what they cost.
+// The samples of a full batch in the level_order of their costs.
 std::vector<int64_t> in_level_order(const Dataset& dataset, const std::vector<int64_t>& samples,
                                     int64_t replicas, int64_t micro_batches, int64_t micro_batch_size);
 

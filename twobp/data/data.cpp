@@ -167,8 +167,8 @@ std::shared_ptr<const DocumentRow> open_documents(const DataConfig& data, const 
 std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentRow& row, const TextShape& shape) {
   TWOBP_CHECK(
       !row.targets,
-      "data.text has chats, whose turns a stream would not tell apart: set data.packing to none, split "
-      "or whole.");
+      "data.text has chats, but data.packing \"stream\" does not keep the assistant's turns apart from "
+      "others: set data.packing to none, split or whole.");
   auto stream = std::make_shared<TokenDataset>(row.tokens, shape.sequence);
   check_enough(*stream, data, shape, "data.text", "tokens");
   return stream;

@@ -28,7 +28,8 @@ class Dataset {
   // is counted. Random choices (masked tokens, cropped images) depend on the dataset's seed, the index and
   // the epoch alone. In evaluation they are the same each time, and images are cropped at the centre.
   virtual Fields read(const std::vector<int64_t>& indices, int64_t epoch) const = 0;
-  // What the sample costs a model beside the dataset's others, in any unit. 0: all cost the same.
+  // The time that a model needs for the sample, in any unit, to compare it with other samples of the dataset.
+  // 0: all cost the same.
   virtual int64_t cost(int64_t /*sample*/) const { return 0; }
 };
 

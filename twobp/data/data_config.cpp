@@ -141,7 +141,7 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
       !masked || data.sequence >= 3, "data.sequence is ", data.sequence,
       ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
   TWOBP_CHECK(!masked || data.packing == "stream", "data.packing is \"", data.packing,
-              "\", but model.type \"", model.type, "\" hides tokens of one stream: set it to stream.");
+              "\", but model.type \"", model.type, "\" masks tokens of one stream: set it to stream.");
   TWOBP_CHECK(data.packing == "stream" || data.packing == "none" || model.documents, "data.packing is \"",
               data.packing, "\", but model.type \"", model.type,
               "\" does not keep the documents of a sample apart: set it to stream or none.");
@@ -158,16 +158,16 @@ const Section& data_section() {
   static const Section section = make_section<DataConfig>(
       "data",
       {TWOBP_KEY(DataConfig, text,
-                 "glob of text files, of .jsonl or .parquet files with a document in each record; read as "
-                 "bytes unless "
-                 "there is a tokenizer")
+                 "glob of text files, or of .jsonl or .parquet files with a document in each record; read as "
+                 "bytes unless there is a tokenizer")
            .path(),
        TWOBP_KEY(DataConfig, field,
-                 "of the records in .jsonl and .parquet files: the text, or the list of messages of a chat"),
+                 "field of the records in .jsonl and .parquet files with the text, or with the list of "
+                 "messages of a chat"),
        TWOBP_KEY(
            DataConfig, packing,
-           "documents into samples: stream joins all and cuts; none pads each; split and whole keep the "
-           "documents of a sample apart, and cut them where it ends, or choose by best fit")
+           "how documents become samples: stream joins all and cuts; none pads each; split and whole keep "
+           "the documents of a sample apart: split cuts them where it ends, whole chooses them by best fit")
            .one_of({"stream", "none", "split", "whole"}),
        TWOBP_KEY(DataConfig, tokenizer,
                  "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens "
@@ -183,7 +183,7 @@ const Section& data_section() {
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header")
            .path(),
        TWOBP_KEY(DataConfig, token_type,
-                 "of the numbers in data.tokens; \"\": that of llm.c's header, uint16 without one")
+                 "type of the numbers in data.tokens; \"\": that of llm.c's header, or uint16 without one")
            .one_of({"uint16", "uint32"})
            .free_on_resume(),
        TWOBP_KEY(DataConfig, arrays,
@@ -203,27 +203,30 @@ const Section& data_section() {
                  "part of the samples kept for evaluation: of text from the end, of pictures from each class")
            .in("fraction")
            .from_to_below(0, 1),
-       TWOBP_KEY(DataConfig, workers, "read batches ahead, at a low priority")
+       TWOBP_KEY(DataConfig, workers, "threads that read batches ahead, at low priority")
            .in("threads")
            .from(1, 1024)
            .free_on_resume()
            .differs_by_process(),
-       TWOBP_KEY(DataConfig, mask_probability, "masked language models: part of the tokens that are hidden")
+       TWOBP_KEY(DataConfig, mask_probability, "masked language models: fraction of the tokens to hide")
            .in("fraction")
            .above_to(0, 1),
        TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the files, 224 for data.images")
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
-                 "part of a picture used in training: centre, shifted centre, or random part rescaled; \"\": "
-                 "resized for data.images")
+                 "part of a picture used in training: the centre (none), the shifted centre (shift), or a "
+                 "random part, rescaled (resized); \"\": resized for data.images")
            .one_of({"none", "shift", "resized"}),
-       TWOBP_KEY(DataConfig, padding, "largest move of crop shift").in("pixels").from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, padding, "largest shift of data.crop shift, each way")
+           .in("pixels")
+           .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, flip, "mirrors pictures left to right with probability 1/2, in training"),
-       TWOBP_KEY(
-           DataConfig, mean,
-           "subtracted from pixels (0 to 1); []: ImageNet's for data.images, else measured; none for floats"),
-       TWOBP_KEY(DataConfig, std, "divisor after that; [] as for data.mean")});
+       TWOBP_KEY(DataConfig, mean,
+                 "mean that is subtracted from pixels (0 to 1), one for each channel or one for all; []: "
+                 "ImageNet's for data.images, else measured; none for floats"),
+       TWOBP_KEY(DataConfig, std,
+                 "standard deviation by which pixels are divided after that; []: as for data.mean")});
   return section;
 }
 

@@ -173,8 +173,8 @@ bool Loader::wait(const std::function<bool()>& stop) {
   const double timeout = impl_->options.timeout;
   const double patience = timeout == 0 ? std::numeric_limits<double>::infinity() : timeout;
   TWOBP_CHECK(wait_patiently(impl_->changed, lock, patience, ended), "waited ", timeout,
-              " s for a batch of the data: the files are out of reach, or reading takes "
-              "longer than the time-out (pipeline.timeout): try more data.workers");
+              " s for a batch of the data: the files cannot be reached, or reading takes longer than the "
+              "time-out: check the files, raise data.workers, or raise pipeline.timeout");
   return there();
 }
 

@@ -140,7 +140,7 @@ void SafetensorsFile::read_header() {
       entry.shape.push_back(static_cast<int64_t>(count(size, what + ": the numbers in its shape")));
     }
     const json& offsets = member(value, "data_offsets", json::value_t::array, what);
-    TWOBP_CHECK(offsets.size() == 2, what, ": its data_offsets are not two");
+    TWOBP_CHECK(offsets.size() == 2, what, ": its data_offsets are not two numbers");
     entry.begin = count(offsets[0], what + ": its data_offsets");
     entry.end = count(offsets[1], what + ": its data_offsets");
     if (const auto dtype = find_dtype(entry.dtype)) {

@@ -34,7 +34,7 @@ struct LayerParameter {
 struct GraphLayer {
   std::string name;
   int kind = 0;
-  // What stands behind the indices in the programs of the kind.
+  // The tensors to which the indices in the programs of the kind refer.
   std::vector<LayerParameter> parameters;
   std::vector<std::string> buffers;
   std::vector<std::string> constants;
@@ -50,7 +50,7 @@ struct Shape {
   std::string no_slices;  // why they do not; empty if the file does not say
 };
 
-// What does not depend on the shape.
+// The parts of a captured module that do not depend on the shape of the micro-batch.
 struct GraphDescription {
   std::string origin;    // the file, for messages
   std::string module;    // "transformers.GPT2LMHeadModel"
@@ -80,9 +80,9 @@ class Graph {
   const Shape& shape_of(const Fields& fields) const;
   // Whether a shape of these fields is there.
   bool knows(const FieldTypes& fields) const;
-  // The plan of a layer whose parameters are trained or not.
+  // The plan of a layer. `trained` says for each of its parameters whether it is trained.
   const Plan& plan(const Shape& shape, int layer, const std::vector<bool>& trained) const;
-  // The constants behind the indices in the layer's program.
+  // The constants to which the indices in the layer's program refer.
   std::vector<at::Tensor> constants(const Shape& shape, int layer) const;
   bool has_constant(const std::string& name) const;
   // Counts the targets of a micro-batch.

@@ -28,8 +28,8 @@ at::Generator generator_of(uint64_t seed, at::Device device) {
 
 const at::Tensor& tensor_of(const Slots& slots, int slot) {
   const c10::IValue& value = slots[static_cast<size_t>(slot)];
-  TWOBP_CHECK(value.isTensor() && value.toTensor().defined(), "slot ", slot, " has no tensor: the operator ",
-              "that should have made it gave none");
+  TWOBP_CHECK(value.isTensor() && value.toTensor().defined(), "slot ", slot,
+              " has no tensor: the operator that writes it returned none");
   return value.toTensor();
 }
 
@@ -139,7 +139,7 @@ void call(const Instruction& one, Slots& slots, Stack& stack, const Surroundings
     op.call(stack);
   }
   if (one.list) {
-    TWOBP_CHECK(stack.size() == 1 && stack[0].isTensorList(), "gave no list");
+    TWOBP_CHECK(stack.size() == 1 && stack[0].isTensorList(), "returned no list, but graph.json expects one");
     const std::vector<at::Tensor> list = stack[0].toTensorVector();
     TWOBP_CHECK(list.size() == one.out.size(), "gave ", list.size(), " tensors, but graph.json expects ",
                 one.out.size());
@@ -176,8 +176,9 @@ void add_product(Parameter& parameter, const at::Tensor& a, const at::Tensor& b)
 
 void add_sum(Parameter& parameter, const at::Tensor& gradient) {
   TWOBP_CHECK(gradient.sizes() == at::IntArrayRef(parameter.sizes()) && gradient.is_floating_point(),
-              "the gradient is ", gradient.sizes(), " ", gradient.scalar_type(), ", but ", parameter.name(),
-              " is ", at::IntArrayRef(parameter.sizes()));
+              "the gradient is ", gradient.sizes(), " ", gradient.scalar_type(), ", but that of ",
+              parameter.name(), " must be floating-point numbers of sizes ",
+              at::IntArrayRef(parameter.sizes()));
   parameter.accumulate(gradient);
 }
 

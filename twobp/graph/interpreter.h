@@ -1,5 +1,5 @@
 // Runs the code of a captured program: boxed calls of operators that were looked up before. The calling
-// thread is below autograd.
+// thread must skip autograd (at::AutoDispatchBelowADInplaceOrView), as rank threads do.
 #pragma once
 
 #include <cstdint>

@@ -32,10 +32,10 @@ class JsonNode {
   bool has(const char* key) const { return find(key).has_value(); }
   std::vector<JsonNode> elements(size_t most) const;
   std::vector<std::pair<std::string, JsonNode>> members(size_t most) const;
-  // From `least` to `most`.
+  // A whole number from `least` to `most`.
   int64_t integer(int64_t least, int64_t most) const;
   bool boolean() const;
-  // Of up to 1000 bytes.
+  // A text of up to 1000 bytes.
   const std::string& text() const;
 
  private:

@@ -17,7 +17,7 @@ namespace twobp::graph {
 
 using Stack = std::vector<c10::IValue>;
 
-// A slice of the sequences (Context::slice), for operators that must know.
+// A slice of the sequences (Context::slice), for operators that treat slices in a special way.
 struct SliceCall {
   int64_t begin = 0;
   int64_t length = 0;
@@ -39,7 +39,7 @@ struct Operator {
   const c10::FunctionSchema* schema = nullptr;
   std::optional<c10::OperatorHandle> aten;
   void (*own)(Stack& stack) = nullptr;
-  void (*of_slice)(Stack& stack, const SliceCall& slice) = nullptr;  // null: slices are nothing special
+  void (*of_slice)(Stack& stack, const SliceCall& slice) = nullptr;  // null: as for whole sequences
   InPlace in_place = InPlace::kNever;
   std::optional<c10::OperatorHandle> over;  // the operator that works in place
   bool masks = false;                       // its second argument is a mask of bool

@@ -1,4 +1,4 @@
-// What operators of ours share: how they take their arguments, and checks.
+// Helpers that our own operators share: they take arguments off the stack and check them.
 #pragma once
 
 #include <optional>

@@ -57,9 +57,9 @@ void add_earlier(PackedAttention& shape, const at::Tensor& qkv, const SliceCall&
   TWOBP_CHECK(slice.saved != nullptr,
               "twobp::attention_backward over a slice takes the log_sum_exp of twobp::attention itself");
   shape.earlier = earlier_keys(*slice.saved, shape, qkv.size(0), qkv.scalar_type());
-  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention of ", qkv.size(1),
-              " positions behind ", shape.past(), " is not that of the slice, ", slice.length, " behind ",
-              slice.begin);
+  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention got ",
+              qkv.size(1), " positions after ", shape.past(), " earlier ones, but the slice has ",
+              slice.length, " after ", slice.begin);
 }
 
 // Takes over the gradient from later slices, and makes room for that of the earlier ones.
@@ -67,8 +67,8 @@ void take_over(PackedAttention& shape, const at::Tensor& qkv, const SliceCall& s
   join_gradients(shape, *slice.saved);
   const at::Tensor& later = shape.from_later;
   const std::vector<int64_t> keys{qkv.size(0), qkv.size(1), 2 * shape.kv_heads * shape.head_dim};
-  TWOBP_CHECK(!later.defined() || later.sizes() == keys, "a gradient ", later.sizes(),
-              " for the keys of a slice does not fit it");
+  TWOBP_CHECK(!later.defined() || later.sizes() == keys, "the gradient of a slice's keys and values is ",
+              later.sizes(), ", but must be ", at::IntArrayRef(keys));
 }
 
 void attention(Stack& stack, const SliceCall* slice) {

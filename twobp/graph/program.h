@@ -33,7 +33,7 @@ struct OfPositions {
   enum class What : uint8_t {
     kCount,  // `times` the number of positions
     kBegin,  // the first one in its sequence
-    kEnd,    // the one behind the last
+    kEnd,    // one past the last
   };
   What what = What::kCount;
   int64_t times = 1;
@@ -55,7 +55,7 @@ struct Argument {
     kDevice,        // the rank's device
   };
   Kind kind = Kind::kValue;
-  bool last = false;  // kSlot: nobody reads the tensor later, so it is moved
+  bool last = false;  // kSlot: no later instruction reads the tensor, so it is moved
   int slot = -1;
   std::vector<int> slots;
   c10::IValue value;                      // for whole sequences
@@ -73,11 +73,11 @@ struct Instruction {
   const Operator* op = nullptr;
   int parameter = -1;
   std::vector<Argument> arguments;
-  std::vector<int> out;     // -1: nobody reads this result
+  std::vector<int> out;     // -1: no instruction reads this result
   bool list = false;        // the results are the elements of one list
   int8_t over = -1;         // the result may take the memory of this argument; -1: of none
   int attention = -1;       // the number of this call of attention in its program, or of its derivative
-  std::vector<int> unread;  // slots that nobody reads later, apart from arguments that are moved
+  std::vector<int> unread;  // slots that no later instruction reads, apart from arguments that are moved
   std::string place;        // "forward[12], aten::addmm", for messages
 };
 

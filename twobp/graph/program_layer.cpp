@@ -136,8 +136,8 @@ at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values
   const auto index = static_cast<size_t>(input.index);
   switch (input.from) {
     case Input::From::kValue:
-      TWOBP_CHECK(index < x.size(), "the layer reads value ", index, " of the previous layer, which gave ",
-                  x.size());
+      TWOBP_CHECK(index < x.size(), "the layer reads output ", index,
+                  " of the previous layer (counted from 0), which has ", x.size(), " outputs");
       return std::move(x[index]);
     case Input::From::kField:
       if (input.whole && context.sliced())

@@ -25,7 +25,7 @@ class ProgramLayer : public Layer {
 
  private:
   class Unit;
-  // What the layer has for one shape of a micro-batch.
+  // The plan, constants and units of the layer for one shape of a micro-batch.
   struct ForShape;
 
   const Plan& plan_of(const Shape& shape) const;

@@ -31,7 +31,7 @@ T named(const JsonNode& node, const std::pair<const char*, T> (&names)[n], const
   for (const auto& [name, value] : names) {
     if (node.text() == name) return value;
   }
-  node.refuse("\"", node.text().substr(0, 100), "\" is no ", what, " that is known");
+  node.refuse("\"", node.text().substr(0, 100), "\" is not a known ", what);
 }
 
 int read_slot(const JsonNode& node, int slots) {
@@ -217,7 +217,8 @@ void read_out(const JsonNode& node, const Operator& op, int slots, Instruction& 
   one.list = list && list->boolean();
   const bool gives_list = returns.size() == 1 && returns[0].type()->kind() == TypeKind::ListType;
   if (one.list != gives_list)
-    out.refuse(gives_list ? "a list is given, so \"list\" must be true" : "no list is given");
+    out.refuse(gives_list ? "the operator returns a list, so \"list\" must be true"
+                          : "the operator returns no list, so \"list\" must not be true");
   const std::vector<JsonNode> results = out.elements(kMostListed);
   if (!one.list && results.size() != returns.size())
     out.refuse("has ", results.size(), " slots, but the operator has ", returns.size(), " results");
@@ -256,7 +257,8 @@ void read_call(const JsonNode& node, const CodeRules& rules, Instruction& one) {
       const c10::IValue& value = one.arguments[i].value;
       if (schema[i].name() == "dropout_p") draws = !value.isDouble() || value.toDouble() != 0;
     }
-    if (draws) node.refuse(name.text(), " draws random numbers that nobody seeds");
+    if (draws)
+      node.refuse(name.text(), " draws random numbers without a seed: give it a \"random\" argument");
   }
   read_out(node, *one.op, rules.slots, one);
 }

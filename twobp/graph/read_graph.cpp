@@ -94,7 +94,8 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
       const auto columns = [](const TensorType& type) { return at::IntArrayRef(type.sizes).slice(1); };
       if (whole.sizes.empty() || part.type.sizes.empty() || part.type.dtype != whole.dtype ||
           part.frozen != parameter.type.frozen || columns(part.type) != columns(whole))
-        one.refuse("\"", name, "\" and \"", parameter.names[0], "\" do not fit below each other");
+        one.refuse("the rows of \"", name, "\" cannot be stacked below those of \"", parameter.names[0],
+                   "\": dtype, \"frozen\" and all sizes but the first must be equal");
       whole.sizes[0] += part.type.sizes[0];
     }
   }
@@ -162,7 +163,7 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
   for (const Input& input : program.inputs) {
     const auto within = [&](size_t count, const char* what) {
       if (static_cast<size_t>(input.index) >= count)
-        refuse("its program reads ", what, " ", input.index, ", but there are ", count);
+        refuse("its program reads ", what, " ", input.index, ", but there are only ", count);
     };
     if (input.from == Input::From::kValue) within(values.size(), "value");
     if (input.from == Input::From::kParameter) within(layer.parameters.size(), "parameter");
@@ -171,12 +172,13 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
   }
   for (const Program::At& buffer : program.new_buffers) {
     if (static_cast<size_t>(buffer.index) >= layer.buffers.size())
-      refuse("its program changes buffer ", buffer.index, ", but there are ", layer.buffers.size());
+      refuse("its program changes buffer ", buffer.index, ", but the layer has ", layer.buffers.size());
   }
   const std::set<int> trained = parameters_with_gradient(program);
   for (const int parameter : trained) {
     if (static_cast<size_t>(parameter) >= layer.parameters.size())
-      refuse("its program adds to parameter ", parameter, ", but there are ", layer.parameters.size());
+      refuse("its program adds to the gradient of parameter ", parameter, ", but the layer has ",
+             layer.parameters.size());
   }
   for (size_t i = 0; i < layer.parameters.size(); ++i) {
     if (!layer.parameters[i].type.frozen && !trained.contains(static_cast<int>(i)))
@@ -189,7 +191,8 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
   const bool same = std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
                                program.input_gradients.end(),
                                [](int value, const Program::At& at) { return value == at.index; });
-  if (!same) refuse("input_gradients are not those of the values of the previous layer that have a gradient");
+  if (!same)
+    refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
   const bool last = index + 1 == graph.layers.size();
   if (last ? program.outputs.size() != 1 || program.outputs[0].gradient < 0 : program.outputs.empty())
     refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
@@ -201,10 +204,11 @@ void read_slices(const JsonNode& node, Shape& shape) {
   const auto positions = node.find("positions");
   if (!positions) return;
   shape.positions = positions->integer(1, kMostElements);
-  if (!shape.no_slices.empty()) positions->refuse("there is a reason for no_slices too");
+  if (!shape.no_slices.empty()) positions->refuse("\"no_slices\" is given too: give only one of the two");
   for (const auto& [name, type] : shape.fields) {
     if (type.sizes.size() < 2 || type.sizes[1] != shape.positions)
-      positions->refuse("the field \"", name, "\" has other sizes than (samples, positions, ...)");
+      positions->refuse("the field \"", name, "\" must have the sizes (samples, positions, ...), with ",
+                        shape.positions, " positions");
   }
 }
 
@@ -284,7 +288,7 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   for (const JsonNode& node : shapes) {
     Shape shape = read_shape(node, graph->description(),
                              [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields)) node.refuse("a shape of these fields is there already");
+    if (graph->knows(shape.fields)) node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;

@@ -65,7 +65,7 @@ Input read_input(const JsonNode& node, int slots, const FieldTypes& fields) {
     const auto whole = node.find("whole");
     input.whole = whole && whole->boolean();
   } else {
-    node["from"].refuse("\"", from.substr(0, 100), "\" is no place that is known");
+    node["from"].refuse("\"", from.substr(0, 100), "\" is not a known kind of input");
   }
   return input;
 }
@@ -169,7 +169,8 @@ Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
   Flow flow(targets.slots);
   targets.inputs = read_inputs(node["inputs"], targets.slots, fields, flow);
   for (const Input& input : targets.inputs) {
-    if (input.from != Input::From::kField) node["inputs"].refuse("targets are counted in fields alone");
+    if (input.from != Input::From::kField)
+      node["inputs"].refuse("the count of targets may read fields only: every \"from\" must be \"field\"");
   }
   targets.code = read_code(node["code"], {targets.slots, false, false, 0});
   flow.pass(targets.code, node["code"]);

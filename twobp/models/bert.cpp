@@ -209,10 +209,10 @@ std::vector<Key> bert_keys() {
           .in("tokens")
           .from(1, kMaxLength),
       TWOBP_KEY(O, token_types, "kinds of tokens, such as those of two sentences").from(1, kMaxCount),
-      TWOBP_KEY(O, activation, "of the MLP").one_of({"gelu", "gelu_tanh"}),
-      dropout_key(TWOBP_KEY(
-          O, dropout, "part of the numbers dropped after the embeddings and after each half of a block")),
-      dropout_key(TWOBP_KEY(O, attention_dropout, "part of attention's probabilities that is dropped")),
+      TWOBP_KEY(O, activation, "activation of the MLP").one_of({"gelu", "gelu_tanh"}),
+      dropout_key(
+          TWOBP_KEY(O, dropout, "dropout probability after the embeddings and after each half of a block")),
+      dropout_key(TWOBP_KEY(O, attention_dropout, "dropout probability of attention's probabilities")),
       init_std_key<O>(),
   };
 }

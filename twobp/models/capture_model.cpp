@@ -102,7 +102,7 @@ json ask_python(const json& request, const std::string& name) {
   for (;;) {
     json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
     TWOBP_CHECK(answer.is_object(), name,
-                ": the Python half of capture gave no JSON object: $TWOBP_PYTHON must ",
+                ": the Python process that captures models returned no JSON object: $TWOBP_PYTHON must ",
                 "name a Python interpreter");
     const auto error = answer.find("error");
     if (error != answer.end())

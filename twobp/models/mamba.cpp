@@ -83,10 +83,10 @@ std::vector<Key> mamba_keys() {
       vocab_key<O>(),
       TWOBP_KEY(O, norm_eps, "added to the mean square in RMSNorm").above(0),
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
-      TWOBP_KEY(O, state, "of a channel of the scan").in("numbers").from(1, kMaxCount),
+      TWOBP_KEY(O, state, "size of the state of each channel of the scan").in("numbers").from(1, kMaxCount),
       TWOBP_KEY(O, conv_kernel, "width of the convolution, 16 at most").in("positions").from(1, kMaxCount),
       TWOBP_KEY(O, expand, "channels of the scan in multiples of dim").from(1, kMaxCount),
-      TWOBP_KEY(O, dt_rank, "width of the steps before their projection; 0: dim / 16")
+      TWOBP_KEY(O, dt_rank, "width of delta, the scan's step size, before dt_proj; 0: dim / 16, rounded up")
           .in("features")
           .from(0, kMaxWidth),
       init_std_key<O>(),

@@ -30,12 +30,13 @@ const Section& model_section() {
                  "for benchmarks")
            .one_of(model_type_names()),
        TWOBP_KEY(ModelConfig, freeze, "patterns (* and ?) of the names of parameters that are not trained"),
-       TWOBP_KEY(ModelConfig, lora, "rank of LoRA adapters, then the only trained parameters; 0: none")
+       TWOBP_KEY(ModelConfig, lora,
+                 "rank of the LoRA adapters, which are then the only trained parameters; 0: none")
            .from(0, kMaxCount),
        TWOBP_KEY(ModelConfig, adapter,
                  "folder of a LoRA adapter to continue from, as PEFT saves it; \"\": a new one")
            .path(),
-       TWOBP_KEY(ModelConfig, lora_alpha, "LoRA adapters are scaled by this over the rank").above(0),
+       TWOBP_KEY(ModelConfig, lora_alpha, "LoRA adapters are scaled by lora_alpha / lora").above(0),
        TWOBP_KEY(ModelConfig, lora_targets, "endings of the names of the projections that get an adapter")});
   return section;
 }

@@ -188,15 +188,18 @@ std::vector<Key> resnet_keys() {
   using O = ResnetOptions;
   return {
       TWOBP_KEY(O, classes, "kinds of pictures to distinguish").in("classes").from(2, kMaxWidth),
-      TWOBP_KEY(O, channels, "of a picture").in("channels").from(1, kMaxCount),
-      TWOBP_KEY(O, stem, "of the first convolution").in("channels").from(1, kMaxCount),
+      TWOBP_KEY(O, channels, "channels of a picture").in("channels").from(1, kMaxCount),
+      TWOBP_KEY(O, stem, "output channels of the first convolution").in("channels").from(1, kMaxCount),
       TWOBP_KEY(
           O, small_images,
           "the first convolution is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
-      TWOBP_KEY(O, block, "three convolutions, one of them 3 x 3, or two of 3 x 3")
+      TWOBP_KEY(O, block, "bottleneck: three convolutions, one of them 3 x 3; basic: two of 3 x 3")
           .one_of({"bottleneck", "basic"}),
-      TWOBP_KEY(O, depths, "of each stage; every stage but the first halves height and width").in("blocks"),
-      TWOBP_KEY(O, widths, "of each stage; []: 64, 128, 256, 512, times 4 of bottlenecks").in("channels"),
+      TWOBP_KEY(O, depths, "blocks of each stage; every stage but the first halves height and width")
+          .in("blocks"),
+      TWOBP_KEY(O, widths,
+                "output channels of each stage; []: 64, 128, 256, 512, for bottlenecks 4 times as many")
+          .in("channels"),
   };
 }
 

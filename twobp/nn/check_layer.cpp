@@ -176,9 +176,8 @@ class LayerChecker {
     const std::vector<Gradients> both = run({&x_, &other});
     const auto expect = [](const at::Tensor& given, const at::Tensor& wanted, const std::string& what) {
       TWOBP_CHECK(largest(given - wanted) <= kSumTolerance * largest(wanted), what,
-                  " is another one when two micro-batches are interleaved: keep nothing in the layer between "
-                  "calls, and "
-                  "add to gradients by accumulate_product, accumulate or grad_to_add");
+                  " changes when two micro-batches are interleaved: keep nothing in the layer between calls, "
+                  "and add to gradients by accumulate_product, accumulate or grad_to_add");
     };
     for (size_t i = 0; i < x_.size(); ++i) {
       if (!x_[i].is_floating_point()) continue;

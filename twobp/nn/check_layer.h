@@ -1,4 +1,4 @@
-// Checks the split backward pass of a layer against finite differences, for tests of layers of one's own.
+// Checks the split backward pass of a layer against finite differences, for tests of your own layers.
 #pragma once
 
 #include <cstdint>

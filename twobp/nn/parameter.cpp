@@ -34,7 +34,8 @@ Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> size
   int64_t rows = 0;
   for (const auto& part : parts_) rows += part.rows;
   const int64_t whole = sizes_.empty() ? 1 : sizes_[0];
-  TWOBP_CHECK(rows == whole, "the parts of parameter ", name(), " have ", rows, " rows, the whole ", whole);
+  TWOBP_CHECK(rows == whole, "the parts of parameter ", name(), " have ", rows, " rows, but the whole has ",
+              whole);
 }
 
 Parameter::Parameter(std::string name, at::Tensor initial)

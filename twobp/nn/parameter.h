@@ -46,13 +46,13 @@ class Parameter {
   const std::vector<int64_t>& sizes() const { return sizes_; }
   // Matrices decay; norm gains do not.
   bool decays() const { return decays_ && sizes_.size() > 1; }
-  // For a matrix that is not used in a product, such as a scan's decay rates.
+  // Switches weight decay off for a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
-  // For an embedding, whose rows are looked up.
+  // Marks an embedding, whose rows are looked up.
   void is_table() { table_ = true; }
   // Whether it is a matrix that multiplies activations.
   bool multiplies() const { return sizes_.size() == 2 && decays_ && !table_; }
-  // Of a product's weight: stored as (in, out) in place of (out, in).
+  // Whether the weight of a product is stored as (in, out) in place of (out, in).
   bool transposed() const { return transposed_; }
   void is_transposed() { transposed_ = true; }
   // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in

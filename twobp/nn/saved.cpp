@@ -8,14 +8,14 @@ namespace twobp {
 at::Tensor Saved::take_p1(size_t i) {
   TWOBP_CHECK(i < p1_.size() && p1_[i].defined(), "backward-p1 takes saved tensor ", i, " of ", p1_.size(),
               " (counted from 0) that forward kept until p1", i < p1_.size() ? ", a second time" : "",
-              ": run forward before, and keep the tensor there");
+              ": run forward first, and let it keep the tensor by keep_until_p1");
   return std::move(p1_[i]);
 }
 
 const at::Tensor& Saved::p2(size_t i) const {
   TWOBP_CHECK(i < p2_.size(), "backward-p2 asks for saved tensor ", i, " of ", p2_.size(),
-              " (counted from 0) that were kept until p2: run forward and backward-p1 before, and keep the "
-              "tensor there");
+              " (counted from 0) that were kept until p2: run forward and backward-p1 first, and let one of "
+              "them keep the tensor by keep_until_p2");
   return p2_[i];
 }
 
@@ -26,8 +26,8 @@ void Saved::keep_context(const Context& context) {
 const Context& Saved::context() const {
   TWOBP_CHECK(
       context_ != nullptr,
-      "a layer asks for the context of a micro-batch, but none was kept: were forward and backward-p1 "
-      "run for it?");
+      "a layer asks for the context of a micro-batch, but none was kept: run forward and backward-p1 first, "
+      "and let one of them call keep_context");
   return *context_;
 }
 

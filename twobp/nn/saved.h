@@ -39,17 +39,17 @@ class Saved {
   // Generation's data about earlier positions. Survives release().
   at::Tensor cache;
 
-  // What passes between the slices of a sequence (Context::slice), each of which has its own Saved. F leaves
-  // in `to_later` what the F and I of later slices read. I of later slices adds to `from_later`, a gradient
-  // that this slice's I takes over. Both survive release(). The layer drops them in I. Where no I follows,
-  // forget_slice() does.
+  // Tensors that pass between the slices of a sequence (Context::slice), each of which has its own Saved. F
+  // puts into `to_later` the tensors that the F and I of later slices read. I of later slices adds to
+  // `from_later`, a gradient that this slice's I takes over. Both survive release(). The layer drops them in
+  // I, or forget_slice() does if no I follows.
   Values to_later;
   Values from_later;
   // The same layer's Saved of the slice before this one; null for the first.
   Saved* previous() const { return previous_; }
   // Sets it, for the children too.
   void follow(Saved* previous);
-  // Drops what passes between slices, the children's too.
+  // Drops the tensors that pass between slices, also those of the children.
   void forget_slice();
 
   void release_p1() { p1_.clear(); }

@@ -14,7 +14,7 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
 }
 
 // A copy of a host tensor in pinned memory, from which the type of device copies without a wait of the host.
-// The memory is used anew when such copies are done.
+// The memory is reused when such copies are done.
 at::Tensor pinned(const at::Tensor& tensor, at::DeviceType type);
 
 // A host tensor on this device, or the tensor itself if it is already there. The caller does not wait for the

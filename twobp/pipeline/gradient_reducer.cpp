@@ -55,7 +55,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
 GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes,
                                  Device device)
     : replicas_(replicas), device_(std::move(device)) {
-  TWOBP_CHECK(bucket_bytes > 0, "a bucket of ", bucket_bytes, " bytes");
+  TWOBP_CHECK(bucket_bytes > 0, "a gradient bucket has ", bucket_bytes, " bytes, but needs more than 0");
   // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
   std::reverse(items.begin(), items.end());
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
@@ -65,7 +65,8 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
   for (Item& item : items) {
     const at::Tensor& grad = item.parameter->grad;
     TWOBP_CHECK(item.parameter->trainable() && grad.defined() && grad.is_non_overlapping_and_dense(),
-                "the gradient of ", item.parameter->name(), " is no dense tensor");
+                "parameter ", item.parameter->name(),
+                " cannot be in a gradient bucket: it must be trainable, with an allocated dense gradient");
     const bool fits = !buckets_.empty() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
                       buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
     if (!fits) {

@@ -84,8 +84,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
   check_split(split_, static_cast<int>(costs.size()), options.stages);
-  TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "a placement of ", rank_of_stage_.size(),
-              " stages for ", split_.size());
+  TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "rank_of_stage places ", rank_of_stage_.size(),
+              " stages, but the split has ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
   TWOBP_CHECK(ranks == world_.ranks, "the stages are placed on ", ranks,
               " ranks, but each pipeline of this run has ", world_.ranks);
@@ -164,22 +164,22 @@ void Pipeline::wait(const RankThreads::Job& job) {
 }
 
 RankExecutor& Pipeline::rank(int r) {
-  TWOBP_CHECK(is_local(r), "rank ", r, " runs in another process than ", world_.process());
+  TWOBP_CHECK(is_local(r), "rank ", r, " does not run in this process, which is process ", world_.process());
   return *executors_[r];
 }
 
 Stage& Pipeline::stage(int s) {
   TWOBP_CHECK(has_stage(s), "stage ", s, " is on rank ", rank_of_stage_[s],
-              ", which runs in another process than ", world_.process());
+              ", which does not run in this process (process ", world_.process(), ")");
   for (const auto& stage : executors_[rank_of_stage_.at(s)]->stages()) {
     if (stage->index() == s) return *stage;
   }
-  fail("no stage ", s);
+  fail("rank ", rank_of_stage_[s], " has no stage ", s);
 }
 
 StepReport Pipeline::run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
                          const StepInput& input) {
-  TWOBP_CHECK(under_way_.empty(), "a step is under way");
+  TWOBP_CHECK(under_way_.empty(), "an earlier step is still running: call finish() before run()");
   submit(setup, micro_batches, input);
   return finish();
 }
@@ -191,17 +191,17 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) * schedule.slices == schedule.micro_batches,
               "the schedule is for ", schedule.micro_batches / schedule.slices,
-              " micro-batches, the batch has ", micro_batches.size());
+              " micro-batches, but the batch has ", micro_batches.size());
   TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
               "the schedule places its stages differently from the pipeline");
   const bool early = !under_way_.empty();
   TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
-              "a step whose events are wanted has the pipeline for itself");
+              "a step that records events cannot overlap another step: finish the other step first");
   auto step = std::make_unique<UnderWay>();
   step->setup = &setup;
   if (schedule.slices > 1) {
     TWOBP_CHECK(schedule.slices == slices(), "the schedule has ", schedule.slices,
-                " slices for each micro-batch, and this pipeline was measured with ", slices());
+                " slices for each micro-batch, but this pipeline was measured with ", slices());
     step->sequences = micro_batches;
     step->cuts = cuts_of(micro_batches, slices_.cuts);
     step->micro_batches = in_slices(micro_batches, step->cuts);
@@ -259,7 +259,8 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
   if (!again || !input.as_graph || input.want_events) return std::nullopt;
   TWOBP_CHECK(world_.all_local && world_.device(0).asynchronous(),
               "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
-  TWOBP_CHECK(under_way_.empty(), "a step that is launched as a graph has the pipeline for itself");
+  TWOBP_CHECK(under_way_.empty(),
+              "a step that is launched as a graph cannot overlap another step: finish the other step first");
   try {
     if (!graph) {
       graph = std::make_unique<StepGraph>(
@@ -283,7 +284,7 @@ void Pipeline::forget_steps() {
 }
 
 StepReport Pipeline::finish() {
-  TWOBP_CHECK(!under_way_.empty(), "no step is under way");
+  TWOBP_CHECK(!under_way_.empty(), "no step is running: call submit() before finish()");
   const MemoryMeter::Watch watch(*meter_);  // messages may be allocated or freed while this thread receives
   try {
     wait(*under_way_.front()->job);

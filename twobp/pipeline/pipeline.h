@@ -54,10 +54,11 @@ class Pipeline {
   // `stop` cover all processes. For ranks and stages, the run's first process has those of its whole replica,
   // and the others have their own.
   StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
-  // The same in two parts. Every rank begins the step when it has ended the previous one, whatever the other
-  // ranks do. Two steps can be under way at once, without events. The setup outlives the step.
+  // run() in two parts: submit() starts a step, and finish() waits for it. Every rank begins the step when it
+  // has ended the previous one, whatever the other ranks do. Two steps can be under way at once, without
+  // events. The setup outlives the step.
   void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
-  // Waits for the oldest step under way.
+  // Waits for the oldest step under way and returns its report.
   StepReport finish();
   // Waits for all steps and drops their reports. Returns the first error that is not the echo of another
   // rank's.

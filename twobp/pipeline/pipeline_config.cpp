@@ -65,7 +65,8 @@ void check_slices(const PipelineConfig& pipeline) {
   }
   if (pipeline.slices == 1) return;
   TWOBP_CHECK(!pipeline.graphs, "pipeline.slices is ", pipeline.slices,
-              ", but not with pipeline.graphs: a graph of a sliced step is not recorded. Set it to false.");
+              ", but pipeline.graphs is set: a step with slices cannot be a graph. Set pipeline.graphs to "
+              "false, or slices to 1.");
   TWOBP_CHECK(!ScheduleSource::is_file(pipeline.schedule), "pipeline.slices is ", pipeline.slices,
               ", but pipeline.schedule is \"", pipeline.schedule,
               "\": a schedule file has no slices. Name a schedule, or set slices to 1.");
@@ -80,13 +81,13 @@ const Section& pipeline_section() {
   static const Section section = make_section<PipelineConfig>(
       "pipeline",
       {TWOBP_KEY(PipelineConfig, ranks,
-                 "devices, each with one or more stages; 0: derived from stages, else 2")
+                 "devices, each with one or more stages; 0: derived from pipeline.stages, or 2 if that is 0")
            .in("ranks")
            .from(0, kMaxCount)
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, stages,
-           "parts the model is cut into; 0: ranks times what the schedule places on each (1f1b 1, zb-v 2)")
+           "parts that the model is cut into; 0: ranks times the schedule's stages per rank (1f1b 1, zb-v 2)")
            .in("stages")
            .from(0, kMaxCount)
            .free_on_resume(),
@@ -97,40 +98,43 @@ const Section& pipeline_section() {
            .from(1, kMaxCount)
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, device,
-                 "where ranks compute; cuda: rank by rank on this machine's GPUs, in turn; under fill, W "
-                 "runs where the simulated step waits (not yet run so on a GPU)")
+                 "device of the ranks; cuda: the ranks take this machine's GPUs in turn; with p2 fill, W "
+                 "then runs where the simulated step waits (not yet run so on a GPU)")
            .one_of(device_names())
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, gpu_parts,
-                 "with cuda: ranks that share a GPU get equal parts of its multiprocessors each (green "
-                 "contexts, CUDA 12.4), as if it were several smaller ones")
+                 "with cuda: each rank that shares a GPU gets an equal part of its multiprocessors (green "
+                 "contexts, CUDA 12.4), as if the GPU were several smaller ones")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, graphs,
                  "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, "
                  "and launched by one call; not with pipeline.run_ahead on (never run on a GPU so far)")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, transport,
-                 "carries messages between ranks; auto: mpi or nccl if a launcher started several processes, "
-                 "else threads")
+                 "how messages travel between ranks; auto: mpi or nccl if a launcher started several "
+                 "processes, else threads")
            .one_of({"auto", "threads", "mpi", "nccl"})
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, schedule,
-           "order of the work; \"auto\": found by a search for the measured times and the cap, p2 included")
+           "order of F, I and W; \"auto\": a search finds it for the measured times and the cap, with its p2")
            .one_of(names_and_auto())
            .or_file(".csv")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, micro_batches, "of a replica per optimizer step; 0: the schedule's default")
+       TWOBP_KEY(PipelineConfig, micro_batches,
+                 "micro-batches of a replica in an optimizer step; 0: the schedule's default")
            .in("micro-batches")
            .from(0, kMaxCount),
-       TWOBP_KEY(PipelineConfig, micro_batch_size, "per micro-batch").in("samples").from(1, kMaxCount),
+       TWOBP_KEY(PipelineConfig, micro_batch_size, "samples in a micro-batch")
+           .in("samples")
+           .from(1, kMaxCount),
        TWOBP_KEY(PipelineConfig, slices,
                  "parts that each micro-batch's sequences are cut into; they follow each other through the "
                  "pipeline like micro-batches, for a smaller bubble and less memory with few micro-batches")
            .in("slices")
            .from(1, kMaxCount)
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, slice_lengths, "of each slice, by hand; []: by measured cost")
+       TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by measured cost")
            .in("positions")
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, p2,
@@ -140,8 +144,8 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(
            PipelineConfig, p2_batching,
-           "for micro-batches that are due together: loop (one product for each) or concat (one product of "
-           "all, whose rows are copied together)")
+           "how W runs for several micro-batches at once: loop (one product for each) or concat (one product "
+           "of all, whose rows are copied together)")
            .one_of({"loop", "concat"})
            .noted_on_resume(),
        TWOBP_KEY(
@@ -174,7 +178,10 @@ const Section& pipeline_section() {
            "(F and I again before W), both; for all but the first and the last layer, or PATTERN=MODE "
            "for some layers, or stage:N=MODE for a stage; later entries override earlier ones")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, threads, "per rank").in("threads").from(1, 1024).noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, threads, "threads of each rank")
+           .in("threads")
+           .from(1, 1024)
+           .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to its own cores")
            .free_on_resume()
            .differs_by_process(),

@@ -23,7 +23,7 @@ StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2P
   setup.memory_cap = memory_cap;
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
-              "' has no backward, so it trains nothing: use another");
+              "' has no backward pass, so it trains nothing: use another schedule");
   setup.standard_peaks = standard_peaks(standard, stage_profiles_);
   return setup;
 }

@@ -30,7 +30,8 @@ class Reader {
 
   template <typename T>
   void operator()(T& value) {
-    TWOBP_CHECK(at_ < numbers_.numel(), "a report of ", numbers_.numel(), " numbers is too short");
+    TWOBP_CHECK(at_ < numbers_.numel(), "a report of ", numbers_.numel(), " numbers is too short",
+                ": do all processes run the same version of twobp?");
     value = static_cast<T>(numbers_.const_data_ptr<double>()[at_++]);
   }
   void time(double& seconds) {
@@ -130,12 +131,13 @@ Values pack_report(const StepReport& report, const std::vector<int>& ranks, cons
 
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report) {
-  TWOBP_CHECK(packed.size() == 1 || packed.size() == 3, "a report came as ", packed.size(), " tensors");
+  TWOBP_CHECK(packed.size() == 1 || packed.size() == 3, "a report has ", packed.size(),
+              " tensors, but must have 1 or 3");
   const double begin = report.begin;
   const double end = report.end;
   Reader times(packed[0], clock_ahead);
   visit(report, ranks, stages, times);
-  TWOBP_CHECK(times.done(), "a report is longer than its ranks and stages");
+  TWOBP_CHECK(times.done(), "a report has more numbers than its ranks and stages need");
   // The common step begins with the first process and ends with the last.
   report.begin = std::min(begin, report.begin);
   report.end = std::max(end, report.end);

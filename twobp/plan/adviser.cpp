@@ -71,7 +71,7 @@ class Adviser {
                                       fixed(advice_.bubble, 3), " with it");
     if (!fits(off_) && !fits(with_)) {
       return concat("2BP cannot help: ", with, " needs ", format_bytes(peak_of(with_)),
-                    " on its fullest rank, p2 off ", format_bytes(peak_of(off_)), ", and there are ",
+                    " on its fullest rank, and p2 off ", format_bytes(peak_of(off_)), ", but a rank has ",
                     format_bytes(request_.memory));
     }
     if (advice_.helps) {
@@ -81,7 +81,7 @@ class Adviser {
     }
     if (!fits(with_)) {
       return concat("2BP does not fit: ", with, " needs ", format_bytes(peak_of(with_)),
-                    " on its fullest rank, there are ", format_bytes(request_.memory));
+                    " on its fullest rank, but a rank has ", format_bytes(request_.memory));
     }
     if (advice_.p1_longer_than_idle)
       return concat("2BP does not help (", times(advice_.speed_up), "): ", p1_sentence_);
@@ -99,8 +99,8 @@ class Adviser {
     if (!advice_.out_of_memory_in_p2) return;
     const double over = peak_of(free_);
     std::string sentence = concat(
-        "failure signature 1, out of memory in p2: with the data that wait for p2 (such as intermediate "
-        "derivatives) a rank needs ",
+        "failure signature 1, out of memory in p2: with everything that is kept until p2 (such as "
+        "intermediate derivatives), a rank needs ",
         format_bytes(over), " of ", format_bytes(request_.memory), " (p2 off: ", format_bytes(peak_of(off_)),
         ")");
     sentence += fits(with_)
@@ -214,7 +214,7 @@ bool fits(double bytes, double memory) {
 
 Advice advise(const AdviceRequest& request) {
   TWOBP_CHECK(request.policy != P2Policy::kOff,
-              "advice is about a p2 policy against p2 off: give another policy");
+              "advice compares a p2 policy with p2 off: give a policy other than off");
   return Adviser(request).advise();
 }
 

@@ -202,7 +202,7 @@ std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanReq
   const bool all_written = std::all_of(asked.begin(), asked.end(),
                                        [](const auto& each) { return each.source.written() != nullptr; });
   TWOBP_CHECK(all_written || !request.ranks.empty() || !request.stages.empty(),
-              "a plan needs numbers of ranks or of stages");
+              "a plan needs a number of ranks or a number of stages");
   const int layers = static_cast<int>(models.front().second.layers.size());
   const auto sizes =
       request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes : request.micro_batch_sizes;
@@ -251,7 +251,8 @@ std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanReq
       for (const int m : counts) {
         const auto loads = loads_of(m, sizes, replicas, request.batch);
         if (loads.empty() && !replicas.empty())
-          reasons.add(concat("no micro-batches of the sizes given make ", request.batch, " samples"));
+          reasons.add(concat("no given micro-batch size and number of replicas makes a batch of ",
+                             request.batch, " samples"));
         if (loads.empty() || policies.empty()) continue;
         for (const int slices : numbers_of_slices) {
           if (!admits(schedule, shape, m, slices, reasons)) continue;
@@ -259,8 +260,8 @@ std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanReq
             for (size_t mode = 0; mode < models.size(); ++mode) {
               const auto& [recompute, model] = models[mode];
               if (!has_slices(model, slices)) {
-                reasons.add(concat("recomputation ", recompute, " was not measured in ", slices,
-                                   " slices, which take none or activations"));
+                reasons.add(concat("recomputation ", recompute, " has no costs in ", slices,
+                                   " slices: slices can be planned with none or activations"));
                 continue;
               }
               const auto& split = splits.of(rank_of_stage, model, mode, size, slices);

@@ -110,21 +110,23 @@ size_t known_place_of(const CostModel& model, int slices) {
   if (place < model.slice_lengths.size()) return place;
   std::vector<std::string> counts = {"1"};
   for (const auto& lengths : model.slice_lengths) counts.push_back(std::to_string(lengths.size()));
-  fail("the costs are not of ", slices, " slices: they were measured with ", join(counts),
-       ". Measure again with --slices ", slices);
+  fail("there are no costs of ", slices, " slices, but only of ", join(counts),
+       ": measure again with --slices ", slices);
 }
 
 void check_slices(const CostModel& model, const KindCosts& kind, const std::string& where) {
   if (kind.in_slices.empty()) return;  // measured whole, as a layer that computes W again
-  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs in slices of ",
-              kind.in_slices.size(), " ways to cut, but there are ", model.slice_lengths.size());
+  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs for ",
+              kind.in_slices.size(), " ways to cut into slices, but the model has ",
+              model.slice_lengths.size());
   for (size_t way = 0; way < kind.in_slices.size(); ++way) {
     const auto& slices = kind.in_slices[way];
     const size_t count = model.slice_lengths[way].size();
-    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(), " slices of ", count);
+    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(),
+                " slices, but this way to cut has ", count);
     for (size_t slice = 0; slice < count; ++slice) {
       TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ",
-                  count, ": costs at ", slices[slice].size(), " micro-batch sizes of ",
+                  count, ": costs at ", slices[slice].size(), " micro-batch sizes, but the model has ",
                   model.micro_batch_sizes.size());
       for (size_t i = 0; i < slices[slice].size(); ++i) {
         const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
@@ -190,7 +192,8 @@ void check_cost_model(const CostModel& model) {
                 ": sizes must be at least 1 and rising");
   }
   TWOBP_CHECK(model.first_trainable >= 0 && model.first_trainable <= static_cast<int>(model.layers.size()),
-              "first_trainable is ", model.first_trainable, " of ", model.layers.size(), " layers");
+              "first_trainable is ", model.first_trainable, ", but must be from 0 to ", model.layers.size(),
+              ", the number of layers");
   for (const ModelLayer& layer : model.layers) {
     TWOBP_CHECK(model.kinds.contains(layer.kind), "layer '", layer.name, "' is of kind '", layer.kind,
                 "', which has no costs");
@@ -199,7 +202,8 @@ void check_cost_model(const CostModel& model) {
   for (const auto& [name, kind] : model.kinds) {
     const std::string where = concat("kind '", name, "':");
     TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",
-                kind.at_size.size(), " micro-batch sizes of ", model.micro_batch_sizes.size());
+                kind.at_size.size(), " micro-batch sizes, but the model has ",
+                model.micro_batch_sizes.size());
     check_number(kind.parameters, where + " number of parameters");
     check_number(kind.parameter_bytes, where + " parameter bytes");
     check_number(kind.gradient_bytes, where + " gradient bytes");

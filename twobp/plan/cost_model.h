@@ -87,8 +87,8 @@ std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int
 // program's transport (in_process.h).
 SimulationOptions simulation_options(const CostModel& model);
 
-// To JSON and back. `origin` names the file in messages. Reading checks everything and throws Error with one
-// message: the place, the fault, and what was expected.
+// Convert a cost model to JSON and back. `origin` names the file in messages. Reading checks everything and
+// throws Error that says where the fault is, what it is, and what was expected.
 std::string cost_model_to_json(const CostModel& model);
 CostModel parse_cost_model(const std::string& json, const std::string& origin);
 CostModel read_cost_model(const std::string& path);

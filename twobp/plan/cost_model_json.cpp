@@ -121,7 +121,7 @@ class Reader {
  private:
   void read_slices(const ordered_json& json, CostModel& model) const {
     for (const auto& lengths : json) {
-      TWOBP_CHECK(lengths.is_array(), origin_, ": an entry of \"slices\" has to be an array, it is ",
+      TWOBP_CHECK(lengths.is_array(), origin_, ": an entry of \"slices\" must be an array, but it is ",
                   shortened(lengths));
       auto& to = model.slice_lengths.emplace_back();
       for (const auto& length : lengths) to.push_back(whole(length, "the length of a slice"));
@@ -140,17 +140,18 @@ class Reader {
     if (!json.contains("slice_costs")) return kind;
     const auto& ways = member(json, "slice_costs", where, ordered_json::value_t::array);
     TWOBP_CHECK(ways.size() == model.slice_lengths.size(), origin_, ": ", where, " has ", ways.size(),
-                " entries of \"slice_costs\": one for each of the ", model.slice_lengths.size(),
+                " entries of \"slice_costs\", but must have one for each of the ", model.slice_lengths.size(),
                 " entries of \"slices\"");
     for (size_t way = 0; way < ways.size(); ++way) {
       const size_t count = model.slice_lengths[way].size();
       TWOBP_CHECK(ways[way].is_array() && ways[way].size() == count, origin_, ": ", where,
-                  ": an entry of \"slice_costs\" has to be an array of ", count,
-                  ", the costs of each slice, it is ", shortened(ways[way]), " of ", ways[way].size());
+                  ": an entry of \"slice_costs\" must be an array of ", count,
+                  " (the costs of each slice), but it is ", shortened(ways[way]), " with ", ways[way].size(),
+                  " entries");
       auto& slices = kind.in_slices.emplace_back();
       for (size_t slice = 0; slice < count; ++slice) {
         const std::string one = concat(where, ", slice ", slice, " of ", count);
-        TWOBP_CHECK(ways[way][slice].is_array(), origin_, ": ", one, " has to be an array, it is ",
+        TWOBP_CHECK(ways[way][slice].is_array(), origin_, ": ", one, " must be an array, but it is ",
                     shortened(ways[way][slice]));
         slices.push_back(read_costs(ways[way][slice], one, model.micro_batch_sizes));
       }
@@ -163,12 +164,13 @@ class Reader {
                                     const std::vector<int>& sizes) const {
     std::vector<LayerCost> all;
     TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
-                " entries of \"costs\": one for each of the ", sizes.size(), " micro_batch_sizes");
+                " entries of \"costs\", but must have one for each of the ", sizes.size(),
+                " micro_batch_sizes");
     for (size_t i = 0; i < sizes.size(); ++i) {
       const std::string entry = concat(where, ", micro-batch size ", sizes[i]);
       check_object(costs[i], entry);
       TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
-                  ": \"costs\" has to have the order of micro_batch_sizes, its entry ", i,
+                  ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i,
                   " is of another size");
       LayerCost layer;
       for (const CostField& field : kCostFields) {
@@ -183,7 +185,8 @@ class Reader {
   }
 
   void check_object(const ordered_json& json, const std::string& where) const {
-    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " has to be a JSON object, it is ", json.type_name());
+    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " must be a JSON object, but it is ",
+                json.type_name());
   }
 
   const ordered_json& any(const ordered_json& json, const char* key, const std::string& where) const {
@@ -194,8 +197,8 @@ class Reader {
   const ordered_json& member(const ordered_json& json, const char* key, const std::string& where,
                              ordered_json::value_t type) const {
     const ordered_json& value = any(json, key, where);
-    TWOBP_CHECK(value.type() == type, origin_, ": ", where, ": \"", key, "\" has to be ",
-                ordered_json(type).type_name(), ", it is ", value.type_name());
+    TWOBP_CHECK(value.type() == type, origin_, ": ", where, ": \"", key, "\" must be ",
+                ordered_json(type).type_name(), ", but it is ", value.type_name());
     return value;
   }
 
@@ -212,7 +215,7 @@ class Reader {
 
   int whole(const ordered_json& json, const std::string& what) const {
     TWOBP_CHECK(json.is_number_integer() && json >= 0 && json <= std::numeric_limits<int>::max(), origin_,
-                ": ", what, " has to be a whole number and not negative, it is ", shortened(json));
+                ": ", what, " must be a whole number and not negative, but it is ", shortened(json));
     return json.get<int>();
   }
 
@@ -220,7 +223,7 @@ class Reader {
               bool may_be_negative = false) const {
     const ordered_json& value = any(json, key, where);
     TWOBP_CHECK(value.is_number() && std::isfinite(value.get<double>()), origin_, ": ", where, ": \"", key,
-                "\" has to be a finite number, it is ", shortened(value));
+                "\" must be a finite number, but it is ", shortened(value));
     TWOBP_CHECK(may_be_negative || value.get<double>() >= 0, origin_, ": ", where, ": \"", key, "\" is ",
                 shortened(value), ": must not be negative");
     return value.get<double>();

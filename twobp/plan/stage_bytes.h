@@ -16,16 +16,16 @@ struct StageBytes {
   double p1_peak = 0;       // most during I, in addition to the activations
   double p2_peak = 0;       // most during W, in addition to the stash
   int p2_units = 1;
-  // What I adds to the rank beside its own: a slice's I makes gradients of earlier slices' keys and values,
-  // and the I of these frees them. The sum over the slices of a micro-batch is 0.
+  // Bytes that I adds to the rank for other slices: a slice's I makes gradients of earlier slices' keys and
+  // values, and the I of those slices frees them. The sum over the slices of a micro-batch is 0.
   double for_others = 0;
   // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent
   // costs.
   double deficit = 0;
 };
 
-// For stages in model order, as `simulate` takes them (and check_stage_cost accepts them): one entry of
-// `costs` for each stage, or for each slice and stage, slice by slice.
+// The bytes of stages in model order. `costs` has an entry for each stage, or for each slice and stage, slice
+// by slice, as `simulate` takes them (and check_stage_cost accepts them).
 std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages);
 
 // The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without

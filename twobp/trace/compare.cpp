@@ -224,7 +224,7 @@ class Comparer {
 }  // namespace
 
 Comparison compare(const Trace& trace) {
-  TWOBP_CHECK(trace.run, "the trace does not say which run it is of");
+  TWOBP_CHECK(trace.run, "the trace does not describe its run: record it with 'twobp train --trace'");
   return Comparer(trace).run();
 }
 

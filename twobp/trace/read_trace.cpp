@@ -28,18 +28,19 @@ class TraceReader {
                 ": not a trace that 'twobp train --trace' wrote: that is a JSON list");
     for (const ordered_json& each : all) {
       TWOBP_CHECK(each.is_object() && each.contains("ph") && each.contains("name"), origin_,
-                  ": an entry of the trace is no event: it has no ph or no name");
+                  ": an entry of the trace is not an event: it has no \"ph\" or no \"name\"");
       if (each.at("ph") == "M" && each.at("name") == "twobp_run") describe(each);
     }
     TWOBP_CHECK(trace_.run, origin_,
-                ": does not say which run it is of: make it with 'twobp train CONFIG --trace FILE'");
+                ": does not describe its run: record the trace with 'twobp train CONFIG --trace FILE'");
     const size_t ranks = trace_.run->schedule.ranks.size();
     for (const ordered_json& each : all) {
       if (each.at("ph") != "X" || track(each) != kStepTrack) continue;
       add_step(each);
       // Memory is only allocated in proportion to the size of the file.
-      TWOBP_CHECK(trace_.steps.size() <= all.size() / ranks, origin_, ": ", all.size(), " entries cannot be ",
-                  "those of more than ", all.size() / ranks, " steps on ", ranks, " ranks");
+      TWOBP_CHECK(trace_.steps.size() <= all.size() / ranks, origin_, ": ", all.size(),
+                  " entries are too few for more than ", all.size() / ranks, " steps on ", ranks,
+                  " ranks: the trace is damaged");
     }
     TWOBP_CHECK(!trace_.steps.empty(), origin_, ": the trace has no steps");
     for (const ordered_json& each : all) {
@@ -138,11 +139,11 @@ class TraceReader {
   void add_event(const ordered_json& json) {
     const Schedule& schedule = trace_.run->schedule;
     const int64_t rank = track(json) - kStepTrack - 1;
-    TWOBP_CHECK(rank < schedule.rank_count(), origin_, ": an event on track ", track(json), ", the run has ",
-                schedule.rank_count(), " ranks");
+    TWOBP_CHECK(rank < schedule.rank_count(), origin_, ": an event is on track ", track(json),
+                ", but the run has ", schedule.rank_count(), " ranks");
     const ordered_json& args = arguments(json);
     const auto found = step_at_.find(whole(args, "step", 0, int64_t{1} << 53));
-    TWOBP_CHECK(found != step_at_.end(), origin_, ": an event of a step that is not in the trace");
+    TWOBP_CHECK(found != step_at_.end(), origin_, ": an event belongs to a step that is not in the trace");
     StepReport& step = trace_.steps[found->second];
 
     Event event;
@@ -159,8 +160,9 @@ class TraceReader {
       event.stage = static_cast<int>(whole(args, "stage", 0, last_stage));
       event.micro_batch = static_cast<int>(whole(args, "micro_batch", 0, all - 1));
       event.count = whole_or(args, "micro_batches", 1, all - event.micro_batch, 1);
-      TWOBP_CHECK(schedule.rank_of_stage[event.stage] == rank, origin_, ": an op of stage ", event.stage,
-                  " on rank ", rank, ": the schedule has it on rank ", schedule.rank_of_stage[event.stage]);
+      TWOBP_CHECK(schedule.rank_of_stage[event.stage] == rank, origin_, ": an event of stage ", event.stage,
+                  " is on rank ", rank, ", but the schedule places this stage on rank ",
+                  schedule.rank_of_stage[event.stage]);
     }
     event.part = whole_or(args, "part", 0, INT32_MAX, 0);
     if (args.contains("layer")) event.name = text(args, "layer");

@@ -109,7 +109,8 @@ std::string timeline_html(const Trace& trace) {
   std::string page;
   for (const char* part : kTimelinePage) page += part;
   const size_t at = page.find(kPlaceholder);
-  TWOBP_CHECK(at != std::string::npos, "the timeline's page has no place for its data");
+  TWOBP_CHECK(at != std::string::npos, "timeline.html has no ", kPlaceholder,
+              ", which the data replaces: build twobp again");
   const std::string json =
       data_json(trace).dump(-1, ' ', /*ensure_ascii=*/true, ordered_json::error_handler_t::replace);
   return page.replace(at, kPlaceholder.size(), script_safe(json));

@@ -82,14 +82,14 @@ class RunReader {
 
   TracedRun read(const ordered_json& json) const {
     const int64_t format = integer(json, "format", 0, INT32_MAX);
-    TWOBP_CHECK(format == kFormat, origin_, ": format ", format,
-                " of the run's description is not known, only ", kFormat, ": write the trace anew");
+    TWOBP_CHECK(format == kFormat, origin_, ": the run's description has format ", format,
+                ", but this program reads format ", kFormat, ": record the trace again");
     TracedRun run;
     run.schedule = schedule(member(json, "schedule"));
     for (const ordered_json& each : array(json, "costs")) run.costs.push_back(cost(each));
     const size_t stages = run.schedule.stages;
     TWOBP_CHECK(run.costs.size() == stages || run.costs.size() == stages * run.schedule.slices, origin_,
-                ": costs of ", run.costs.size(), " stages, the schedule has ", stages);
+                ": it has the costs of ", run.costs.size(), " stages, but the schedule has ", stages);
     for (const ordered_json& each : array(json, "cap_per_rank")) {
       run.cap_per_rank.push_back(number(each, "cap_per_rank", false));
     }
@@ -102,7 +102,7 @@ class RunReader {
  private:
   const ordered_json& member(const ordered_json& object, const char* name) const {
     TWOBP_CHECK(object.is_object() && object.contains(name), origin_, ": the run's description has no ", name,
-                ": write the trace anew");
+                ": record the trace again");
     return object.at(name);
   }
   const ordered_json& array(const ordered_json& object, const char* name) const {

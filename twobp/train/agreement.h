@@ -1,5 +1,5 @@
 // Compares, before training starts, the facts that all processes of a run must share. A process with another
-// configuration, program or data would train something else, and nobody would notice.
+// configuration, program or data would train another model without any error.
 #pragma once
 
 #include <string>

@@ -20,7 +20,7 @@ bool repeats_in_w(const std::string& rule) {
 void check_graphs(const Config& config) {
   if (!config.pipeline.graphs) return;
   const auto excludes = [](const char* key, const char* why) {
-    fail("pipeline.graphs is set, but not with ", key, ": ", why, ". Set it to false.");
+    fail("pipeline.graphs is set, but cannot be used with ", key, ": ", why, ". Set it to false.");
   };
   if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
   if (config.pipeline.run_ahead == "on")
@@ -117,7 +117,7 @@ void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
   TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
               "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
-              "\" computes in fp32 alone.");
+              "\" computes only in fp32: set it to \"fp32\".");
 }
 
 }  // namespace

@@ -23,27 +23,29 @@ const Section& train_section() {
            .in("steps")
            .from(1, kMaxSteps)
            .noted_on_resume(),
-       TWOBP_KEY(TrainConfig, seed, "of the initial weights, the order of the samples and synthetic data"),
+       TWOBP_KEY(TrainConfig, seed, "seed of the initial weights, the sample order and synthetic data"),
        TWOBP_KEY(TrainConfig, clip_norm, "largest global gradient norm; 0: no clipping")
            .at_least(0)
            .noted_on_resume(),
        TWOBP_KEY(TrainConfig, eval_every,
-                 "between evaluations; 0: only at the end, if there is held-out data")
+                 "steps between evaluations; 0: only at the end, if there is held-out data")
            .in("steps")
            .from(0, kMaxSteps)
            .free_on_resume(),
-       TWOBP_KEY(TrainConfig, eval_batches, "largest number that an evaluation reads; 0: all held-out ones")
+       TWOBP_KEY(TrainConfig, eval_batches,
+                 "largest number of batches that an evaluation reads; 0: all held-out batches")
            .in("batches")
            .from(0, kMaxSteps)
            .free_on_resume(),
-       TWOBP_KEY(TrainConfig, log_every, "between progress lines when the output is no terminal")
+       TWOBP_KEY(TrainConfig, log_every, "steps between progress lines if the output is not a terminal")
            .in("steps")
            .from(1, kMaxSteps)
            .free_on_resume()
            .differs_by_process(),
-       TWOBP_KEY(TrainConfig, precision, "of the compute; gradients, weights and optimizer state stay fp32")
+       TWOBP_KEY(TrainConfig, precision,
+                 "precision of the computation; gradients, weights and optimizer state stay fp32")
            .one_of({"fp32", "bf16", "fp16"}),
-       TWOBP_KEY(TrainConfig, loss_scale, "fp16: the initial scale; halved when a step overflows")
+       TWOBP_KEY(TrainConfig, loss_scale, "fp16: initial loss scale; halved when a step overflows")
            .at_least(1)
            .free_on_resume()});
   return section;
@@ -56,15 +58,18 @@ const Section& save_section() {
                  "folder for the trained model after the last step, also if Ctrl-C ends the run; "
                  "empty: none")
            .path(),
-       TWOBP_KEY(SaveConfig, dtype, "of the saved weights")
+       TWOBP_KEY(SaveConfig, dtype, "dtype of the saved weights")
            .one_of({"float32", "bfloat16", "float16"})
            .free_on_resume(),
-       TWOBP_KEY(SaveConfig, lora, "LoRA: merged into the weights, or the adapter alone in PEFT's files")
+       TWOBP_KEY(SaveConfig, lora, "LoRA adapter: merged into the weights, or saved alone in PEFT's files")
            .one_of({"merged", "adapter"})
            .free_on_resume(),
        TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
-       TWOBP_KEY(SaveConfig, every, "between checkpoints").in("steps").from(1, kMaxSteps).free_on_resume(),
-       TWOBP_KEY(SaveConfig, keep, "number of the newest that are kept")
+       TWOBP_KEY(SaveConfig, every, "steps between checkpoints")
+           .in("steps")
+           .from(1, kMaxSteps)
+           .free_on_resume(),
+       TWOBP_KEY(SaveConfig, keep, "number of checkpoints to keep, the newest ones")
            .in("checkpoints")
            .from(1, kMaxSteps)
            .free_on_resume()});

@@ -75,7 +75,7 @@ Fault::Where parse_where(const std::string& word, const std::string& text) {
   for (const auto& [name, where] : all) {
     if (word == name) return where;
   }
-  fail(kVariable, "=", text, ": fails in F, I, W, optimizer or loader, not in '", word, "'");
+  fail(kVariable, "=", text, ": begins with '", word, "', but must begin with F, I, W, optimizer or loader");
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ Fault parse_fault(const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(begin, &end);
     TWOBP_CHECK(*begin != '\0' && *end == '\0' && value >= 0 && value < 1e9, kVariable, "=", text, ": '",
-                parts[i], "' is not of the form step=3");
+                parts[i], "' is not KEY=NUMBER, such as step=3");
     if (key == "seconds") {
       fault.seconds = value;
       continue;

@@ -55,7 +55,7 @@ class FaultInjection {
   void begin_step(int64_t step);
   void in_optimizer(int rank, int64_t step);
 
-  // For the wrappers.
+  // Called by the wrapped layers and data: whether they must fail now.
   bool is_due(Fault::Where where, int layer, const Context& context) const;
   bool is_due_in_loader() const { return loader_due_; }
   // Throws or sleeps.

@@ -26,9 +26,8 @@ at::Tensor bytes_of(const std::string& text) {
 
 std::string text_of(const at::Tensor& bytes) {
   TWOBP_CHECK(bytes.scalar_type() == at::kByte,
-              "processes exchange different messages: a text "
-              "was expected, ",
-              bytes.scalar_type(), " came");
+              "the processes do not make the same calls in the same order: one expects a text, but receives ",
+              bytes.scalar_type());
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 

@@ -88,7 +88,8 @@ bool Trainer::wants_events(int64_t step) const {
 
 void Trainer::check_still() const {
   TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1,
-              " is under way, since the trainer may run ahead until step ", last_ahead_);
+              " is under way, because the trainer runs ahead until step ", last_ahead_,
+              ": call step() until then");
 }
 
 bool Trainer::stops_alone() const {

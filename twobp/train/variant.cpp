@@ -33,8 +33,8 @@ std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int
   if (least <= variant.memory_cap.bytes()) return "";
   return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",
                 variant.schedule.name(), " needs ", least,
-                " for activations and stash, and takes them: give it at least that, or find a schedule "
-                "that needs less with pipeline.schedule = \"auto\" or 'twobp plan --memory'");
+                " for activations and stash, so the run exceeds the cap: raise the cap to that, or find a "
+                "schedule that needs less with pipeline.schedule = \"auto\" or 'twobp plan --memory'");
 }
 
 }  // namespace twobp

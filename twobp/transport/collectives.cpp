@@ -60,7 +60,8 @@ bool AllReduce::take(int from, const Tag& tag, double deadline, at::Tensor& into
     values = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
   TWOBP_CHECK(values.size() == 1 && values[0].scalar_type() == tensor_.scalar_type(),
-              "ranks disagree on what they sum: rank ", from, " sent something else");
+              "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
+              " tensors, or one of another dtype");
   into = values[0].view({-1});
   return true;
 }
@@ -75,9 +76,8 @@ bool AllReduce::advance(double deadline) {
     for (int from = 0; from < ranks; ++from) {
       if (from == rank || parts_[from].defined()) continue;
       if (!take(from, tag_of(MessageKind::kPart, number_), deadline, parts_[from])) return false;
-      TWOBP_CHECK(parts_[from].numel() == mine.numel(),
-                  "ranks disagree on what they sum: ", parts_[from].numel(), " numbers of rank ", from, ", ",
-                  mine.numel(), " here");
+      TWOBP_CHECK(parts_[from].numel() == mine.numel(), "ranks disagree on what they sum: rank ", from,
+                  " sent ", parts_[from].numel(), " numbers, but rank ", rank, " has ", mine.numel());
     }
     parts_[rank] = mine;
     at::Tensor sum = parts_[0] + parts_[1];

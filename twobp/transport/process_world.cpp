@@ -9,7 +9,8 @@
 namespace twobp {
 
 void check_processes(int processes, int replicas, int ranks) {
-  TWOBP_CHECK(replicas >= 1 && ranks >= 1, "a run of ", replicas, " x ", ranks, " ranks");
+  TWOBP_CHECK(replicas >= 1 && ranks >= 1, "a run needs at least one replica and one rank, got ", replicas,
+              " replicas of ", ranks, " ranks");
   TWOBP_CHECK(processes == replicas * ranks, "the configuration makes ", replicas, " x ", ranks, " = ",
               replicas * ranks, " ranks (pipeline.data_parallel x ranks of a pipeline), but ", processes,
               processes == 1 ? " process was" : " processes were", " started: start ", replicas * ranks,

@@ -20,12 +20,13 @@ constexpr double kGrowth = 1.1;
 Subgroup::Subgroup(Transport& parent, std::vector<int> members, Group group)
     : parent_(parent), members_(std::move(members)), group_(group) {
   const auto here = std::find(members_.begin(), members_.end(), parent.rank());
-  TWOBP_CHECK(here != members_.end(), "rank ", parent.rank(), " is not of the group");
+  TWOBP_CHECK(here != members_.end(), "rank ", parent.rank(), " is not a member of the group");
   rank_ = static_cast<int>(here - members_.begin());
 }
 
 int Subgroup::member(int rank) const {
-  TWOBP_CHECK(rank >= 0 && rank < size(), "rank ", rank_, " talks to rank ", rank, " of ", size());
+  TWOBP_CHECK(rank >= 0 && rank < size(), "rank ", rank_, " of a group addresses rank ", rank,
+              ", but the group has ", size(), " ranks");
   return members_[rank];
 }
 

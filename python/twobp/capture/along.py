@@ -1,5 +1,5 @@
-"""Where the positions of a sequence lie in the values of a layer, operator by operator. What an operator computes at one position must depend on
-that position alone, or be attention of ours, which knows slices (docs/long_sequences.md)."""
+"""Finds where the positions of a sequence lie in the values of a layer, operator by operator. An operator must compute each position from that position
+alone, unless it is an attention of ours, which handles slices (docs/long_sequences.md)."""
 from __future__ import annotations
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def apart(node: fx.Node, of: Rewriting):
-    """Operators along dimensions that are not the positions', with results of the same rank."""
+    """Operators that compute along other dimensions than that of the positions, with results of the same rank."""
     place = same(node, of)
     if place.dim in dimensions(node, "dim" if argument(node, "dim") is not None else "dims"):
         raise across(node)
@@ -71,7 +71,7 @@ def only_first(node: fx.Node, of: Rewriting, first: fx.Node) -> Along:
 
 
 def product(node: fx.Node, of: Rewriting):
-    """x @ w with a w that is the same for every slice."""
+    """x @ w, where w is the same for every slice."""
     x = node.args[1 if node.target is aten.addmm.default else 0]
     place = only_first(node, of, x)
     bias = node.args[0] if node.target is aten.addmm.default else None
@@ -90,7 +90,7 @@ def matrices(node: fx.Node, of: Rewriting):
 
 
 def einsum(node: fx.Node, of: Rewriting):
-    """The positions have one letter, which the result keeps."""
+    """einsum in which one letter stands for the positions, and the result keeps it."""
     inputs, _, output = node.args[0].replace(" ", "").partition("->")
     operands = list(zip(inputs.split(","), node.args[1]))
     found = {(labels[of.places[one].dim], of.places[one].outer, of.places[one].inner) for labels, one in operands if of.places[one] is not None}
@@ -122,7 +122,8 @@ def looked_up(node: fx.Node, of: Rewriting):
 
 
 def indexed(node: fx.Node, of: Rewriting):
-    """A table, the same for every slice, at indices of the positions; or values at indices that are the same for every slice."""
+    """Indexing: a table that is the same for every slice at indices for each position, or values of each position at indices that are the same for every
+    slice."""
     given = [(i, one) for i, one in enumerate(node.args[1]) if one is not None]
     if len(given) != 1:
         raise Mixes(node)
@@ -137,7 +138,7 @@ def indexed(node: fx.Node, of: Rewriting):
 
 
 def aligned(node: fx.Node, of: Rewriting):
-    """gather and scatter: tensors of the same places."""
+    """gather and scatter, whose tensors all have the positions in the same dimension."""
     place = pointwise(node, of)
     if place.dim in dimensions(node) or any(shape(one)[place.dim] != place.size(of.positions) for one in ops.inputs_of(node)):
         raise across(node)
@@ -199,10 +200,10 @@ def own_glu(node: fx.Node, of: Rewriting):
 
 
 def own_dropout(node: fx.Node, of: Rewriting):
-    """The runtime finds the rows of a slice in the mask of the whole: each row is a position."""
+    """Dropout, whose mask for a slice is cut out of the mask for the whole sequences. So each row must be a position."""
     place, sizes = same(node, of), shape(node.args[0])
     if place.dim == len(sizes) - 1 or place.inner * math.prod(sizes[place.dim + 1:-1]) != 1:
-        raise Mixes(node, "dropout of values that are not (..., positions, numbers) has another mask in slices")
+        raise Mixes(node, "dropout would draw another mask over slices, because its input is not (..., positions, numbers)")
     return [place, place]
 
 
@@ -231,7 +232,7 @@ def other_attention(node: fx.Node, of: Rewriting):
 
 
 def linear_in_sums(node: fx.Node, of: Rewriting):
-    """The sum over slices of what `node` makes of sums must be what it makes of the whole sum."""
+    """Operators on sums over positions: the results for the slices' sums must add up to the result for the whole sum."""
     name, tensors = ops.short_name(node), ops.inputs_of(node)
     sums = [one for one in tensors if of.places[one] == SUM]
     if name in ("add", "sub"):
@@ -241,12 +242,12 @@ def linear_in_sums(node: fx.Node, of: Rewriting):
     else:
         right = name in ("neg", "reshape", "view", "clone", "contiguous", "_to_copy", "detach", "alias", "sum", "squeeze", "unsqueeze")
     if not right:
-        raise Mixes(node, f"'{name}' computes with a sum over positions what is no sum over them")
+        raise Mixes(node, f"'{name}' of a sum over positions does not add up over slices")
     return SUM
 
 
 def other_size(node: fx.Node, of: Rewriting):
-    """new_zeros(x, size): of x, only the dtype counts."""
+    """new_zeros(x, size) uses only the dtype of x."""
     return None
 
 
@@ -265,7 +266,7 @@ OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_
 
 
 def place_of(node: fx.Node, of: Rewriting):
-    """Where the positions lie in what `node` computes. Tells `of` which arguments are others for a slice. Raises Mixes."""
+    """Returns where the positions lie in the result of `node`. Tells `of` which arguments differ for a slice. Raises Mixes."""
     if node.target is operator.getitem:
         return of.places[node.args[0]][node.args[1]]
     places = [of.places[one] for one in ops.inputs_of(node)]
@@ -278,5 +279,5 @@ def place_of(node: fx.Node, of: Rewriting):
         rule = pointwise
     if rule is None:
         draws = ops.is_random(node) and ops.short_name(node) not in ops.RECURRENT
-        raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, which slices would draw anew" if draws else "")
+        raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, and each slice would draw its own" if draws else "")
     return rule(node, of)

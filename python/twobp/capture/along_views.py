@@ -1,4 +1,4 @@
-"""Where positions lie behind operators that only look at a value in another way (along.py)."""
+"""Finds where the positions lie in the results of views, which only change the shape of a value (along.py)."""
 from __future__ import annotations
 
 import math

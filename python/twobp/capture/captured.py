@@ -161,9 +161,9 @@ class Captured:
         else:
             tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]
             if tensors[0] != tensors[1]:
-                raise CaptureError("the module has other layers for this shape of batch. Capture it by itself")
+                raise CaptureError("the module has different layers for this shape of batch. Capture this shape separately")
             if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
-                raise CaptureError("for this shape of batch, other layers of the module are equal. Capture it by itself")
+                raise CaptureError("for this shape of batch, the module's layers fall into different kinds of equal layers. Capture this shape separately")
             shape["constants"] = lists
         graph["shapes"].append(shape)
 

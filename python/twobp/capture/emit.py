@@ -169,7 +169,7 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
         code.append({"add_to": parameter, "how": "embedding", "args": [last["args"][0], last["args"][1], last["args"][3]]})
     else:
         if node.meta["val"].shape != shape:
-            raise emitter.refuse(node, f"a gradient of shape {list(node.meta['val'].shape)} for a parameter of shape {list(shape)}. {OTHER_WAY}")
+            raise emitter.refuse(node, f"the gradient of a parameter has shape {list(node.meta['val'].shape)}, but the parameter has {list(shape)}. {OTHER_WAY}")
         code.append({"add_to": parameter, "how": "sum", "args": [{"v": slot}]})
 
 

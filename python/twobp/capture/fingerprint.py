@@ -110,7 +110,7 @@ class Fingerprint:
             self._module(value)
         elif isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or value.layout is not torch.strided or type(value) not in (torch.Tensor, nn.Parameter):
-                raise Unknown(f"a {type(value).__name__} on {value.device} cannot be told from another")
+                raise Unknown(f"a {type(value).__name__} on {value.device} cannot be distinguished from others")
             self.word("tensor", value.requires_grad, value.stride(), tensor_digest(value))
         elif type(value) in (list, tuple):
             self.word(type(value).__name__, len(value))
@@ -256,13 +256,13 @@ class Fingerprint:
         try:
             how = value.__reduce_ex__(2)
         except Exception as error:
-            raise Unknown(f"a {type(value).__module__}.{type(value).__qualname__} cannot be told from another ({error})") from error
+            raise Unknown(f"a {type(value).__module__}.{type(value).__qualname__} cannot be distinguished from others ({error})") from error
         if isinstance(how, str):  # the name identifies it
             self.word("name", how, type(value).__module__, type(value).__qualname__)
             if hasattr(value, "__wrapped__"):
                 self.add(value.__wrapped__)
             elif not is_installed_module(type(value).__module__):
-                raise Unknown(f"the {type(value).__qualname__} {how} cannot be told from another")
+                raise Unknown(f"the {type(value).__qualname__} {how} cannot be distinguished from others")
             return
         self.word("object", type(value).__qualname__)
         self.add(type(value))

@@ -125,7 +125,7 @@ class Chain:
         return Whole(self.shape.get("positions", 0))
 
     def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False, part: Slice | None = None):
-        """Returns the loss, each layer's slots, and the new buffers; or those of a part of the positions."""
+        """Returns the loss, each layer's slots, and the new buffers, for all positions or for a part of them."""
         values: list[torch.Tensor] = []
         slots_of, buffers = [], {}
         part = part or self.whole()
@@ -148,7 +148,7 @@ class Chain:
         return values[0], slots_of, buffers
 
     def backward(self, slots_of: list[dict], random: Random, part: Slice | None = None) -> dict[str, torch.Tensor]:
-        """Returns the gradients of all parameters by name; or those of a part of the positions. I of all layers runs first, then W."""
+        """Returns the gradients of all parameters by name, for all positions or for a part of them. I of all layers runs first, then W."""
         part = part or self.whole()
         arriving = None
         gradients: dict[str, torch.Tensor] = {}

@@ -13,7 +13,7 @@ from .own_operators import _heads, _rotate, dropout_scale
 
 
 class Sequences:
-    """What the slices of a micro-batch share. `positions` is the length of the whole, and `masks` has its dropout masks by (layer, call)."""
+    """The data that the slices of a micro-batch share. `positions` is the length of the whole sequences. `masks` has their dropout masks by (layer, call)."""
 
     def __init__(self, positions: int, masks: dict[tuple[int, int], torch.Tensor]):
         self.positions, self.masks = positions, masks
@@ -91,7 +91,7 @@ class Slice:
 
 
 def attention_key(layer: int, instruction: dict) -> Any:
-    """Names an attention as its derivative does: by the slot of log_sum_exp."""
+    """Returns the key of a call of attention, which its derivative has too: the slot of log_sum_exp."""
     slot = instruction["out"][-1]
     return (layer, id(instruction)) if slot is None else (layer, slot)
 

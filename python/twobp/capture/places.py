@@ -1,4 +1,4 @@
-"""Where the positions of a sequence lie in a value, and what the rules of along.py share."""
+"""Describes where the positions of a sequence lie in a value. Also has the helpers that the rules of along.py share."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ SUM, UNREAD = "sum", "unread"
 
 
 class Mixes(Exception):
-    """An operator that does not keep positions apart: the node, and what it does."""
+    """An operator does not compute each position on its own. Has its node, and a message that says what it does."""
 
     def __init__(self, node: fx.Node, what: str = ""):
-        super().__init__(what or f"'{ops.short_name(node)}' is not known to keep the positions of a sequence apart")
+        super().__init__(what or f"'{ops.short_name(node)}' is not known to compute each position of a sequence on its own")
         self.node = node
 
 
@@ -42,13 +42,13 @@ def shape(node: fx.Node) -> torch.Size:
 
 
 def argument(node: fx.Node, name: str):
-    """An argument by the name in the operator's schema; None if it has none."""
+    """Returns the argument of this name in the operator's schema, or None if there is none."""
     position = next((i for i, one in enumerate(node.target._schema.arguments) if one.name == name), None)
     return None if position is None else named_argument(node, position)
 
 
 def dimensions(node: fx.Node, name: str = "dim") -> set[int]:
-    """Those of the first argument that `name` lists; all if there is none."""
+    """Returns the dimensions of the first argument that the argument `name` lists, or all of them if it lists none."""
     rank, given = len(shape(node.args[0])), argument(node, name)
     if given is None or given == []:
         return set(range(rank))
@@ -60,7 +60,7 @@ def across(node: fx.Node) -> Mixes:
 
 
 def same(node: fx.Node, of: Rewriting) -> Along:
-    """The place in the first argument."""
+    """The positions lie where they lie in the first argument."""
     place = of.places[node.args[0]] if isinstance(node.args[0], fx.Node) else None
     if not isinstance(place, Along):
         raise across(node)
@@ -73,12 +73,12 @@ def several(node: fx.Node, place: Along):
 
 
 def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
-    """Element by element, with broadcasting. What is the same for every slice, but has a number for each position, is cut."""
+    """An elementwise operator, with broadcasting. An argument that is the same for every slice, but has a number for each position, is cut."""
     tensors = tensors or ops.inputs_of(node)
     rank = max(len(shape(one)) for one in tensors)
     found = {of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in tensors if of.places[one] is not None}
     if len(found) != 1:
-        raise Mixes(node, f"'{ops.short_name(node)}' puts each position beside others")
+        raise Mixes(node, f"'{ops.short_name(node)}' combines each position with others")
     place = found.pop()
     for one in tensors:
         dim = place.dim - (rank - len(shape(one)))

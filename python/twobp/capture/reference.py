@@ -1,4 +1,4 @@
-"""The module itself, as the dry run of its programs sees it: with the random numbers of the programs, under autograd, and left as it was."""
+"""Runs the module itself under autograd, with the random numbers of its programs, to compare the programs with it. The module is not changed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -37,10 +37,10 @@ class Replay(TorchDispatchMode):
             return args[0] * results[1] * dropout_scale(args[1]), results[1]
         drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
         if name == "nothing":
-            raise CaptureError(f"in evaluation mode the module drops or draws by {base}{current_line()} what its captured form does not. Make it depend on "
+            raise CaptureError(f"in evaluation mode the module drops or draws numbers by {base}{current_line()}, but its captured form does not. Make it depend on "
                                "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
         if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
-            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, where its captured form draws by {name}. Draw by torch.rand, "
+            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, but its captured form draws by {name} there. Draw by torch.rand, "
                                "torch.bernoulli or dropout")
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
@@ -89,8 +89,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
                 evaluated = whole(dict(fields))
             if rest := list(evaluation.drawn):
                 lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
-                raise CaptureError(f"the module draws random numbers in training mode alone{lines[-len(rest)]}, which programs do for dropout alone. Stochastic depth is "
-                                   "dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
+                raise CaptureError(f"the module draws random numbers in training mode only{lines[-len(rest)]}, which captured programs do for dropout only. Write "
+                                   "stochastic depth as dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
         finally:
             for _, table, key, tensor in bound:
                 table[key] = tensor

@@ -1,5 +1,6 @@
-"""Which values of a forward pass still have the samples of the micro-batch apart. A mean over samples counts them, while a mean over what already joins
-them does not. Where the samples lie is found by the rules for positions (along.py); operators that these do not know keep the samples first, as is usual."""
+"""Finds which values of a forward pass still have a number for each sample of the micro-batch. A mean over such a value is a mean over samples. A mean over a
+value that already combines the samples is not. The rules for positions (along.py) find the dimension of the samples; it is the first one in the results of
+operators without a rule, as is usual."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ class Samples:
         return Along(0)
 
     def cut(self, *_) -> None:
-        """As for slices, whose programs have other arguments. Here nothing is rewritten."""
+        """Does nothing: only slices rewrite arguments (slices.py)."""
 
     align = change = resize = replace = cut
 

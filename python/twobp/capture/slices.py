@@ -1,5 +1,5 @@
-"""Programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written for two parts of a sequence. What differs between
-the two programs is a multiple of the number of positions, or the first or last of them."""
+"""Writes programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written for two parts of a sequence. A number that
+differs between the two programs must be a multiple of the number of positions, or the first or last position."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,7 +24,7 @@ LEAST = 6  # positions, so that there are two different parts of more than one, 
 
 
 def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
-    """The length of the sequences, which are dimension 1 of every field. Raises Refused."""
+    """Returns the length of the sequences, which is the size of dimension 1 of every field. Raises Refused."""
     for name, field in fields.items():
         if field.dim() < 2:
             raise Refused(f"the field '{name}' of sizes {list(field.shape)} has no positions")
@@ -38,7 +38,7 @@ def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
 
 
 class Refused(Exception):
-    """Why the sequences of a module cannot be cut."""
+    """The sequences of a module cannot be cut into slices. The message gives the reason."""
 
 
 class Rewriting:
@@ -62,7 +62,7 @@ class Rewriting:
         self._replaced: tuple[Callable, tuple] | None = None  # what takes its place
 
     def write(self) -> Layer:
-        """Raises Mixes."""
+        """Returns the layer for these positions. Raises Mixes."""
         old = list(self.layer.graph_module.graph.nodes)
         placeholders = [node for node in old if node.op == "placeholder"]
         inputs = [(one, self._placeholder(node, one, example)) for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples)]
@@ -85,33 +85,33 @@ class Rewriting:
                      self.layer.outputs)
 
     def cut(self, node: fx.Node, place: Along) -> None:
-        """The operator at hand reads the positions of the slice in a value that is the same for every slice."""
+        """Makes the current operator read only the slice's positions of a value that is the same for every slice."""
         self._cut[node] = self._part(node, place)
 
     def align(self, node: fx.Node, read: fx.Node, place: Along) -> None:
-        """The operator `node` reads the positions of `read` at this place."""
+        """Makes the operator `node` read the positions of `read` at this place."""
         if self.places[read] is None:
             self.cut(read, place)
         elif self.places[read] != place:
             raise Mixes(node)
 
     def change(self, position: int, argument: Any) -> None:
-        """The operator at hand has another argument there."""
+        """Gives the current operator another argument in this position."""
         self._arguments[position] = argument
 
     def resize(self, node: fx.Node, place: Along) -> None:
-        """The operator at hand, `node`, has the sizes of its result as argument 1."""
+        """Corrects argument 1 of the current operator, `node`, which has the sizes of its result."""
         sizes = list(node.args[1])
         if sizes[place.dim] != -1:
             sizes[place.dim] = place.size(self.length)
         self.change(1, sizes)
 
     def replace(self, target: Callable, *arguments: Any) -> None:
-        """The operator at hand becomes another one, whose first result takes the place of its result."""
+        """Replaces the current operator by another one, whose first result takes the place of its result."""
         self._replaced = target, arguments
 
     def fields_behind(self, node: fx.Node) -> list[str]:
-        """The fields from which a value of the layer is computed."""
+        """Returns the fields from which a value of the layer is computed."""
         read = {node, *(one for call in ops.ancestors([node]) for one in ops.inputs_of(call))}
         return [one.name for placeholder, one in zip(self.layer.graph_module.graph.find_nodes(op="placeholder"), self.layer.inputs)
                 if one.source == "field" and placeholder in read]
@@ -173,7 +173,7 @@ class Rewriting:
         return self.graph.node_copy(node, lambda one: self._cut.get(one) or self._new[one])
 
     def _of_whole(self, node: fx.Node) -> fx.Node:
-        """The value for whole sequences of what is computed from fields and constants: labels that are shifted, positions that are counted."""
+        """Returns a node for whole sequences, if it is computed from fields and constants alone, such as shifted labels or counted positions."""
         if self.places.get(node, UNREAD) is None:
             return self._new[node]
         if node in self._fields:
@@ -192,7 +192,7 @@ class Rewriting:
         return self._parts[key]
 
     def _cut_rows(self, node: fx.Node, place: Along) -> fx.Node | None:
-        """Rows of a table at positions that are cut before: so their gradient, too, is that of these rows."""
+        """Looks up only the slice's rows of a table, by cutting the ids first. So the gradient, too, is that of these rows alone."""
         if node.target is not aten.embedding.default or self.places[node.args[1]] is not None or place.dim >= len(shape(node.args[1])):
             return None
         ids = self._part(node.args[1], place)
@@ -221,7 +221,7 @@ class Rewriting:
 
 
 def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Memory of another size in one dimension, in the same order of dimensions."""
+    """Returns a meta tensor like `example` with another size in one dimension and the same order of dimensions in memory."""
     order = sorted(range(example.dim()), key=lambda one: -example.stride(one))
     sizes = [size if one == dim else example.shape[one] for one in range(example.dim())]
     back = [order.index(one) for one in range(example.dim())]
@@ -236,7 +236,7 @@ class Range(NamedTuple):
 
 @dataclasses.dataclass
 class Parts:
-    """A layer for two parts of a sequence. `arriving` and `leaving`: the places in the values that it takes and gives."""
+    """A layer, written for two parts of a sequence. `arriving` and `leaving` say where the positions lie in its inputs and outputs."""
     layers: list[Layer]
     changed: bool
     arriving: list
@@ -244,13 +244,13 @@ class Parts:
 
 
 def ranges_of(positions: int) -> list[Range]:
-    """Of two parts. A part that is the whole has other programs: torch leaves out operators that do nothing."""
+    """Returns two parts of a sequence. None of them is the whole, because torch would leave out operators that do nothing there."""
     length = max(2, positions // 2 - 1)
     return [Range(1, length), Range(2, length + 1)]
 
 
 def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
-    """Raises Refused."""
+    """Writes the layer for two parts of a sequence. Raises Refused."""
     try:
         written = [Rewriting(layer, arriving, positions, *one) for one in ranges_of(positions)]
         return Parts([one.write() for one in written], written[0].changed, arriving, written[0].leaving)
@@ -259,7 +259,8 @@ def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
 
 
 def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = False) -> Any:
-    """The program of all parts, from those of two. Raises Refused if they differ in more than numbers of positions."""
+    """Returns the program for any part of a sequence, made from the programs of two parts. Raises Refused if they differ in more than
+    numbers of positions."""
     one, other = these
     if isinstance(one, Instruction) and isinstance(other, Instruction) and one["op"] == other["op"]:
         try:
@@ -286,15 +287,15 @@ Made = tuple[dict, list[torch.Tensor]]  # a program, and the constants that trac
 
 
 def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of: Callable[[int, Layer], Made], made: list[Made]) -> list[dict]:
-    """The programs of the kinds, so that they also run over slices. `layers`: the kind of each layer, and the first layer of that kind, whose program is
-    in `made`; `program_of` makes that of another layer of a kind. Raises Refused."""
+    """Returns the programs of the kinds in a form that also runs over slices. `layers` has the kind of each layer, and the first layer of that kind,
+    whose program is in `made`. `program_of` makes the program of another layer of a kind. Raises Refused."""
     known: dict[int, Parts] = {}
     arriving: list = []
     for kind, layer in layers:
         if kind not in known:
             known[kind] = in_parts(layer, arriving, positions)
         elif known[kind].arriving != arriving:
-            raise Refused(f"layers of the kind of '{layer.name}' have their positions at different places")
+            raise Refused(f"'{layer.name}' and an equal layer have their positions in different dimensions")
         arriving = known[kind].leaving
     result = []
     for kind, whole in enumerate(made):

@@ -61,7 +61,7 @@ class Sums:
                 return self._copy(node, (total, *node.args[1:])), count
             if target in MEANS:
                 return self._sum(node), first.meta["val"].numel()
-        raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+        raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which capture does not know as a mean")
 
     def _copy(self, node: fx.Node, arguments: tuple, target=None) -> fx.Node:
         with self.graph.inserting_after(node):
@@ -80,7 +80,7 @@ class Sums:
 
     def _check(self, node: fx.Node, averaged: fx.Node) -> None:
         if not self.samples.kept(averaged):
-            raise Unknown(f"{ops.short_name(node)}{where(node)} averages what already joins the samples")
+            raise Unknown(f"{ops.short_name(node)}{where(node)} averages a value that already combines the samples")
 
     def _divided(self, node: fx.Node) -> Count | None:
         """x.sum() / len(x), kl_div's "batchmean", and (x * mask).sum() / mask.sum()."""
@@ -117,7 +117,7 @@ class Sums:
         if value == 0:
             return value
         if not isinstance(count, int):
-            raise Unknown(f"it adds what no sample changes to a mean over a number of targets that differs between batches{where(node)}")
+            raise Unknown(f"it adds a term that does not depend on the samples to a mean whose number of targets differs between batches{where(node)}")
         if not isinstance(value, fx.Node):
             return value * count
         with self.graph.inserting_before(node):
@@ -137,14 +137,14 @@ class Sums:
         if source.target in PASSED or source.target in SCALED and not isinstance(source.args[1], fx.Node):
             total, count = self._inner(node, source.args[0])
             return self._copy(source, (total, *source.args[1:])), count
-        raise Unknown(f"{ops.short_name(node)}{where(node)} averages what already joins the samples")
+        raise Unknown(f"{ops.short_name(node)}{where(node)} averages a value that already combines the samples")
 
     def _of_classes(self, node: fx.Node) -> tuple[fx.Node, Count]:
         reduction, ignore = NLL[node.target]
         if named_argument(node, 2) is not None:
             raise Unknown(f"it weights classes{where(node)}")
         if named_argument(node, reduction) != MEAN:
-            raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which is no mean that capture knows")
+            raise Unknown(f"it ends with {ops.short_name(node)}{where(node)}, which capture does not know as a mean")
         labels = node.args[1]
         self._check(node, labels)
         new, value = self._with_argument(node, reduction, SUM), labels.meta["val"]

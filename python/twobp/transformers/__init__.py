@@ -59,7 +59,7 @@ class Trainer(transformers.Trainer):
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
                  optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, **settings):
         if compute_loss_func is not None or type(self).compute_loss is not transformers.Trainer.compute_loss:
-            raise Error("a loss beside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
+            raise Error("a loss outside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
                         "return its loss, or use twobp.Trainer with loss_fn")
         args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
         check_arguments(args)
@@ -67,9 +67,9 @@ class Trainer(transformers.Trainer):
             settings.setdefault("recompute", ["activations"])
             args.activation_checkpointing = args.gradient_checkpointing = False
         for name in NAMES.keys() & settings.keys():
-            raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set that")
+            raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set it there, and leave out {name}")
         if settings.get("data_parallel", 1) != 1:
-            raise Error("data_parallel: this trainer has one pipeline. Use twobp.Trainer for replicas")
+            raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
         self._settings = {**settings, "loss_reduction": loss_reduction}
         self._stale = False  # whether the model's weights are older than the pipeline's
@@ -78,7 +78,7 @@ class Trainer(transformers.Trainer):
             folders = [None] * args.world_size
             dist.all_gather_object(folders, args.output_dir)
             if len(set(folders)) > 1:
-                raise Error(f"TrainingArguments.output_dir differs between the processes: {folders}. Give all the same")
+                raise Error(f"TrainingArguments.output_dir differs between the processes: {folders}. Give all processes the same folder")
             args.distributed_state = OneDevice(args.distributed_state)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, model_init, None, compute_metrics,
                          callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics)

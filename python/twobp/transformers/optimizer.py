@@ -18,7 +18,7 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
     """Returns the update rule. Raises Error for settings that the pipeline does not support."""
     inner = _inner(optimizer)
     if isinstance(inner, torch.optim.Muon):
-        raise Error("the optimizer is torch.optim.Muon, which takes matrices alone: use twobp.Trainer with optimizer=twobp.Muon(), which gives the "
+        raise Error("the optimizer is torch.optim.Muon, which takes only matrices: use twobp.Trainer with optimizer=twobp.Muon(), which gives the "
                     "other parameters to AdamW")
     if type(inner) not in KINDS:
         raise Error(f"TrainingArguments.optim gives the optimizer {type(inner).__name__}, which the pipeline does not have: use adamw_torch or sgd")
@@ -63,8 +63,8 @@ def highest_lr(optimizer) -> float:
     rates = [group["lr"] for group in optimizer.param_groups]
     for rate, scale in zip(rates, lr_scales(optimizer)):
         if not math.isclose(rate, scale * max(rates), rel_tol=1e-9):
-            raise Error(f"the optimizer's groups have the learning rates {rates}, no longer in the proportion of the first ones. The pipeline has one "
-                        "schedule for all parameters")
+            raise Error(f"the optimizer's groups have the learning rates {rates}, which are no longer in their initial proportion. The pipeline has one "
+                        "schedule for all groups: scale all learning rates by the same factor")
     return max(rates)
 
 
@@ -72,7 +72,7 @@ def of_all(optimizer, name: str):
     """Returns the value that all groups of parameters share."""
     values = [group[name] for group in optimizer.param_groups]
     if any(value != values[0] for value in values):
-        raise Error(f"the optimizer's groups have different {name}: {values}. The pipeline has one for all parameters")
+        raise Error(f"the optimizer's groups have different {name}: {values}. The pipeline has one value for all parameters: give all groups the same")
     return values[0]
 
 

@@ -70,7 +70,7 @@ Idx read_file(const std::string& path, size_t dimensions) {
   for (size_t d = 0; d < dimensions; ++d) {
     int64_t length = 0;
     for (size_t i = 0; i < 4; ++i) length = length << 8 | header[4 + 4 * d + i];
-    TWOBP_CHECK(length > 0, path, ": dimension ", d, " is 0: there is nothing in the file.");
+    TWOBP_CHECK(length > 0, path, ": dimension ", d, " is 0, so the file is empty: get the file again.");
     out.shape.push_back(length);
     const bool overflow = __builtin_mul_overflow(size, length, &size);
     TWOBP_CHECK(!overflow && size <= kMostBytes, path, ": the header claims more than ", kMostBytes,

@@ -45,7 +45,7 @@ PixelArray read_cifar(const std::vector<std::string>& files);
 // does.
 PixelArray read_pixel_arrays(const std::string& folder);
 
-// What to do if the data has `count` classes and the model another number.
+// Advice for a message that the data has `count` classes and the model another number.
 std::string classes_advice(int64_t count);
 
 // Throws Error unless the pictures have `channels` channels or one, all labels are in [0, classes), and at

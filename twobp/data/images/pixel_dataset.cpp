@@ -46,12 +46,12 @@ void check_pictures(const PixelArray& array, int64_t channels, int64_t classes) 
     const int64_t label = array.labels[i];
     TWOBP_CHECK(label >= 0 && label < classes, array.path, ": the label of picture ", i, " is ", label,
                 ", but model.classes is ", classes, " (0 to ", classes - 1, "): ",
-                label < 0 ? "mend the labels." : "mend the labels, or " + classes_advice(*largest + 1));
+                label < 0 ? "correct the labels." : "correct the labels, or " + classes_advice(*largest + 1));
   }
   const auto [least, most] = std::minmax_element(array.labels.begin(), array.labels.end());
   TWOBP_CHECK(least != array.labels.end() && *least != *most, array.path, ": all ", array.labels.size(),
               " labels are ", least == array.labels.end() ? 0 : *least,
-              ", so there is nothing to tell apart: give pictures of two classes or more.");
+              ", so there is nothing to classify: give pictures of two classes or more.");
 }
 
 PixelStatistics pixel_statistics(const PixelArray& array) {
@@ -102,7 +102,7 @@ Fields PixelDataset::read(const std::vector<int64_t>& indices, int64_t epoch) co
                      transform_.draw(array_.height, array_.width, seed_, epoch, index), to);
     TWOBP_CHECK(array_.type == at::kByte ||
                     std::all_of(to, to + transform_.elements(), [](float v) { return std::isfinite(v); }),
-                array_.path, ": picture ", index, " has a value that is not finite: mend or remove it.");
+                array_.path, ": picture ", index, " has a value that is not finite: correct or remove it.");
     labels.data_ptr<int64_t>()[b] = array_.labels[static_cast<size_t>(index)];
   }
   return {{"pixel_values", std::move(images)}, {"labels", std::move(labels)}};

@@ -142,8 +142,8 @@ ImageDraw ImageTransform::draw(int64_t height, int64_t width, uint64_t seed, int
 }
 
 void ImageTransform::apply(const at::Tensor& image, const ImageDraw& draw, float* to) const {
-  TWOBP_CHECK(image.dim() == 3 && (image.size(0) == options_.channels || image.size(0) == 1), "a picture of ",
-              image.size(0), " channels, where ", options_.channels, " are wanted.");
+  TWOBP_CHECK(image.dim() == 3 && (image.size(0) == options_.channels || image.size(0) == 1),
+              "a picture has ", image.size(0), " channels, but must have ", options_.channels, " or 1.");
   at::Tensor part = image.narrow(1, draw.top, draw.height).narrow(2, draw.left, draw.width);
   if (draw.height != options_.height || draw.width != options_.width) {
     const c10::ParallelGuard one_thread(true);

@@ -20,7 +20,7 @@ constexpr double kChatTimeout = 300;  // importing transformers takes a while
 
 json receive_chat(PythonProcess& python, const std::string& origin) {
   const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
-  TWOBP_CHECK(answer.is_object(), origin, ": the Python half of chats gave no JSON object.");
+  TWOBP_CHECK(answer.is_object(), origin, ": the Python process that renders chats returned no JSON object.");
   if (answer.contains("error")) fail(origin, ": ", answer["error"].get<std::string>(), ".");
   return answer;
 }
@@ -44,11 +44,11 @@ EncodedChat ChatEncoder::encode(const Document& chat) {
     out.ids = answer.at("ids").get<std::vector<int64_t>>();
     out.counted = answer.at("counted").get<std::vector<std::pair<int64_t, int64_t>>>();
   } catch (const json::exception&) {
-    fail(chat.origin, ": the Python half of chats gave no valid answer.");
+    fail(chat.origin, ": the Python process that renders chats returned no valid answer.");
   }
   for (const auto& [begin, end] : out.counted) {
     TWOBP_CHECK(begin >= 0 && begin < end && end <= static_cast<int64_t>(out.ids.size()), chat.origin,
-                ": the Python half of chats gave no valid answer.");
+                ": the Python process that renders chats returned no valid answer.");
   }
   return out;
 }

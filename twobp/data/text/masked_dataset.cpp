@@ -21,7 +21,7 @@ MaskedDataset::MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens 
   TWOBP_CHECK(probability > 0 && probability <= 1, "data.mask_probability is ", probability,
               ", but must be above 0 and at most 1.");
   TWOBP_CHECK(special_.vocab > static_cast<int64_t>(special_.all.size()),
-              "the tokenizer has special tokens alone, so none can replace a masked token.");
+              "the tokenizer has only special tokens, so none can replace a masked token.");
 }
 
 bool MaskedDataset::is_special(int64_t id) const {

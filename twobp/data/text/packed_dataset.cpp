@@ -12,7 +12,7 @@ Packing parse_packing(std::string_view name) {
   if (name == "none") return Packing::kNone;
   if (name == "split") return Packing::kSplit;
   if (name == "whole") return Packing::kWhole;
-  fail("\"", name, "\" is no way to pack documents: it is none, split or whole.");
+  fail("\"", name, "\" is not a way to pack documents: use none, split or whole.");
 }
 
 PackedDataset::PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t first, int64_t last,

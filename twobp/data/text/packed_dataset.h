@@ -40,7 +40,8 @@ struct DocumentRow {
 // of this one, but begins there anew.
 class PackedDataset : public Dataset {
  public:
-  // Of the documents [first, last). Throws Error if one is longer than `sequence` although none is cut.
+  // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not
+  // cut.
   PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t first, int64_t last, Packing packing,
                 int64_t sequence);
 

@@ -155,7 +155,7 @@ void PythonProcess::exchange(std::string_view& to_write) {
         {{to_write.empty() ? -1 : in_, POLLOUT, 0}, {out_, POLLIN, 0}, {err_, POLLIN, 0}}};
     const double left = deadline - awake_seconds();
     TWOBP_CHECK(left > 0, name_, ": ", python_, " did nothing for ", format_seconds(timeout_),
-                errors_.empty() ? "" : ", its last words: ", last_line(errors_), ".");
+                errors_.empty() ? "" : "; the last line of its stderr: ", last_line(errors_), ".");
     if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0)
       continue;
 

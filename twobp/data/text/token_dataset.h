@@ -18,7 +18,7 @@ namespace twobp {
 class TokenDataset : public Dataset {
  public:
   TokenDataset(std::shared_ptr<const TokenRow> row, int64_t sequence);
-  // Of files: see TokenFiles.
+  // Reads token files: see TokenFiles.
   TokenDataset(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
                int64_t sequence, int64_t vocab);
 

@@ -84,7 +84,7 @@ TokenType parse_token_type(std::string_view name) {
   for (const TokenType type : {TokenType::kUInt16, TokenType::kUInt32}) {
     if (token_type_name(type) == name) return type;
   }
-  fail("\"", name, "\" is no type of a token file: it is uint16 or uint32.");
+  fail("\"", name, "\" is not a type of token files: use uint16 or uint32.");
 }
 
 std::string_view token_type_name(TokenType type) {

@@ -27,7 +27,7 @@ constexpr int64_t kMostTokens = int64_t{1} << 31;  // in one answer
 json receive(PythonProcess& python, const std::string& path) {
   const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
   TWOBP_CHECK(answer.is_object(), path,
-              ": the tokenizer's Python half gave no JSON object: $TWOBP_PYTHON "
+              ": the tokenizer's Python process returned no JSON object: $TWOBP_PYTHON "
               "must name a Python interpreter.");
   const auto error = answer.find("error");
   if (error != answer.end()) fail(path, ": ", error->is_string() ? error->get<std::string>() : error->dump());
@@ -39,8 +39,8 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   const auto found = answer.find(key);
   const bool integer = found != answer.end() && found->is_number_integer();
   const int64_t value = integer ? found->get<int64_t>() : -1;
-  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python half gave no valid \"", key,
-              "\".");
+  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"",
+              key, "\".");
   return value;
 }
 
@@ -122,7 +122,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) {
   try {
     return answer.at("ids").get<std::vector<int64_t>>();
   } catch (const json::exception&) {
-    fail(path_, ": the tokenizer's Python half gave no valid \"ids\".");
+    fail(path_, ": the tokenizer's Python process returned no valid \"ids\".");
   }
 }
 
@@ -134,7 +134,7 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
   const json answer = receive(*python_, path_);
   const auto text = answer.find("text");
   TWOBP_CHECK(text != answer.end() && text->is_string(), path_,
-              ": the tokenizer's Python half gave no valid \"text\".");
+              ": the tokenizer's Python process returned no valid \"text\".");
   return text->get<std::string>();
 }
 
@@ -155,7 +155,7 @@ Tokenizer::Encoded Tokenizer::encode_pieces(std::string_view bytes, const std::v
     sum += out.counts.empty() ? 0 : out.counts.back();
   }
   TWOBP_CHECK(out.counts.size() == lengths.size() && sum <= kMostTokens, path_,
-              ": the tokenizer's Python half gave no valid \"tokens\".");
+              ": the tokenizer's Python process returned no valid \"tokens\".");
   out.ids = python_->read(static_cast<size_t>(sum * width));
   return out;
 }

@@ -67,7 +67,7 @@ class Tokenizer {
   Encoded encode_documents(std::span<const Document> documents);
 
  private:
-  // Of `bytes`, cut into pieces of these lengths. `not_utf8` is called with the offset of a wrong byte.
+  // Encodes `bytes`, cut into pieces of these lengths. `not_utf8` is called with the offset of a wrong byte.
   Encoded encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
                         const std::function<void(int64_t)>& not_utf8);
 

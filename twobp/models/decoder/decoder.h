@@ -1,7 +1,7 @@
 // Decoders of text (LLaMa, arXiv 2302.13971, and its relatives), made of split layers: an embedding, blocks
 // and a head. A block is an attention half and an MLP half. The halves are separate layers, so that a stage
-// may end between them. The head is norm, projection and cross-entropy. What the families differ in is in
-// family.h.
+// may end between them. The head is norm, projection and cross-entropy. family.h has the differences between
+// the families.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// A family of decoders: a model_type of Hugging Face. What all its models share is a structure here. What
-// varies are options, each a key of config.json. Its tensors have names. One entry of the table in
-// families.cpp is all that a family needs, if the options that exist suffice.
+// A family of decoders: a model_type of Hugging Face. The properties that all its models share are members
+// here. The properties that vary are options, each a key of config.json. If the options that exist suffice,
+// a new family needs only an entry in the table of families.cpp.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace twobp {
 
-// How a number of config.json means an option's value.
+// How a number in config.json is converted to an option's value.
 enum class FileForm : uint8_t {
   kSame,
   kOrNull,       // 0 is written as null

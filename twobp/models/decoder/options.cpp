@@ -113,7 +113,7 @@ std::vector<Key> decoder_keys() {
           .from(0, 4 * kMaxWidth),
       vocab_key<O>(),
       TWOBP_KEY(O, norm_eps, "added to the mean square or the variance in a norm").above(0),
-      TWOBP_KEY(O, activation, "of the MLP, or of its gate").one_of({"silu", "gelu", "gelu_tanh"}),
+      TWOBP_KEY(O, activation, "activation of the MLP, or of its gate").one_of({"silu", "gelu", "gelu_tanh"}),
       TWOBP_KEY(O, attention_bias, "attention's projections have a bias"),
       TWOBP_KEY(O, mlp_bias, "the MLP's projections have a bias"),
       TWOBP_KEY(O, positions, "the longest sequence, each position with an embedding of its own")
@@ -122,47 +122,56 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
       TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
           .one_of(rope_scaling_names()),
-      TWOBP_KEY(O, rope_factor, "stretching factor; longrope: for its attention factor alone").above(0),
-      TWOBP_KEY(O, rope_low_freq, "llama3: wavelengths above original positions / this are stretched")
+      TWOBP_KEY(O, rope_factor, "stretching factor; longrope: used for the attention factor only").above(0),
+      TWOBP_KEY(O, rope_low_freq,
+                "llama3: wavelengths above original positions / rope_low_freq are stretched by the factor")
           .above(0),
-      TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / this are not").above(0),
+      TWOBP_KEY(O, rope_high_freq,
+                "llama3: wavelengths below original positions / rope_high_freq are not stretched")
+          .above(0),
       TWOBP_KEY(O, rope_original_positions, "all but linear: longest sequence before the stretching")
           .in("tokens")
           .above(0),
       TWOBP_KEY(O, rope_beta_fast,
-                "yarn: pairs that turn more often in the original positions are not stretched")
+                "yarn: pairs of features that turn more often than this in the original positions are not "
+                "stretched")
           .in("turns")
           .above(0),
-      TWOBP_KEY(O, rope_beta_slow, "yarn: pairs that turn less often are stretched by the whole factor")
+      TWOBP_KEY(O, rope_beta_slow,
+                "yarn: pairs of features that turn less often than this are stretched by the whole factor")
           .in("turns")
           .above(0),
       TWOBP_KEY(O, rope_attention_factor,
-                "yarn, longrope: of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
+                "yarn, longrope: factor of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
                 "ln(factor) / ln(original positions))")
           .at_least(0),
       TWOBP_KEY(O, rope_short,
                 "longrope: divisors of the wavenumbers, pair by pair, up to the original positions"),
-      TWOBP_KEY(O, rope_long, "longrope: those of sequences beyond the original positions"),
+      TWOBP_KEY(O, rope_long, "longrope: the divisors for sequences beyond the original positions"),
       TWOBP_KEY(O, rope_local_theta,
                 "base of the wavelengths in layers with a window, which are not stretched")
           .in("positions")
           .above(0),
-      TWOBP_KEY(O, rope_part, "part of a head's features that turn").above_to(0, 1),
+      TWOBP_KEY(O, rope_part, "fraction of a head's features that the rotary embedding turns").above_to(0, 1),
       TWOBP_KEY(O, rope_layers,
-                "1 for layers with rotary embedding, 0 for others, in turn; empty: all have it"),
+                "1 for a layer with rotary embedding, 0 for one without, repeated over the layers; []: all "
+                "have it"),
       TWOBP_KEY(O, windows,
-                "keys that a query sees, its own included, layer by layer in turn; 0: all before it")
+                "keys that a query sees, its own included, for each layer, repeated over the layers; 0: all "
+                "earlier ones")
           .in("tokens"),
-      TWOBP_KEY(O, attention_scale, "of attention's scores; 0: 1 / sqrt(head_dim)").at_least(0),
+      TWOBP_KEY(O, attention_scale, "factor of attention's scores; 0: 1 / sqrt(head_dim)").at_least(0),
       TWOBP_KEY(O, attention_cap, "attention's scores become cap * tanh(score / cap); 0: no cap").at_least(0),
       TWOBP_KEY(O, logit_cap, "logits become cap * tanh(logit / cap); 0: no cap").at_least(0),
-      TWOBP_KEY(O, embedding_scale, "of the embedding").above(0),
-      TWOBP_KEY(O, residual_scale, "of what each half of a block adds").above(0),
-      TWOBP_KEY(O, logit_scale, "of the logits").above(0),
+      TWOBP_KEY(O, embedding_scale, "factor of the embedding").above(0),
+      TWOBP_KEY(O, residual_scale, "factor of the output that each half of a block adds to its input")
+          .above(0),
+      TWOBP_KEY(O, logit_scale, "factor of the logits").above(0),
       TWOBP_KEY(O, parallel, "attention and MLP of a block read the same input"),
       dropout_key(TWOBP_KEY(
-          O, dropout, "part of the numbers dropped after each half of a block, and after the embedding")),
-      dropout_key(TWOBP_KEY(O, attention_dropout, "part of attention's probabilities that is dropped")),
+          O, dropout,
+          "dropout probability after each half of a block, in some families also after the embedding")),
+      dropout_key(TWOBP_KEY(O, attention_dropout, "dropout probability of attention's probabilities")),
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
       pad_token_key<O>(),
       init_std_key<O>(),

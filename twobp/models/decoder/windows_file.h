@@ -1,4 +1,4 @@
-// Which layers of a decoder have a window, and which have rotary embedding, in config.json.
+// Reads and writes which layers of a decoder have a window, and which have rotary embedding, in config.json.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace twobp {
 // Throws Error for a window of 0 and for lists that do not fit the number of layers, which has been read.
 void read_windows(const DecoderFamily& family, const HfSection& file, DecoderOptions& options);
 
-// Throws Error for windows that the family's files cannot say.
+// Throws Error for windows that the family's config.json cannot express.
 void write_windows(const DecoderFamily& family, const DecoderOptions& options, nlohmann::json& out);
 
 // The keys of config.json that read_windows reads.

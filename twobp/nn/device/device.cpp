@@ -92,7 +92,7 @@ Device Device::open(at::DeviceType type, int index) {
   }
   const std::string name = c10::DeviceTypeName(type, true);
   const auto* support = support_for(type);
-  TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with a LibTorch that has, or ", kOnCpus);
+  TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with one that has it, or ", kOnCpus);
   const int count = support->deviceCount();
   TWOBP_CHECK(count > 0, "no ", name,
               " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",

@@ -56,8 +56,8 @@ class DeviceStream {
   DeviceEvent record() const { return record(c10::EventFlag::PYTORCH_DEFAULT); }
   // As record(), and the event also records the time (see DeviceEvent::seconds_since).
   DeviceEvent record_with_time() const { return record(c10::EventFlag::BACKEND_DEFAULT); }
-  // The same, with `event` recorded anew: it must come from record_with_time(), and nobody may need its old
-  // point.
+  // As record_with_time(), but records `event` again in place of a new event. `event` must come from
+  // record_with_time(), and no code may still need its old point.
   void record_again(DeviceEvent& event) const { event.event_->record(*stream_); }
   // Work that is launched from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
@@ -112,7 +112,7 @@ class Device {
   const DeviceStream& sums() const { return sums_; }
   // The stream in which the calling thread's work on this device is launched (OnStream).
   DeviceStream current() const;
-  // Makes an extra stream for a special purpose, which nobody else has.
+  // Makes an extra stream for a special purpose, which no other code gets.
   DeviceStream make_stream(bool high_priority) const;
 
   // Makes what libraries keep for the calling thread and the compute stream: cuBLAS has a handle and a

@@ -1,4 +1,4 @@
-// What ranks need of a kind of device, and LibTorch's device-generic interface does not have.
+// Functions of a kind of device that ranks need and LibTorch's device-generic interface lacks.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@ namespace twobp {
 
 struct DeviceFacts {
   std::string model;  // "NVIDIA H100 80GB HBM3"
-  std::string id;     // of this one alone, whatever its number is in this process
+  std::string id;     // unique to this device, whatever its index in this process is
 };
 
 struct DeviceSupport {
-  // A stream that nobody else has, until the program ends. LibTorch hands out its 32 streams of a priority in
-  // turn, so that the 33rd is the first again. A transfer that waits for its peer would then hold up
+  // A stream that no other code gets until the program ends. LibTorch hands out its 32 streams of a priority
+  // in turn, so the 33rd is the first again. A transfer that waits for its peer would then hold up
   // computations.
   c10::Stream (*make_stream)(c10::Device device, bool high_priority);
   DeviceFacts (*facts)(c10::Device device);
@@ -28,7 +28,7 @@ const DeviceSupport& device_support(c10::DeviceType type);
 // The values of pipeline.device: "cpu", "cuda", and the others' names in LibTorch.
 std::vector<std::string> device_names();
 
-// Of a program without CUDA: functions that are never called.
+// In a program without CUDA, these functions are never called.
 DeviceSupport cuda_support();
 
 }  // namespace twobp

@@ -94,7 +94,7 @@ class GreenContexts : public GpuParts {
 }  // namespace
 
 std::shared_ptr<GpuParts> GpuParts::cut(c10::Device gpu, int parts) {
-  TWOBP_CHECK(gpu.is_cuda(), "pipeline.gpu_parts: ", gpu.str(), " is no GPU of CUDA: set it to false");
+  TWOBP_CHECK(gpu.is_cuda(), "pipeline.gpu_parts: ", gpu.str(), " is not a CUDA GPU: set it to false");
   // Until the program ends: LibTorch's allocator may still ask for streams whose devices are gone.
   static auto* const kept = new std::vector<std::shared_ptr<GpuParts>>;
   kept->push_back(std::make_shared<GreenContexts>(gpu, parts));

@@ -22,7 +22,7 @@ Gate parse_gate(const std::string& name) {
   if (name == "silu") return Gate::kSilu;
   if (name == "gelu") return Gate::kGelu;
   TWOBP_CHECK(name == "gelu_tanh", "the activation of a gated linear unit is \"", name.substr(0, 100),
-              "\", which must be silu, gelu or gelu_tanh");
+              "\", but must be silu, gelu or gelu_tanh");
   return Gate::kGeluTanh;
 }
 

@@ -26,12 +26,13 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double d
     : shape_(shape), rate_(dropout, name), dtype_(dtype) {
   TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
               shape.heads, " heads cannot share ", shape.kv_heads,
-              " key-value heads: the number of heads must be a multiple of it");
+              " key-value heads: the first number must be a multiple of the second");
   const int64_t rotary = shape.rotary_dims();
   TWOBP_CHECK(shape.head_dim > 0 && rotary <= shape.head_dim && rotary % 2 == 0,
               "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ",
               shape.head_dim);
-  TWOBP_CHECK(shape.window >= 0, "attention has a window of ", shape.window, " keys: it must be at least 1");
+  TWOBP_CHECK(shape.window >= 0, "attention has a window of ", shape.window,
+              " keys: it must be at least 1, or 0 for no window");
   TWOBP_CHECK(!shape.interleaved || shape.heads == shape.kv_heads,
               "attention with interleaved queries, keys and values needs as many key-value heads as heads");
 }
@@ -62,11 +63,11 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
 PackedAttention Attention::form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
                                 const Saved& saved) const {
   const at::Tensor starts = document_starts_of(context, packed.size(0), packed.size(1));
-  TWOBP_CHECK(!starts.defined() || shape_.rope.beyond(length_) == 0,
-              "this model's rotary embedding goes by the length of a sequence beyond ",
+  TWOBP_CHECK(!starts.defined() || shape_.rope.beyond(length_) == 0, "beyond ",
               shape_.rope.original_positions,
-              " positions, which packed documents do not have: make data.sequence as short as that, or set "
-              "data.packing to none or stream");
+              " positions, this model's rotary embedding depends on the length of the whole sequence, so it "
+              "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
+              "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
   if (context.sliced())

@@ -104,7 +104,7 @@ at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
               c10::toString(x.scalar_type()));
   const int64_t rows = rows_of(x);
   TWOBP_CHECK(!context.training || rows > 1, "BatchNorm ", name(),
-              " has one number per channel in micro-batch ", context.micro_batch,
+              " has only one value per channel in micro-batch ", context.micro_batch,
               ", which has no variance: use a larger pipeline.micro_batch_size or larger images");
   if (by_operators(x)) return scales_by_operators(x, context.training);
   at::Tensor scales = at::empty({4, cols}, gain_.value.options());

@@ -27,7 +27,7 @@ Values BatchNormReluConv2d::backward_p1(Values values, Context&, Saved& saved) {
 void BatchNormReluConv2d::backward_p2(std::span<Saved* const> saved) {
   for (const Saved* one : saved) {
     TWOBP_CHECK(one->p2_count() == 2, "backward-p2 of convolution ", convolution_.weight().name(),
-                " before its backward-p1");
+                " runs before its backward-p1: run it after that, once");
     convolution_.add_weight_gradient(one->p2(0), one->p2(1));
   }
 }

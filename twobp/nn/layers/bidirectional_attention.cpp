@@ -8,8 +8,8 @@ namespace twobp {
 BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout,
                                                std::string_view name, at::ScalarType dtype)
     : shape_(shape), rate_(dropout, name), dtype_(dtype) {
-  TWOBP_CHECK(shape.heads > 0 && shape.head_dim > 0, "attention needs at least one head of at least 1, got ",
-              shape.heads, " of ", shape.head_dim);
+  TWOBP_CHECK(shape.heads > 0 && shape.head_dim > 0, "attention needs heads and head_dim of at least 1, got ",
+              shape.heads, " heads of ", shape.head_dim);
 }
 
 PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {

@@ -64,7 +64,7 @@ Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
                                 ? at::zeros({x.size(0), before, channels_}, x.options())
                                 : saved.cache;
     TWOBP_CHECK(past.defined() && past.size(0) == x.size(0), "CausalConv1d ", weight_.name(),
-                " goes on from position ", context.past, ", but has no inputs from before");
+                " continues at position ", context.past, ", but has no inputs of the earlier positions");
     const at::Tensor all = at::cat({past, x}, 1);
     saved.cache = all.narrow(1, all.size(1) - before, before).clone();
     return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
@@ -78,7 +78,7 @@ Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
 at::Tensor CausalConv1d::inputs_before(const Saved& saved, const at::Tensor& x) const {
   if (saved.previous() == nullptr) return at::zeros({x.size(0), kernel_ - 1, channels_}, x.options());
   TWOBP_CHECK(saved.previous()->to_later.size() == 1, "CausalConv1d ", weight_.name(),
-              " over a slice does not find the inputs before it");
+              " over a slice does not find the last inputs of the previous slice");
   return saved.previous()->to_later[0];
 }
 

@@ -24,9 +24,10 @@ class CausalConv1d : public Layer {
 
  private:
   at::Tensor convolve(const at::Tensor& x, at::Tensor y) const;
-  // Of a slice: the kernel - 1 inputs (B, kernel - 1, C) before its first one, 0 before a sequence.
+  // For a slice, returns the kernel - 1 inputs before its first one, (B, kernel - 1, C). They are 0 at the
+  // beginning of a sequence.
   at::Tensor inputs_before(const Saved& saved, const at::Tensor& x) const;
-  // Of a slice: mends the outputs y that read inputs of earlier slices, and leaves inputs for later ones.
+  // For a slice, corrects the outputs y that read inputs of earlier slices, and leaves inputs for later ones.
   void go_on(const at::Tensor& x, at::Tensor& y, Saved& saved) const;
   void backward_slice(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx, Saved& saved);
   // dx may be x.

@@ -38,7 +38,7 @@ Convolution::Convolution(const std::string& name, const ConvolutionOptions& o, a
               std::sqrt(2.0 / static_cast<double>(o.kernel * o.kernel * o.out))),
       options_(o) {
   TWOBP_CHECK(o.in > 0 && o.out > 0 && o.kernel > 0 && o.stride > 0 && o.padding >= 0, "convolution ", name,
-              " needs channels, kernel and stride of at least 1");
+              " needs channels, kernel and stride of at least 1, and padding of at least 0");
   weight_.store_channels_last();  // a matrix of rows for products over windows
 }
 

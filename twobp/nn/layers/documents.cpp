@@ -20,8 +20,8 @@ at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t pos
       const int64_t start = all[sample * positions + i];
       const int64_t position = context.past + i;
       TWOBP_CHECK(start >= before && start <= position, kDocumentStarts, " of sample ", sample, " is ", start,
-                  " at position ", position, ": it must lie between ", before, ", the document before, and ",
-                  position);
+                  " at position ", position, ": it must be from ", before,
+                  " (its value at the position before) to ", position, " (the position itself)");
       before = start;
     }
   }

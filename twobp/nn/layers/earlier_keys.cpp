@@ -36,11 +36,13 @@ std::vector<EarlierKeys> earlier_keys(const Saved& saved, const PackedAttention&
   std::vector<EarlierKeys> earlier;
   for (const Saved* before = saved.previous(); before != nullptr; before = before->previous()) {
     TWOBP_CHECK(before->to_later.size() == 1,
-                "attention over a slice does not find the keys of an earlier one");
+                "attention over a slice does not find the keys of an earlier slice: run forward on the "
+                "slices in order");
     const at::Tensor& rows = before->to_later[0];
     const bool packed = rows.size(2) == attention.packed();
     TWOBP_CHECK(rows.size(0) == batch && (packed || rows.size(2) == kv_columns(attention)),
-                "attention over a slice finds keys ", rows.sizes(), " of an earlier one, which do not fit");
+                "attention over a slice finds keys ", rows.sizes(), " of an earlier slice, but needs (batch ",
+                batch, ", positions, ", kv_columns(attention), " or ", attention.packed(), ")");
     earlier.push_back({rows.to(type), packed, {}});
   }
   std::reverse(earlier.begin(), earlier.end());
@@ -59,8 +61,8 @@ void join_gradients(PackedAttention& attention, Saved& saved) {
     const at::ScalarType type = compute_type(keys->rows.scalar_type());  // of sums
     if (before->from_later.empty()) before->from_later = {at::zeros(sizes, keys->rows.options().dtype(type))};
     keys->gradient = before->from_later[0];
-    TWOBP_CHECK(keys->gradient.sizes() == sizes, "a gradient ", keys->gradient.sizes(),
-                " for the keys of an earlier slice does not fit");
+    TWOBP_CHECK(keys->gradient.sizes() == sizes, "the gradient of an earlier slice's keys and values is ",
+                keys->gradient.sizes(), ", but must be ", at::IntArrayRef(sizes));
     before = before->previous();
   }
 }

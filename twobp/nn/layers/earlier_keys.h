@@ -1,5 +1,5 @@
-// What causal attention passes between the slices of a sequence (Context::slice), by Saved::to_later and
-// from_later: keys and values to later slices, and their gradients back.
+// Causal attention passes keys and values to later slices of a sequence (Context::slice), and their gradients
+// back, through Saved::to_later and from_later.
 #pragma once
 
 #include <vector>

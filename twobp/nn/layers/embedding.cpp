@@ -39,7 +39,7 @@ Values Embedding::forward(Values, Context& context, Saved& saved) {
 Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
   if (!weight_.trainable()) return {};
   TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Embedding ", weight_.name(),
-              " finds more or less than the ids: it runs once after each forward");
+              " does not find exactly one saved tensor, the ids: it runs once after each forward");
   const at::Tensor& ids = saved.p2(0);
   TWOBP_CHECK(dy[0].numel() == ids.numel() * weight_.value.size(1), "the gradient ", dy[0].sizes(),
               " of Embedding ", weight_.name(), " does not fit its output for ids ", ids.sizes());

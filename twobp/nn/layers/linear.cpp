@@ -77,7 +77,7 @@ Values Linear::backward_p1(Values dy, Context&, Saved& saved) {
   const bool trainable = weight_.trainable();
   const at::Tensor weight = this->weight();
   TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of Linear ", weight_.name(),
-              " finds more or less than its input: it runs once after each forward");
+              " does not find exactly one saved tensor, its input: it runs once after each forward");
   at::Tensor gradient = as_matrix(dy[0]);
   TWOBP_CHECK(gradient.size(1) == weight.size(0) && (!trainable || gradient.size(0) == saved.p2(0).size(0)),
               "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(),

@@ -102,7 +102,7 @@ Values RecomputeLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   Saved& input = saved.child(kInput);
   Saved& gradient = saved.child(kGradient);
   TWOBP_CHECK(input.has_context() && !gradient.has_context(), "backward-p1 of a layer that recomputes ",
-              recompute_name(mode_), " does not find its input: it runs once after each forward");
+              recompute_name(mode_), " finds no saved input: it runs once after each forward");
   if (again_in_p1_) forward_again(until_p2 ? copies_of_p2(input) : take_p1(input), context, inner);
   if (until_p2) {
     gradient.keep_context(context);

@@ -7,7 +7,7 @@
 
 namespace twobp {
 
-// What an RMSNorm multiplies by: its weight, or 1 + its weight.
+// The gain of an RMSNorm: its weight, or 1 + its weight.
 enum class GainForm : uint8_t { kWeight, kOnePlusWeight };
 
 class RmsGain : public Parameter {

@@ -35,8 +35,8 @@ struct RopeSettings {
   // those that turn less often than beta_slow are stretched by `factor`.
   double beta_fast = 32;
   double beta_slow = 1;
-  // Of queries and keys. 0: with kYarn 0.1 ln(factor) + 1, with kLongrope sqrt(1 + ln(factor) /
-  // ln(original_positions)).
+  // kYarn, kLongrope: factor of queries and keys. 0: with kYarn 0.1 ln(factor) + 1, with kLongrope
+  // sqrt(1 + ln(factor) / ln(original_positions)).
   double attention_factor = 0;
   std::vector<double> short_factors{};  // kLongrope: (dims / 2), up to the original positions
   std::vector<double> long_factors{};   // kLongrope: (dims / 2), beyond them
@@ -56,7 +56,7 @@ const std::vector<std::string>& rope_scaling_names();
 // another number of factors.
 at::Tensor rope_frequencies(const RopeSettings& settings, int64_t dims, int64_t length = 0);
 
-// What cos and sin are multiplied by: 1, or the attention factor.
+// The factor of cos and sin: 1, or the attention factor.
 double rope_magnitude(const RopeSettings& settings);
 
 }  // namespace twobp

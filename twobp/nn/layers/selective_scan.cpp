@@ -110,7 +110,8 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
   const bool going_on = context.generating && context.past > 0;
   if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, in.a.options());
   TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ",
-              a_log_.name(), " goes on from position ", context.past, ", but has no states from before");
+              a_log_.name(), " continues at position ", context.past,
+              ", but has no states of the earlier positions");
   at::Tensor borders;
   if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, in.a.options());
   at::Tensor states = context.generating ? saved.cache : at::Tensor();
@@ -138,7 +139,7 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
 at::Tensor SelectiveScan::states_before(const Saved& saved) const {
   if (saved.previous() == nullptr) return {};
   TWOBP_CHECK(saved.previous()->to_later.size() == 1, "SelectiveScan ", a_log_.name(),
-              " over a slice does not find the states after the one before");
+              " over a slice does not find the final states of the previous slice");
   return saved.previous()->to_later[0];
 }
 

@@ -7,7 +7,8 @@
 // end. This gives the gradients of all inputs and of A_log, D and the bias, so no work remains for
 // backward-p2.
 //
-// A slice (Context::slice) begins with the states after the slice before it. Its I hands their gradient back.
+// A slice (Context::slice) begins with the final states of the previous slice. Its I passes the gradient of
+// these states to the previous slice's I.
 #pragma once
 
 #include "twobp/nn/kernels/scan/scan_rows.h"
@@ -33,7 +34,8 @@ class SelectiveScan : public Layer {
 
  private:
   void check(const ScanTensors& inputs) const;
-  // Of a slice: the states (batch, state, channels) after the slice before it. Undefined for the first.
+  // For a slice, returns the states (batch, state, channels) after the previous slice. Undefined for the
+  // first slice.
   at::Tensor states_before(const Saved& saved) const;
   // Runs the kernels, one group of channels at a time. `cache` receives the states after the last position.
   // If `going_on`, it also holds the states before the first position.

@@ -45,9 +45,9 @@ class RankExecutor {
   void books_messages() { books_messages_ = true; }
   // The schedule must have been validated. Errors carry rank, step and instruction.
   RankResult run(const StepInput& input);
-  // The same in two parts, for a graph of all ranks (see WorkGraph). While a device records: launches all
-  // instructions after `begin` and returns their end. Ranks take turns: each runs until it waits for a
-  // message.
+  // run() in two parts, for a graph of all ranks (see WorkGraph). record() is called while a device records.
+  // It launches all instructions after `begin` and returns their end. Ranks take turns: each runs until it
+  // waits for a message.
   DeviceEvent record(const StepInput& input, const DeviceEvent& begin);
   // Runs the rest of the step after `end`, the end of the graph that did the recorded instructions.
   RankResult finish_recorded(const StepInput& input, const DeviceEvent& end);

@@ -28,8 +28,8 @@ class Walk {
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
                                     const std::vector<std::vector<LayerProfile>>& stages) {
   const auto count = static_cast<size_t>(schedule.stages);
-  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "costs for ", stages.size(),
-              " stages, schedule has ", schedule.stages);
+  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "there are costs for ",
+              stages.size(), " stages, but the schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
   for (const auto& instructions : schedule.ranks) {
     Walk walk;
@@ -62,7 +62,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
           break;
         case Op::kBackwardP1:
         case Op::kBackwardP2:
-          fail("standard_peaks takes a schedule with p2 off, this one has ", to_string(instruction));
+          fail("standard_peaks takes a schedule with p2 off, but this one has ", to_string(instruction));
       }
     }
     peaks.push_back(walk.highest());

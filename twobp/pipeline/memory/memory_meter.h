@@ -74,9 +74,9 @@ class MemoryMeter {
   MemoryUse rank_use(int rank) const;
   // Activations and stash that a rank holds now. Cheap: it is called before every layer.
   int64_t held(int rank) const;
-  // The highest total of the rank since the previous call. Begins anew from the current total.
+  // The highest total of the rank since the previous call. The next peak starts from the current total.
   int64_t take_high_water(int rank);
-  // Peaks begin anew from the current totals.
+  // Resets all peaks to the current totals.
   void reset_peaks();
 
  private:

@@ -31,7 +31,7 @@ struct LayerProfile {
   double seconds() const { return forward + backward_p1 + backward_p2; }
 };
 
-// By LayerSpec::kind.
+// The costs of each kind of layer, by LayerSpec::kind.
 using Profile = std::map<std::string, LayerProfile>;
 
 // Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads:

@@ -16,7 +16,7 @@ LayerShare layer_share(const LayerProfile& layer);
 // Optimizer and fixed bytes are left out, because the profile does not have them.
 StageCost stage_cost(const std::vector<LayerProfile>& layers);
 
-// By stage. Takes Pipeline::stage_profiles().
+// The costs of each stage, from Pipeline::stage_profiles().
 std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerProfile>>& stages);
 
 // The same, with the seconds of F, I, W and optimizer that a real step took: means over its micro-batches.

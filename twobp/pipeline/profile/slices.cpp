@@ -15,7 +15,7 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t len
   TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
               " positions has ", blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
               blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"),
-              ", or longer sequences");
+              ", or give longer sequences");
   Cuts cuts = {0};
   for (int64_t s = 1; s < slices; ++s) {
     const auto block = static_cast<int64_t>(std::lround(wanted[s] / static_cast<double>(length)));

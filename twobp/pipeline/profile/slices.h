@@ -36,7 +36,7 @@ Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
 // a position grows linearly along the sequence, as it does in causal attention.
 Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth);
 
-// The slices at other cuts, as the measured ones let expect them: seconds and units of W, without bytes.
+// Estimates the slices at other cuts from the measured ones: seconds and units of W, without bytes.
 SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts);
 
 // The seconds of a step with these slices.
@@ -52,7 +52,7 @@ Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& equal_lengths, co
 SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts,
                              double seconds = 0.3, const Device& device = {});
 
-// Of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
+// The profile of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
 Profile sum_of(const SliceProfiles& slices);
 
 }  // namespace twobp

@@ -73,7 +73,7 @@ PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batch
   }
   const auto& caps = options.cap_per_rank;
   TWOBP_CHECK(caps.empty() || caps.size() == least.size(), "cap_per_rank has ", caps.size(), " entries for ",
-              least.size(), " ranks: give one a rank, or none");
+              least.size(), " ranks: give one for each rank, or none");
   for (size_t rank = 0; rank < least.size(); ++rank) {
     TWOBP_CHECK(!stages_of_rank_[rank].empty(), "rank ", rank, " has no stage");
     if (caps.empty()) continue;

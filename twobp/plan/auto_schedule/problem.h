@@ -88,11 +88,11 @@ class PipelineProblem {
 
  private:
   void set_delays(const SimulationOptions& options);
-  // In costs_.
+  // The index of a unit's cost in costs_.
   size_t index(int stage, int unit) const {
     return static_cast<size_t>(same_slices_ ? 0 : unit % slices_) * stages() + stage;
   }
-  // In lists with an entry for each op and cost.
+  // The index of a task in lists with an entry for each op and cost.
   size_t at_op(int task) const {
     return static_cast<size_t>(op(task)) * costs_.size() + index(stage(task), unit(task));
   }

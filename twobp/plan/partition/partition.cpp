@@ -20,7 +20,7 @@ constexpr double kMostStates = 50e6;
 
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
   TWOBP_CHECK(values.size() == layers, "a partition of ", layers, " layers has ", values.size(), " ", what,
-              ": give one a layer");
+              ": give one for each layer");
   for (size_t i = 0; i < values.size(); ++i) {
     TWOBP_CHECK(std::isfinite(values[i]) && values[i] >= 0, "layer ", i, " has ", values[i], " ", what,
                 ": must be finite and not negative");
@@ -70,7 +70,8 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   check_size(layer_seconds, layers, "seconds");
   std::vector<bool> used(stages, false);
   for (const int rank : rank_of_stage) {
-    TWOBP_CHECK(rank >= 0 && rank < stages, "a placement of ", stages, " stages names rank ", rank);
+    TWOBP_CHECK(rank >= 0 && rank < stages, "a placement of ", stages, " stages names rank ", rank,
+                ", but ranks must be from 0 to ", stages - 1);
     used[rank] = true;
     ranks_ = std::max(ranks_, rank + 1);
   }
@@ -85,16 +86,18 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   check_size(bytes.fixed, layers, "fixed bytes");
   check_size(bytes.held, layers, "held bytes");
   TWOBP_CHECK(static_cast<int>(caps_.size()) == ranks_, "a partition over ", ranks_, " ranks has ",
-              caps_.size(), " caps: give one a rank, or none");
+              caps_.size(), " caps: give one for each rank, or none");
   for (const double cap : caps_) {
     TWOBP_CHECK(std::isfinite(cap) && cap > 0, "a rank's cap is ", cap, " bytes: must be finite and above 0");
   }
   if (!bytes.in_flight.empty()) {
     TWOBP_CHECK(static_cast<int>(bytes.in_flight.size()) == stages, "a partition into ", stages,
-                " stages has ", bytes.in_flight.size(), " numbers of micro-batches held: give one a stage");
+                " stages has ", bytes.in_flight.size(),
+                " numbers of micro-batches in flight: give one for each stage");
     in_flight_.assign(bytes.in_flight.begin(), bytes.in_flight.end());
     least_in_flight_ = *std::min_element(in_flight_.begin(), in_flight_.end());
-    TWOBP_CHECK(least_in_flight_ >= 0, "a stage holds ", least_in_flight_, " micro-batches");
+    TWOBP_CHECK(least_in_flight_ >= 0, "in_flight has ", least_in_flight_,
+                ", but a number of micro-batches must not be negative");
   }
   fixed_ = sums_before(bytes.fixed);
   held_ = sums_before(bytes.held);
@@ -191,7 +194,8 @@ std::vector<int> lightest_split(const PartitionBytes& bytes, const std::vector<i
 
 std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, const PartitionBytes& bytes,
                                       double slack) {
-  TWOBP_CHECK(slack >= 0, "a split may be slower by a part of ", slack, ": must not be negative");
+  TWOBP_CHECK(slack >= 0, "slack, the fraction by which a split may be slower, is ", slack,
+              ": must not be negative");
   const auto stages = linear(static_cast<int>(bytes.in_flight.size()));
   PartitionBytes capped = bytes;
   capped.caps.assign(stages.size(), 1);  // any value: only the lightest split is wanted
@@ -222,7 +226,7 @@ void check_split(const std::vector<int>& split, int layers, int stages) {
   const int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});
   TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers,
               "pipeline.split must be ", stages, " counts of at least 1 that sum to the model's ", layers,
-              " layers; it has ", split.size(), " that sum to ", sum);
+              " layers; it has ", split.size(), " counts that sum to ", sum);
 }
 
 }  // namespace twobp

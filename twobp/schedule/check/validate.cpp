@@ -26,8 +26,8 @@ class Validator {
   void run() {
     check_placement();
     TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '",
-                schedule_.name, "' has ", schedule_.micro_batches, " slices, which ", schedule_.slices,
-                " slices a micro-batch do not divide");
+                schedule_.name, "' has ", schedule_.micro_batches, " slices, which is not a multiple of its ",
+                schedule_.slices, " slices per micro-batch");
     const auto stages = static_cast<size_t>(schedule_.stages);
     done_.assign(stages * schedule_.micro_batches, 0);
     next_forward_.assign(stages, 0);

@@ -11,7 +11,7 @@ namespace twobp {
 Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
   Schedule schedule = empty_schedule("dualpipe-v", place_stages(Placement::kV, stages, ranks), micro_batches);
   TWOBP_CHECK(micro_batches >= 2 * ranks, "schedule 'dualpipe-v' on ", ranks, " ranks needs at least ",
-              2 * ranks, " micro-batches (two a rank), got ", micro_batches,
+              2 * ranks, " micro-batches (two for each rank), got ", micro_batches,
               ": use more, or 'zb-v', which takes any number");
   const PhaseStep f0{Op::kForward, 0};
   const PhaseStep f1{Op::kForward, 1};

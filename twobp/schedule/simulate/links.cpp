@@ -30,12 +30,13 @@ Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs,
     const int ranks = schedule.rank_count();
     for (const auto& [from, to] : shared.between) {
       TWOBP_CHECK(from >= 0 && from < ranks && to >= 0 && to < ranks && from != to, what, " names ranks ",
-                  from, " and ", to, ": it must be two of the ", ranks, " there are");
+                  from, " and ", to, ": these must be two different ranks from 0 to ", ranks - 1);
       const auto [known, is_new] = link_of.emplace(std::pair(from, to), static_cast<int>(links_.size()));
-      TWOBP_CHECK(is_new, what, " names ranks ", from, " and ", to, ", which ",
+      TWOBP_CHECK(is_new, what, " names ranks ", from, " and ", to,
                   known->second == static_cast<int>(links_.size())
-                      ? "it has already"
-                      : concat("shared link '", options.shared_links[known->second].name, "' has already"));
+                      ? " twice"
+                      : concat(", as shared link '", options.shared_links[known->second].name, "' does"),
+                  ": a message between two ranks takes one link");
     }
     links_.push_back({shared.latency, shared.bytes_per_second, 0});
   }
@@ -65,8 +66,9 @@ double Links::send(const Route& route, double now) {
 }
 
 std::vector<SharedLink> node_links(int ranks, int ranks_per_node, double latency, double bytes_per_second) {
-  TWOBP_CHECK(ranks >= 1 && ranks_per_node >= 1, "node links need at least one rank and one a node, got ",
-              ranks, " and ", ranks_per_node);
+  TWOBP_CHECK(ranks >= 1 && ranks_per_node >= 1,
+              "node_links needs at least one rank, and one in each node, got ", ranks, " and ",
+              ranks_per_node);
   std::vector<SharedLink> links;
   for (int first = 0; first < ranks; first += ranks_per_node) {
     SharedLink link{concat("node ", first / ranks_per_node), {}, latency, bytes_per_second};

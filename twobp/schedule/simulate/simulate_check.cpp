@@ -71,7 +71,7 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
   TWOBP_CHECK(
       rows > 0 && costs.size() == rows * stages && schedule.micro_batches % static_cast<int>(rows) == 0,
       "simulating '", schedule.name, "' needs ", stages,
-      " costs, one a stage, or a number of such rows that divides ", schedule.micro_batches,
+      " costs, one for each stage, or a number of such rows that divides ", schedule.micro_batches,
       schedule.slices > 1 ? ", the slices of all micro-batches" : ", the micro-batches", ", got ",
       costs.size());
   for (size_t i = 0; i < costs.size(); ++i) {
@@ -88,14 +88,14 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
   TWOBP_CHECK(
       options.cap_per_rank.empty() || static_cast<int>(options.cap_per_rank.size()) == schedule.rank_count(),
       "cap_per_rank has ", options.cap_per_rank.size(), " entries for ", schedule.rank_count(),
-      " ranks: give one a rank, or none");
+      " ranks: give one for each rank, or none");
   for (double cap : options.cap_per_rank) {
     TWOBP_CHECK(std::isfinite(cap) && cap >= 0, "cap_per_rank holds ", cap,
                 ", must be finite and not negative (0: no cap)");
   }
   TWOBP_CHECK(options.begin.empty() || static_cast<int>(options.begin.size()) == schedule.rank_count(),
               "begin has ", options.begin.size(), " entries for ", schedule.rank_count(),
-              " ranks: give one a rank, or none");
+              " ranks: give one for each rank, or none");
   for (double begin : options.begin) {
     TWOBP_CHECK(std::isfinite(begin) && begin >= 0, "begin holds ", begin,
                 ", must be finite and not negative");

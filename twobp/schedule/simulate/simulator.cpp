@@ -315,7 +315,7 @@ class Simulator {
     while (const RecordedOp* op = recorded_.next_w(rank)) {
       const size_t at = slot(op->stage, op->micro_batch);
       const int left = pieces_left_[at];
-      TWOBP_CHECK(left != kNoP1Yet, "the order recorded of rank ", rank, " has ",
+      TWOBP_CHECK(left != kNoP1Yet, "the recorded order of rank ", rank, " has ",
                   to_string({Op::kBackwardP2, op->stage, op->micro_batch}), " before its I");
       const int units = p2_units(op->stage);
       const int recorded = op->pieces == 0 ? units : std::min(units, pieces_recorded_[at] + op->pieces);

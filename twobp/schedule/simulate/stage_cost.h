@@ -57,9 +57,9 @@ struct StageCost {
 // bytes) is left out.
 StageCost stage_of(std::vector<LayerShare> layers);
 
-// The place of a micro-batch's cost on a stage in a list that has one entry for each stage: of all
-// micro-batches, or of each in turn, after which the list begins anew. So as many rows as slices give each
-// slice its own, and as many as micro-batches each micro-batch.
+// The index of a micro-batch's cost on a stage in a list of rows, each with one entry for each stage. One row
+// holds for all micro-batches. Several rows hold for one micro-batch after the other, and repeat. So as many
+// rows as slices give each slice its own costs, and as many as micro-batches do so for each micro-batch.
 template <typename Cost>
 size_t cost_index(const Schedule& schedule, const std::vector<Cost>& costs, int stage, int micro_batch) {
   const auto stages = static_cast<size_t>(schedule.stages);

@@ -72,7 +72,7 @@ class Cells {
     const size_t p1 = slot(ran.stage, ran.micro_batch, 1);
     const bool whole = ops_[p1] == 1 + static_cast<uint8_t>(Op::kBackward);
     TWOBP_CHECK(ran.op != Op::kBackward || whole, text(), " ran, but schedule '", schedule_.name,
-                "' has I and W there");
+                "' has a separate I and W in its place");
     const size_t at =
         whole && ran.op != Op::kForward ? p1 : slot(ran.stage, ran.micro_batch, kind_of(ran.op));
     TWOBP_CHECK(has(at), "schedule '", schedule_.name, "' has no ", text(), ", which ran on rank ", rank);
@@ -102,7 +102,7 @@ Schedule without_instructions(const Schedule& schedule) {
 Schedule lower(const Schedule& schedule) {
   TWOBP_CHECK(
       !schedule.fills(), "schedule '", schedule.name,
-      "' fills: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
+      "' has p2 fill: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
       "or a recorded order, or choose p2 off, end, cooldown or placed");
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
@@ -115,7 +115,7 @@ Schedule lower(const Schedule& schedule) {
 }
 
 Schedule lower(const Schedule& schedule, const std::vector<std::vector<RecordedOp>>& ran) {
-  TWOBP_CHECK(ran.size() == schedule.ranks.size(), "the order is of ", ran.size(), " ranks, schedule '",
+  TWOBP_CHECK(ran.size() == schedule.ranks.size(), "the order has ", ran.size(), " ranks, but schedule '",
               schedule.name, "' has ", schedule.ranks.size());
   const Cells cells(schedule);
   constexpr size_t kNever = SIZE_MAX;

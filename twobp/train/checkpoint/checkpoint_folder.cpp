@@ -129,7 +129,9 @@ CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart
     const std::string there{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     if (there == run_id) return;
     TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
-                part.process, " is not that of process 0: use a folder on a file system that all share");
+                part.process,
+                " is not the folder of process 0: use a folder on a file system that all "
+                "processes share");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -143,7 +145,8 @@ void CheckpointFolder::lock(double patience) {
   while (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return;  // some network file systems have no locks
     TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(),
-                " is in use by another run, or by another trainer of this process: end that first");
+                " is in use by another run, or by another trainer of this process: end that one first, or "
+                "use another folder");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -187,10 +190,10 @@ std::optional<Checkpoint> CheckpointFolder::newest(std::vector<std::string>& war
   for (const int64_t step : all) {
     try {
       Checkpoint checkpoint(of_step(step));
-      TWOBP_CHECK(checkpoint.state().position.step == step, of_step(step).string(), " is of step ",
+      TWOBP_CHECK(checkpoint.state().position.step == step, of_step(step).string(), " holds step ",
                   checkpoint.state().position.step, ": the folder was renamed");
       take_frozen_of(checkpoint);
-      for (std::string& warning : warnings) warning += ": taking the checkpoint before";
+      for (std::string& warning : warnings) warning += ": using the previous checkpoint";
       return checkpoint;
     } catch (const Error& e) {
       warnings.emplace_back(e.what());

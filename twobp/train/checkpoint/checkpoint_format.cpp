@@ -56,20 +56,20 @@ json read_checked(const fs::path& path, const char* key) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
   TWOBP_CHECK(!error && bytes <= kMaxStateBytes, path.string(),
-              " is not a checkpoint's: ", error ? "not a file" : "too large");
+              " is not a file of a checkpoint: ", error ? "its size cannot be read" : "it is too large");
   std::string text(bytes, '\0');
   file.read(text.data(), static_cast<std::streamsize>(bytes));
   text.resize(static_cast<size_t>(file.gcount()));
   try {
     const json whole = json::parse(text, [&](int depth, json::parse_event_t, json&) {
-      TWOBP_CHECK(depth <= kMaxDepth, path.string(), " is not a checkpoint's: nested too deeply");
+      TWOBP_CHECK(depth <= kMaxDepth, path.string(), " is not a file of a checkpoint: nested too deeply");
       return true;
     });
     const json& value = whole.at(key);
     const json& format = value.at("format");
     TWOBP_CHECK(format.is_number_integer() && format >= 1 && format <= kCheckpointFormat, path.string(),
-                " is of checkpoint format ", format.dump(), ", this program reads formats up to ",
-                kCheckpointFormat);
+                " has checkpoint format ", format.dump(), ", but this program reads formats up to ",
+                kCheckpointFormat, ": it needs another version of twobp");
     TWOBP_CHECK(whole.at("crc32") == crc_of(value), path.string(),
                 " is damaged: it does not match its checksum");
     return value;
@@ -83,7 +83,7 @@ json read_checked(const fs::path& path, const char* key) {
 int64_t count_of(const json& object, const char* key, const fs::path& path, int64_t most = INT64_MAX) {
   const json& value = object.at(key);
   TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most),
-              path.string(), " is damaged: a count out of range");
+              path.string(), " is damaged: ", key, " is not a whole number from 0 to ", most);
   return value.get<int64_t>();
 }
 
@@ -174,7 +174,7 @@ StateAndFiles read_state(const fs::path& path) {
     read.state.optimizer_steps = count_of(state, "optimizer_steps", path);
     read.state.run = {state.at("config").dump(), state.at("data").get<std::string>(),
                       state.at("kernels").get<std::string>(), state.value("order", "")};
-    TWOBP_CHECK(position.loss_scale > 0, path.string(), " is damaged: a scale out of range");
+    TWOBP_CHECK(position.loss_scale > 0, path.string(), " is damaged: gradient_scale is not above 0");
     read.files = files_of(state.at("files"), path);
     return read;
   } catch (const json::exception& e) {

@@ -72,7 +72,7 @@ Checkpointer::Checkpointer(const SaveConfig& save, bool resume, const Processes&
     const std::vector<int64_t> steps = folder_->steps();
     TWOBP_CHECK(resume || steps.empty(), "save.checkpoints: ", folder_->path().string(),
                 " holds checkpoints of a run, the newest of step ", steps.empty() ? 0 : steps.back(),
-                ": go on with that run by --resume, or use another folder");
+                ": continue that run with --resume, or use another folder");
     run_id = folder_->run_id();
   });
   run_id = processes.from_first(run_id);
@@ -112,7 +112,7 @@ std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
     for (std::string& note : check_same_run(state.run, run_)) notes.push_back(std::move(note));
     TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ",
                 trainer.config().train.steps, ", but the checkpoint ", checkpoint->folder().string(),
-                " is of a later step");
+                " is of a later step, ", state.position.step, ": raise train.steps");
   });
   set_to(trainer, *checkpoint);
   if (!processes_.is_first()) notes.clear();

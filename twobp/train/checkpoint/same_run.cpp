@@ -125,7 +125,7 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
         differences.push_back(text);
         break;
       case OnResume::kNoted:
-        notes.push_back(text + ": from here on the run is not the one that was stopped");
+        notes.push_back(text + ": from here on, results differ from those of the stopped run");
         break;
       case OnResume::kFree:
         if (name.starts_with("data.")) sources.push_back(text);
@@ -140,14 +140,15 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   TWOBP_CHECK(differences.empty(), "cannot resume: ", join(differences, "; "),
               ": use the same settings, or another folder for save.checkpoints");
   if (saved.kernels != now.kernels) {
-    notes.push_back(concat("the kernels here are ", now.kernels, ", those of the checkpoint were ",
-                           saved.kernels, ": the run goes on, but not to the bit"));
+    notes.push_back(concat("the kernels here are ", now.kernels, ", but those of the checkpoint were ",
+                           saved.kernels, ": the run continues, but not to the bit"));
   }
   if (saved.order != now.order) {
-    notes.push_back(concat("gradients were summed in the order of ",
-                           saved.order.empty() ? "micro-batches" : saved.order, ", now in that of ",
-                           now.order.empty() ? "micro-batches" : now.order,
-                           " (a schedule in a file gives it up): the run goes on, but not to the bit"));
+    notes.push_back(
+        concat("gradients were summed in the order of ", saved.order.empty() ? "micro-batches" : saved.order,
+               ", but are now summed in that of ", now.order.empty() ? "micro-batches" : now.order,
+               " (a schedule file may give up the order of micro-batches): the run continues, "
+               "but not to the bit"));
   }
   return notes;
 }

@@ -35,7 +35,7 @@ void muon_step(const std::vector<MuonMatrix>& matrices, const MuonStep& step);
 // Jordan's coefficients, in `type`. Overwrites its argument.
 at::Tensor orthogonalized(at::Tensor matrices, at::ScalarType type);
 
-// In proportion to the time of a step for the parameter's parts.
+// A number in proportion to the time of a step for the parameter's parts.
 int64_t muon_work(const Parameter& parameter);
 
 }  // namespace twobp

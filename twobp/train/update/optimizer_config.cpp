@@ -6,18 +6,18 @@ const Section& optimizer_section() {
   static const Section section = make_section<OptimizerConfig>(
       "optimizer",
       {TWOBP_KEY(OptimizerConfig, type,
-                 "update rule; muon: of the matrices of hidden layers, and adamw of the rest")
+                 "update rule; muon: Muon for the matrices of hidden layers, and AdamW for the rest")
            .one_of({"adamw", "adam", "sgd", "muon"}),
        TWOBP_KEY(OptimizerConfig, lr, "highest learning rate").above(0).noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, weight_decay,
-                 "of matrices and kernels, not of biases and norm gains; decoupled for adamw and muon, L2 "
-                 "for adam and sgd")
+                 "weight decay of matrices and kernels, not of biases and norm gains; decoupled for adamw "
+                 "and muon, L2 for adam and sgd")
            .at_least(0)
            .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, groups,
-                 "PATTERN KEY=VALUE...: what the parameters whose names match (* and ?) get in place of the "
-                 "usual: weight_decay, lr_scale (times lr), rule (adamw or muon, with muon); later entries "
-                 "override earlier ones")
+                 "PATTERN KEY=VALUE...: settings of the parameters whose names match (* and ?): "
+                 "weight_decay, lr_scale (a factor of lr), rule (adamw or muon, if the type is muon); later "
+                 "entries override earlier ones")
            .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, beta1, "adam: decay of the mean gradient")
            .from_to_below(0, 1)

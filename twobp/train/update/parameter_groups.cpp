@@ -36,7 +36,8 @@ std::string last_matrix(const ModelSpec& model) {
 ParameterGroups::Group ParameterGroups::parse(const std::string& text, bool of_muon) {
   const auto refuse = [&](const std::string& why) {
     fail("optimizer.groups: \"", text, "\" ", why,
-         ": write a pattern and what its parameters get, such as \"*.bias weight_decay=0 lr_scale=0.1\"");
+         ": write a pattern and the settings of its parameters, such as \"*.bias weight_decay=0 "
+         "lr_scale=0.1\"");
   };
   Group group;
   std::istringstream words(text);
@@ -56,9 +57,9 @@ ParameterGroups::Group ParameterGroups::parse(const std::string& text, bool of_m
     }
     const std::vector<std::string> keys = {"weight_decay", "lr_scale", "rule"};
     if (key != keys[0] && key != keys[1])
-      refuse(concat("has no KEY=VALUE in \"", word, "\"; the keys are ", join(keys)));
+      refuse(concat("has \"", word, "\", which is no KEY=VALUE with one of the keys ", join(keys)));
     const auto number = number_from_0(value);
-    if (!number) refuse(concat("has \"", word, "\", but that must be a number of at least 0"));
+    if (!number) refuse(concat("has \"", word, "\", but the value must be a number of at least 0"));
     (key == keys[0] ? group.weight_decay : group.lr_scale) = number;
   }
   if (settings == 0) refuse("says nothing about its parameters");

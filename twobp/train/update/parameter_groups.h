@@ -32,11 +32,11 @@ class ParameterGroups {
   // Throws Error if a pattern matches none of the names.
   void check(const std::vector<std::string>& names) const;
   // `hidden`: a matrix that multiplies and is not the model's last, which Muon takes. Throws Error if the
-  // parts of a packed weight get different rules, and if a group gives Muon what is no matrix.
+  // parts of a packed weight get different rules, and if a group gives Muon a parameter that is no matrix.
   ParameterRule rule_of(const Parameter& parameter, bool hidden) const;
 
  private:
-  // What an entry does not mention stays as it is.
+  // An entry of optimizer.groups. Settings that it does not mention stay as they are.
   struct Group {
     std::string pattern;
     std::optional<double> weight_decay, lr_scale;

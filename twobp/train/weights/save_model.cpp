@@ -302,11 +302,10 @@ void check_companions(const std::string& directory, const ModelConfig& model,
       if (file.empty() || name != "tokenizer.json") left.push_back(name);
     }
   }
-  TWOBP_CHECK(left.empty(), directory, ": holds ", join(left),
-              " of another model, which this run does not replace, so that its readers would use ",
-              left.size() == 1 ? "it" : "them",
-              " with this one: set save.model to another folder, or remove ",
-              left.size() == 1 ? "it" : "them");
+  TWOBP_CHECK(
+      left.empty(), directory, ": holds ", join(left), " of another model. This run does not replace ",
+      left.size() == 1 ? "it" : "them", ", so programs would use ", left.size() == 1 ? "it" : "them",
+      " with this model: set save.model to another folder, or remove ", left.size() == 1 ? "it" : "them");
 }
 
 }  // namespace
@@ -338,7 +337,8 @@ SaveModelOptions save_options(const Config& config, const std::string& dtype) {
 
 std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory) {
   if (options.tokenizer.empty() || fs::exists(options.tokenizer)) return "";
-  return concat(options.tokenizer, ", the tokenizer of the run, is gone: copy it into ", directory);
+  return concat(options.tokenizer, ", the run's tokenizer, no longer exists and was not saved: copy it into ",
+                directory);
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,

@@ -21,7 +21,7 @@ struct SaveModelOptions {
   int64_t max_shard_bytes = 5'000'000'000;  // the size limit of a file: that of transformers
 };
 
-// For the model of a run. Data that is gone since is left out.
+// The options for saving the model of a run. Names of classes are left out if the run's data no longer exist.
 SaveModelOptions save_options(const Config& config, const std::string& dtype);
 
 // Packed weights are written as their parts, and adapters are merged into what they adapt (see

@@ -94,7 +94,8 @@ class C10dTransport : public Transport {
   int size() const override { return group_->getSize(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
+                " ranks");
     if (to == rank()) {
       mailbox_.put({to, tag, std::move(values), {}});
       return;
@@ -166,7 +167,8 @@ class C10dTransport : public Transport {
   };
 
   void check_sender(int from) const {
-    TWOBP_CHECK(from >= 0 && from < size(), "rank ", rank(), " receives from rank ", from, " of ", size());
+    TWOBP_CHECK(from >= 0 && from < size(), "rank ", rank(), " receives from rank ", from, ", but there are ",
+                size(), " ranks");
   }
 
   // Ends all waits. Returns false if they have ended before. `lost`: this rank is the one that reports.

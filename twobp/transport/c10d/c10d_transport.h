@@ -1,6 +1,6 @@
 // Ranks as processes that PyTorch connected: messages over a c10d::ProcessGroup whose send and recv carry
 // host memory, such as Gloo's. Only these two virtual functions of the group are used. The group is the
-// caller's, who may use it at the same time with other tags.
+// caller's. The caller may use it at the same time with other tags.
 #pragma once
 
 #include <memory>

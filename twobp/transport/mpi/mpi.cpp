@@ -67,7 +67,8 @@ class Session {
       finish_ = true;
     }
     TWOBP_CHECK(provided >= MPI_THREAD_SERIALIZED,
-                "this MPI can't be used by several threads in turn (MPI_THREAD_SERIALIZED)");
+                "this MPI cannot be called from several threads in turn (MPI_THREAD_SERIALIZED): use an MPI "
+                "that was built with support for threads");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "tell the number of processes");
     TWOBP_CHECK(
         launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun ||

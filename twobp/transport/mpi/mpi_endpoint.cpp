@@ -71,7 +71,8 @@ MpiEndpoint::~MpiEndpoint() {
 }
 
 void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
-  TWOBP_CHECK(to >= 0 && to < size_, "rank ", rank_, " sends to rank ", to, " of ", size_);
+  TWOBP_CHECK(to >= 0 && to < size_, "rank ", rank_, " sends to rank ", to, ", but there are ", size_,
+              " ranks");
   const std::lock_guard lock(mutex_);
   if (aborted_) return;
   if (to == rank_) {
@@ -211,7 +212,8 @@ void MpiEndpoint::throw_if_aborted() const {
 }
 
 bool MpiEndpoint::try_receive(int from, const Tag& tag, Values& values) {
-  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, " of ", size_);
+  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, ", but there are ",
+              size_, " ranks");
   const std::lock_guard lock(mutex_);
   throw_if_aborted();
   if (take(from, tag, values)) return true;
@@ -240,7 +242,8 @@ bool MpiEndpoint::wait(double timeout, Done&& done) {
 }
 
 Values MpiEndpoint::receive(int from, const Tag& tag, double timeout) {
-  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, " of ", size_);
+  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, ", but there are ",
+              size_, " ranks");
   Values values;
   const auto there = [&] {
     throw_if_aborted();

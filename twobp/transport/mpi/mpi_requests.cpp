@@ -36,7 +36,7 @@ void MpiRequests::test(std::vector<Transfer*>& done) {
       int bytes = 0;
       check_mpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "count what it received");
       TWOBP_CHECK(bytes == about.bytes, "rank ", statuses_[i].MPI_SOURCE, " sent ", bytes,
-                  " bytes of a tensor and had announced ", about.bytes);
+                  " bytes of a tensor, but had announced ", about.bytes);
     }
     if (--about.transfer->open == 0) done.push_back(about.transfer);
   }

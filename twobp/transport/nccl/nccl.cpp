@@ -68,7 +68,8 @@ class NcclTransport : public Transport {
   int size() const override { return host_->size(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
+                " ranks");
     throw_if_aborted();
     if (to == rank()) {
       mailbox_.put({to, tag, std::move(values), device_.current().record()});

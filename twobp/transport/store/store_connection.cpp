@@ -163,9 +163,10 @@ struct StoreConnection::Store {
 };
 
 StoreConnection::StoreConnection(const StorePlace& place, double timeout) : place_(place) {
-  TWOBP_CHECK(place_.size >= 1 && place_.rank >= 0 && place_.rank < place_.size, "rank ", place_.rank, " of ",
-              place_.size, " is none");
-  TWOBP_CHECK(place_.port >= 0 && place_.port <= 65535, "there is no port ", place_.port);
+  TWOBP_CHECK(place_.size >= 1 && place_.rank >= 0 && place_.rank < place_.size, "rank ", place_.rank,
+              " does not exist: the run has ", place_.size, " ranks, counted from 0");
+  TWOBP_CHECK(place_.port >= 0 && place_.port <= 65535, "port ", place_.port,
+              " does not exist: ports are from 0 to 65535");
   quiet_c10d();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(place_.port);
@@ -184,8 +185,9 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
     const std::string what = error.what_without_backtrace();
     if (what.find("EADDRINUSE") != std::string::npos) fail_in_use(place_.port);
     TWOBP_CHECK(!options.isServer, "rank 0 cannot listen at ", name(), ": ", what);
-    fail("rank ", place_.rank, " got no answer from ", name(), " in ", timeout,
-         " s: see that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what, ")");
+    fail("rank ", place_.rank, " got no answer from ", name(), " within ", timeout,
+         " s: check that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what,
+         ")");
   }
   join(timeout);
 }
@@ -208,8 +210,8 @@ void StoreConnection::join(double timeout) {
   // can be guessed, and what an earlier run has left, does not reach this run.
   if (place_.rank == 0 && store_->add("hosts", 1) == 1) store_->set("run", random_id());
   for (double pause = 1e-3; !store_->has("run"); pause = std::min(2 * pause, 0.1)) {
-    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not come to ", name(), " in ",
-                timeout, " s: see whether it has started");
+    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not connect to ", name(),
+                " within ", timeout, " s: check that it has started");
     sleep_for(pause);
   }
   store_->prefix += store_->value("run") + "/";
@@ -243,8 +245,8 @@ void StoreConnection::join(double timeout) {
       }
       const size_t more = missing.size() - names.size();
       refuse(concat(missing.size() == 1 ? "rank " : "ranks ", twobp::join(names),
-                    more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size, " did not come to ",
-                    name(), " in ", timeout, " s: see whether they have started"));
+                    more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size,
+                    " did not connect to ", name(), " within ", timeout, " s: check that they have started"));
     }
     sleep_for(pause);
   }

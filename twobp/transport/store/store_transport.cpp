@@ -204,7 +204,8 @@ class StoreTransport : public Transport {
   int size() const override { return end_->size(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, " of ", size());
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
+                " ranks");
     end_->throw_if_aborted();
     const OutgoingMessage message = pack_message(tag, 0, values, /*device_memory=*/false);
     // The head's length, the head, and the memory of the tensors outside the head.

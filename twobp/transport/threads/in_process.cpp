@@ -30,7 +30,8 @@ class InProcessTransport : public Transport {
   int size() const override { return static_cast<int>(group_->mailboxes.size()); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank_, " sends to rank ", to, " of ", size());
+    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank_, " sends to rank ", to, ", but there are ", size(),
+                " ranks");
     group_->mailboxes[to].put({rank_, tag, std::move(values), device_.current().record()});
   }
 

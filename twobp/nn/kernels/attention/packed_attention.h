@@ -33,7 +33,7 @@ struct PackedAttention {
   DropoutMask dropout;   // of the probabilities; row (b H + h) S + s of the mask is query s of head h, and
                          // column 0 the first key that it sees
 
-  // Of causal attention: query i sees keys [max(starts_i, i - window + 1), i].
+  // Used by causal attention: query i sees keys [max(starts_i, i - window + 1), i].
   int64_t window = 0;   // 0: no window
   at::Tensor starts{};  // (B, S) int64, not falling along S, at most i; undefined: 0
 
@@ -41,8 +41,8 @@ struct PackedAttention {
   double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
   bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
 
-  // Of causal attention over a slice: `packed` has the queries [P, P + S), keys and values of the first P
-  // positions are in `earlier`, in order, and `shift` has P + S columns. They are read where they are.
+  // Used by causal attention over a slice: `packed` has the queries [P, P + S). The keys and values of the
+  // first P positions are in `earlier`, in order, and are read without a copy. `shift` has P + S columns.
   std::vector<EarlierKeys> earlier{};
   at::Tensor
       from_later{};  // (B, S, 2 K D), a gradient of the slice's own k and v, which backward adds to theirs

@@ -1,4 +1,4 @@
-// What the callers of our CUDA kernels share.
+// Helpers that the callers of our CUDA kernels share.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -48,7 +48,7 @@ bool contiguous(std::initializer_list<at::Tensor> tensors) {
 }
 
 bool queued(int error) {
-  TWOBP_CHECK(error == 0, "CUDA does not take a kernel of rows: error ", error);
+  TWOBP_CHECK(error == 0, "CUDA cannot launch a kernel for rows: CUDA error ", error);
   return true;
 }
 

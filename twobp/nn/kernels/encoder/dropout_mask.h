@@ -1,4 +1,4 @@
-// Which numbers dropout drops.
+// Decides which numbers dropout drops.
 #pragma once
 
 #include <cstdint>

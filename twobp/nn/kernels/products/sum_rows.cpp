@@ -14,8 +14,9 @@ constexpr int64_t kBlockRows = 64;
 }  // namespace
 
 void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
-  TWOBP_CHECK(matrix.dim() == 2 && sum.dim() == 1 && sum.size(0) == matrix.size(1), "the rows of ",
-              matrix.sizes(), " do not add up to ", sum.sizes());
+  TWOBP_CHECK(matrix.dim() == 2 && sum.dim() == 1 && sum.size(0) == matrix.size(1),
+              "the sum of the rows of a tensor of sizes ", matrix.sizes(), " cannot be added to sizes ",
+              sum.sizes());
   if (by_operators(matrix)) {
     sum.add_(matrix.sum(0, /*keepdim=*/false, sum.scalar_type()));
     return;
@@ -43,7 +44,8 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
 
 void add_row(at::Tensor& matrix, const at::Tensor& row) {
   TWOBP_CHECK(matrix.dim() == 2 && has_even_rows(matrix) && row.dim() == 1 && row.size(0) == matrix.size(1),
-              "a row ", row.sizes(), " can't be added to those of ", matrix.sizes());
+              "a row of sizes ", row.sizes(), " cannot be added to the rows of a tensor of sizes ",
+              matrix.sizes());
   if (by_operators(matrix)) {
     matrix.add_(row);
     return;

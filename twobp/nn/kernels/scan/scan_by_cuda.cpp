@@ -48,7 +48,7 @@ CudaScanInput<T> input_of(const ScanTensors& in) {
 }
 
 void check(int error) {
-  TWOBP_CHECK(error == 0, "CUDA does not take the selective scan: error ", error);
+  TWOBP_CHECK(error == 0, "CUDA cannot launch the selective scan: CUDA error ", error);
 }
 
 }  // namespace

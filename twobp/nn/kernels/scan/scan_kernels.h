@@ -71,7 +71,7 @@ struct ScanGradient {
   T* da;           // (state, channels), with respect to A, not to the field a
   T* dd;           // (channels)
   T* ddelta_bias;  // (channels)
-  // Of a sequence that goes on before and after (state, channels):
+  // For a slice of a longer sequence, (state, channels):
   const T* initial = nullptr;  // the states before the first position; null: zeros
   const T* dfinal = nullptr;   // the gradient of the states after the last one; null: zeros
   T* dinitial = nullptr;       // the gradient of `initial`; null: not wanted

@@ -23,7 +23,7 @@ struct ScanGradientTensors {
   at::Tensor da;              // (batch, state, channels), with respect to A, not to the field a
   at::Tensor dd;              // (batch, channels)
   at::Tensor ddelta_bias;     // (batch, channels)
-  // Of sequences that go on before and after (batch, state, channels):
+  // For slices of longer sequences, (batch, state, channels):
   at::Tensor initial{};   // the states before the first position; undefined: zeros
   at::Tensor dfinal{};    // the gradient of the states after the last one; undefined: zeros
   at::Tensor dinitial{};  // receives the gradient of `initial`; undefined: not wanted
