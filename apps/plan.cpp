@@ -162,6 +162,14 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
   number("--devices", options.devices, "only combinations whose ranks x replicas equal this; 0: any");
 }
 
+std::string described_schedules() {
+  constexpr size_t kNameColumn = 18;
+  std::string text = "Schedules, for N ranks and M micro-batches:\n";
+  for (const NamedSchedule& one : named_schedules())
+    text += concat("  ", one.name, std::string(kNameColumn - one.name.size(), ' '), one.what, "\n");
+  return text;
+}
+
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
@@ -247,6 +255,7 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
       ->check(number_from(0))
       ->capture_default_str();
+  plan->footer(described_schedules());
   plan->callback([options, plan] {
     check_alone("plan", find_launcher());
     const PlanJob job = job_of(*options);

@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import fnmatch
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -328,19 +327,22 @@ def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Ba
 
 
 def _as_json(config: dict) -> str:
-    """Returns the configuration as JSON. Numbers of numpy and torch count as those of Python. Raises Error for values that a
+    """Returns the configuration as JSON. Numbers and arrays of numpy and torch count as those of Python. Raises Error for values that a
     configuration cannot hold."""
     def plain(value):
-        if hasattr(value, "item"):
-            return value.item()
-        raise Error(f"a setting is {value!r}, a {type(value).__name__}: give a number, a text, or a list of these")
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        raise TypeError
 
-    try:
-        return json.dumps(config, default=plain, allow_nan=False)
-    except ValueError as error:
-        wrong = [f"{key} is {value}" for keys in config.values() if isinstance(keys, dict) for key, value in keys.items()
-                 if isinstance(value, float) and not math.isfinite(value)]
-        raise Error(f"{', '.join(wrong) or error}: give a finite number") from error
+    for section, keys in config.items():
+        for key, value in keys.items():
+            try:
+                json.dumps(value, default=plain, allow_nan=False)
+            except TypeError:
+                raise Error(f"{section}.{key} is {value!r}, a {type(value).__name__}: give a number, a text, or a list of these") from None
+            except ValueError:
+                raise Error(f"{section}.{key} is {value}: give finite numbers") from None
+    return json.dumps(config, default=plain)
 
 
 def _process_group() -> str:

@@ -313,6 +313,8 @@ TEST(Help, ExistsForEveryCommand) {
     const std::string help = expect_success({command, "--help"}).out;
     EXPECT_NE(help.find("--help"), std::string::npos) << help;
   }
+  EXPECT_NE(expect_success({"plan", "--help"}).out.find("zb-v              zero bubble on a V"),
+            std::string::npos);
   const std::string train = expect_success({"train", "--help"}).out;
   const std::string config =
       expect_success({"train", "--print-config", "--set", "data.synthetic=tokens"}).out;

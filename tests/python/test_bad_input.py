@@ -192,7 +192,8 @@ def test_a_loss_with_parameters():
 
 def test_settings_that_are_no_settings():
     for settings, message in (({"optimizer": "adamw"}, "optimizer is a str"), ({"optimizer": twobp.AdamW}, "optimizer is the class AdamW"),
-                              ({"ranks": "2"}, '^the settings: "pipeline.ranks" expects an integer'), ({"clip_norm": float("nan")}, "clip_norm is nan"), ({"threads": object()}, "a setting is")):
+                              ({"ranks": "2"}, '^the settings: "pipeline.ranks" expects an integer'), ({"clip_norm": float("nan")}, "clip_norm is nan"), ({"threads": object()}, "pipeline.threads is <object .*, a object: give a number"), ({"split": {1, 2}}, "pipeline.split is .*, a set"),
+                              ({"memory_cap": [float("inf")]}, "memory_cap is .inf.: give finite")):
         with pytest.raises(twobp.Error, match=message):
             make(**settings)
     _, trainer = make(clip_norm=torch.tensor(1.0))
