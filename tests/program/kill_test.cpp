@@ -109,6 +109,7 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
       std::vector<std::string> arguments = {"train", config, "--resume", "--metrics", metrics};
       for (const std::string& argument : random_pipeline()) arguments.push_back(argument);
       test::RunOptions options;
+      options.timeout = 600;  // under ThreadSanitizer, a step with its checkpoint takes a second
       // The time lies between the first instruction of the program and long after the rest of training would
       // end.
       if (kills < wanted) options.kill_after = uniform(0.001, 2 * whole);

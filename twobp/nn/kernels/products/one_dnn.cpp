@@ -39,8 +39,9 @@ bool is_transpose_of_dense(const at::Tensor& t) {
 }  // namespace
 
 bool one_dnn_multiplies() {
-  static const bool multiplies = is_amd() && supports(InstructionSet::kAvx512);
-  return forced.value_or(multiplies);
+  static const bool can = supports(InstructionSet::kAvx512);  // without it, LibTorch's function throws
+  static const bool is_faster = is_amd();
+  return can && forced.value_or(is_faster);
 }
 
 bool one_dnn_is_faster(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b) {

@@ -10,8 +10,8 @@ namespace twobp {
 // Whether oneDNN computes large float32 products on this CPU: true for AMD's CPUs with AVX-512.
 bool one_dnn_multiplies();
 
-// For tests: while it lives, oneDNN (true) or MKL (false) multiplies, whatever the CPU. Without oneDNN in
-// LibTorch, it is MKL in any case. Not while other threads multiply.
+// For tests: while it lives, oneDNN (true) or MKL (false) multiplies, on any CPU with AVX-512. Without that,
+// or without oneDNN in LibTorch, it is always MKL. Not while other threads multiply.
 class OneDnnForced {
  public:
   explicit OneDnnForced(bool multiplies);
