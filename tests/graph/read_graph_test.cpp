@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"Dtype",
             "\"float32\", \"shape\": [5, 3]",
             "\"complex64\", \"shape\": [5, 3]",
-            {"parameters.first.weight.dtype", "no dtype"}},
+            {"parameters.first.weight.dtype", "\"complex64\" is not a known dtype"}},
         Bad{"IntegerParameter",
             "\"float32\", \"shape\": [5, 3]",
             "\"int64\", \"shape\": [5, 3]",
@@ -217,7 +217,8 @@ TEST(ReadGraph, NumbersDependOnPositions) {
         message);
   };
   refused("", R"({"positions": 3})", {"args[3]", "no number of positions"});
-  refused("\"positions\": 2, ", R"({"position": "middle"})", {"args[3]", "\"middle\" is no position"});
+  refused("\"positions\": 2, ", R"({"position": "middle"})",
+          {"args[3]", "\"middle\" is not a known position"});
   refused("\"positions\": 2, ", R"({"positions": 0})", {"args[3]", "outside 1"});
   refused("\"positions\": 2, \"no_slices\": \"why\", ", "1", {"positions", "\"no_slices\" is given too"});
 }

@@ -214,7 +214,7 @@ TEST(Bench, RefusesBadSettings) {
   test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
   test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
   test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
-  test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "\"all\""});
+  test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
   test::expect_one_message(
       {"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
       {folder.path("no/such/file")});

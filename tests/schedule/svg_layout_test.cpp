@@ -57,7 +57,9 @@ TEST_F(SvgLayout, PutsNamesLeftAndIdleTimeRightOfTheRows) {
     }
     EXPECT_EQ(std::count(texts_.begin(), texts_.end(), "idle 0.0 %"), ranks);
     for (const Label& label : labels_) {
-      if (label.text == "idle 0.0 %") EXPECT_NEAR(label.x, kRight + 8, kHundredth);
+      if (label.text == "idle 0.0 %") {
+        EXPECT_NEAR(label.x, kRight + 8, kHundredth);
+      }
     }
   }
 }
@@ -208,7 +210,9 @@ TEST_F(SvgLayout, BreaksALegendThatIsTooLong) {
     std::vector<double> found;
     for (const Bar& swatch : swatches()) found.push_back(swatch.y - swatches()[0].y);
     for (const Bar& swatch : swatches()) {
-      if (swatch.y != swatches()[0].y) EXPECT_GE(swatch.x, kLeft - kHundredth);
+      if (swatch.y != swatches()[0].y) {
+        EXPECT_GE(swatch.x, kLeft - kHundredth);
+      }
     }
     EXPECT_EQ(height_, swatches().back().y + 14 + 16);
     return found;

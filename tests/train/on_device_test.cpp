@@ -171,15 +171,19 @@ TEST(OnDeviceTest, Generates) {
   };
   const std::vector<int64_t> expected = tokens({});
   EXPECT_EQ(tokens(test::stand_in_device(0)), expected);
-  if (is_here("cuda")) EXPECT_EQ(tokens(Device::open("cuda", 0)), expected);
+  if (is_here("cuda")) {
+    EXPECT_EQ(tokens(Device::open("cuda", 0)), expected);
+  }
 }
 
 // The costs that the planner needs, measured on the device that the configuration names.
 TEST(OnDeviceTest, MeasuresCosts) {
   for (const char* device : {kStandIn, "cuda"}) {
     if (!is_here(device)) continue;
-    const CostModel costs = measure_costs(config_of("llama", 1, device), {.seconds = 0.01});
-    const CostModel on_cpu = measure_costs(config_of("llama", 1, "cpu"), {.seconds = 0.01});
+    MeasureOptions options;
+    options.seconds = 0.01;
+    const CostModel costs = measure_costs(config_of("llama", 1, device), options);
+    const CostModel on_cpu = measure_costs(config_of("llama", 1, "cpu"), options);
     for (const auto& [kind, cost] : costs.kinds) {
       EXPECT_GT(cost.at_size.front().share.forward, 0) << kind;
       EXPECT_GT(cost.optimizer_seconds, 0) << kind;

@@ -250,7 +250,7 @@ TEST(RecomputeSettings, RefuseBadModes) {
     expect_error([&] { load_config("", {"data.synthetic=tokens", set}); }, parts);
   };
   refuse("pipeline.recompute=activation", {"pipeline.recompute: ", "'activation'", "'activations'"});
-  refuse("pipeline.recompute=both,x.*=all", {"pipeline.recompute: ", "\"all\""});
+  refuse("pipeline.recompute=both,x.*=all", {"pipeline.recompute: ", "'all'"});
   refuse("pipeline.recompute==both", {"pipeline.recompute: ", "names no layers"});
   refuse("pipeline.recompute=stage:one=both", {"pipeline.recompute: ", "no stage number"});
   refuse("pipeline.recompute=stage:0=both", {"pipeline.recompute: ", "needs pipeline.split"});

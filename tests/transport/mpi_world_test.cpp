@@ -77,7 +77,7 @@ TEST(MpiWorld, RefusesAWrongNumberOfProcesses) {
   test::expect_error([&] { make_mpi_world(1, size + 1); },
                      {std::to_string(size + 1) + " ranks", std::to_string(size) + " process", "mpirun -n"});
   test::expect_error([&] { make_mpi_world(size + 1, 1); }, {"pipeline.data_parallel"});
-  test::expect_error([&] { make_mpi_world(0, 1); }, {"0 x 1"});
+  test::expect_error([&] { make_mpi_world(0, 1); }, {"0 replicas of 1 ranks"});
 }
 
 // The receiver does not look until the sender has given up. So a large message does not leave, and the sender
