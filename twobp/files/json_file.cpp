@@ -8,11 +8,16 @@ namespace twobp {
 
 using nlohmann::json;
 
-json parse_json_object(std::string_view text, const std::string& origin, int max_depth) {
-  json root = parse_json<json>(text, origin, max_depth);
+template <typename Json>
+Json parse_json_object(std::string_view text, const std::string& origin, int max_depth) {
+  Json root = parse_json<Json>(text, origin, max_depth);
   TWOBP_CHECK(root.is_object(), origin, ": not a JSON object");
   return root;
 }
+
+template json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
+template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin,
+                                                  int max_depth);
 
 json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes) {
   const InputFile file(path);

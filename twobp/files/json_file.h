@@ -9,9 +9,15 @@
 
 namespace twobp {
 
-// Parses an object. `origin` names the text in messages. Throws Error if it is not JSON or not an object, has
-// a key twice, or is nested deeper than `max_depth`.
-nlohmann::json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
+// Parses an object, also as a nlohmann::ordered_json. `origin` names the text in messages. Throws Error if it
+// is not JSON or not an object, has a key twice, or is nested deeper than `max_depth`.
+template <typename Json = nlohmann::json>
+Json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
+
+extern template nlohmann::json parse_json_object(std::string_view text, const std::string& origin,
+                                                 int max_depth);
+extern template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin,
+                                                         int max_depth);
 
 // Reads a file with an object. Also throws Error if the file is missing, unreadable, or larger than
 // `max_bytes`.

@@ -1,7 +1,9 @@
 // chat.py describes the requests and answers.
 #include "twobp/data/text/chat.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include <nlohmann/json.hpp>
 
@@ -26,6 +28,18 @@ json receive_chat(PythonProcess& python, const std::string& origin) {
 }
 
 }  // namespace
+
+std::vector<std::string> additional_chat_templates(const std::string& folder) {
+  const std::string within = "additional_chat_templates/";
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
+    if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 ChatEncoder::ChatEncoder(const std::string& tokenizer) {
   const std::string folder = std::filesystem::absolute(tokenizer).parent_path().string();

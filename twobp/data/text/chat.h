@@ -13,6 +13,10 @@ namespace twobp {
 
 class PythonProcess;
 
+// A tokenizer's chat templates besides its main one, in its folder: "additional_chat_templates/NAME.jinja",
+// by name. transformers takes the one named tool_use for chats with tools.
+std::vector<std::string> additional_chat_templates(const std::string& folder);
+
 struct EncodedChat {
   std::vector<int64_t> ids;
   std::vector<std::pair<int64_t, int64_t>> counted;  // [begin, end) of the tokens of the assistant's turns

@@ -9,6 +9,7 @@
 #include "twobp/core/json_text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/input_file.h"
+#include "twobp/files/json_file.h"
 
 namespace twobp {
 
@@ -71,8 +72,7 @@ void read_lines(const std::string& path, const std::string& field,
   for_each_line(InputFile(path), [&](const std::string& line, int64_t number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return;
     const std::string origin = concat(path, ":", number);
-    const ordered_json record = parse_json<ordered_json>(line, origin, kRecordDepth);
-    TWOBP_CHECK(record.is_object(), origin, ": not a JSON object");
+    const ordered_json record = parse_json_object<ordered_json>(line, origin, kRecordDepth);
     const auto found = record.find(field);
     if (found == record.end()) {
       std::string names;

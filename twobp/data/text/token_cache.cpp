@@ -52,13 +52,11 @@ std::string hash_tokenizer(const std::string& file) {
   };
   add(file);
   const fs::path folder = fs::path(file).parent_path();
-  std::vector<fs::path> beside = {folder / "tokenizer_config.json", folder / "chat_template.jinja"};
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder / "additional_chat_templates", none))
-    beside.push_back(entry.path());
-  std::sort(beside.begin() + 2, beside.end());
-  for (const fs::path& path : beside) {
-    if (fs::is_regular_file(path, none)) add(path.string());
+  std::vector<std::string> beside = additional_chat_templates(folder);
+  beside.insert(beside.begin(), {"tokenizer_config.json", "chat_template.jinja"});
+  for (const std::string& name : beside) {
+    std::error_code none;
+    if (fs::is_regular_file(folder / name, none)) add(folder / name);
   }
   return hash.text();
 }

@@ -15,6 +15,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
 #include "twobp/data/images/class_names.h"
+#include "twobp/data/text/chat.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
@@ -50,18 +51,12 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "vocab.txt"};
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json",
                                     "processor_config.json"};
-constexpr const char* kChatTemplates = "additional_chat_templates";  // a folder
 
 // The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
 // there.
 std::vector<std::string> tokenizer_files(const fs::path& folder) {
-  std::vector<std::string> names(kTokenizerFiles.begin(), kTokenizerFiles.end());
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(folder / kChatTemplates, none)) {
-    if (entry.path().extension() == ".jinja") {
-      names.push_back(concat(kChatTemplates, "/", entry.path().filename().string()));
-    }
-  }
+  std::vector<std::string> names = additional_chat_templates(folder);
+  names.insert(names.begin(), kTokenizerFiles.begin(), kTokenizerFiles.end());
   return names;
 }
 
@@ -221,9 +216,7 @@ void copy_all_but_weights(NewFiles& files, const fs::path& from, const fs::path&
     const std::string name = entry.path().filename().string();
     if (!is_weights_file(name) && name.front() != '.') copy_file(files, entry.path(), name);
   }
-  for (const std::string& name : tokenizer_files(from)) {
-    if (name.starts_with(kChatTemplates)) copy_file(files, from / name, name);
-  }
+  for (const std::string& name : additional_chat_templates(from)) copy_file(files, from / name, name);
 }
 
 // A tokenizer.json may have another name where it comes from.

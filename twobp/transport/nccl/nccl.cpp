@@ -366,10 +366,11 @@ class NcclTransport : public Transport {
 
   // Messages wait for their tensors.
   void wake_watch() {
+    if (waits_) return;
     {
-      const std::lock_guard lock(
-          stop_mutex_);  // else the wake-up is lost between the watch's look and its wait
-      if (waits_.exchange(true)) return;
+      // Otherwise the wake-up could be lost between the watch's look and its wait.
+      const std::lock_guard lock(stop_mutex_);
+      waits_ = true;
     }
     stopped_.notify_one();
   }
