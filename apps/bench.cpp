@@ -53,7 +53,7 @@ struct BenchOptions {
 
 // Simulates the step with its measured F, I, W and optimizer times.
 Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
-  const auto costs = measured_costs(pipeline.stage_profiles(), pipeline.rank_of_stage(), report);
+  const auto costs = measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report);
   return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
@@ -85,7 +85,7 @@ Batch first_batch(const Trainer& trainer, int micro_batches) {
   Batch batch;
   for (size_t begin = 0; batch.targets == 0 && begin < epoch.size(); begin += samples.size()) {
     for (size_t i = 0; i < samples.size(); ++i) samples[i] = epoch[(begin + i) % epoch.size()];
-    batch = read_batch(data, in_level_order(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
+    batch = read_batch(data, balanced_samples(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
   }
   return batch;
 }

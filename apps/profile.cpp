@@ -38,23 +38,22 @@ std::vector<std::string> row_of(const std::string& name, int layers, const Layer
                                 double parameters) {
   return {name,
           std::to_string(layers),
-          milliseconds(costs.share.forward),
-          milliseconds(costs.share.backward_p1),
-          milliseconds(costs.share.backward_p2),
-          format_bytes(costs.share.forward_held),
-          format_bytes(costs.share.stash),
+          milliseconds(costs.forward),
+          milliseconds(costs.backward_p1),
+          milliseconds(costs.backward_p2),
+          format_bytes(costs.forward_held),
+          format_bytes(costs.stash),
           fixed(parameters, 0)};
 }
 
 LayerCost sum_of(const std::vector<LayerCost>& layers) {
   LayerCost whole;
-  whole.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
   for (const LayerCost& costs : layers) {
-    whole.share.forward += costs.share.forward;
-    whole.share.backward_p1 += costs.share.backward_p1;
-    whole.share.backward_p2 += costs.share.backward_p2;
-    whole.share.forward_held += costs.share.forward_held;
-    whole.share.stash += costs.share.stash;
+    whole.forward += costs.forward;
+    whole.backward_p1 += costs.backward_p1;
+    whole.backward_p2 += costs.backward_p2;
+    whole.forward_held += costs.forward_held;
+    whole.stash += costs.stash;
   }
   return whole;
 }
@@ -86,10 +85,10 @@ void print_size(const CostModel& model, size_t size, double parameters) {
     rows = {{"positions", "F", "I", "W", "held after F", "held after I"}};
     const auto costs = slice_costs_at(model, samples, slices);
     for (int slice = 0; slice < slices; ++slice) {
-      const LayerShare share = sum_of(costs[slice]).share;
-      rows.push_back({std::to_string(lengths[slice]), milliseconds(share.forward),
-                      milliseconds(share.backward_p1), milliseconds(share.backward_p2),
-                      format_bytes(share.forward_held), format_bytes(share.stash)});
+      const LayerCost cost = sum_of(costs[slice]);
+      rows.push_back({std::to_string(lengths[slice]), milliseconds(cost.forward),
+                      milliseconds(cost.backward_p1), milliseconds(cost.backward_p2),
+                      format_bytes(cost.forward_held), format_bytes(cost.stash)});
     }
     print_table(rows);
   }

@@ -54,8 +54,8 @@ void describe_run(Trainer& trainer) {
   for (const int layers : pipeline.split()) split.push_back(std::to_string(layers));
   std::vector<double> seconds(pipeline.stages(), 0);
   std::vector<double> of_slice(pipeline.slices(), 0);
-  for (size_t i = 0; i < pipeline.stage_profiles().size(); ++i) {
-    for (const LayerProfile& cost : pipeline.stage_profiles()[i]) {
+  for (size_t i = 0; i < pipeline.layer_costs().size(); ++i) {
+    for (const LayerCost& cost : pipeline.layer_costs()[i]) {
       seconds[i % seconds.size()] += cost.seconds();
       of_slice[i / seconds.size()] += cost.seconds();
     }

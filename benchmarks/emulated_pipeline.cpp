@@ -92,7 +92,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
       emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
-    LayerProfile& cost = profile[spec.kind];
+    LayerCost& cost = profile[spec.kind];
     cost.forward = layer.forward;
     cost.backward_p1 = layer.backward_p1;
     cost.backward_p2 = layer.backward_p2;

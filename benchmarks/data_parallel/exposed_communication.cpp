@@ -135,9 +135,9 @@ void forget_gradients(Pipeline& pipeline, int rank) {
 
 struct Study {
   std::vector<Run> runs;
-  std::vector<std::vector<LayerProfile>> costs;  // by stage
-  std::vector<std::vector<double>> gradients;    // bytes, by stage and layer
-  std::vector<StageCost> measured;               // from the steps without a bandwidth limit
+  std::vector<std::vector<LayerCost>> costs;   // by stage
+  std::vector<std::vector<double>> gradients;  // bytes, by stage and layer
+  std::vector<StageCost> measured;             // from the steps without a bandwidth limit
 };
 
 // Runs every method on every link, alternating, on all replicas. Stores the measurements of replica 0.
@@ -160,7 +160,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   const auto reducers = reducers_of(pipeline, static_cast<int64_t>(subject.bucket_bytes));
   const std::vector<Fields> batch(micro_batches, subject.fields);
   if (replica == 0) {
-    study.costs = pipeline.stage_profiles();
+    study.costs = pipeline.layer_costs();
     for (int s = 0; s < stages; ++s) {
       auto& layers = study.gradients.emplace_back();
       for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {
@@ -213,7 +213,7 @@ Subject emulated_subject(const NamedSchedule& named, const Options& options) {
   Subject subject;
   subject.model = emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * per_stage, layer));
   for (const LayerSpec& spec : subject.model.layers) {
-    LayerProfile& cost = subject.profile[spec.kind];
+    LayerCost& cost = subject.profile[spec.kind];
     cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward;
     cost.p2_units = 1;
   }

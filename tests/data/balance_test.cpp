@@ -13,11 +13,12 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 TEST(LevelOrder, PairsDearSamplesWithCheapOnes) {
-  EXPECT_EQ(level_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
-  EXPECT_EQ(level_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
-  EXPECT_EQ(level_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
-  EXPECT_EQ(level_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3})) << "rise and fall";
-  EXPECT_EQ(level_order({}, 1, 0, 1), std::vector<size_t>());
+  EXPECT_EQ(balanced_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
+  EXPECT_EQ(balanced_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
+  EXPECT_EQ(balanced_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
+  EXPECT_EQ(balanced_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3}))
+      << "rise and fall";
+  EXPECT_EQ(balanced_order({}, 1, 0, 1), std::vector<size_t>());
 }
 
 std::vector<int64_t> sums(const std::vector<int64_t>& costs, const std::vector<size_t>& order, int64_t bins) {
@@ -40,9 +41,9 @@ TEST(LevelOrder, KeepsEverySampleLevelsAndRisesThenFalls) {
     const auto size = static_cast<int64_t>(1 + bounded(random, 4));
     std::vector<int64_t> costs(static_cast<size_t>(replicas * micro_batches * size));
     for (int64_t& cost : costs) cost = static_cast<int64_t>(1 + bounded(random, 1000));
-    const std::vector<size_t> order = level_order(costs, replicas, micro_batches, size);
+    const std::vector<size_t> order = balanced_order(costs, replicas, micro_batches, size);
     ASSERT_EQ(std::set<size_t>(order.begin(), order.end()).size(), costs.size());
-    EXPECT_EQ(order, level_order(costs, replicas, micro_batches, size));
+    EXPECT_EQ(order, balanced_order(costs, replicas, micro_batches, size));
     std::vector<size_t> as_it_was(costs.size());
     std::iota(as_it_was.begin(), as_it_was.end(), size_t{0});
     for (const int64_t bins : {replicas, replicas * micro_batches}) {
@@ -120,7 +121,7 @@ TEST(Loader, LevelsFullBatchesAndResumesThem) {
     std::vector<int64_t> of_samples;
     for (const int64_t sample : samples) of_samples.push_back(costs[static_cast<size_t>(sample)]);
     std::vector<int64_t> expected;
-    for (const size_t i : level_order(of_samples, 2, 2, 2)) expected.push_back(samples[i]);
+    for (const size_t i : balanced_order(of_samples, 2, 2, 2)) expected.push_back(samples[i]);
     EXPECT_EQ(all, expected);
   }
 }

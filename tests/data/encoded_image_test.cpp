@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "image_files.h"
+#include "twobp/core/check.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

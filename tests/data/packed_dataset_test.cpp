@@ -11,7 +11,7 @@
 #include "twobp/core/random.h"
 #include "twobp/data/data.h"
 #include "twobp/data/text/best_fit.h"
-#include "twobp/data/text/byte_row.h"
+#include "twobp/data/text/byte_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -25,14 +25,14 @@ Numbers row_of(const Fields& fields, const std::string& name, int64_t row) {
   return {one.const_data_ptr<int64_t>(), one.const_data_ptr<int64_t>() + one.numel()};
 }
 
-std::shared_ptr<const DocumentRow> documents(const std::vector<std::string>& texts) {
-  auto row = std::make_shared<DocumentRow>();
+std::shared_ptr<const DocumentTokens> documents(const std::vector<std::string>& texts) {
+  auto row = std::make_shared<DocumentTokens>();
   std::string bytes;
   for (const std::string& text : texts) {
     bytes += text;
     row->ends.push_back(static_cast<int64_t>(bytes.size()));
   }
-  row->tokens = std::make_shared<ByteRow>(bytes);
+  row->tokens = std::make_shared<ByteSource>(bytes);
   return row;
 }
 
@@ -86,7 +86,7 @@ TEST(PackedDataset, PadsWithoutPacking) {
 
 TEST(PackedDataset, TargetsOnlyTheChosenTokens) {
   const TempFolder folder;
-  auto row = std::make_shared<DocumentRow>(*documents({"abcd", "xy"}));
+  auto row = std::make_shared<DocumentTokens>(*documents({"abcd", "xy"}));
   row->targets = std::make_shared<InputFile>(folder.write("targets", std::string("\0\0\1\1\1\0", 6)));
   for (const Packing packing : {Packing::kWhole, Packing::kSplit}) {
     const PackedDataset data(row, 0, 2, packing, 6);

@@ -12,6 +12,7 @@
 
 #include "image_data.h"
 #include "image_files.h"
+#include "twobp/core/check.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
+#include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 
 namespace twobp::TWOBP_FILE {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
+#include "twobp/core/check.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

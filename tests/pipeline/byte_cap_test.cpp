@@ -117,7 +117,7 @@ TEST(StandardPeaks, CoverSeveralStagesARank) {
   StepSetup setup;
   setup.schedule = finished(schedule, P2Policy::kOff);
   setup.memory_cap = 0;
-  EXPECT_EQ(measured_peaks(pipeline, setup), standard_peaks(setup.schedule, pipeline.stage_profiles()));
+  EXPECT_EQ(measured_peaks(pipeline, setup), standard_peaks(setup.schedule, pipeline.layer_costs()));
 }
 
 int64_t fullest(Pipeline& pipeline, const StepSetup& setup) {

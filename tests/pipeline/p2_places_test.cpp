@@ -58,7 +58,7 @@ using Order = std::vector<std::string>;
 std::vector<Order> simulated(const Pipeline& pipeline, const StepSetup& setup) {
   SimulationOptions options = in_process_simulation(pipeline.caps(setup));
   options.timeline = true;
-  const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.stage_profiles()), options);
+  const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.layer_costs()), options);
   std::vector<Order> orders;
   for (const auto& rank : recorded_order(simulation)) {
     Order& order = orders.emplace_back();

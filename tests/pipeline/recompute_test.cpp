@@ -81,7 +81,7 @@ TEST(RecomputeProfile, BytesOfABlockAreThoseCountedByHand) {
   for (const auto& [mode, bytes] : expected) {
     ModelSpec model = test::small_mlp(3);
     recompute(model, {Recompute::kNone, mode, Recompute::kNone});
-    const LayerProfile cost = layer_profiles(model, measured(model))[1];
+    const LayerCost cost = layer_costs(model, measured(model))[1];
     EXPECT_EQ(cost.forward_held, bytes.forward_held) << recompute_name(mode);
     EXPECT_EQ(cost.stash, bytes.stash) << recompute_name(mode);
     EXPECT_EQ(cost.p2_units, mode == Recompute::kNone || mode == Recompute::kActivations ? 2 : 1);
@@ -94,7 +94,7 @@ TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
     ModelSpec model = test::small_mlp(3);
     recompute(model, {Recompute::kNone, mode, Recompute::kNone});
-    const LayerProfile cost = layer_profiles(model, measured(model))[1];
+    const LayerCost cost = layer_costs(model, measured(model))[1];
     if (mode == Recompute::kDerivatives) {
       EXPECT_GE(cost.p2_peak, kStash - 2 * kMessage);
     } else {

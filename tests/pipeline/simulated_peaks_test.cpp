@@ -33,7 +33,7 @@ TEST(SimulatedPeaks, EqualTheWalkWithP2Off) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {
       const StepSetup setup = pipeline.setup(name, 4, P2Policy::kOff, P2Batching::kLoop, 0);
-      const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.stage_profiles()));
+      const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.layer_costs()));
       for (int r = 0; r < pipeline.ranks(); ++r) {
         EXPECT_EQ(static_cast<int64_t>(simulation.ranks[r].peak_bytes), setup.standard_peaks[r])
             << name << " on " << pipeline.ranks() << ", rank " << r;
@@ -74,7 +74,7 @@ TEST(SimulatedPeaks, MatchTheMeterWhenTheRecordedOrderIsReplayed) {
         SimulationOptions options;
         options.recorded = order_of(report);
         const Simulation simulation =
-            simulate(setup.schedule, profiled_costs(pipeline.stage_profiles()), options);
+            simulate(setup.schedule, profiled_costs(pipeline.layer_costs()), options);
         for (int r = 0; r < pipeline.ranks(); ++r) {
           const int64_t measured = peaks[r];
           const auto predicted = static_cast<int64_t>(simulation.ranks[r].peak_bytes);

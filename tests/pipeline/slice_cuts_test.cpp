@@ -12,9 +12,9 @@ namespace {
 using test::expect_error;
 
 // A layer whose positions cost (a + b x) seconds in F, twice that in I, and a in W.
-LayerProfile cost_of(int64_t begin, int64_t end, double a, double b) {
+LayerCost cost_of(int64_t begin, int64_t end, double a, double b) {
   const auto p = static_cast<double>(begin), q = static_cast<double>(end);
-  LayerProfile cost;
+  LayerCost cost;
   cost.forward = a * (q - p) + b * (q * q - p * p) / 2;
   cost.backward_p1 = 2 * cost.forward;
   cost.backward_p2 = a * (q - p);
@@ -45,7 +45,7 @@ std::vector<double> seconds_of(const ModelSpec& model, const SliceProfiles& slic
   std::vector<double> seconds;
   for (const Profile& profile : slices.profiles) {
     double& sum = seconds.emplace_back(0);
-    for (const LayerProfile& layer : layer_profiles(model, profile)) sum += layer.seconds();
+    for (const LayerCost& layer : layer_costs(model, profile)) sum += layer.seconds();
   }
   return seconds;
 }
@@ -101,7 +101,7 @@ TEST(SliceCuts, OtherCutsAreExpectedToCostWhatTheyCost) {
   ASSERT_EQ(expected.profiles.size(), actual.profiles.size());
   for (size_t s = 0; s < actual.profiles.size(); ++s) {
     for (const auto& [kind, cost] : actual.profiles[s]) {
-      const LayerProfile& found = expected.profiles[s].at(kind);
+      const LayerCost& found = expected.profiles[s].at(kind);
       EXPECT_NEAR(found.forward, cost.forward, 1e-9) << kind << ", slice " << s;
       EXPECT_NEAR(found.backward_p1, cost.backward_p1, 1e-9) << kind << ", slice " << s;
       EXPECT_NEAR(found.backward_p2, cost.backward_p2, 1e-9) << kind << ", slice " << s;

@@ -157,8 +157,8 @@ TEST(AutoSchedule, RefusesBadCosts) {
     expect_contains(error_of([&] { schedule_for(broken); }), {"message_seconds"});
   }
   for (const auto& spoil : std::vector<std::function<void(StageCost&)>>{
-           [](StageCost& cost) { cost.layers = {LayerShare{.p1_peak = std::nan("")}}; },
-           [](StageCost& cost) { cost.layers = {LayerShare{.p2_units = 0}}; },
+           [](StageCost& cost) { cost.layers = {LayerCost{.p1_peak = std::nan("")}}; },
+           [](StageCost& cost) { cost.layers = {LayerCost()}; },
            [](StageCost& cost) { cost.gradient_bytes = -1; },
            [](StageCost& cost) { cost.fixed_bytes = std::nan(""); },
        }) {

@@ -57,33 +57,33 @@ TEST(CostModel, InterpolatesBetweenMeasuredSizes) {
   CostModel model = model_of({{.forward = 1}});
   model.micro_batch_sizes = {2, 6};
   auto& at = model.kinds["kind0"].at_size;
-  at[0].share.forward = 10;
-  at[1].share.forward = 14;
-  at[0].share.stash = 100;
-  at[1].share.stash = 300;
-  const auto forward = [&](int size) { return layer_costs_at(model, size)[0].share.forward; };
+  at[0].forward = 10;
+  at[1].forward = 14;
+  at[0].stash = 100;
+  at[1].stash = 300;
+  const auto forward = [&](int size) { return layer_costs_at(model, size)[0].forward; };
   EXPECT_EQ(forward(2), 10);
   EXPECT_EQ(forward(6), 14);
   EXPECT_EQ(forward(4), 12);
   EXPECT_EQ(forward(1), 5);    // in proportion to 2
   EXPECT_EQ(forward(12), 28);  // in proportion to 6
-  EXPECT_EQ(layer_costs_at(model, 3)[0].share.stash, 150);
-  at[0].share.forward = 0.2;
-  at[1].share.forward = 0.9;
+  EXPECT_EQ(layer_costs_at(model, 3)[0].stash, 150);
+  at[0].forward = 0.2;
+  at[1].forward = 0.9;
   EXPECT_EQ(forward(6), 0.9) << "a measured size, to the last bit";
 }
 
 TEST(CostModel, InterpolatesEveryNumber) {
   CostModel model = model_of({{}});
   auto& at = model.kinds["kind0"].at_size;
-  const std::vector<double LayerShare::*> fields = {
-      &LayerShare::forward,      &LayerShare::backward_p1,  &LayerShare::backward_p2,
-      &LayerShare::forward_peak, &LayerShare::forward_held, &LayerShare::p1_peak,
-      &LayerShare::p1_held,      &LayerShare::stash,        &LayerShare::p2_peak};
+  const std::vector<double LayerCost::*> fields = {
+      &LayerCost::forward,      &LayerCost::backward_p1,  &LayerCost::backward_p2,
+      &LayerCost::forward_peak, &LayerCost::forward_held, &LayerCost::p1_peak,
+      &LayerCost::p1_held,      &LayerCost::stash,        &LayerCost::p2_peak};
   model.micro_batch_sizes = {2, 10};
   for (size_t i = 0; i < fields.size(); ++i) {
-    at[0].share.*fields[i] = static_cast<double>(i + 1);
-    at[1].share.*fields[i] = static_cast<double>(20 * i + 9);
+    at[0].*fields[i] = static_cast<double>(i + 1);
+    at[1].*fields[i] = static_cast<double>(20 * i + 9);
   }
   at[0].output = at[0].input_gradient = 4;
   at[1].output = 8;
@@ -91,48 +91,45 @@ TEST(CostModel, InterpolatesEveryNumber) {
   const LayerCost between = layer_costs_at(model, 4)[0];  // a quarter of the way
   const LayerCost below = layer_costs_at(model, 1)[0];
   for (size_t i = 0; i < fields.size(); ++i) {
-    const double low = at[0].share.*fields[i], high = at[1].share.*fields[i];
-    EXPECT_EQ(between.share.*fields[i], low + (high - low) / 4) << i;
-    EXPECT_EQ(below.share.*fields[i], low / 2) << i;
+    const double low = at[0].*fields[i], high = at[1].*fields[i];
+    EXPECT_EQ(between.*fields[i], low + (high - low) / 4) << i;
+    EXPECT_EQ(below.*fields[i], low / 2) << i;
   }
   EXPECT_EQ(between.output, 5);
   EXPECT_EQ(between.input_gradient, 6);
   EXPECT_EQ(below.output, 2);
-  EXPECT_EQ(between.share.p2_units, 1);
+  EXPECT_EQ(between.p2_units, 1);
 }
 
 // nn/layers/recompute.h says which work runs again and which tensors are kept.
 TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
   const CostModel model = model_of({kind, kind, kind});
-  const auto middle = [&](const char* mode) {
-    return layer_costs_at(with_recompute(model, mode), 1)[1].share;
-  };
-  const LayerShare none = middle("none");
-  const LayerShare activations = middle("activations");
+  const auto middle = [&](const char* mode) { return layer_costs_at(with_recompute(model, mode), 1)[1]; };
+  const LayerCost none = middle("none");
+  const LayerCost activations = middle("activations");
   EXPECT_EQ(activations.forward, 1);
   EXPECT_EQ(activations.backward_p1, 1 + 2);
   EXPECT_EQ(activations.backward_p2, 4);
   EXPECT_EQ(activations.forward_held, 3);  // the output
   EXPECT_EQ(activations.stash, 8);
-  const LayerShare derivatives = middle("derivatives");
+  const LayerCost derivatives = middle("derivatives");
   EXPECT_EQ(derivatives.backward_p1, 2);
   EXPECT_EQ(derivatives.backward_p2, 1 + 2 + 4);
   EXPECT_EQ(derivatives.forward_held, 13);
   EXPECT_EQ(derivatives.stash, 3 + 3);  // input and dL/dy
-  const LayerShare both = middle("both");
+  const LayerCost both = middle("both");
   EXPECT_EQ(both.backward_p1, 1 + 2);
   EXPECT_EQ(both.backward_p2, 1 + 2 + 4);
   EXPECT_EQ(both.forward_held, 3);
   EXPECT_EQ(both.stash, 6);
   // Whatever tensors a mode keeps, nothing remains after W.
-  for (const LayerShare& share : {none, activations, derivatives, both}) {
-    EXPECT_EQ(share.forward_held + share.p1_held - share.stash,
-              none.forward_held + none.p1_held - none.stash);
+  for (const LayerCost& cost : {none, activations, derivatives, both}) {
+    EXPECT_EQ(cost.forward_held + cost.p1_held - cost.stash, none.forward_held + none.p1_held - none.stash);
   }
   const auto all = layer_costs_at(with_recompute(model, "both"), 1);
-  EXPECT_EQ(all[0].share.backward_p2, 4) << "the first layer is left alone";
-  EXPECT_EQ(all[2].share.backward_p2, 4) << "the last layer is left alone, too";
+  EXPECT_EQ(all[0].backward_p2, 4) << "the first layer is left alone";
+  EXPECT_EQ(all[2].backward_p2, 4) << "the last layer is left alone, too";
   expect_contains(error_of([&] { with_recompute(model, "activation"); }), {"'activations'"});
 }
 
@@ -151,9 +148,9 @@ TEST(CostModel, RecomputesOnlyOnce) {
 TEST(CostModel, PrefersMeasuredRecomputation) {
   CostModel model = model_of({{}, {}, {}});
   KindCosts measured = model.kinds["kind1"];
-  measured.at_size[0].share.backward_p1 = 77;
+  measured.at_size[0].backward_p1 = 77;
   model.kinds["kind1+activations"] = measured;
-  EXPECT_EQ(layer_costs_at(with_recompute(model, "activations"), 1)[1].share.backward_p1, 77);
+  EXPECT_EQ(layer_costs_at(with_recompute(model, "activations"), 1)[1].backward_p1, 77);
 }
 
 TEST(CostModelFile, ComesBackAsWritten) {
@@ -168,8 +165,8 @@ TEST(CostModelFile, ComesBackAsWritten) {
   EXPECT_EQ(read.link_latency, 2e-6);
   EXPECT_EQ(read.first_trainable, 1);
   EXPECT_EQ(read.layers[2].name, "layer.2");
-  EXPECT_EQ(read.kinds.at("kind2").at_size[1].share.stash, 16);
-  EXPECT_EQ(layer_costs_at(read, 2)[0].share.forward, 0.25);
+  EXPECT_EQ(read.kinds.at("kind2").at_size[1].stash, 16);
+  EXPECT_EQ(layer_costs_at(read, 2)[0].forward, 0.25);
 }
 
 json good() {
@@ -272,15 +269,15 @@ TEST(CostModelFile, BoundsDepthSizeAndMessages) {
 
 TEST(CostModel, RejectsInconsistentValues) {
   CostModel model = model_of({{}});
-  model.kinds["kind0"].at_size[0].share.forward = std::numeric_limits<double>::infinity();
+  model.kinds["kind0"].at_size[0].forward = std::numeric_limits<double>::infinity();
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "from 0 to 1e+18"});
-  model.kinds["kind0"].at_size[0].share.forward = 1e300;  // sums would overflow
+  model.kinds["kind0"].at_size[0].forward = 1e300;  // sums would overflow
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "forward", "1e+300"});
   model = model_of({{}});
   model.kinds["kind0"].optimizer_bytes = NAN;
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "optimizer bytes"});
   model = model_of({{.backward_p2 = 0}});
-  model.kinds["kind0"].at_size[1].share.stash = 1;
+  model.kinds["kind0"].at_size[1].stash = 1;
   expect_contains(error_of([&] { check_cost_model(model); }), {"kind0", "size 2", "stash"});
   const auto error_after = [](const std::function<void(CostModel&, KindCosts&)>& change) {
     CostModel changed = model_of({{}});
@@ -292,11 +289,11 @@ TEST(CostModel, RejectsInconsistentValues) {
               of.first_trainable = 1;
               of.link_latency = kMostCost;
               kind.parameters = kind.update_bytes = kMostCost;
-              kind.at_size[0].share.forward = kMostCost;
-              kind.at_size[0].share.forward_held = -kMostCost;
-              kind.at_size[1].share.p1_held = kMostCost;
-              kind.at_size[0].share.p2_units = 0;
-              kind.at_size[0].share.backward_p2 = kind.at_size[0].share.stash = 0;
+              kind.at_size[0].forward = kMostCost;
+              kind.at_size[0].forward_held = -kMostCost;
+              kind.at_size[1].p1_held = kMostCost;
+              kind.at_size[0].p2_units = 0;
+              kind.at_size[0].backward_p2 = kind.at_size[0].stash = 0;
             }),
             "");
   using Change = std::function<void(CostModel&, KindCosts&)>;
@@ -321,17 +318,17 @@ TEST(CostModel, RejectsInconsistentValues) {
       {[](CostModel&, KindCosts& kind) { kind.update_bytes = -1; }, "bytes of the update"},
       {[](CostModel&, KindCosts& kind) { kind.at_size.pop_back(); },
        "costs at 1 micro-batch sizes, but the model has 2"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p1 = -1; }, "backward-p1 seconds"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.backward_p2 = -1; }, "backward-p2 seconds"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p2_units = -1; }, "must not be negative"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.forward_peak = -1; }, "bytes during forward"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p1_peak = -1; }, "bytes during backward-p1"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p2_peak = -1; }, "bytes during backward-p2"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.stash = -1; }, "stash bytes"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].backward_p1 = -1; }, "backward-p1 seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].backward_p2 = -1; }, "backward-p2 seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].p2_units = -1; }, "must not be negative"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_peak = -1; }, "bytes during forward"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].p1_peak = -1; }, "bytes during backward-p1"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].p2_peak = -1; }, "bytes during backward-p2"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].stash = -1; }, "stash bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].output = -1; }, "output bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].input_gradient = -1; }, "input gradient bytes"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.forward_held = 1.1e18; }, "beyond"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].share.p1_held = -1.1e18; }, "beyond"}};
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_held = 1.1e18; }, "beyond"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].p1_held = -1.1e18; }, "beyond"}};
   for (const auto& [change, part] : faults) expect_contains(error_after(change), {part});
   model = model_of({{}});
   model.micro_batch_sizes.clear();

@@ -68,7 +68,7 @@ TEST(LowerBound, MemoryBoundsTheThroughput) {
 TEST(LowerBound, CountsLayersInTheThroughput) {
   std::vector<StageCost> costs(4);
   for (StageCost& cost : costs) {
-    cost.layers = {{.forward_held = 0.5, .p1_held = 0.5, .stash = 1},
+    cost.layers = {{.p2_units = 1, .forward_held = 0.5, .p1_held = 0.5, .stash = 1},
                    {.backward_p2 = 0, .p2_units = 0, .forward_held = 0.5, .p1_held = -0.5}};
   }
   SimulationOptions options;
@@ -184,8 +184,10 @@ TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
   std::vector<StageCost> costs(2);
   costs[0].output_bytes = 10;
   costs[1].input_gradient_bytes = 3;
-  costs[0].layers = {{.forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
-  costs[1].layers = {{.forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
+  costs[0].layers = {
+      {.p2_units = 1, .forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
+  costs[1].layers = {
+      {.p2_units = 1, .forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
   const auto bytes = stage_bytes(costs, 2);
   EXPECT_EQ(bytes[0].activation, 2);
   EXPECT_EQ(bytes[1].activation, 4);
@@ -205,7 +207,7 @@ TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
 // There is room for two micro-batches only because each frees four bytes more than it took.
 TEST(LowerBound, CountsTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(2);
-  costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
+  costs[0].layers = {{.p2_units = 1, .forward_held = 17, .p1_held = -16, .stash = 5}};
   SimulationOptions options;
   options.cap_per_rank = {30, 0};
   EXPECT_EQ(lower_bound({0, 1}, 2, costs, options).seconds, lower_bound({0, 1}, 2, costs).seconds);

@@ -67,8 +67,8 @@ TEST(OrderBytes, CountsThePeakOfEachStage) {
       {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
   const OrderBytes order(schedule);
   std::vector<StageCost> costs(2);
-  costs[0].layers = {{.forward_peak = 20, .forward_held = 1, .p1_held = -1}};
-  costs[1].layers = {{.forward_peak = 4, .forward_held = 1, .p1_held = -1}};
+  costs[0].layers = {{.p2_units = 1, .forward_peak = 20, .forward_held = 1, .p1_held = -1}};
+  costs[1].layers = {{.p2_units = 1, .forward_peak = 4, .forward_held = 1, .p1_held = -1}};
   EXPECT_EQ(order.least(costs), 20);
   costs[1].layers[0].forward_peak = 30;
   EXPECT_EQ(order.least(costs), 1 + 30);
@@ -143,7 +143,7 @@ TEST(StageBytes, AddUpTheEndsOfAPipeline) {
   expect_bytes(stage_bytes(costs, 2)[0], 10, 9, 10 + 3, 2, 0, 1);
   expect_bytes(stage_bytes(costs, 2)[1], 10, 9, 10, 9 - 10 + 2, 0, 1);
   for (StageCost& cost : costs)
-    cost.layers = {{.forward_peak = 9, .forward_held = 12, .p1_held = 1, .stash = 9}};
+    cost.layers = {{.p2_units = 1, .forward_peak = 9, .forward_held = 12, .p1_held = 1, .stash = 9}};
   costs[0].layers[0].p1_held = 9 - 9 - 2;
   costs[1].layers[0].p1_held = 9 + 2 - 12;
   expect_bytes(stage_bytes(costs, 2)[0], 12 - 3, 9, 12, 2, 0, 1);
@@ -153,11 +153,11 @@ TEST(StageBytes, AddUpTheEndsOfAPipeline) {
 // The bytes of these layers do not add up: F leaves less than nothing, or W frees more than I left.
 TEST(StageBytes, CountTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(1);
-  costs[0].layers = {{.forward_held = -3, .stash = 5}};
+  costs[0].layers = {{.p2_units = 1, .forward_held = -3, .stash = 5}};
   EXPECT_EQ(stage_bytes(costs, 1)[0].deficit, 3 + 8);
   EXPECT_EQ(stage_bytes(costs, 1)[0].activation, 0);
   EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{-11});
-  costs[0].layers = {{.forward_held = 17, .p1_held = -16, .stash = 5}};
+  costs[0].layers = {{.p2_units = 1, .forward_held = 17, .p1_held = -16, .stash = 5}};
   EXPECT_EQ(stage_bytes(costs, 1)[0].deficit, 4);
   EXPECT_EQ(stage_bytes(costs, 1)[0].activation, 17);
   EXPECT_EQ(least_activation_bytes({0}, costs), std::vector<double>{13});
@@ -169,7 +169,7 @@ TEST(StageBytes, CountTheDeficitOfInconsistentLayers) {
 TEST(OrderBytes, SubtractsTheDeficitOfInconsistentLayers) {
   std::vector<StageCost> costs(1);
   costs[0].fixed_bytes = 100;
-  costs[0].layers = {{.forward_peak = 20, .forward_held = 17, .p1_held = -16, .stash = 5}};
+  costs[0].layers = {{.p2_units = 1, .forward_peak = 20, .forward_held = 17, .p1_held = -16, .stash = 5}};
   const OrderBytes order(make_schedule("gpipe", 1, 2, P2Policy::kOff));
   EXPECT_EQ(order.least(costs), 100 + (17 - 4) + 20 - 4);
   EXPECT_LE(order.least(costs), peak_of(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs)));

@@ -355,7 +355,7 @@ TEST(Planner, LeavesRoomForAPeakInItsSplit) {
     return TestKind{.held = 0, .stash = 0, .output = 0, .fixed = fixed};
   };
   CostModel model = model_of({layer(90), layer(60), layer(60), layer(0), layer(0), layer(0)});
-  for (LayerCost& cost : model.kinds["kind5"].at_size) cost.share.p2_peak = 50;
+  for (LayerCost& cost : model.kinds["kind5"].at_size) cost.p2_peak = 50;
   PlanRequest request;
   request.ranks = {2};
   request.micro_batches = {4};
@@ -444,10 +444,10 @@ TEST(Planner, SearchesBetweenUnequalBoundaries) {
     for (auto& [name, kind] : model.kinds) {
       const double output = random_int(random, 1, 40);
       for (LayerCost& layer : kind.at_size) {
-        layer.share.forward_held += output - layer.output;
-        layer.share.forward_peak = std::max(0.0, layer.share.forward_held);
+        layer.forward_held += output - layer.output;
+        layer.forward_peak = std::max(0.0, layer.forward_held);
         layer.output = layer.input_gradient = output;
-        layer.share.p1_peak = output;
+        layer.p1_peak = output;
       }
     }
     PlanRequest request = request_to_search(model);
@@ -543,7 +543,7 @@ TEST(Planner, RejectsImpossibleProblems) {
   expect_contains(error_of([&] { plan(model, request); }), {"memory", "negative"});
   request.memory = 0;
   CostModel bad = model;
-  bad.kinds["kind1"].at_size[0].share.backward_p1 = -1;
+  bad.kinds["kind1"].at_size[0].backward_p1 = -1;
   expect_contains(error_of([&] { plan(bad, request); }), {"kind1", "backward-p1"});
 }
 

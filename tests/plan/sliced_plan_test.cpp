@@ -46,8 +46,8 @@ CostModel sliced_model(Random& random, int layers, const std::vector<int>& count
         for (const int size : model.micro_batch_sizes) {
           LayerCost& cost = slices[slice].emplace_back(layer_of(part, size));
           const double gradients = size * (slice + 1 == count ? count - 1.0 : -1.0);
-          cost.share.p1_held += gradients;
-          cost.share.p1_peak = std::max({0.0, cost.share.p1_peak, cost.share.p1_held});
+          cost.p1_held += gradients;
+          cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
         }
       }
     }
@@ -73,7 +73,7 @@ TEST(SlicedCosts, AreThoseOfEachSliceAndStage) {
   ASSERT_EQ(costs.size(), 8U);
   for (int slice = 0; slice < 4; ++slice) {
     const auto layers = slice_costs_at(model, 2, 4)[slice];
-    EXPECT_DOUBLE_EQ(costs[2 * slice].forward, layers[0].share.forward + layers[1].share.forward);
+    EXPECT_DOUBLE_EQ(costs[2 * slice].forward, layers[0].forward + layers[1].forward);
     EXPECT_EQ(costs[2 * slice + 1].output_bytes, layers[4].output);
     EXPECT_EQ(costs[2 * slice].fixed_bytes, costs[0].fixed_bytes);
   }
@@ -88,8 +88,7 @@ TEST(SlicedCosts, AreThoseOfEachSliceAndStage) {
                   }),
                   {"no costs of 3 slices", "1, 2, 4", "--slices 3"});
   // Between sizes as for whole sequences.
-  EXPECT_DOUBLE_EQ(slice_costs_at(model, 4, 2)[1][0].share.forward,
-                   2 * slice_costs_at(model, 2, 2)[1][0].share.forward);
+  EXPECT_DOUBLE_EQ(slice_costs_at(model, 4, 2)[1][0].forward, 2 * slice_costs_at(model, 2, 2)[1][0].forward);
 }
 
 // What computes again is planned in slices where it was measured so.
@@ -258,7 +257,7 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
   const CostModel read = parse_cost_model(text, "costs.json");
   EXPECT_EQ(cost_model_to_json(read), text);
   EXPECT_EQ(read.slice_lengths, model.slice_lengths);
-  EXPECT_EQ(slice_costs_at(read, 2, 4)[3][1].share.p1_held, slice_costs_at(model, 2, 4)[3][1].share.p1_held);
+  EXPECT_EQ(slice_costs_at(read, 2, 4)[3][1].p1_held, slice_costs_at(model, 2, 4)[3][1].p1_held);
   const auto error_with = [&](const std::function<void(json&)>& change) {
     json file = json::parse(text);
     change(file);

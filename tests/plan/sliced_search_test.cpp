@@ -98,7 +98,7 @@ TEST(SearchOfSlices, EveryRuleLeavesRoomForGradients) {
       const double gradients = 3;  // of the keys and values of a slice
       const double made = last ? gradients * (pipeline.slices - 1) : -gradients;
       StageCost& cost = pipeline.costs.emplace_back();
-      cost.layers = {{.forward_peak = kept, .forward_held = kept, .p1_held = made - kept}};
+      cost.layers = {{.p2_units = 1, .forward_peak = kept, .forward_held = kept, .p1_held = made - kept}};
       cost.layers[0].p1_peak = std::max(0.0, cost.layers[0].p1_held);
       need[pipeline.rank_of_stage[i % stages]] += v ? kept + (last ? made : 0) : 0;
     }
@@ -126,7 +126,7 @@ TEST(SearchOfSlices, NamesTheLeastBytes) {
     const int slice = i / 2;
     const double gradients = slice == 2 ? 2 : -1;
     cost.layers = {
-        {.forward_peak = 2, .forward_held = 2, .p1_peak = 4, .p1_held = gradients - 2, .stash = 0}};
+        {.p2_units = 1, .forward_peak = 2, .forward_held = 2, .p1_peak = 4, .p1_held = gradients - 2}};
   }
   EXPECT_EQ(least_activation_bytes({0, 1}, pipeline.costs, 3), (std::vector<double>{6, 6}));
   pipeline.options.cap_per_rank = {100, 5};

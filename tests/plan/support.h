@@ -22,17 +22,17 @@ struct TestKind {
 
 inline LayerCost layer_of(const TestKind& kind, int samples) {
   LayerCost layer;
-  layer.share.forward = kind.forward * samples;
-  layer.share.backward_p1 = kind.backward_p1 * samples;
-  layer.share.backward_p2 = kind.backward_p2 * samples;
-  layer.share.p2_units = kind.backward_p2 > 0 ? 1 : 0;
-  layer.share.forward_held = (kind.held + kind.output) * samples;
-  layer.share.forward_peak = layer.share.forward_held;
-  layer.share.stash = (kind.backward_p2 > 0 ? kind.stash : 0) * samples;
+  layer.forward = kind.forward * samples;
+  layer.backward_p1 = kind.backward_p1 * samples;
+  layer.backward_p2 = kind.backward_p2 * samples;
+  layer.p2_units = kind.backward_p2 > 0 ? 1 : 0;
+  layer.forward_held = (kind.held + kind.output) * samples;
+  layer.forward_peak = layer.forward_held;
+  layer.stash = (kind.backward_p2 > 0 ? kind.stash : 0) * samples;
   // I frees dL/dy and the tensors that W does not need, and leaves dL/dx.
-  layer.share.p1_held = layer.share.stash - kind.held * samples;
-  layer.share.p1_peak = kind.output * samples;
-  layer.share.p2_peak = 0;
+  layer.p1_held = layer.stash - kind.held * samples;
+  layer.p1_peak = kind.output * samples;
+  layer.p2_peak = 0;
   layer.output = layer.input_gradient = kind.output * samples;
   return layer;
 }

@@ -44,14 +44,14 @@ class DeviceCommand : public ::testing::Test {
   std::vector<std::string> arguments() const {
     return {"train", folder_.write("config.json", content_.dump())};
   }
-  std::vector<std::string> surroundings() const {
+  std::vector<std::string> environment() const {
     return {concat("TMPDIR=", folder_.path("")), library_path(TWOBP_STAND_IN_NCCL), "TWOBP_STAND_IN_LOADS=1",
             "OMP_NUM_THREADS=1"};
   }
   Finished alone(std::vector<std::string> arguments) const {
     arguments.insert(arguments.begin(), TWOBP_ON_STAND_IN);
-    const auto around = surroundings();
-    arguments.insert(arguments.begin(), around.begin(), around.end());
+    const auto variables = environment();
+    arguments.insert(arguments.begin(), variables.begin(), variables.end());
     RunOptions options;
     options.program = "env";
     return test::run_program(arguments, options);
@@ -65,7 +65,7 @@ class DeviceCommand : public ::testing::Test {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < processes.size(); ++i) {
       threads.emplace_back([&, i] {
-        std::vector<std::string> all = surroundings();
+        std::vector<std::string> all = environment();
         for (const char* name : {"RANK", "LOCAL_RANK"}) all.push_back(concat(name, "=", i));
         all.push_back(concat("WORLD_SIZE=", processes.size()));
         all.push_back(concat("MASTER_PORT=", port));
@@ -171,8 +171,8 @@ TEST_F(DeviceCommand, UnderMpirun) {
   ASSERT_EQ(expected.exit_code, 0) << expected.err;
   std::vector<std::string> all = split(TWOBP_MPIRUN_FLAGS, ' ');
   all.insert(all.end(), {"-n", "2", "env"});
-  const auto around = surroundings();
-  all.insert(all.end(), around.begin(), around.end());
+  const auto variables = environment();
+  all.insert(all.end(), variables.begin(), variables.end());
   all.emplace_back(TWOBP_ON_STAND_IN);
   const auto arguments = saves_to("many");
   all.insert(all.end(), arguments.begin(), arguments.end());

@@ -34,7 +34,7 @@ inline void give_layers(Random& random, std::vector<StageCost>& costs) {
                                      : last ? 0
                                             : costs[stage + 1].input_gradient_bytes;
       const double kept = random_real(random, 0.1, 1);
-      LayerShare& layer = costs[stage].layers.emplace_back();
+      LayerCost& layer = costs[stage].layers.emplace_back();
       layer.forward = random_real(random, 0.1, 1);
       layer.backward_p1 = random_real(random, 0.1, 1);
       layer.backward_p2 = random_real(random, 0.1, 1);
@@ -65,10 +65,9 @@ inline std::vector<StageCost> in_slices(Random& random, const std::vector<StageC
                                     &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
         cost.*of *= part;
       }
-      for (LayerShare& layer : cost.layers) {
-        for (double LayerShare::*of :
-             {&LayerShare::forward_peak, &LayerShare::forward_held, &LayerShare::p1_peak,
-              &LayerShare::p1_held, &LayerShare::stash, &LayerShare::p2_peak}) {
+      for (LayerCost& layer : cost.layers) {
+        for (double LayerCost::*of : {&LayerCost::forward_peak, &LayerCost::forward_held, &LayerCost::p1_peak,
+                                      &LayerCost::p1_held, &LayerCost::stash, &LayerCost::p2_peak}) {
           layer.*of *= part;
         }
       }
@@ -77,7 +76,7 @@ inline std::vector<StageCost> in_slices(Random& random, const std::vector<StageC
   }
   for (size_t stage = 0; stage < stages && slices > 1; ++stage) {
     if (whole[stage].layers.empty()) continue;
-    LayerShare& makes = costs[costs.size() - stages + stage].layers.front();
+    LayerCost& makes = costs[costs.size() - stages + stage].layers.front();
     for (int slice = 0; slice + 1 < slices; ++slice) {
       const double gradient = random_real(random, 0, 0.5) / slices;
       makes.p1_held += gradient;

@@ -14,8 +14,7 @@ StageCost stage_of(int layers) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = layers;
   cost.activation_bytes = cost.stash_bytes = 0;
-  LayerShare layer;
-  layer.gradient_bytes = 4;
+  const LayerCost layer{.forward = 1, .backward_p1 = 1, .backward_p2 = 1, .p2_units = 1, .gradient_bytes = 4};
   cost.layers.assign(layers, layer);
   return cost;
 }
@@ -134,7 +133,7 @@ TEST(GradientSums, FillsBucketsWithUnequalLayers) {
 
 TEST(GradientSums, WaitForNothingWithoutGradients) {
   StageCost cost = stage_of(2);
-  for (LayerShare& layer : cost.layers) layer.gradient_bytes = 0;
+  for (LayerCost& layer : cost.layers) layer.gradient_bytes = 0;
   SimulationOptions options = two_replicas(P2Order::kBucket, 1);
   options.data_parallel.latency = 100;
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options).ranks[0].exposed, 0);

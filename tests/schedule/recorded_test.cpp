@@ -86,7 +86,9 @@ TEST(Recorded, WMayRunInsideItsOwnI) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = 3;
   for (int i = 0; i < 3; ++i) {
-    LayerShare layer;
+    LayerCost layer;
+    layer.forward = layer.backward_p1 = layer.backward_p2 = 1;
+    layer.p2_units = 1;
     layer.forward_held = 1;
     layer.p1_held = 1;
     layer.stash = 2;

@@ -38,11 +38,11 @@ inline ReferenceStage reference_stage(const Schedule& schedule, const std::vecto
                             cost.backward_p2 / cost.p2_units, cost.stash_bytes / cost.p2_units, 0,
                             cost.p2_units});
   }
-  for (const LayerShare& share : cost.layers) {  // their weights are their seconds
-    const int n = std::max(1, share.p2_units);
-    stage.layers.push_back({share.forward, share.forward_peak, share.forward_held, share.backward_p1,
-                            share.p1_peak, share.p1_held, share.backward_p2 / n, share.stash / n,
-                            share.p2_peak, share.p2_units});
+  for (const LayerCost& layer : cost.layers) {  // their weights are their seconds
+    const int n = std::max(1, layer.p2_units);
+    stage.layers.push_back({layer.forward, layer.forward_peak, layer.forward_held, layer.backward_p1,
+                            layer.p1_peak, layer.p1_held, layer.backward_p2 / n, layer.stash / n,
+                            layer.p2_peak, layer.p2_units});
   }
   return stage;
 }

@@ -272,7 +272,8 @@ TEST(Peaks, EqualTheWalkWithP2Off) {
       cost.output_bytes = random_int(random, 0, 3);
       cost.input_gradient_bytes = random_int(random, 0, 3);
       for (int i = random_int(random, 1, 4); i > 0; --i) {
-        LayerShare layer;
+        LayerCost layer;
+        layer.forward = layer.backward_p1 = layer.backward_p2 = 1;
         layer.forward_peak = random_int(random, 0, 9);
         layer.forward_held = random_int(random, -2, 9);
         layer.p1_peak = random_int(random, 0, 9);
@@ -303,7 +304,8 @@ std::vector<StageCost> costs_to_cap(Random& random, int stages, bool layers, boo
     cost.output_bytes = bytes(0, 4);
     cost.input_gradient_bytes = bytes(0, 4);
     for (int i = layers ? random_int(random, 1, 3) : 0; i > 0; --i) {
-      LayerShare layer;
+      LayerCost layer;
+      layer.forward = layer.backward_p1 = layer.backward_p2 = 1;
       layer.forward_held = bytes(0, 5);
       layer.forward_peak = layer.forward_held + bytes(0, 3);
       layer.p1_held = bytes(-4, 3);
@@ -381,7 +383,7 @@ TEST(Costs, AllowZeroAndNameWhatTheyRefuse) {
   EXPECT_EQ(result.bubble_ratio(), 0);
   const auto error = [&](const std::function<void(StageCost&)>& change) {
     std::vector<StageCost> costs(2);
-    costs[1].layers.resize(2);
+    costs[1].layers.assign(2, {.p2_units = 1});
     change(costs[1]);
     return error_of([&] { simulate(schedule, costs); });
   };
@@ -416,11 +418,11 @@ TEST(SimulateDetail, RefusesEveryImpossibleNumber) {
       {&StageCost::update_bytes, "update_bytes"},
       {&StageCost::activation_bytes, "activation_bytes"},
       {&StageCost::stash_bytes, "stash_bytes"}};
-  const std::vector<std::pair<double LayerShare::*, std::string>> of_layer = {
-      {&LayerShare::forward, "forward"},         {&LayerShare::backward_p1, "backward_p1"},
-      {&LayerShare::backward_p2, "backward_p2"}, {&LayerShare::forward_peak, "forward_peak"},
-      {&LayerShare::p1_peak, "p1_peak"},         {&LayerShare::stash, "stash"},
-      {&LayerShare::p2_peak, "p2_peak"},         {&LayerShare::gradient_bytes, "gradient_bytes"}};
+  const std::vector<std::pair<double LayerCost::*, std::string>> of_layer = {
+      {&LayerCost::forward, "forward"},         {&LayerCost::backward_p1, "backward_p1"},
+      {&LayerCost::backward_p2, "backward_p2"}, {&LayerCost::forward_peak, "forward_peak"},
+      {&LayerCost::p1_peak, "p1_peak"},         {&LayerCost::stash, "stash"},
+      {&LayerCost::p2_peak, "p2_peak"},         {&LayerCost::gradient_bytes, "gradient_bytes"}};
   for (const double bad : {-1.0, 2e18, std::nan("")}) {
     for (const auto& [number, name] : of_stage) {
       StageCost cost;
@@ -429,15 +431,15 @@ TEST(SimulateDetail, RefusesEveryImpossibleNumber) {
     }
     for (const auto& [number, name] : of_layer) {
       StageCost cost;
-      cost.layers.resize(1);
+      cost.layers = {{.p2_units = 1}};
       cost.layers[0].*number = bad;
       expect_refused(cost, "layer 0 of stage 0", name);
     }
   }
   for (const auto& [number, name] :
-       {std::pair{&LayerShare::forward_held, "forward_held"}, {&LayerShare::p1_held, "p1_held"}}) {
+       {std::pair{&LayerCost::forward_held, "forward_held"}, {&LayerCost::p1_held, "p1_held"}}) {
     StageCost cost;
-    cost.layers.resize(1);
+    cost.layers = {{.p2_units = 1}};
     cost.layers[0].*number = -1;
     EXPECT_EQ(error_of([&] { simulate(schedule, {cost}); }), "");
     for (const double bad : {-2e18, 2e18, std::nan("")}) {

@@ -37,7 +37,7 @@ std::vector<StageCost> random_costs(Random& random, int stages) {
     cost.forward = cost.backward_p1 = cost.backward_p2 = 0;
     int units = 0;
     for (int i = random_int(random, 1, 3); i > 0; --i) {
-      LayerShare layer;
+      LayerCost layer;
       layer.p2_units = random_int(random, 0, 2);
       layer.forward = random_int(random, 1, 3);
       layer.backward_p1 = random_int(random, 1, 3);
@@ -181,11 +181,10 @@ std::vector<StageCost> unequal_costs(Random& random, const std::vector<StageCost
                                     &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
         cost.*of *= times;
       }
-      for (LayerShare& layer : cost.layers) {
-        for (double LayerShare::*of :
-             {&LayerShare::forward, &LayerShare::backward_p1, &LayerShare::backward_p2,
-              &LayerShare::forward_peak, &LayerShare::forward_held, &LayerShare::p1_peak,
-              &LayerShare::p1_held, &LayerShare::stash, &LayerShare::p2_peak}) {
+      for (LayerCost& layer : cost.layers) {
+        for (double LayerCost::*of : {&LayerCost::forward, &LayerCost::backward_p1, &LayerCost::backward_p2,
+                                      &LayerCost::forward_peak, &LayerCost::forward_held, &LayerCost::p1_peak,
+                                      &LayerCost::p1_held, &LayerCost::stash, &LayerCost::p2_peak}) {
           layer.*of *= times;
         }
       }

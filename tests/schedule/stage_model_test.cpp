@@ -40,7 +40,7 @@ std::vector<StageCost> three_stages() {
 }
 
 // The last layer's W comes first, in two pieces.
-std::vector<LayerShare> two_layers() {
+std::vector<LayerCost> two_layers() {
   return {{.forward = 1,
            .backward_p1 = 1,
            .backward_p2 = 1,
@@ -146,7 +146,7 @@ TEST(StageModel, AP2PeakWithinBCounts) {
 TEST(StageModel, SharesSecondsByWeight) {
   auto costs = three_stages();
   costs[1].layers = two_layers();
-  for (LayerShare& layer : costs[1].layers) {
+  for (LayerCost& layer : costs[1].layers) {
     layer.forward /= 10;
     layer.backward_p1 = layer.backward_p2 = 0;
   }

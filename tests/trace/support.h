@@ -52,7 +52,7 @@ inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2P
   trace.facts = {{"micro-batches", std::to_string(micro_batches)}};
   trace.steps = run_steps(pipeline, setup, steps + 1);
   trace.steps.erase(trace.steps.begin());
-  trace.run = TracedRun{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  trace.run = TracedRun{setup.schedule, profiled_costs(pipeline.layer_costs()), {}};
   for (const int64_t cap : pipeline.caps(setup)) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
   return trace;
 }

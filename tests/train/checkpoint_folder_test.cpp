@@ -44,6 +44,10 @@ CheckpointContent small_content(int64_t step) {
   return content;
 }
 
+void write_checkpoint(const fs::path& folder, const CheckpointContent& content) {
+  commit_parts(folder, content.state, 1, write_part(folder, content));
+}
+
 TEST(CheckpointFolder, KeepsTheLastFew) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);

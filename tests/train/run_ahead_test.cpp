@@ -257,7 +257,7 @@ RunAhead decided(const std::string& schedule, int ranks, const std::function<voi
   const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
-    LayerProfile& cost = profile[spec.kind];
+    LayerCost& cost = profile[spec.kind];
     cost.forward = cost.backward_p1 = cost.backward_p2 = 0.5;
     cost.p2_units = 1;
   }

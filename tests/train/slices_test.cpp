@@ -297,12 +297,12 @@ TEST(Slices, MeasuredCosts) {
     for (size_t layer = 0; layer + 1 < whole.size(); ++layer) {
       double held = 0, left = 0;
       for (const auto& slice : parts) {
-        const LayerShare& share = slice[layer].share;
+        const LayerCost& share = slice[layer];
         held += share.forward_held;
         left += share.forward_held + share.p1_held - share.stash;
       }
-      EXPECT_GE(held, 0.9 * whole[layer].share.forward_held) << layer;
-      const LayerShare& share = whole[layer].share;
+      EXPECT_GE(held, 0.9 * whole[layer].forward_held) << layer;
+      const LayerCost& share = whole[layer];
       EXPECT_EQ(left, share.forward_held + share.p1_held - share.stash) << layer;
     }
   }

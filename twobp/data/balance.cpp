@@ -45,8 +45,8 @@ void costliest_in_the_middle(const std::vector<int64_t>& costs, std::vector<size
 
 }  // namespace
 
-std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
-                                int64_t micro_batch_size) {
+std::vector<size_t> balanced_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
+                                   int64_t micro_batch_size) {
   TWOBP_CHECK(std::cmp_equal(costs.size(), replicas * micro_batches * micro_batch_size), "a batch of ",
               costs.size(), " samples is not ", replicas, " x ", micro_batches, " micro-batches of ",
               micro_batch_size);
@@ -68,12 +68,12 @@ std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t repli
   return order;
 }
 
-std::vector<int64_t> in_level_order(const Dataset& dataset, const std::vector<int64_t>& samples,
-                                    int64_t replicas, int64_t micro_batches, int64_t micro_batch_size) {
+std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                      int64_t replicas, int64_t micro_batches, int64_t micro_batch_size) {
   std::vector<int64_t> costs;
   for (const int64_t sample : samples) costs.push_back(dataset.cost(sample));
   std::vector<int64_t> ordered;
-  for (const size_t i : level_order(costs, replicas, micro_batches, micro_batch_size)) {
+  for (const size_t i : balanced_order(costs, replicas, micro_batches, micro_batch_size)) {
     ordered.push_back(samples[i]);
   }
   return ordered;

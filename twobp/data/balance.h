@@ -16,12 +16,12 @@ namespace twobp {
 // micro-batch to micro-batch. So neighbours, which ranks compute at the same time, cost about the same, and
 // the pipeline fills and drains with the cheapest. If all samples cost the same, their order stays. The
 // number of costs must be replicas x micro_batches x micro_batch_size.
-std::vector<size_t> level_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
-                                int64_t micro_batch_size);
+std::vector<size_t> balanced_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
+                                   int64_t micro_batch_size);
 
-// The samples of a full batch in the level_order of their costs.
-std::vector<int64_t> in_level_order(const Dataset& dataset, const std::vector<int64_t>& samples,
-                                    int64_t replicas, int64_t micro_batches, int64_t micro_batch_size);
+// The samples of a full batch in the balanced_order of their costs.
+std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                      int64_t replicas, int64_t micro_batches, int64_t micro_batch_size);
 
 // The `count` samples whose costs are nearest to the mean, in order; at most dataset.size(). The first ones
 // if all cost the same.

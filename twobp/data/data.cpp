@@ -18,7 +18,7 @@
 #include "twobp/data/field_dataset.h"
 #include "twobp/data/images/open_images.h"
 #include "twobp/data/synthetic_dataset.h"
-#include "twobp/data/text/byte_row.h"
+#include "twobp/data/text/byte_source.h"
 #include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
 #include "twobp/data/text/packed_dataset.h"
@@ -80,11 +80,11 @@ TextShape text_shape(const DataConfig& data, bool masked) {
 
 // Checks that there is enough for one training sample, and for a second one if any are held out. `unit`:
 // "bytes", "tokens".
-template <typename LongRow>
-void check_enough(const LongRow& row, const DataConfig& data, const TextShape& shape, const char* key,
+template <typename Text>
+void check_enough(const Text& text, const DataConfig& data, const TextShape& shape, const char* key,
                   const char* unit) {
   const int64_t samples = data.held_out > 0 ? 2 : 1;
-  TWOBP_CHECK(row.size() >= samples, key, ": ", row.description(), ": too little text, ",
+  TWOBP_CHECK(text.size() >= samples, key, ": ", text.description(), ": too little text, ",
               samples * shape.sequence + 1, " ", unit, " are needed for ",
               samples == 1 ? "one sequence" : "one sequence to train on and one to hold out",
               ": give more text, or make data.sequence (", data.sequence, ") shorter",
@@ -99,8 +99,8 @@ std::vector<std::string> text_files(const DataConfig& data) {
   return files;
 }
 
-DocumentRow byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
-  DocumentRow row;
+DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
+  DocumentTokens text;
   std::string bytes;
   for_each_document(files, data.field, [&](const Document& document) {
     TWOBP_CHECK(!document.chat, document.origin,
@@ -108,41 +108,43 @@ DocumentRow byte_documents(const DataConfig& data, const std::vector<std::string
                 "data.tokenizer.");
     if (document.text.empty()) return;
     bytes += document.text;
-    row.ends.push_back(static_cast<int64_t>(bytes.size()));
+    text.ends.push_back(static_cast<int64_t>(bytes.size()));
   });
-  row.tokens = std::make_shared<ByteRow>(std::move(bytes));
-  return row;
+  text.tokens = std::make_shared<ByteSource>(std::move(bytes));
+  return text;
 }
 
-DocumentRow encoded_documents(const DataConfig& data, const std::vector<std::string>& files,
-                              const std::string& tokenizer, int64_t vocab) {
-  TokenizedText text = tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
-  DocumentRow row;
-  row.tokens = std::make_shared<TokenFiles>("data.text", text.files, text.type, vocab);
-  row.ends = std::move(text.ends);
-  if (!text.targets.empty()) row.targets = std::make_shared<InputFile>(text.targets);
-  return row;
+DocumentTokens encoded_documents(const DataConfig& data, const std::vector<std::string>& files,
+                                 const std::string& tokenizer, int64_t vocab) {
+  TokenizedText encoded =
+      tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
+  DocumentTokens text;
+  text.tokens = std::make_shared<TokenFiles>("data.text", encoded.files, encoded.type, vocab);
+  text.ends = std::move(encoded.ends);
+  if (!encoded.targets.empty()) text.targets = std::make_shared<InputFile>(encoded.targets);
+  return text;
 }
 
 // The documents of data.text, packed into samples. Those at the end are held out.
-DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentRow> row) {
+DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentTokens> text) {
   const auto packed = [&](int64_t first, int64_t last) {
-    auto part = std::make_shared<PackedDataset>(row, first, last, parse_packing(data.packing), data.sequence);
+    auto part =
+        std::make_shared<PackedDataset>(text, first, last, parse_packing(data.packing), data.sequence);
     TWOBP_CHECK(part->size() > 0, "data.text: the ", last - first, " documents ",
-                first == 0 ? "to train on" : "held out", " have ", row->end(last - 1) - row->begin(first),
+                first == 0 ? "to train on" : "held out", " have ", text->end(last - 1) - text->begin(first),
                 " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence,
                 ") shorter.");
     return part;
   };
-  const auto documents = static_cast<int64_t>(row->ends.size());
+  const auto documents = static_cast<int64_t>(text->ends.size());
   const int64_t least = data.held_out > 0 ? 2 : 1;
   TWOBP_CHECK(documents >= least, "data.text has ", documents, " documents with text, but ",
               least == 1 ? "one is" : "two are", " needed", least == 1 ? "" : ", one of them to hold out",
               least == 1 ? ": give more." : ": give more, or set data.held_out to 0.");
   if (data.held_out == 0) return {packed(0, documents), nullptr};
-  const double kept = (1 - data.held_out) * static_cast<double>(row->ends.back());
-  const auto middle = std::upper_bound(row->ends.begin(), row->ends.end(), static_cast<int64_t>(kept));
-  const int64_t train = std::clamp<int64_t>(middle - row->ends.begin(), 1, documents - 1);
+  const double kept = (1 - data.held_out) * static_cast<double>(text->ends.back());
+  const auto middle = std::upper_bound(text->ends.begin(), text->ends.end(), static_cast<int64_t>(kept));
+  const int64_t train = std::clamp<int64_t>(middle - text->ends.begin(), 1, documents - 1);
   return {packed(0, train), packed(train, documents)};
 }
 
@@ -153,23 +155,24 @@ void check_byte_vocab(const ModelInput& model, int64_t bytes) {
               ": name the model's tokenizer in data.tokenizer.");
 }
 
-std::shared_ptr<const DocumentRow> open_documents(const DataConfig& data, const ModelInput& model,
-                                                  const TextShape& shape) {
+std::shared_ptr<const DocumentTokens> open_documents(const DataConfig& data, const ModelInput& model,
+                                                     const TextShape& shape) {
   const std::vector<std::string> files = text_files(data);
   const std::string tokenizer = tokenizer_of(data, model);
   if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
-  return std::make_shared<const DocumentRow>(tokenizer.empty()
-                                                 ? byte_documents(data, files)
-                                                 : encoded_documents(data, files, tokenizer, model.vocab));
+  return std::make_shared<const DocumentTokens>(tokenizer.empty()
+                                                    ? byte_documents(data, files)
+                                                    : encoded_documents(data, files, tokenizer, model.vocab));
 }
 
 // Joined, and cut like plain text.
-std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentRow& row, const TextShape& shape) {
+std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentTokens& text,
+                                     const TextShape& shape) {
   TWOBP_CHECK(
-      !row.targets,
+      !text.targets,
       "data.text has chats, but data.packing \"stream\" does not keep the assistant's turns apart from "
       "others: set data.packing to none, split or whole.");
-  auto stream = std::make_shared<TokenDataset>(row.tokens, shape.sequence);
+  auto stream = std::make_shared<TokenDataset>(text.tokens, shape.sequence);
   check_enough(*stream, data, shape, "data.text", "tokens");
   return stream;
 }

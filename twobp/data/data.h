@@ -73,7 +73,7 @@ struct LoaderOptions {
   bool evaluation = false;  // reads in order, as kEvaluation, and repeats without end
   // One of `replicas` loaders reads the share of `replica` of every batch. Of the batch's replicas x
   // micro_batches micro-batches, its share begins at replica x micro_batches. In the last batch of an epoch
-  // the share may be empty. In a full batch, samples that cost unequally are in level_order (balance.h).
+  // the share may be empty. In a full batch, samples that cost unequally are in balanced_order (balance.h).
   int replicas = 1;
   int replica = 0;
   double timeout = 0;           // seconds that next() and wait() wait for a batch; 0: no limit

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/data/balance.h"
 #include "twobp/data/data.h"
 
@@ -64,12 +64,12 @@ struct Loader::Impl {
   }
 
   // Orders the samples of the full batch that begins here by what they cost.
-  void level(int64_t begin) {
+  void balance(int64_t begin) {
     const std::vector<int64_t> samples(order.begin() + begin, order.begin() + begin + samples_per_batch);
     const int64_t micro_batches = samples_per_batch / options.replicas / micro_batch_size;
-    const auto levelled =
-        in_level_order(*dataset, samples, options.replicas, micro_batches, micro_batch_size);
-    std::copy(levelled.begin(), levelled.end(), order.begin() + begin);
+    const auto balanced =
+        balanced_samples(*dataset, samples, options.replicas, micro_batches, micro_batch_size);
+    std::copy(balanced.begin(), balanced.end(), order.begin() + begin);
   }
 
   void begin_batch() {
@@ -81,7 +81,7 @@ struct Loader::Impl {
     auto batch = std::make_shared<Pending>();
     batch->epoch = options.evaluation ? kEvaluation : epoch;
     const int64_t end = std::min<int64_t>(from + samples_per_batch, static_cast<int64_t>(order.size()));
-    if (end - from == samples_per_batch && !options.evaluation) level(from);
+    if (end - from == samples_per_batch && !options.evaluation) balance(from);
     const int64_t share = samples_per_batch / options.replicas;
     const int64_t share_end = std::min(from + (options.replica + 1) * share, end);
     for (int64_t at = std::min(from + options.replica * share, end); at < share_end;) {

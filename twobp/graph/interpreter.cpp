@@ -42,7 +42,7 @@ c10::IValue value_of_slice(const Argument& argument, const SliceCall& slice) {
 }
 
 void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& op,
-          const Surroundings& surroundings) {
+          const CallContext& call_context) {
   switch (argument.kind) {
     case Argument::Kind::kSlot: {
       c10::IValue& slot = slots[static_cast<size_t>(argument.slot)];
@@ -56,8 +56,8 @@ void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& 
     }
     case Argument::Kind::kValue:
       stack.push_back(argument.value);
-      if (surroundings.slice && !argument.of_positions.empty())
-        stack.back() = value_of_slice(argument, *surroundings.slice);
+      if (call_context.slice && !argument.of_positions.empty())
+        stack.back() = value_of_slice(argument, *call_context.slice);
       return;
     case Argument::Kind::kTensors: {
       c10::List<at::Tensor> list;
@@ -75,16 +75,16 @@ void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& 
       return;
     }
     case Argument::Kind::kRandom: {
-      const uint64_t seed = mix_bits(surroundings.random, static_cast<uint64_t>(argument.slot));
+      const uint64_t seed = mix_bits(call_context.random, static_cast<uint64_t>(argument.slot));
       if (op.own != nullptr) {
         stack.emplace_back(static_cast<int64_t>(seed));
       } else {
-        stack.emplace_back(generator_of(seed, surroundings.device));
+        stack.emplace_back(generator_of(seed, call_context.device));
       }
       return;
     }
     case Argument::Kind::kDevice:
-      stack.emplace_back(surroundings.device);
+      stack.emplace_back(call_context.device);
       return;
   }
 }
@@ -123,13 +123,13 @@ bool may_overwrite(const Instruction& one, const Stack& stack) {
   return true;
 }
 
-void call(const Instruction& one, Slots& slots, Stack& stack, const Surroundings& surroundings) {
+void call(const Instruction& one, Slots& slots, Stack& stack, const CallContext& call_context) {
   const Operator& op = *one.op;
-  for (const Argument& argument : one.arguments) push(argument, slots, stack, op, surroundings);
-  if (surroundings.slice && op.of_slice != nullptr) {
-    SliceCall slice = *surroundings.slice;
+  for (const Argument& argument : one.arguments) push(argument, slots, stack, op, call_context);
+  if (call_context.slice && op.of_slice != nullptr) {
+    SliceCall slice = *call_context.slice;
     const auto number = static_cast<size_t>(one.attention);
-    slice.saved = one.attention < 0 ? nullptr : &slice.saved->child(surroundings.attentions + number);
+    slice.saved = one.attention < 0 ? nullptr : &slice.saved->child(call_context.attentions + number);
     op.of_slice(stack, slice);
   } else if (one.over >= 0 && may_overwrite(one, stack)) {
     if (one.over == 1) std::swap(stack[0], stack[1]);
@@ -201,8 +201,8 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
   gradient.index_add_(0, flat, rows.to(gradient.scalar_type()));
 }
 
-void add_gradient(const Instruction& one, Slots& slots, const Surroundings& surroundings) {
-  Parameter& parameter = *surroundings.parameters[static_cast<size_t>(one.parameter)];
+void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_context) {
+  Parameter& parameter = *call_context.parameters[static_cast<size_t>(one.parameter)];
   const at::Tensor first = take(one.arguments[0], slots);
   switch (one.kind) {
     case Instruction::Kind::kProduct:
@@ -234,7 +234,7 @@ const at::Tensor& Frame::tensor(int slot) const {
   return tensor_of(slots_, slot);
 }
 
-void run(const Code& code, Frame& frame, const Surroundings& surroundings) {
+void run(const Code& code, Frame& frame, const CallContext& call_context) {
   static thread_local Stack stack;
   stack.clear();
   Slots& slots = frame.slots();
@@ -243,9 +243,9 @@ void run(const Code& code, Frame& frame, const Surroundings& surroundings) {
     for (const Instruction& one : code) {
       current = &one;
       if (one.kind == Instruction::Kind::kCall) {
-        call(one, slots, stack, surroundings);
+        call(one, slots, stack, call_context);
       } else {
-        add_gradient(one, slots, surroundings);
+        add_gradient(one, slots, call_context);
       }
       for (const int slot : one.unread) slots[static_cast<size_t>(slot)] = c10::IValue();
     }

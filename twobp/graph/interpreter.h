@@ -31,7 +31,8 @@ class Frame {
   size_t count_;
 };
 
-struct Surroundings {
+// What the code of one run takes besides the values of its frame.
+struct CallContext {
   std::span<Parameter* const> parameters;  // those that the code adds gradients to
   uint64_t random = 0;                     // differs between micro-batches and layers
   at::Device device = at::kCPU;
@@ -42,6 +43,6 @@ struct Surroundings {
 };
 
 // Throws Error that names the instruction.
-void run(const Code& code, Frame& frame, const Surroundings& surroundings);
+void run(const Code& code, Frame& frame, const CallContext& call_context);
 
 }  // namespace twobp::graph

@@ -44,7 +44,7 @@ void ProgramLayer::Unit::backward_p2(std::span<Saved* const> saved) {
     one->release_p2();  // the frame holds the tensors, and frees each after its last use
     Values none;
     for (const Input& input : unit_.pass.inputs) frame.put(input.slot, owner_.input(input, shape_, none, {}));
-    run(unit_.pass.code, frame, owner_.surroundings(one->context(), 0, *shape_.plan, *one));
+    run(unit_.pass.code, frame, owner_.call_context(one->context(), 0, *shape_.plan, *one));
   }
 }
 
@@ -117,13 +117,13 @@ uint64_t ProgramLayer::random_of(const Context& context) const {
   return mix_bits(random, static_cast<uint64_t>(layer_));
 }
 
-Surroundings ProgramLayer::surroundings(const Context& context, uint64_t random, const Plan& plan,
-                                        Saved& saved) const {
-  Surroundings around{trained_or_not_, random, device()};
-  if (!context.sliced()) return around;
-  around.slice = {context.past, context.slice.length, context.slice.positions, context.keeps(), &saved};
-  around.attentions = plan.units.size();
-  return around;
+CallContext ProgramLayer::call_context(const Context& context, uint64_t random, const Plan& plan,
+                                       Saved& saved) const {
+  CallContext result{trained_or_not_, random, device()};
+  if (!context.sliced()) return result;
+  result.slice = {context.past, context.slice.length, context.slice.positions, context.keeps(), &saved};
+  result.attentions = plan.units.size();
+  return result;
 }
 
 at::Tensor ProgramLayer::scalar(double value) const {
@@ -163,7 +163,7 @@ Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
   Frame frame(plan.program->slots);
   for (const Input& one : pass.inputs) frame.put(one.slot, input(one, shape, x, context));
   x.clear();
-  run(pass.code, frame, surroundings(context, random_of(context), plan, saved));
+  run(pass.code, frame, call_context(context, random_of(context), plan, saved));
   if (context.training) {
     for (const Program::At& buffer : plan.program->new_buffers) {
       const at::Tensor& changed = frame.tensor(buffer.slot);
@@ -206,7 +206,7 @@ Values ProgramLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   Values none;
   for (const Input& one : plan.backward_p1.inputs) frame.put(one.slot, input(one, shape, none, context));
   for (size_t i = 0; i < plan.until_p1.size(); ++i) frame.put(plan.until_p1[i], saved.take_p1(i));
-  run(plan.backward_p1.code, frame, surroundings(context, 0, plan, saved));
+  run(plan.backward_p1.code, frame, call_context(context, 0, plan, saved));
   if (context.sliced()) {  // the derivative of attention has done so, if it was needed
     for (int i = 0; i < plan.program->attentions; ++i)
       saved.child(plan.units.size() + static_cast<size_t>(i)).forget_slice();

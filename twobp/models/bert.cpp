@@ -105,13 +105,13 @@ std::string activation_of(const std::string& name) {
   return name == "gelu_new" || name == "gelu_pytorch_tanh" ? "gelu_tanh" : "";
 }
 
-double dropout_of(const HfSection& file, const char* key) {
+double dropout_of(const CheckedJson& file, const char* key) {
   const double p = file.number(key, 0.1);
   TWOBP_CHECK(p >= 0 && p < 1, file.origin, ": ", key, " is ", p, ", not a number from 0 to below 1");
   return p;
 }
 
-void read_bert(const HfSection& file, BertOptions& model) {
+void read_bert(const CheckedJson& file, BertOptions& model) {
   const std::string activation = file.text("hidden_act", "gelu");
   model.activation = activation_of(activation);
   TWOBP_CHECK(!model.activation.empty(), file.origin, ": hidden_act ", shown(activation),
@@ -268,7 +268,7 @@ ModelType bert_type() {
   type.no_graph = [](const ModelOptions&) {
     return std::string("its head sees the positions to be predicted, other ones every time");
   };
-  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_bert(file, o.as<BertOptions>()); };
+  type.read_hf = [](const CheckedJson& file, ModelOptions& o) { read_bert(file, o.as<BertOptions>()); };
   type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
     write_bert(o.as<BertOptions>(), out);
   };

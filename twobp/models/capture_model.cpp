@@ -21,8 +21,8 @@
 #include "twobp/files/new_file.h"
 #include "twobp/files/npy.h"
 #include "twobp/models/captured.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/models/hf_section.h"
 
 namespace twobp {
 namespace {

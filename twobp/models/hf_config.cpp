@@ -42,7 +42,7 @@ constexpr std::array<const char*, 5> kSampling = {"top_k", "min_p", "typical_p",
                                                   "eta_cutoff"};
 
 // Null: the model_type is not supported.
-const ModelType* find_type(const HfSection& file) {
+const ModelType* find_type(const CheckedJson& file) {
   const json* type = file.find("model_type");
   const auto& all = model_types();
   const auto found = std::find_if(all.begin(), all.end(), [&](const ModelType& one) {
@@ -58,7 +58,7 @@ std::vector<std::string> supported_classes(const ModelType& type) {
 }
 
 // Whether "architectures", if it is there, names a supported class.
-bool has_class(const HfSection& file, const ModelType& type) {
+bool has_class(const CheckedJson& file, const ModelType& type) {
   const json* classes = file.find("architectures");
   if (classes == nullptr) return true;
   const std::vector<std::string> supported = supported_classes(type);
@@ -68,7 +68,7 @@ bool has_class(const HfSection& file, const ModelType& type) {
          });
 }
 
-const ModelType& type_of(const HfSection& file) {
+const ModelType& type_of(const CheckedJson& file) {
   const json& type = file.require("model_type");
   const ModelType* found = find_type(file);
   TWOBP_CHECK(found != nullptr, file.origin, ": model_type ", shown(type),
@@ -120,7 +120,7 @@ ModelOptions read_hf_config(const std::string& directory) {
   TWOBP_CHECK(exists, path, hub_hint(directory), ": no such file: give a Hugging Face model directory, with ",
               kModelConfig, " and model.safetensors");
   const json root = read_json_object(path, kMaxDepth);
-  const HfSection file{root, path};
+  const CheckedJson file{root, path};
   const ModelType& type = type_of(file);
   ModelOptions options(type.name);
   type.read_hf(file, options);
@@ -130,7 +130,7 @@ ModelOptions read_hf_config(const std::string& directory) {
 
 bool has_layers(const std::string& config) {
   const json root = read_json_object(config, kMaxDepth);
-  const HfSection file{root, config};
+  const CheckedJson file{root, config};
   const json* name = file.find("model_type");
   if (name == nullptr || !name->is_string()) return true;  // read_hf_config says what is wrong
   const ModelType* type = find_type(file);
@@ -142,7 +142,7 @@ std::vector<int64_t> read_end_of_text(const std::string& directory) {
   std::error_code missing;
   const std::string path = std::filesystem::exists(generation, missing) ? generation : config_path(directory);
   const json root = read_json_object(path, kMaxDepth);
-  const json* ids = HfSection{root, path}.find("eos_token_id");
+  const json* ids = CheckedJson{root, path}.find("eos_token_id");
   std::vector<int64_t> out;
   if (!ids) return out;
   for (const json& id : ids->is_array() ? *ids : json::array({*ids})) {

@@ -24,7 +24,7 @@ int64_t dt_rank_of(const MambaOptions& o) {
   return o.dt_rank > 0 ? o.dt_rank : (o.dim + 15) / 16;
 }
 
-void read_mamba(const HfSection& file, MambaOptions& model) {
+void read_mamba(const CheckedJson& file, MambaOptions& model) {
   const std::string activation = file.text("hidden_act", "silu");
   TWOBP_CHECK(activation == "silu", file.origin, ": hidden_act ", shown(activation),
               " is not supported: \"silu\" is");
@@ -151,7 +151,7 @@ ModelType mamba_type() {
   };
   type.no_slices = [](const ModelOptions&) { return std::string(); };
   type.build = [](const ModelOptions& o, const BuildSettings& s) { return mamba(o.as<MambaOptions>(), s); };
-  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_mamba(file, o.as<MambaOptions>()); };
+  type.read_hf = [](const CheckedJson& file, ModelOptions& o) { read_mamba(file, o.as<MambaOptions>()); };
   type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
     write_mamba(o.as<MambaOptions>(), out);
   };

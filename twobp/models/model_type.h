@@ -13,7 +13,7 @@
 
 #include "twobp/config/section.h"
 #include "twobp/data/model_input.h"
-#include "twobp/models/hf_section.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/models/model.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/nn/layers/lora_linear.h"
@@ -99,7 +99,7 @@ struct ModelType {
   std::function<std::string(const ModelOptions&)> no_slices;
   // Reads the options from config.json. Throws Error if one is missing or has the wrong type, or if the file
   // asks for another computation than ours.
-  std::function<void(const HfSection& file, ModelOptions&)> read_hf;
+  std::function<void(const CheckedJson& file, ModelOptions&)> read_hf;
   // Writes the options to config.json, over that of a loaded model. `sequence` is the longest one that the
   // model must accept. Throws Error for options that transformers refuses.
   std::function<void(const ModelOptions&, int64_t sequence, nlohmann::json& out)> write_hf;

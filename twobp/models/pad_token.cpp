@@ -11,7 +11,7 @@ constexpr const char* kPadToken = "pad_token_id";
 
 }  // namespace
 
-int64_t read_pad_token(const HfSection& file, int64_t vocab, int64_t otherwise) {
+int64_t read_pad_token(const CheckedJson& file, int64_t vocab, int64_t otherwise) {
   const nlohmann::json* value = file.find(kPadToken);
   if (value == nullptr) return file.object.contains(kPadToken) ? -1 : otherwise;
   TWOBP_CHECK(value->is_number_integer(), file.origin, ": ", kPadToken, " is ", shown(*value),

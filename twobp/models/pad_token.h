@@ -5,14 +5,14 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "twobp/models/hf_section.h"
+#include "twobp/models/checked_json.h"
 
 namespace twobp {
 
 // Reads pad_token_id as transformers does: a negative one counts from the end of the vocabulary. Returns
 // `otherwise` if the file does not have the key, and -1 if it is null. Throws Error if it is outside the
 // vocabulary.
-int64_t read_pad_token(const HfSection& file, int64_t vocab, int64_t otherwise = -1);
+int64_t read_pad_token(const CheckedJson& file, int64_t vocab, int64_t otherwise = -1);
 
 // Adds pad_token_id unless the file has it. -1 becomes null, because some models of transformers have another
 // default.

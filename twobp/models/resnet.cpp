@@ -100,14 +100,14 @@ void check(const Resnet& o) {
   }
 }
 
-int64_t classes_of(const HfSection& file) {
+int64_t classes_of(const CheckedJson& file) {
   const json* labels = file.find("id2label");
   TWOBP_CHECK(labels == nullptr || labels->is_object(), file.origin, ": id2label is ", shown(*labels),
               ", not an object");
   return file.integer("num_labels", labels ? static_cast<int64_t>(labels->size()) : kUsualClasses);
 }
 
-void read_resnet(const HfSection& file, ResnetOptions& config) {
+void read_resnet(const CheckedJson& file, ResnetOptions& config) {
   for (const char* key : {"downsample_in_first_stage", "downsample_in_bottleneck"}) file.require_false(key);
   const std::string activation = file.text("hidden_act", "relu");
   TWOBP_CHECK(activation == "relu", file.origin, ": hidden_act ", shown(activation),
@@ -251,7 +251,7 @@ ModelType resnet_type() {
   type.fill_in = [](ModelOptions& o) { o.as<ResnetOptions>() = filled_in(o.as<ResnetOptions>()); };
   type.check = [](const ModelOptions& o) { check_resnet(o.as<ResnetOptions>()); };
   type.build = [](const ModelOptions& o, const BuildSettings& s) { return resnet(o.as<ResnetOptions>(), s); };
-  type.read_hf = [](const HfSection& file, ModelOptions& o) { read_resnet(file, o.as<ResnetOptions>()); };
+  type.read_hf = [](const CheckedJson& file, ModelOptions& o) { read_resnet(file, o.as<ResnetOptions>()); };
   type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
     write_resnet(o.as<ResnetOptions>(), out);
   };

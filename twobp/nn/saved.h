@@ -27,7 +27,6 @@ class Saved {
 
   // The part of the i-th child of a container.
   Saved& child(size_t i);
-  size_t child_count() const { return children_.size(); }
 
   // The micro-batch's context, for a layer that repeats earlier work. Its fields live until the end of the
   // step. Throws if no context was kept.

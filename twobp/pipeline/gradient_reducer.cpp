@@ -5,9 +5,9 @@
 #include <thread>
 #include <utility>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {

@@ -79,7 +79,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       world_(std::move(world)),
       timeout_(options.timeout),
       graph_(std::make_unique<KeptGraph>()) {
-  const std::vector<LayerProfile> costs = layer_profiles(model, profile);
+  const std::vector<LayerCost> costs = twobp::layer_costs(model, profile);
   if (rank_of_stage_.empty())
     rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
@@ -94,7 +94,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     first_layer.push_back(first);
     first += count;
   }
-  stage_profiles_ = twobp::stage_profiles(
+  layer_costs_ = layer_costs_of_stages(
       model, slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, split_);
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
@@ -114,9 +114,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     std::vector<std::unique_ptr<Stage>> stages;
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
-      std::vector<std::vector<LayerProfile>> of_stage;
-      for (size_t i = s; i < stage_profiles_.size(); i += split_.size())
-        of_stage.push_back(stage_profiles_[i]);
+      std::vector<std::vector<LayerCost>> of_stage;
+      for (size_t i = s; i < layer_costs_.size(); i += split_.size()) of_stage.push_back(layer_costs_[i]);
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
                                                options.seed, std::move(of_stage),
                                                world_.device(rank).where()));
@@ -228,7 +227,7 @@ void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_b
     // If the policy does not ask for filling, W that is to be concatenated stays together.
     fills_waits_ = schedule.fills() ||
                    (schedule.holds_p2_back() && setup.batching == P2Batching::kLoop &&
-                    fills_waits(schedule, profiled_costs(stage_profiles_), in_process_simulation(caps_)));
+                    fills_waits(schedule, profiled_costs(layer_costs_), in_process_simulation(caps_)));
   }
   input.cap_per_rank = caps_;
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();

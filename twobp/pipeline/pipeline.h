@@ -86,7 +86,7 @@ class Pipeline {
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
   // The costs of the layers of each stage; with slices, of each slice and stage, slice by slice.
-  const std::vector<std::vector<LayerProfile>>& stage_profiles() const { return stage_profiles_; }
+  const std::vector<std::vector<LayerCost>>& layer_costs() const { return layer_costs_; }
   int slices() const { return slices_.count(); }
   const Cuts& cuts() const { return slices_.cuts; }
   MemoryMeter& meter() { return *meter_; }
@@ -130,7 +130,7 @@ class Pipeline {
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
   SliceProfiles slices_;
-  std::vector<std::vector<LayerProfile>> stage_profiles_;
+  std::vector<std::vector<LayerCost>> layer_costs_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
   double timeout_;                            // for communication between processes outside steps

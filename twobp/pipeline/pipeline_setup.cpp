@@ -24,7 +24,7 @@ StepSetup Pipeline::setup(const ScheduleSource& schedule, int micro_batches, P2P
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
               "' has no backward pass, so it trains nothing: use another schedule");
-  setup.standard_peaks = standard_peaks(standard, stage_profiles_);
+  setup.standard_peaks = standard_peaks(standard, layer_costs_);
   return setup;
 }
 
@@ -77,7 +77,7 @@ const std::vector<std::vector<int>>& Pipeline::p2_places_of(const Schedule& sche
     options.data_parallel.replicas = world_.replicas;  // bucket order goes by it
     options.timeline = true;
     kept->caps = caps_;
-    kept->places = p2_places(schedule, simulate(schedule, profiled_costs(stage_profiles_), options));
+    kept->places = p2_places(schedule, simulate(schedule, profiled_costs(layer_costs_), options));
   }
   return kept->places;
 }

@@ -7,7 +7,7 @@
 namespace twobp {
 
 Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-             std::vector<std::vector<LayerProfile>> costs, at::Device device)
+             std::vector<std::vector<LayerCost>> costs, at::Device device)
     : index_(index),
       first_(first),
       first_backward_(std::clamp(model.first_trainable - first, 0, count)),

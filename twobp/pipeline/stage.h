@@ -15,7 +15,7 @@ class Stage {
   // `seed` and the parameters' names. `costs` are those of the layers, for each slice of a sequence. Memory
   // is booked on the calling thread, which must be watched.
   Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-        std::vector<std::vector<LayerProfile>> costs, at::Device device = at::kCPU);
+        std::vector<std::vector<LayerCost>> costs, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
@@ -28,7 +28,7 @@ class Stage {
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
   int cost_slices() const { return static_cast<int>(costs_.size()); }
-  const LayerProfile& cost(int i, int micro_batch) const { return costs_[micro_batch % costs_.size()][i]; }
+  const LayerCost& cost(int i, int micro_batch) const { return costs_[micro_batch % costs_.size()][i]; }
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
 
@@ -46,7 +46,7 @@ class Stage {
   bool gives_gradient_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<std::vector<LayerProfile>> costs_;  // by slice
+  std::vector<std::vector<LayerCost>> costs_;  // by slice
   std::vector<std::vector<Parameter*>> parameters_;
   std::vector<std::unique_ptr<Saved>> saved_;
   int slices_ = 1;

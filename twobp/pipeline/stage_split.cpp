@@ -23,28 +23,28 @@ double weight_bytes(const LayerSpec& spec) {
 
 }  // namespace
 
-std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
+std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
                                 const std::vector<int>& rank_of_stage) {
   std::vector<double> seconds;
-  for (const LayerProfile& cost : costs) seconds.push_back(cost.seconds());
+  for (const LayerCost& cost : costs) seconds.push_back(cost.seconds());
   const int stages = static_cast<int>(rank_of_stage.size());
   if (*std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1 < stages)
     return balanced_split(seconds, rank_of_stage);
   PartitionBytes bytes;
   for (size_t l = 0; l < costs.size(); ++l) {
     bytes.fixed.push_back(weight_bytes(model.layers[l]));
-    bytes.held.push_back(std::max(0.0, static_cast<double>(costs[l].forward_held)));
+    bytes.held.push_back(std::max(0.0, costs[l].forward_held));
   }
   for (int s = 0; s < stages; ++s) bytes.in_flight.push_back(stages - s);
   return balanced_light_split(seconds, bytes, kSlack);
 }
 
-std::vector<std::vector<LayerProfile>> stage_profiles(const ModelSpec& model,
-                                                      const std::vector<Profile>& slices,
-                                                      const std::vector<int>& split) {
-  std::vector<std::vector<LayerProfile>> stages;
+std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model,
+                                                          const std::vector<Profile>& slices,
+                                                          const std::vector<int>& split) {
+  std::vector<std::vector<LayerCost>> stages;
   for (const Profile& slice : slices) {
-    const std::vector<LayerProfile> layers = layer_profiles(model, slice);
+    const std::vector<LayerCost> layers = layer_costs(model, slice);
     for (auto first = layers.begin(); const int count : split) {
       stages.emplace_back(first, first + count);
       first += count;

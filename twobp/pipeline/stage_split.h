@@ -14,12 +14,12 @@ namespace twobp {
 // micro-batches as 1F1B holds on that stage, weights, their gradients, and two numbers of optimizer state for
 // each weight. With several stages on each rank, it prefers instead stages of one rank that are equally long.
 // `costs`: by layer.
-std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerProfile>& costs,
+std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
                                 const std::vector<int>& rank_of_stage);
 
-// The profiles of each stage's layers. With slices, those of the first slice come first.
-std::vector<std::vector<LayerProfile>> stage_profiles(const ModelSpec& model,
-                                                      const std::vector<Profile>& slices,
-                                                      const std::vector<int>& split);
+// The costs of each stage's layers. With slices, those of the first slice come first.
+std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model,
+                                                          const std::vector<Profile>& slices,
+                                                          const std::vector<int>& split);
 
 }  // namespace twobp

@@ -21,24 +21,18 @@ void check_number(double value, const std::string& what) {
 LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
   const auto mix = [x](double from, double to) { return from + (to - from) * x; };
   LayerCost costs;
-  costs.share.forward = mix(a.share.forward, b.share.forward);
-  costs.share.backward_p1 = mix(a.share.backward_p1, b.share.backward_p1);
-  costs.share.backward_p2 = mix(a.share.backward_p2, b.share.backward_p2);
-  costs.share.p2_units = b.share.p2_units;
-  costs.share.forward_peak = mix(a.share.forward_peak, b.share.forward_peak);
-  costs.share.forward_held = mix(a.share.forward_held, b.share.forward_held);
-  costs.share.p1_peak = mix(a.share.p1_peak, b.share.p1_peak);
-  costs.share.p1_held = mix(a.share.p1_held, b.share.p1_held);
-  costs.share.stash = mix(a.share.stash, b.share.stash);
-  costs.share.p2_peak = mix(a.share.p2_peak, b.share.p2_peak);
+  costs.forward = mix(a.forward, b.forward);
+  costs.backward_p1 = mix(a.backward_p1, b.backward_p1);
+  costs.backward_p2 = mix(a.backward_p2, b.backward_p2);
+  costs.p2_units = b.p2_units;
+  costs.forward_peak = mix(a.forward_peak, b.forward_peak);
+  costs.forward_held = mix(a.forward_held, b.forward_held);
+  costs.p1_peak = mix(a.p1_peak, b.p1_peak);
+  costs.p1_held = mix(a.p1_held, b.p1_held);
+  costs.stash = mix(a.stash, b.stash);
+  costs.p2_peak = mix(a.p2_peak, b.p2_peak);
   costs.output = mix(a.output, b.output);
   costs.input_gradient = mix(a.input_gradient, b.input_gradient);
-  return costs;
-}
-
-LayerCost nothing() {
-  LayerCost costs;
-  costs.share = {.forward = 0, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
   return costs;
 }
 
@@ -52,27 +46,24 @@ LayerCost at_size(const CostModel& model, const std::vector<LayerCost>& costs, i
     return between(costs[i - 1], costs[i], x);
   }
   const size_t nearest = i == 0 ? 0 : i - 1;
-  return between(nothing(), costs[nearest], static_cast<double>(size) / sizes[nearest]);
+  return between(LayerCost(), costs[nearest], static_cast<double>(size) / sizes[nearest]);
 }
 
-void check_costs(const LayerCost& costs, const std::string& where) {
-  const LayerShare& share = costs.share;
-  check_number(share.forward, where + " forward seconds");
-  TWOBP_CHECK(share.forward > 0, where, " forward seconds are 0: F takes time, was the layer measured?");
-  check_number(share.backward_p1, where + " backward-p1 seconds");
-  check_number(share.backward_p2, where + " backward-p2 seconds");
-  TWOBP_CHECK(share.p2_units >= 0, where, " p2 units are ", share.p2_units, ": must not be negative");
-  TWOBP_CHECK(share.p2_units > 0 || share.backward_p2 == 0, where,
-              " has backward-p2 seconds, but no p2 units");
-  TWOBP_CHECK(share.p2_units > 0 || share.stash == 0, where,
-              " has stash bytes, but no p2 units to free them");
-  check_number(share.forward_peak, where + " peak bytes during forward");
-  check_number(share.p1_peak, where + " peak bytes during backward-p1");
-  check_number(share.p2_peak, where + " peak bytes during backward-p2");
-  check_number(share.stash, where + " stash bytes");
-  check_number(costs.output, where + " output bytes");
-  check_number(costs.input_gradient, where + " input gradient bytes");
-  TWOBP_CHECK(std::abs(share.forward_held) <= kMostCost && std::abs(share.p1_held) <= kMostCost, where,
+void check_costs(const LayerCost& cost, const std::string& where) {
+  check_number(cost.forward, where + " forward seconds");
+  TWOBP_CHECK(cost.forward > 0, where, " forward seconds are 0: F takes time, was the layer measured?");
+  check_number(cost.backward_p1, where + " backward-p1 seconds");
+  check_number(cost.backward_p2, where + " backward-p2 seconds");
+  TWOBP_CHECK(cost.p2_units >= 0, where, " p2 units are ", cost.p2_units, ": must not be negative");
+  TWOBP_CHECK(cost.p2_units > 0 || cost.backward_p2 == 0, where, " has backward-p2 seconds, but no p2 units");
+  TWOBP_CHECK(cost.p2_units > 0 || cost.stash == 0, where, " has stash bytes, but no p2 units to free them");
+  check_number(cost.forward_peak, where + " peak bytes during forward");
+  check_number(cost.p1_peak, where + " peak bytes during backward-p1");
+  check_number(cost.p2_peak, where + " peak bytes during backward-p2");
+  check_number(cost.stash, where + " stash bytes");
+  check_number(cost.output, where + " output bytes");
+  check_number(cost.input_gradient, where + " input gradient bytes");
+  TWOBP_CHECK(std::abs(cost.forward_held) <= kMostCost && std::abs(cost.p1_held) <= kMostCost, where,
               " bytes held after forward or backward-p1 are beyond ", kMostCost);
 }
 
@@ -86,12 +77,7 @@ std::vector<LayerCost> costs_of_layers(const CostModel& model, int micro_batch_s
     TWOBP_CHECK(kind != model.kinds.end(), "the cost model has no kind '", layer.kind, "'");
     costs.push_back(at_size(model, of_kind(kind->second), micro_batch_size));
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    // Without a backward pass nothing is saved, and the output replaces the input.
-    LayerCost& frozen = costs.back();
-    LayerShare share{.forward = frozen.share.forward, .backward_p1 = 0, .backward_p2 = 0, .p2_units = 0};
-    share.forward_peak = frozen.share.forward_peak;
-    share.forward_held = frozen.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);
-    frozen = {share, frozen.output, 0};
+    costs.back() = forward_only(costs.back(), costs.size() > 1 ? costs[costs.size() - 2].output : 0);
   }
   return costs;
 }
@@ -132,9 +118,8 @@ void check_slices(const CostModel& model, const KindCosts& kind, const std::stri
         const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
                                       model.micro_batch_sizes[i], ":");
         check_costs(slices[slice][i], at);
-        TWOBP_CHECK(slices[slice][i].share.p2_units == slices[0][i].share.p2_units, at, " ",
-                    slices[slice][i].share.p2_units, " p2 units, but slice 0 has ",
-                    slices[0][i].share.p2_units);
+        TWOBP_CHECK(slices[slice][i].p2_units == slices[0][i].p2_units, at, " ", slices[slice][i].p2_units,
+                    " p2 units, but slice 0 has ", slices[0][i].p2_units);
       }
     }
   }
@@ -161,21 +146,18 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
   std::vector<StageCost> stages;
   size_t layer = 0;
   for (const int count : split) {
-    std::vector<LayerShare> shares;
-    for (int i = 0; i < count; ++i) shares.push_back(layers[layer + i].share);
-    StageCost stage = stage_of(std::move(shares));
-    stage.input_gradient_bytes = layers[layer].input_gradient;
-    for (LayerShare& share : stage.layers) {
+    const auto begin = layers.begin() + static_cast<std::ptrdiff_t>(layer);
+    StageCost stage = stage_of({begin, begin + count});
+    for (LayerCost& cost : stage.layers) {
       const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
       const bool trained = static_cast<int>(layer) >= model.first_trainable;
       stage.optimizer += trained ? kind.optimizer_seconds : 0;
       if (trained) stage.update_bytes = std::max(stage.update_bytes, kind.update_bytes);
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
-      share.gradient_bytes = trained ? kind.gradient_bytes : 0;
+      cost.gradient_bytes = trained ? kind.gradient_bytes : 0;
       ++layer;
     }
-    stage.output_bytes = layers[layer - 1].output;
     stages.push_back(std::move(stage));
   }
   return stages;

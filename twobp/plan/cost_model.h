@@ -11,15 +11,6 @@
 
 namespace twobp {
 
-// One layer, one micro-batch: seconds, and bytes as defined in LayerShare.
-struct LayerCost {
-  LayerShare share;
-  double output = 0;          // bytes that leave a stage that ends here
-  double input_gradient = 0;  // bytes that leave a stage that begins here
-
-  double seconds() const { return share.forward + share.backward_p1 + share.backward_p2; }
-};
-
 // A kind of layer, measured at each of the cost model's micro-batch sizes.
 struct KindCosts {
   double parameters = 0;         // numbers, for tables

@@ -23,19 +23,21 @@ constexpr size_t kMostName = 200;
 
 struct CostField {
   const char* name;
-  double LayerShare::*value;
+  double LayerCost::*value;
   bool may_be_negative = false;
 };
 constexpr CostField kCostFields[] = {
-    {"forward_seconds", &LayerShare::forward},
-    {"backward_p1_seconds", &LayerShare::backward_p1},
-    {"backward_p2_seconds", &LayerShare::backward_p2},
-    {"held_bytes_after_forward", &LayerShare::forward_held, true},
-    {"held_bytes_after_p1", &LayerShare::stash},  // until p2
-    {"p1_change_bytes", &LayerShare::p1_held, true},
-    {"forward_peak_bytes", &LayerShare::forward_peak},
-    {"p1_peak_bytes", &LayerShare::p1_peak},
-    {"p2_peak_bytes", &LayerShare::p2_peak},
+    {"forward_seconds", &LayerCost::forward},
+    {"backward_p1_seconds", &LayerCost::backward_p1},
+    {"backward_p2_seconds", &LayerCost::backward_p2},
+    {"held_bytes_after_forward", &LayerCost::forward_held, true},
+    {"held_bytes_after_p1", &LayerCost::stash},  // until p2
+    {"p1_change_bytes", &LayerCost::p1_held, true},
+    {"forward_peak_bytes", &LayerCost::forward_peak},
+    {"p1_peak_bytes", &LayerCost::p1_peak},
+    {"p2_peak_bytes", &LayerCost::p2_peak},
+    {"output_bytes", &LayerCost::output},
+    {"input_gradient_bytes", &LayerCost::input_gradient},
 };
 
 struct KindField {
@@ -64,10 +66,8 @@ ordered_json costs_json(const std::vector<LayerCost>& at_size, const std::vector
     const LayerCost& layer = at_size[i];
     ordered_json costs;
     costs["micro_batch_size"] = sizes.at(i);
-    for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.share.*field.value);
-    costs["p2_units"] = layer.share.p2_units;
-    costs["output_bytes"] = number_json(layer.output);
-    costs["input_gradient_bytes"] = number_json(layer.input_gradient);
+    for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.*field.value);
+    costs["p2_units"] = layer.p2_units;
     all.push_back(std::move(costs));
   }
   return all;
@@ -174,11 +174,9 @@ class Reader {
                   " is of another size");
       LayerCost layer;
       for (const CostField& field : kCostFields) {
-        layer.share.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
+        layer.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
       }
-      layer.share.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
-      layer.output = real(costs[i], "output_bytes", entry);
-      layer.input_gradient = real(costs[i], "input_gradient_bytes", entry);
+      layer.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
       all.push_back(layer);
     }
     return all;

@@ -47,7 +47,7 @@ double LeastMemory::of_all_ranks(const PlanChoice& choice) {
     for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
       double output = 0;
       for (const LayerCost& layer : layers) {
-        at->second.bytes += layer.share.forward_held;
+        at->second.bytes += layer.forward_held;
         output = std::max(output, layer.output);
       }
       at->second.output += output;
@@ -76,9 +76,9 @@ std::vector<int> LeastMemory::make_split_within(double memory, const PlanChoice&
   bytes.held.assign(model.layers.size(), 0);  // the mean of the slices
   for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
     for (size_t l = 0; l < layers.size(); ++l) {
-      const LayerShare& share = layers[l].share;
-      bytes.held[l] += std::max(0.0, share.forward_held) / choice.slices;
-      peak = std::max({peak, share.forward_peak - share.forward_held, share.p1_peak, share.p2_peak});
+      const LayerCost& cost = layers[l];
+      bytes.held[l] += std::max(0.0, cost.forward_held) / choice.slices;
+      peak = std::max({peak, cost.forward_peak - cost.forward_held, cost.p1_peak, cost.p2_peak});
     }
   }
   bytes.in_flight = order.in_flight();

@@ -9,28 +9,26 @@ namespace twobp {
 namespace {
 
 // `input`: bytes of the layer's input.
-LayerCost recomputed(const LayerCost& plain, double input, bool in_p1, bool in_p2) {
-  const LayerShare& was = plain.share;
-  LayerCost costs = plain;
-  LayerShare& share = costs.share;
-  const double saved = was.forward_held - plain.output;  // by F, in addition to the input
+LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2) {
+  LayerCost cost = was;
+  const double saved = was.forward_held - was.output;  // by F, in addition to the input
   if (in_p1) {
-    share.backward_p1 += was.forward;
-    share.forward_held = plain.output;
-    share.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
-    share.p1_held = saved + was.p1_held;
+    cost.backward_p1 += was.forward;
+    cost.forward_held = was.output;
+    cost.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
+    cost.p1_held = saved + was.p1_held;
   }
   if (in_p2 && was.p2_units > 0) {
-    share.backward_p2 += was.forward + was.backward_p1;
-    share.p2_units = 1;
-    share.stash = input + plain.output;
-    share.p1_held += share.stash - was.stash;
-    share.p1_peak += plain.output;  // dL/dy is kept
-    share.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
+    cost.backward_p2 += was.forward + was.backward_p1;
+    cost.p2_units = 1;
+    cost.stash = input + was.output;
+    cost.p1_held += cost.stash - was.stash;
+    cost.p1_peak += was.output;  // dL/dy is kept
+    cost.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
   }
-  share.forward_peak = std::max(share.forward_peak, share.forward_held);
-  share.p1_peak = std::max({0.0, share.p1_peak, share.p1_held});
-  return costs;
+  cost.forward_peak = std::max(cost.forward_peak, cost.forward_held);
+  cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
+  return cost;
 }
 
 bool computes_again(const ModelLayer& layer) {

@@ -29,7 +29,7 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
   bytes.p2_units = 0;
   double held = messages.input;
   bytes.forward_peak = held;
-  for (const LayerShare& layer : cost.layers) {
+  for (const LayerCost& layer : cost.layers) {
     bytes.forward_peak = std::max(bytes.forward_peak, held + layer.forward_peak);
     held += layer.forward_held;
     bytes.forward_peak = std::max(bytes.forward_peak, held);

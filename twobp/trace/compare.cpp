@@ -186,7 +186,7 @@ class Comparer {
     for (int stage = 0; stage < run_.schedule.stages; ++stage) {
       const StageCost& cost = run_.costs[stage];
       int expected = cost.layers.empty() ? cost.p2_units : 0;
-      for (const LayerShare& layer : cost.layers) expected += layer.p2_units;
+      for (const LayerCost& layer : cost.layers) expected += layer.p2_units;
       for (int m = 0; m < run_.schedule.micro_batches; ++m) {
         const auto found = pieces.find({stage, m});
         if ((found == pieces.end() ? 0 : found->second) != expected) return false;

@@ -38,18 +38,18 @@ constexpr StageField kStageFields[] = {{"forward", &StageCost::forward},
 
 struct LayerField {
   const char* name;
-  double LayerShare::*value;
+  double LayerCost::*value;
   bool may_be_negative = false;
 };
-constexpr LayerField kLayerFields[] = {{"forward", &LayerShare::forward},
-                                       {"backward_p1", &LayerShare::backward_p1},
-                                       {"backward_p2", &LayerShare::backward_p2},
-                                       {"forward_peak", &LayerShare::forward_peak},
-                                       {"forward_held", &LayerShare::forward_held, true},
-                                       {"p1_peak", &LayerShare::p1_peak},
-                                       {"p1_held", &LayerShare::p1_held, true},
-                                       {"stash", &LayerShare::stash},
-                                       {"p2_peak", &LayerShare::p2_peak}};
+constexpr LayerField kLayerFields[] = {{"forward", &LayerCost::forward},
+                                       {"backward_p1", &LayerCost::backward_p1},
+                                       {"backward_p2", &LayerCost::backward_p2},
+                                       {"forward_peak", &LayerCost::forward_peak},
+                                       {"forward_held", &LayerCost::forward_held, true},
+                                       {"p1_peak", &LayerCost::p1_peak},
+                                       {"p1_held", &LayerCost::p1_held, true},
+                                       {"stash", &LayerCost::stash},
+                                       {"p2_peak", &LayerCost::p2_peak}};
 
 // A schedule's name may be the path of its file. The end of a path says most.
 std::string short_name(const std::string& name) {
@@ -210,7 +210,7 @@ class RunReader {
     }
     read.p2_units = static_cast<int>(integer(json, "p2_units", 1, kMostP2Units));
     for (const ordered_json& each : array(json, "layers")) {
-      LayerShare layer;
+      LayerCost layer;
       for (const LayerField& field : kLayerFields) {
         layer.*field.value = number(member(each, field.name), field.name, field.may_be_negative);
       }
@@ -226,7 +226,7 @@ class RunReader {
 }  // namespace
 
 TracedRun traced_run(const Pipeline& pipeline, const StepSetup& setup) {
-  TracedRun run{setup.schedule, profiled_costs(pipeline.stage_profiles()), {}};
+  TracedRun run{setup.schedule, profiled_costs(pipeline.layer_costs()), {}};
   for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
   return run;
 }
@@ -238,10 +238,10 @@ ordered_json to_json(const TracedRun& run) {
     ordered_json entry = {{"p2_units", cost.p2_units}};
     for (const StageField& field : kStageFields) entry[field.name] = cost.*field.value;
     entry["layers"] = ordered_json::array();
-    for (const LayerShare& layer : cost.layers) {
-      ordered_json share = {{"p2_units", layer.p2_units}};
-      for (const LayerField& field : kLayerFields) share[field.name] = layer.*field.value;
-      entry["layers"].push_back(std::move(share));
+    for (const LayerCost& layer : cost.layers) {
+      ordered_json one = {{"p2_units", layer.p2_units}};
+      for (const LayerField& field : kLayerFields) one[field.name] = layer.*field.value;
+      entry["layers"].push_back(std::move(one));
     }
     json["costs"].push_back(std::move(entry));
   }

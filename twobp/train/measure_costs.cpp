@@ -76,11 +76,6 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
   return costs;
 }
 
-LayerCost to_costs(const LayerProfile& measured) {
-  return {layer_share(measured), static_cast<double>(measured.output),
-          static_cast<double>(measured.input_gradient)};
-}
-
 // The sizes in rising order, none above the number of samples.
 std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, int64_t samples) {
   std::vector<int> sizes = options.micro_batch_sizes;
@@ -143,7 +138,7 @@ void add_slices(const std::vector<ModelSpec>& models, const Fields& fields, cons
         ways.resize(counts.size());
         ways[way].resize(counts[way]);
         for (int slice = 0; slice < counts[way]; ++slice)
-          ways[way][slice].push_back(to_costs(slices.profiles[slice].at(kind)));
+          ways[way][slice].push_back(slices.profiles[slice].at(kind));
       }
     }
     if (is_first) costs.slice_lengths.push_back(pipeline.slice_lengths);
@@ -194,7 +189,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
       for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds, device)) {
-        if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(to_costs(cost));
+        if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(cost);
       }
     }
     add_slices(sliced, fields, config, slices, options.seconds, device, model);

@@ -40,12 +40,12 @@ double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, co
                          const Variant& variant, int micro_batches) {
   const std::vector<int>& placed = options.rank_of_stage;
   const std::vector<int> split = options.split.empty()
-                                     ? measured_split(model, layer_profiles(model, sum_of(slices)), placed)
+                                     ? measured_split(model, layer_costs(model, sum_of(slices)), placed)
                                      : options.split;
   const Schedule schedule =
       variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
                             micro_batches, variant.policy, slices.count());
-  const auto costs = profiled_costs(stage_profiles(model, slices.profiles, split));
+  const auto costs = profiled_costs(layer_costs_of_stages(model, slices.profiles, split));
   return simulate(schedule, costs, in_process_simulation()).step_seconds;
 }
 

@@ -19,7 +19,7 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSe
   const bool shards = config.optimizer.shard && config.pipeline.data_parallel > 1;
   if (!ties_ranks && !(needs_norm && shards)) {
     const NormNeed norm = needs_norm ? NormNeed::kAfterForwards : NormNeed::kNone;
-    decision.gain = step_periods(setup.schedule, profiled_costs(pipeline.stage_profiles()),
+    decision.gain = step_periods(setup.schedule, profiled_costs(pipeline.layer_costs()),
                                  in_process_simulation(pipeline.caps(setup)), norm)
                         .gain();
   }

@@ -28,7 +28,7 @@ std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int
   if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return "";
   const StepSetup setup = make_setup(pipeline, variant, micro_batches);
   const std::vector<double> caps =
-      smallest_caps(setup.schedule, profiled_costs(pipeline.stage_profiles()), in_process_simulation());
+      smallest_caps(setup.schedule, profiled_costs(pipeline.layer_costs()), in_process_simulation());
   const int64_t least = std::llround(*std::max_element(caps.begin(), caps.end()));
   if (least <= variant.memory_cap.bytes()) return "";
   return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 
 namespace twobp {
 namespace {

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {

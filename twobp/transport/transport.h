@@ -79,6 +79,11 @@ class Transport {
 
   // Makes the present and future waits of every rank throw Aborted. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  // Throw Error unless it is a rank of this transport.
+  void check_receiver(int to) const;
+  void check_sender(int from) const;
 };
 
 }  // namespace twobp

@@ -11,14 +11,14 @@ import torch
 from torch import fx
 
 from . import ops
-from .along import place_of
+from .along import SUM, UNREAD, Along, Mixes, shape
 from .cut import Layer
 from .emit import Instruction
 from .errors import where
 from .export import Input
 from .ops import set_argument
 from .own_operators import aten
-from .places import SUM, UNREAD, Along, Mixes, shape
+from .positions import place_of
 
 LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
 
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 class Rewriting:
     """Writes the graph of a layer for the positions [begin, begin + length) of sequences of `positions`. `places` says where the positions lie in each
-    value (along.py)."""
+    value (positions.py)."""
 
     def __init__(self, layer: Layer, arriving: list, positions: int, begin: int, length: int):
         self.layer, self.positions, self.begin, self.length = layer, positions, begin, length

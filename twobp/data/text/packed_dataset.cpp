@@ -15,9 +15,9 @@ Packing parse_packing(std::string_view name) {
   fail("\"", name, "\" is not a way to pack documents: use none, split or whole.");
 }
 
-PackedDataset::PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t first, int64_t last,
+PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last,
                              Packing packing, int64_t sequence)
-    : row_(std::move(row)),
+    : text_(std::move(text)),
       first_(first),
       last_(last),
       split_(packing == Packing::kSplit),
@@ -28,7 +28,7 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t fir
   std::vector<int64_t> lengths;
   int64_t longest = 0;
   for (int64_t document = first; document < last; ++document) {
-    lengths.push_back(row_->end(document) - row_->begin(document));
+    lengths.push_back(text_->end(document) - text_->begin(document));
     if (lengths.back() > lengths[static_cast<size_t>(longest)]) longest = document - first;
   }
   if (lengths.empty()) return;
@@ -53,14 +53,14 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t fir
 
 int64_t PackedDataset::size() const {
   if (!split_) return static_cast<int64_t>(sample_ends_.size());
-  return first_ == last_ ? 0 : (row_->end(last_ - 1) - row_->begin(first_)) / sequence_;
+  return first_ == last_ ? 0 : (text_->end(last_ - 1) - text_->begin(first_)) / sequence_;
 }
 
 std::vector<PackedDataset::Part> PackedDataset::parts_of(int64_t sample) const {
   std::vector<Part> parts;
   if (split_) {
-    const int64_t begin = row_->begin(first_) + sample * sequence_;
-    const auto first = std::upper_bound(row_->ends.begin(), row_->ends.end(), begin);
+    const int64_t begin = text_->begin(first_) + sample * sequence_;
+    const auto first = std::upper_bound(text_->ends.begin(), text_->ends.end(), begin);
     for (auto end = first; parts.empty() || parts.back().end < begin + sequence_; ++end)
       parts.push_back({parts.empty() ? begin : parts.back().end, std::min(*end, begin + sequence_), *end});
     return parts;
@@ -68,7 +68,7 @@ std::vector<PackedDataset::Part> PackedDataset::parts_of(int64_t sample) const {
   const auto at = static_cast<size_t>(sample);
   for (int64_t i = at == 0 ? 0 : sample_ends_[at - 1]; i < sample_ends_[at]; ++i) {
     const int64_t document = documents_[static_cast<size_t>(i)];
-    parts.push_back({row_->begin(document), row_->end(document), row_->end(document)});
+    parts.push_back({text_->begin(document), text_->end(document), text_->end(document)});
   }
   return parts;
 }
@@ -95,9 +95,9 @@ Fields PackedDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*
       const int64_t length = part.end - part.begin;
       const int64_t targets = std::min(part.end + 1, part.document_end) - part.begin - 1;
       ids.resize(static_cast<size_t>(targets + 1));
-      row_->tokens->copy(part.begin, targets + 1, ids.data());
+      text_->tokens->copy(part.begin, targets + 1, ids.data());
       counts.assign(ids.size(), 1);
-      if (row_->targets) row_->targets->read(static_cast<size_t>(part.begin), counts.data(), counts.size());
+      if (text_->targets) text_->targets->read(static_cast<size_t>(part.begin), counts.data(), counts.size());
       const int64_t at = b * sequence_ + position;
       std::copy_n(ids.data(), length, input.mutable_data_ptr<int64_t>() + at);
       for (int64_t i = 0; i < targets; ++i) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twobp/data/data.h"
-#include "twobp/data/text/token_row.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
 #include "twobp/nn/layers/documents.h"
 
@@ -22,8 +22,8 @@ enum class Packing : uint8_t {
 
 Packing parse_packing(std::string_view name);  // "none", "split", "whole"; throws Error otherwise
 
-struct DocumentRow {
-  std::shared_ptr<const TokenRow> tokens;
+struct DocumentTokens {
+  std::shared_ptr<const TokenSource> tokens;
   std::vector<int64_t> ends;                 // [document]: the end of its tokens
   std::shared_ptr<const InputFile> targets;  // one byte for each token: whether it is a target; null: all are
 
@@ -42,7 +42,7 @@ class PackedDataset : public Dataset {
  public:
   // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not
   // cut.
-  PackedDataset(std::shared_ptr<const DocumentRow> row, int64_t first, int64_t last, Packing packing,
+  PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last, Packing packing,
                 int64_t sequence);
 
   int64_t size() const override;
@@ -52,13 +52,13 @@ class PackedDataset : public Dataset {
 
  private:
   struct Part {
-    int64_t begin = 0;  // in the row
+    int64_t begin = 0;  // of its tokens in the text
     int64_t end = 0;
     int64_t document_end = 0;
   };
   std::vector<Part> parts_of(int64_t sample) const;
 
-  std::shared_ptr<const DocumentRow> row_;
+  std::shared_ptr<const DocumentTokens> text_;
   int64_t first_;
   int64_t last_;
   bool split_;

@@ -7,8 +7,8 @@
 
 namespace twobp {
 
-TokenDataset::TokenDataset(std::shared_ptr<const TokenRow> row, int64_t sequence)
-    : row_(std::move(row)), sequence_(sequence) {
+TokenDataset::TokenDataset(std::shared_ptr<const TokenSource> tokens, int64_t sequence)
+    : tokens_(std::move(tokens)), sequence_(sequence) {
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
 }
 
@@ -17,7 +17,7 @@ TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& fil
     : TokenDataset(std::make_shared<TokenFiles>(std::move(name), files, given, vocab), sequence) {}
 
 int64_t TokenDataset::size() const {
-  return (std::max<int64_t>(row_->tokens(), 1) - 1) / sequence_;
+  return (std::max<int64_t>(tokens_->tokens(), 1) - 1) / sequence_;
 }
 
 Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
@@ -25,9 +25,9 @@ Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
   const at::Tensor rows = at::empty({count, sequence_ + 1}, at::kLong);  // (B, S + 1)
   for (int64_t b = 0; b < count; ++b) {
     const int64_t index = indices[static_cast<size_t>(b)];
-    TWOBP_CHECK(index >= 0 && index < size(), row_->name(), ": no sample ", index, ", there are ", size(),
+    TWOBP_CHECK(index >= 0 && index < size(), tokens_->name(), ": no sample ", index, ", there are ", size(),
                 ".");
-    row_->copy(index * sequence_, sequence_ + 1, rows.data_ptr<int64_t>() + b * (sequence_ + 1));
+    tokens_->copy(index * sequence_, sequence_ + 1, rows.data_ptr<int64_t>() + b * (sequence_ + 1));
   }
   return {{"input_ids", rows.narrow(1, 0, sequence_).contiguous()},
           {"labels", rows.narrow(1, 1, sequence_).contiguous()}};

@@ -1,4 +1,4 @@
-// A row of tokens as training data, cut into samples.
+// A source of tokens as training data, cut into samples.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace twobp {
 // is left out.
 class TokenDataset : public Dataset {
  public:
-  TokenDataset(std::shared_ptr<const TokenRow> row, int64_t sequence);
+  TokenDataset(std::shared_ptr<const TokenSource> tokens, int64_t sequence);
   // Reads token files: see TokenFiles.
   TokenDataset(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
                int64_t sequence, int64_t vocab);
@@ -25,10 +25,10 @@ class TokenDataset : public Dataset {
   int64_t size() const override;
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
 
-  std::string description() const { return row_->description(); }
+  std::string description() const { return tokens_->description(); }
 
  private:
-  std::shared_ptr<const TokenRow> row_;
+  std::shared_ptr<const TokenSource> tokens_;
   int64_t sequence_;
 };
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "twobp/data/text/token_row.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
 
 namespace twobp {
@@ -19,8 +19,8 @@ TokenType parse_token_type(std::string_view name);  // "uint16", "uint32"; throw
 std::string_view token_type_name(TokenType type);
 int64_t token_bytes(TokenType type);
 
-// The files form one long row of tokens, as the files of TextDataset form one of bytes.
-class TokenFiles : public TokenRow {
+// The files follow one another, as those of TextDataset do.
+class TokenFiles : public TokenSource {
  public:
   // `name` is the data's name for messages: "data.tokens". Without `given`, the type is that of the header,
   // or uint16 for files without one. Throws Error if a file cannot be read or is empty, its size is no

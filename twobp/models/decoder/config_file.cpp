@@ -97,7 +97,7 @@ const Key& option_key(const std::string& option) {
   return *std::find_if(keys.begin(), keys.end(), [&](const Key& one) { return one.name == option; });
 }
 
-std::string activation_of(const HfSection& file, const char* key, const std::string& otherwise) {
+std::string activation_of(const CheckedJson& file, const char* key, const std::string& otherwise) {
   const std::string name = file.text(key, otherwise);
   for (const auto& [theirs, ours] : kActivations) {
     if (name == theirs) return ours;
@@ -127,9 +127,9 @@ json to_file(const FileKey& key, double value) {
 // The file with what transformers takes for the key if it is missing.
 struct FileValue {
   json object = json::object();
-  HfSection section;
+  CheckedJson section;
 
-  FileValue(const HfSection& file, const FileKey& key) : section{object, file.origin} {
+  FileValue(const CheckedJson& file, const FileKey& key) : section{object, file.origin} {
     const auto found = file.object.find(key.name);
     if (found != file.object.end()) {
       object[key.name] = *found;
@@ -140,15 +140,15 @@ struct FileValue {
 };
 
 // Whether the key is null, there or by default.
-bool is_null(const HfSection& file, const FileKey& key) {
+bool is_null(const CheckedJson& file, const FileKey& key) {
   if (key.otherwise == nullptr) return false;  // reading it throws
   const auto found = file.object.find(key.name);
   return found != file.object.end() ? found->is_null() : json::parse(key.otherwise).is_null();
 }
 
-void read_key(const HfSection& file, const FileKey& key, DecoderOptions& o) {
+void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
   const FileValue value(file, key);
-  const HfSection& section = value.section;
+  const CheckedJson& section = value.section;
   if (key.option == nullptr) {
     const json* given = section.find(key.name);
     const json wanted = json::parse(key.otherwise);
@@ -208,7 +208,7 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
       option_key(key.option).field(&o));
 }
 
-void check_keys(const DecoderFamily& family, const HfSection& file) {
+void check_keys(const DecoderFamily& family, const CheckedJson& file) {
   std::set<std::string> known(kAnyModel.begin(), kAnyModel.end());
   for (const FileKey& key : family.file) known.insert(key.name);
   for (const std::string& key : rope_keys(family)) known.insert(key);
@@ -230,7 +230,7 @@ std::string file_name(const DecoderFamily& family, const std::string& option) {
   return "model." + option;
 }
 
-void check_sizes(const DecoderFamily& family, const HfSection& file, const DecoderOptions& given) {
+void check_sizes(const DecoderFamily& family, const CheckedJson& file, const DecoderOptions& given) {
   const auto name = [&](const char* option) { return file_name(family, option); };
   TWOBP_CHECK(given.heads > 0, file.origin, ": ", name("heads"), " is 0");
   TWOBP_CHECK(given.head_dim > 0 || given.dim % given.heads == 0, file.origin, ": ", name("dim"), " ",
@@ -270,7 +270,7 @@ bool has_option(const DecoderFamily& family, const std::string& option) {
                      [&](const FileKey& key) { return key.option != nullptr && key.option == option; });
 }
 
-void read_decoder(const DecoderFamily& family, const HfSection& file, DecoderOptions& o) {
+void read_decoder(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   check_keys(family, file);
   std::map<std::string, std::string> read;  // by option: the key
   for (const FileKey& key : family.file) {

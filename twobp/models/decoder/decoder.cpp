@@ -198,7 +198,7 @@ ModelType type_of_family(const DecoderFamily& family) {
   type.build = [&family](const ModelOptions& o, const BuildSettings& s) {
     return decoder(family, o.as<DecoderOptions>(), s);
   };
-  type.read_hf = [&family](const HfSection& file, ModelOptions& o) {
+  type.read_hf = [&family](const CheckedJson& file, ModelOptions& o) {
     read_decoder(family, file, o.as<DecoderOptions>());
   };
   type.write_hf = [&family](const ModelOptions& o, int64_t sequence, nlohmann::json& out) {

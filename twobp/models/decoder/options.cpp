@@ -6,6 +6,7 @@
 #include "twobp/config/check_used.h"
 #include "twobp/config/key.h"
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 #include "twobp/models/common_keys.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/pad_token.h"

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
+#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 
 namespace twobp {
@@ -24,14 +25,14 @@ json as_count(double value) {
 }
 
 // An object within the file.
-HfSection section_of(const HfSection& file, const char* key) {
+CheckedJson section_of(const CheckedJson& file, const char* key) {
   const json& value = *file.find(key);
   TWOBP_CHECK(value.is_object(), file.origin, ": ", key, " is ", shown(value), ", not an object");
   return {value, concat(file.origin, ": ", key)};
 }
 
 // Of 0.1 m ln(factor) + 1 for two m, as DeepSeek's files give it.
-double attention_factor(const HfSection& rope, double factor) {
+double attention_factor(const CheckedJson& rope, double factor) {
   const double given = rope.number("attention_factor", 0);
   const double m = rope.number("mscale", 0);
   const double m_all = rope.number("mscale_all_dim", 0);
@@ -42,7 +43,7 @@ double attention_factor(const HfSection& rope, double factor) {
 
 // The original positions lie beside the object, where transformers takes them from. Without a factor, their
 // ratio to the most positions is one.
-void read_longrope(const HfSection& file, const HfSection& rope, DecoderOptions& o,
+void read_longrope(const CheckedJson& file, const CheckedJson& rope, DecoderOptions& o,
                    std::vector<std::string>& known) {
   o.rope_original_positions = file.number(kOriginalPositions, 4096);
   if (o.rope_factor == 0) o.rope_factor = file.number(kMostPositions, 4096) / o.rope_original_positions;
@@ -52,7 +53,7 @@ void read_longrope(const HfSection& file, const HfSection& rope, DecoderOptions&
   known.insert(known.end(), {"short_factor", "long_factor", "attention_factor", kOriginalPositions});
 }
 
-void read_scaling(const DecoderFamily& family, const HfSection& file, const HfSection& rope,
+void read_scaling(const DecoderFamily& family, const CheckedJson& file, const CheckedJson& rope,
                   DecoderOptions& o) {
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   std::vector<std::string> known = {"rope_type", "type", "rope_theta"};
@@ -106,7 +107,7 @@ std::vector<std::string> rope_keys(const DecoderFamily& family) {
   return keys;
 }
 
-void read_rope(const DecoderFamily& family, const HfSection& file, DecoderOptions& o) {
+void read_rope(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   if (!family.rotary) return;
   const DecoderOptions usual;
   o.rope_theta = file.number(family.theta, file.number("rope_theta", family.default_theta));
@@ -119,16 +120,16 @@ void read_rope(const DecoderFamily& family, const HfSection& file, DecoderOption
   // If both exist, transformers 5 uses the first.
   const char* key = file.find("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (file.find(key) == nullptr) return;
-  HfSection rope = section_of(file, key);
+  CheckedJson rope = section_of(file, key);
   if (family.local_rope && (rope.find("full_attention") || rope.find("sliding_attention"))) {
     if (rope.find("sliding_attention")) {
-      const HfSection local = section_of(rope, "sliding_attention");
+      const CheckedJson local = section_of(rope, "sliding_attention");
       TWOBP_CHECK(local.text("rope_type", "default") == "default", local.origin, ": rope_type ",
                   shown(local.text("rope_type", "")), " is not supported: default is");
       o.rope_local_theta = local.number("rope_theta", o.rope_local_theta);
     }
     if (!rope.find("full_attention")) return;
-    const HfSection full = section_of(rope, "full_attention");
+    const CheckedJson full = section_of(rope, "full_attention");
     o.rope_theta = full.number("rope_theta", o.rope_theta);
     return read_scaling(family, file, full, o);
   }

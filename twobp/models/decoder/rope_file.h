@@ -8,14 +8,14 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "twobp/models/checked_json.h"
 #include "twobp/models/decoder/family.h"
-#include "twobp/models/hf_section.h"
 
 namespace twobp {
 
 // Throws Error for a kind of stretching or a key of it that we do not have. The sizes of heads have been
 // read.
-void read_rope(const DecoderFamily& family, const HfSection& file, DecoderOptions& options);
+void read_rope(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& options);
 
 void write_rope(const DecoderFamily& family, const DecoderOptions& options, nlohmann::json& out);
 

@@ -40,7 +40,7 @@ std::vector<int> repeated(const std::vector<int>& list, int64_t layers, int usua
 }
 
 // sliding_window, or that of transformers if the key is missing; 0 for none.
-int window_of(const DecoderFamily& family, const HfSection& file) {
+int window_of(const DecoderFamily& family, const CheckedJson& file) {
   const auto found = file.object.find("sliding_window");
   const json value = found == file.object.end() ? json::parse(family.default_window) : *found;
   if (value.is_null()) return 0;
@@ -51,13 +51,13 @@ int window_of(const DecoderFamily& family, const HfSection& file) {
   return value.get<int>();
 }
 
-void check_layers(const HfSection& file, const char* key, size_t count, const DecoderOptions& o) {
+void check_layers(const CheckedJson& file, const char* key, size_t count, const DecoderOptions& o) {
   TWOBP_CHECK(count == static_cast<size_t>(o.layers), file.origin, ": ", key, " has ", count, " entries for ",
               o.layers, " layers");
 }
 
 // Whether each layer has the window, as layer_types says.
-std::vector<bool> in_layer_types(const HfSection& file, const DecoderOptions& o) {
+std::vector<bool> in_layer_types(const CheckedJson& file, const DecoderOptions& o) {
   const json& types = *file.find("layer_types");
   TWOBP_CHECK(types.is_array(), file.origin, ": layer_types is ", shown(types), ", not a list");
   check_layers(file, "layer_types", types.size(), o);
@@ -71,7 +71,7 @@ std::vector<bool> in_layer_types(const HfSection& file, const DecoderOptions& o)
 }
 
 // Whether each layer has the window without layer_types.
-std::vector<bool> by_default(const DecoderFamily& family, const HfSection& file, const DecoderOptions& o) {
+std::vector<bool> by_default(const DecoderFamily& family, const CheckedJson& file, const DecoderOptions& o) {
   const int64_t first =
       family.windows == WindowsInFile::kSwitched ? file.integer("max_window_layers", 28) : 0;
   const int64_t pattern = family.windows == WindowsInFile::kAlternating
@@ -98,7 +98,7 @@ std::vector<bool> by_default(const DecoderFamily& family, const HfSection& file,
   return windowed;
 }
 
-void read_rotary_layers(const HfSection& file, DecoderOptions& o) {
+void read_rotary_layers(const CheckedJson& file, DecoderOptions& o) {
   std::vector<int> rotary;
   if (file.find(kRotaryLayers)) {
     rotary = file.integers(kRotaryLayers);
@@ -134,7 +134,7 @@ std::vector<std::string> window_keys(const DecoderFamily& family) {
   return {};
 }
 
-void read_windows(const DecoderFamily& family, const HfSection& file, DecoderOptions& o) {
+void read_windows(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   // Before lists of that length are made.
   TWOBP_CHECK(o.layers <= static_cast<int64_t>(kMaxCount), file.origin, ": has ", o.layers,
               " layers, which are more than ", static_cast<int64_t>(kMaxCount));

@@ -6,13 +6,13 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "twobp/models/checked_json.h"
 #include "twobp/models/decoder/family.h"
-#include "twobp/models/hf_section.h"
 
 namespace twobp {
 
 // Throws Error for a window of 0 and for lists that do not fit the number of layers, which has been read.
-void read_windows(const DecoderFamily& family, const HfSection& file, DecoderOptions& options);
+void read_windows(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& options);
 
 // Throws Error for windows that the family's config.json cannot express.
 void write_windows(const DecoderFamily& family, const DecoderOptions& options, nlohmann::json& out);

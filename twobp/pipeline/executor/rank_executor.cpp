@@ -6,9 +6,9 @@
 
 #include <ATen/record_function.h>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/layer_error.h"
 #include "twobp/transport/time_out.h"
@@ -34,7 +34,7 @@ RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages,
   for (const auto& stage : stages_) {
     for (int slice = 0; slice < stage->cost_slices(); ++slice) {
       for (int i = 0; i < stage->layer_count(); ++i)
-        largest_p2_ = std::max(largest_p2_, stage->cost(i, slice).p2_peak);
+        largest_p2_ = std::max(largest_p2_, static_cast<int64_t>(stage->cost(i, slice).p2_peak));
     }
   }
 }

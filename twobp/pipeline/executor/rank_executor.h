@@ -131,7 +131,7 @@ class RankExecutor {
   Values wait_for(int from, const Tag& tag);
   // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must
   // still fit after it. Returns the seconds it took.
-  double make_room(int64_t peak, int64_t held);
+  double make_room(double peak, double held);
   void idle(IdleCause cause, double begin, double end);
   // The idle cause of a wait for a message that begins now.
   IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }

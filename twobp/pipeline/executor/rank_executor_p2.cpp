@@ -126,8 +126,8 @@ void RankExecutor::flush_p2(int s, int first, int last) {
   }
 }
 
-double RankExecutor::make_room(int64_t peak, int64_t held) {
-  const int64_t bytes = std::max(peak, held + largest_p2_);
+double RankExecutor::make_room(double peak, double held) {
+  const int64_t bytes = std::max(static_cast<int64_t>(peak), static_cast<int64_t>(held) + largest_p2_);
   const auto lacks = [&] { return !pending_.empty() && meter_.held(rank_) + bytes > cap_; };
   if (!lacks()) return 0;
   const double begin = now_seconds();

@@ -11,22 +11,22 @@ namespace {
 
 class Walk {
  public:
-  void grow(int64_t peak, int64_t held) {
+  void grow(double peak, double held) {
     highest_ = std::max(highest_, now_ + peak);
     now_ += held;
     highest_ = std::max(highest_, now_);
   }
-  int64_t highest() const { return highest_; }
+  int64_t highest() const { return static_cast<int64_t>(highest_); }
 
  private:
-  int64_t now_ = 0;
-  int64_t highest_ = 0;
+  double now_ = 0;  // bytes
+  double highest_ = 0;
 };
 
 }  // namespace
 
 std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerProfile>>& stages) {
+                                    const std::vector<std::vector<LayerCost>>& stages) {
   const auto count = static_cast<size_t>(schedule.stages);
   TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "there are costs for ",
               stages.size(), " stages, but the schedule has ", schedule.stages);
@@ -50,7 +50,7 @@ std::vector<int64_t> standard_peaks(const Schedule& schedule,
           walk.grow(0, -layers.front().input_gradient);
           break;
         case Op::kForward:
-          for (const LayerProfile& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
+          for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
           if (instruction.stage + 1 == schedule.stages)
             walk.grow(0, -layers.back().output);  // the loss is read out and freed
           break;

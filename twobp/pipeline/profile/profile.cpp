@@ -18,16 +18,16 @@
 namespace twobp {
 namespace {
 
-int64_t bytes_of(const Values& values) {
-  int64_t bytes = 0;
-  for (const auto& value : values) bytes += static_cast<int64_t>(value.nbytes());
+double bytes_of(const Values& values) {
+  double bytes = 0;
+  for (const auto& value : values) bytes += static_cast<double>(value.nbytes());
   return bytes;
 }
 
 // The measurements of a layer for one slice, or for the whole sequence.
 struct OfSlice {
   Saved saved;
-  LayerProfile cost;
+  LayerCost cost;
   std::optional<std::vector<int64_t>> output;  // sizes of F's output, if it is one tensor of numbers
   std::vector<double> forward, backward_p1, backward_p2;
 };
@@ -79,8 +79,11 @@ class Measurement {
     device_.compute().wait_on_host();
     return now_seconds() - begin_;
   }
-  int64_t peak() { return meter_.take_high_water(0) - begin_total_; }
-  int64_t held() const { return meter_.held(0) - begin_held_; }
+  // Bytes. Never below 0, except if other work disturbed the measurement.
+  double peak() {
+    return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_));
+  }
+  double held() const { return static_cast<double>(meter_.held(0) - begin_held_); }
 
  private:
   MemoryMeter& meter_;
@@ -154,9 +157,10 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
       naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
       unit.saved->release_p2();
     }
-    if (count) {
+    // Without W there is nothing to free, and the time is only that of finding this out.
+    if (count && !units.empty()) {
       of.backward_p2.push_back(p2.seconds());
-      of.cost.stash = -p2.held();
+      of.cost.stash = std::max(0.0, -p2.held());
       of.cost.p2_peak = p2.peak();
       of.cost.p2_units = static_cast<int>(units.size());
     }
@@ -243,26 +247,21 @@ SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const
       OfSlice& of = *s.slices[slice];
       of.cost.forward = median(of.forward);
       if (s.backward) of.cost.backward_p1 = median(of.backward_p1);
-      if (s.backward) of.cost.backward_p2 = median(of.backward_p2);
+      if (of.cost.p2_units > 0) of.cost.backward_p2 = median(of.backward_p2);
       result.profiles[slice].emplace(s.kind, of.cost);  // the first of its kind
     }
   }
   return result;
 }
 
-std::vector<LayerProfile> layer_profiles(const ModelSpec& model, const Profile& profile) {
-  std::vector<LayerProfile> costs;
+std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile) {
+  std::vector<LayerCost> costs;
   for (const auto& spec : model.layers) {
     const auto found = profile.find(spec.kind);
     TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
     costs.push_back(found->second);
     if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    // Without a backward pass nothing is saved, and the output replaces the input.
-    LayerProfile& cost = costs.back();
-    cost.backward_p1 = cost.backward_p2 = 0;
-    cost.p2_units = 0;
-    cost.forward_held = cost.output - (costs.size() > 1 ? costs[costs.size() - 2].output : 0);
-    cost.p1_peak = cost.p1_held = cost.stash = cost.p2_peak = cost.input_gradient = 0;
+    costs.back() = forward_only(costs.back(), costs.size() > 1 ? costs[costs.size() - 2].output : 0);
   }
   return costs;
 }

@@ -8,12 +8,12 @@ namespace twobp {
 namespace {
 
 // All numbers of a cost as doubles: bytes are far below 2^53.
-auto fields(LayerProfile& cost) {
+auto fields(LayerCost& cost) {
   return std::tie(cost.forward, cost.backward_p1, cost.backward_p2, cost.p2_units, cost.forward_peak,
                   cost.forward_held, cost.p1_peak, cost.p1_held, cost.stash, cost.p2_peak, cost.output,
                   cost.input_gradient);
 }
-constexpr int64_t kFields = std::tuple_size_v<decltype(fields(std::declval<LayerProfile&>()))>;
+constexpr int64_t kFields = std::tuple_size_v<decltype(fields(std::declval<LayerCost&>()))>;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ at::Tensor pack_profile(const Profile& profile) {
   at::Tensor packed = at::empty({static_cast<int64_t>(profile.size()), kFields}, at::kDouble);
   auto* to = packed.mutable_data_ptr<double>();
   for (const auto& [kind, measured] : profile) {
-    LayerProfile cost = measured;
+    LayerCost cost = measured;
     std::apply([&](auto&... field) { ((*to++ = static_cast<double>(field)), ...); }, fields(cost));
   }
   return packed;

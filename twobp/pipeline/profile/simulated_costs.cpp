@@ -1,54 +1,16 @@
 #include "twobp/pipeline/profile/simulated_costs.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace twobp {
 
-namespace {
-
-// Such bytes are never below 0, except through a measurement that other work disturbed.
-double bytes_of(int64_t measured) {
-  return static_cast<double>(std::max<int64_t>(0, measured));
-}
-
-}  // namespace
-
-LayerShare layer_share(const LayerProfile& layer) {
-  LayerShare share;
-  share.forward = layer.forward;
-  share.backward_p1 = layer.backward_p1;
-  share.p2_units = layer.p2_units;
-  share.forward_peak = bytes_of(layer.forward_peak);
-  share.forward_held = static_cast<double>(layer.forward_held);
-  share.p1_peak = bytes_of(layer.p1_peak);
-  share.p1_held = static_cast<double>(layer.p1_held);
-  // Without W there is nothing to free, and the measured time is only that of finding this out.
-  const bool has_p2 = layer.p2_units > 0;
-  share.backward_p2 = has_p2 ? layer.backward_p2 : 0;
-  share.stash = has_p2 ? bytes_of(layer.stash) : 0;
-  share.p2_peak = has_p2 ? bytes_of(layer.p2_peak) : 0;
-  return share;
-}
-
-StageCost stage_cost(const std::vector<LayerProfile>& layers) {
-  std::vector<LayerShare> shares;
-  for (const LayerProfile& layer : layers) shares.push_back(layer_share(layer));
-  StageCost cost = stage_of(std::move(shares));
-  if (!layers.empty()) {
-    cost.output_bytes = static_cast<double>(layers.back().output);
-    cost.input_gradient_bytes = static_cast<double>(layers.front().input_gradient);
-  }
-  return cost;
-}
-
-std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerProfile>>& stages) {
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages) {
   std::vector<StageCost> costs;
-  for (const auto& layers : stages) costs.push_back(stage_cost(layers));
+  for (const auto& layers : stages) costs.push_back(stage_of(layers));
   return costs;
 }
 
-std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerProfile>>& stages,
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
                                       const std::vector<int>& rank_of_stage, const StepReport& report) {
   const std::vector<StageCost> profiled = profiled_costs(stages);
   std::vector<StageCost> costs = profiled;
@@ -66,9 +28,9 @@ std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerProfile
     };
     costs[s].forward = part(times.forward, &StageCost::forward);
     costs[s].backward_p1 = part(times.backward_p1, &StageCost::backward_p1);
-    const auto& shares = costs[s].layers;
+    const auto& layers = costs[s].layers;
     const bool has_p2 =
-        std::any_of(shares.begin(), shares.end(), [](const LayerShare& share) { return share.p2_units > 0; });
+        std::any_of(layers.begin(), layers.end(), [](const LayerCost& layer) { return layer.p2_units > 0; });
     costs[s].backward_p2 = has_p2 ? part(times.backward_p2, &StageCost::backward_p2) : 0;
     // A rank's optimizer runs once for all its stages.
     const int rank = rank_of_stage[s % stage_count];

@@ -102,7 +102,7 @@ Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double 
   std::vector<double> seconds;
   for (const Profile& profile : measured.profiles) {
     double sum = 0;
-    for (const LayerProfile& layer : layer_profiles(model, profile)) sum += layer.seconds();
+    for (const LayerCost& layer : layer_costs(model, profile)) sum += layer.seconds();
     seconds.push_back(sum);
   }
   const int64_t positions = measured.cuts.back();
@@ -121,8 +121,7 @@ Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double 
 SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts) {
   SliceProfiles expected{cuts, std::vector<Profile>(cuts.size() - 1)};
   for (const auto& [kind, first] : measured.profiles.at(0)) {
-    for (double LayerProfile::*of :
-         {&LayerProfile::forward, &LayerProfile::backward_p1, &LayerProfile::backward_p2}) {
+    for (double LayerCost::*of : {&LayerCost::forward, &LayerCost::backward_p1, &LayerCost::backward_p2}) {
       std::vector<double> seconds;
       for (const Profile& profile : measured.profiles) seconds.push_back(profile.at(kind).*of);
       const Line line = line_of(measured.cuts, seconds);
@@ -152,7 +151,7 @@ Profile sum_of(const SliceProfiles& slices) {
   Profile sum = slices.profiles.at(0);
   for (size_t s = 1; s < slices.profiles.size(); ++s) {
     for (auto& [kind, all] : sum) {
-      const LayerProfile& one = slices.profiles[s].at(kind);
+      const LayerCost& one = slices.profiles[s].at(kind);
       all.forward += one.forward;
       all.backward_p1 += one.backward_p1;
       all.backward_p2 += one.backward_p2;

@@ -180,7 +180,7 @@ bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
                  const SimulationOptions& options);
 
 // The smallest caps, by rank, under which no op exceeds its rank's cap: the bytes that remain if every W that
-// can run before an F, an I or a receive does run. If W needs bytes itself (LayerShare::p2_peak), a slightly
+// can run before an F, an I or a receive does run. If W needs bytes itself (LayerCost::p2_peak), a slightly
 // lower cap may suffice. With a message holder, a rank's bytes also depend on the clocks of others, and the
 // caps hold for this one run.
 std::vector<double> smallest_caps(const Schedule& schedule, const std::vector<StageCost>& costs,

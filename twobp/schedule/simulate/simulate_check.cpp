@@ -19,7 +19,7 @@ void check_change(double value, const char* what, const std::string& of) {
               -kMostCost, " to ", kMostCost);
 }
 
-void check_layer(const LayerShare& layer, const std::string& of) {
+void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.forward, "forward", of);
   check_cost(layer.backward_p1, "backward_p1", of);
   check_cost(layer.backward_p2, "backward_p2", of);

@@ -5,25 +5,9 @@
 #include <vector>
 
 #include "twobp/schedule/schedule.h"
+#include "twobp/schedule/simulate/layer_cost.h"
 
 namespace twobp {
-
-// One layer of a stage. Seconds are weights: the stage's own seconds are divided among its layers in this
-// proportion. Bytes are for one micro-batch, relative to the bytes held when the op reaches the layer, its
-// input included.
-struct LayerShare {
-  double forward = 1;
-  double backward_p1 = 1;
-  double backward_p2 = 1;
-  int p2_units = 1;           // pieces of its W; 0: it has no W
-  double forward_peak = 0;    // most during F
-  double forward_held = 0;    // after F, its output included: may be negative
-  double p1_peak = 0;         // most during I
-  double p1_held = 0;         // after I, dL/dx included: may be negative
-  double stash = 0;           // freed by its W, an equal share by each piece
-  double p2_peak = 0;         // most during W
-  double gradient_bytes = 0;  // of its weights: data parallelism sums them; read only with buckets
-};
 
 // The largest cost in seconds or bytes, far beyond use. Sums over all ops stay finite.
 inline constexpr double kMostCost = 1e18;
@@ -50,12 +34,12 @@ struct StageCost {
   // The stage's layers in model order. If there are any, they determine p2_units, activation_bytes and
   // stash_bytes, the transient peaks within F, I and W count, and room under a byte cap is made layer by
   // layer, as the executor does.
-  std::vector<LayerShare> layers = {};
+  std::vector<LayerCost> layers = {};
 };
 
-// The cost of a stage with these layers: their sums. What is not of a layer alone (messages, optimizer, fixed
-// bytes) is left out.
-StageCost stage_of(std::vector<LayerShare> layers);
+// The cost of a stage with these layers: their sums, and its messages. What layers do not say (optimizer,
+// fixed bytes) is left out.
+StageCost stage_of(std::vector<LayerCost> layers);
 
 // The index of a micro-batch's cost on a stage in a list of rows, each with one entry for each stage. One row
 // holds for all micro-batches. Several rows hold for one micro-batch after the other, and repeat. So as many

@@ -8,7 +8,7 @@ namespace {
 
 // Divides `seconds` among the layers by their weights, or equally if there are no weights.
 template <typename Weight>
-std::vector<double> shares(const std::vector<LayerShare>& layers, double seconds, Weight&& weight) {
+std::vector<double> shares(const std::vector<LayerCost>& layers, double seconds, Weight&& weight) {
   double sum = 0;
   for (const auto& layer : layers) sum += weight(layer);
   std::vector<double> shares;
@@ -19,7 +19,7 @@ std::vector<double> shares(const std::vector<LayerShare>& layers, double seconds
   return shares;
 }
 
-double p2_weight(const LayerShare& layer) {
+double p2_weight(const LayerCost& layer) {
   return layer.p2_units > 0 ? layer.backward_p2 : 0;
 }
 
@@ -72,7 +72,7 @@ StageModel layered_model(const StageCost& cost, bool last) {
     head.held -= model.output;
   }
   for (size_t i = layers.size(); i-- > 0;) {
-    const LayerShare& layer = layers[i];
+    const LayerCost& layer = layers[i];
     model.backward_p1.steps.push_back(
         {.seconds = p1[i], .peak = layer.p1_peak, .held = layer.p1_held, .p2_units = layer.p2_units});
     double p2 = 0;

@@ -17,8 +17,8 @@
 #include <thread>
 #include <unistd.h>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 

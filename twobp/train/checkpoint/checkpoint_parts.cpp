@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
@@ -163,11 +163,6 @@ void commit_parts(const fs::path& folder, const CheckpointState& state, int coun
     fs::remove(folder / part_file_name({process, count}));  // state.json has all the information
   }
   sync_folder(folder);
-}
-
-void write_checkpoint(const fs::path& folder, const CheckpointContent& content) {
-  TWOBP_CHECK(!fs::exists(folder), "cannot create the folder ", folder.string(), ": it exists");
-  commit_parts(folder, content.state, 1, write_part(folder, content));
 }
 
 }  // namespace twobp

@@ -46,7 +46,4 @@ struct PartsWait {
 void commit_parts(const std::filesystem::path& folder, const CheckpointState& state, int count,
                   FileList files, const PartsWait& wait = {});
 
-// Writes the folder of a run of one process. The folder must not exist.
-void write_checkpoint(const std::filesystem::path& folder, const CheckpointContent& content);
-
 }  // namespace twobp

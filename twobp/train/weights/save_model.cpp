@@ -14,6 +14,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
+#include "twobp/core/text.h"
 #include "twobp/data/images/class_names.h"
 #include "twobp/data/text/chat.h"
 #include "twobp/data/text/tokenizer.h"

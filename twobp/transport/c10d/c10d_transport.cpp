@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/threads/mailbox.h"
@@ -94,8 +94,7 @@ class C10dTransport : public Transport {
   int size() const override { return group_->getSize(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
-                " ranks");
+    check_receiver(to);
     if (to == rank()) {
       mailbox_.put({to, tag, std::move(values), {}});
       return;
@@ -165,11 +164,6 @@ class C10dTransport : public Transport {
     at::Tensor memory;
     int to;
   };
-
-  void check_sender(int from) const {
-    TWOBP_CHECK(from >= 0 && from < size(), "rank ", rank(), " receives from rank ", from, ", but there are ",
-                size(), " ranks");
-  }
 
   // Ends all waits. Returns false if they have ended before. `lost`: this rank is the one that reports.
   bool stop(const std::string& reason, bool lost) {

@@ -7,8 +7,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/transport/time_out.h"
 
 namespace twobp {
@@ -71,8 +71,7 @@ MpiEndpoint::~MpiEndpoint() {
 }
 
 void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
-  TWOBP_CHECK(to >= 0 && to < size_, "rank ", rank_, " sends to rank ", to, ", but there are ", size_,
-              " ranks");
+  check_receiver(to);
   const std::lock_guard lock(mutex_);
   if (aborted_) return;
   if (to == rank_) {
@@ -212,8 +211,7 @@ void MpiEndpoint::throw_if_aborted() const {
 }
 
 bool MpiEndpoint::try_receive(int from, const Tag& tag, Values& values) {
-  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, ", but there are ",
-              size_, " ranks");
+  check_sender(from);
   const std::lock_guard lock(mutex_);
   throw_if_aborted();
   if (take(from, tag, values)) return true;
@@ -242,8 +240,7 @@ bool MpiEndpoint::wait(double timeout, Done&& done) {
 }
 
 Values MpiEndpoint::receive(int from, const Tag& tag, double timeout) {
-  TWOBP_CHECK(from >= 0 && from < size_, "rank ", rank_, " receives from rank ", from, ", but there are ",
-              size_, " ranks");
+  check_sender(from);
   Values values;
   const auto there = [&] {
     throw_if_aborted();

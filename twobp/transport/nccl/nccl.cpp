@@ -9,9 +9,9 @@
 #include <tuple>
 #include <type_traits>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/mailbox.h"
@@ -68,8 +68,7 @@ class NcclTransport : public Transport {
   int size() const override { return host_->size(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
-                " ranks");
+    check_receiver(to);
     throw_if_aborted();
     if (to == rank()) {
       mailbox_.put({to, tag, std::move(values), device_.current().record()});
@@ -87,6 +86,7 @@ class NcclTransport : public Transport {
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
+    check_sender(from);
     throw_if_aborted();
     const std::lock_guard lock(calls_);
     Message message;

@@ -3,9 +3,9 @@
 #include <chrono>
 #include <thread>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 
 namespace twobp {
 namespace {

@@ -17,9 +17,9 @@
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 
 namespace twobp {

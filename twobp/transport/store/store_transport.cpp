@@ -6,8 +6,8 @@
 #include <map>
 #include <thread>
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/patience.h"
 #include "twobp/core/text.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/threads/mailbox.h"
@@ -204,8 +204,7 @@ class StoreTransport : public Transport {
   int size() const override { return end_->size(); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
-                " ranks");
+    check_receiver(to);
     end_->throw_if_aborted();
     const OutgoingMessage message = pack_message(tag, 0, values, /*device_memory=*/false);
     // The head's length, the head, and the memory of the tensors outside the head.
@@ -220,6 +219,7 @@ class StoreTransport : public Transport {
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
+    check_sender(from);
     end_->throw_if_aborted();
     Message message;
     if (!end_->mailbox().take(from, tag, message)) return false;
@@ -228,6 +228,7 @@ class StoreTransport : public Transport {
   }
 
   Values receive(int from, const Tag& tag, double timeout) override {
+    check_sender(from);
     Message message;
     if (end_->mailbox().wait(from, tag, message, timeout, 0, end_->aborted()))
       return std::move(message.values);

@@ -30,12 +30,12 @@ class InProcessTransport : public Transport {
   int size() const override { return static_cast<int>(group_->mailboxes.size()); }
 
   void isend(int to, const Tag& tag, Values values) override {
-    TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank_, " sends to rank ", to, ", but there are ", size(),
-                " ranks");
+    check_receiver(to);
     group_->mailboxes[to].put({rank_, tag, std::move(values), device_.current().record()});
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
+    check_sender(from);
     throw_if_aborted();
     Message message;
     if (!group_->mailboxes[rank_].take(from, tag, message)) return false;
@@ -44,6 +44,7 @@ class InProcessTransport : public Transport {
   }
 
   Values receive(int from, const Tag& tag, double timeout) override {
+    check_sender(from);
     Message message;
     if (group_->mailboxes[rank_].wait(from, tag, message, timeout, spin_, group_->aborted))
       return device_.fetch(std::move(message.values), message.ready);
@@ -84,42 +85,6 @@ std::vector<std::unique_ptr<Transport>> make_in_process_transports(int ranks, do
     transports.push_back(std::make_unique<InProcessTransport>(group, r, spin_seconds,
                                                               devices.empty() ? Device() : devices.at(r)));
   return transports;
-}
-
-std::string to_string(const Tag& tag) {
-  switch (tag.kind) {
-    case MessageKind::kForward:
-    case MessageKind::kBackward:
-      return concat(tag.kind == MessageKind::kForward ? "the input" : "the output gradient", " of stage ",
-                    tag.stage, ", micro-batch ", tag.micro_batch, ", step ", tag.step);
-    case MessageKind::kEvaluation:
-      return concat("the input of stage ", tag.stage, ", micro-batch ", tag.micro_batch, ", batch ", tag.step,
-                    " of an evaluation");
-    case MessageKind::kTiedGradient:
-      return concat("a gradient of a weight that stages share, step ", tag.step);
-    case MessageKind::kWeights:
-      return concat("updated weights, step ", tag.step);
-    case MessageKind::kStepReport:
-      return concat("the report of step ", tag.step);
-    case MessageKind::kClock:
-      return "a reading of the clock";
-    case MessageKind::kPart:
-    case MessageKind::kSum:
-      return "a sum (a collective)";
-    case MessageKind::kBroadcast:
-      return "a broadcast (a collective)";
-    case MessageKind::kGather:
-      return "a gathering (a collective)";
-    case MessageKind::kBarrier:
-      return "a barrier (a collective)";
-    case MessageKind::kEndOfWork:
-      return "the end of work (a collective)";
-    case MessageKind::kVerdict:
-      return "a verdict (a collective)";
-    case MessageKind::kNone:
-      break;
-  }
-  return "a message";
 }
 
 }  // namespace twobp

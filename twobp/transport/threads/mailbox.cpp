@@ -1,7 +1,7 @@
 #include "twobp/transport/threads/mailbox.h"
 
+#include "twobp/core/awake_clock.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/patience.h"
 
 namespace twobp {
 

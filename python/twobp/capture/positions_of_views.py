@@ -1,4 +1,4 @@
-"""Finds where the positions lie in the results of views, which only change the shape of a value (along.py)."""
+"""Finds where the positions lie in the results of views, which only change the shape of a value (positions.py)."""
 from __future__ import annotations
 
 import math
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from . import ops
+from .along import Along, Mixes, across, argument, dimensions, same, several, shape
 from .own_operators import aten
-from .places import Along, Mixes, across, argument, dimensions, same, several, shape
 
 if TYPE_CHECKING:
     from .slices import Rewriting

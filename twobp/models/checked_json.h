@@ -15,7 +15,7 @@ std::string shown(const nlohmann::json& value);
 
 // A key that is null counts as missing, as in transformers. Throws Error if a required key is missing or a
 // value has another type.
-struct HfSection {
+struct CheckedJson {
   const nlohmann::json& object;
   std::string origin;  // for messages: the file, and the place in it
 

@@ -1,4 +1,4 @@
-#include "twobp/models/hf_section.h"
+#include "twobp/models/checked_json.h"
 
 #include <limits>
 
@@ -15,18 +15,18 @@ std::string shown(const json& value) {
   return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }
 
-const json* HfSection::find(const char* key) const {
+const json* CheckedJson::find(const char* key) const {
   const auto found = object.find(key);
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
-const json& HfSection::require(const char* key) const {
+const json& CheckedJson::require(const char* key) const {
   const json* value = find(key);
   TWOBP_CHECK(value, origin, ": has no ", key);
   return *value;
 }
 
-int64_t HfSection::integer(const char* key) const {
+int64_t CheckedJson::integer(const char* key) const {
   const json& value = require(key);
   // A number that does not fit is larger than any sensible value; the ranges are checked later.
   TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, origin, ": ", key, " is ",
@@ -34,7 +34,7 @@ int64_t HfSection::integer(const char* key) const {
   return value.get<int64_t>();
 }
 
-std::vector<int> HfSection::integers(const char* key) const {
+std::vector<int> CheckedJson::integers(const char* key) const {
   const json& list = require(key);
   TWOBP_CHECK(list.is_array(), origin, ": ", key, " is ", shown(list), ", not a list of integers");
   std::vector<int> values;
@@ -46,7 +46,7 @@ std::vector<int> HfSection::integers(const char* key) const {
   return values;
 }
 
-std::vector<double> HfSection::numbers(const char* key) const {
+std::vector<double> CheckedJson::numbers(const char* key) const {
   const json& list = require(key);
   TWOBP_CHECK(list.is_array(), origin, ": ", key, " is ", shown(list), ", not a list of numbers");
   std::vector<double> values;
@@ -57,25 +57,25 @@ std::vector<double> HfSection::numbers(const char* key) const {
   return values;
 }
 
-double HfSection::number(const char* key) const {
+double CheckedJson::number(const char* key) const {
   const json& value = require(key);
   TWOBP_CHECK(value.is_number(), origin, ": ", key, " is ", shown(value), ", not a number");
   return value.get<double>();
 }
 
-bool HfSection::boolean(const char* key, bool otherwise) const {
+bool CheckedJson::boolean(const char* key, bool otherwise) const {
   const json* value = find(key);
   TWOBP_CHECK(!value || value->is_boolean(), origin, ": ", key, " is ", shown(*value), ", not true or false");
   return value ? value->get<bool>() : otherwise;
 }
 
-std::string HfSection::text(const char* key, const std::string& otherwise) const {
+std::string CheckedJson::text(const char* key, const std::string& otherwise) const {
   const json* value = find(key);
   TWOBP_CHECK(!value || value->is_string(), origin, ": ", key, " is ", shown(*value), ", not a text");
   return value ? value->get<std::string>() : otherwise;
 }
 
-void HfSection::require_false(const char* key) const {
+void CheckedJson::require_false(const char* key) const {
   TWOBP_CHECK(!boolean(key, false), origin, ": ", key, " true is not supported: false is");
 }
 

@@ -1,5 +1,5 @@
 // Tests the clock of time-outs: a process that stood still has not waited.
-#include "twobp/core/patience.h"
+#include "twobp/core/awake_clock.h"
 
 #include <thread>
 

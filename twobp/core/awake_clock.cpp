@@ -1,4 +1,4 @@
-#include "twobp/core/patience.h"
+#include "twobp/core/awake_clock.h"
 
 #include "twobp/core/clock.h"
 

@@ -1,4 +1,4 @@
-// A long row of tokens, one text after the other. Any thread may read it.
+// The tokens of texts, one after the other. Any thread may read it.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace twobp {
 
-class TokenRow {
+class TokenSource {
  public:
-  virtual ~TokenRow() = default;
+  virtual ~TokenSource() = default;
   virtual std::string name() const = 0;  // of the data, for messages: "data.tokens"
   virtual int64_t tokens() const = 0;
   // The tokens [begin, begin + count), which must exist.

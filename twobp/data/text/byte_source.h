@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/data/text/token_row.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp {
 
-class ByteRow : public TokenRow {
+class ByteSource : public TokenSource {
  public:
-  explicit ByteRow(std::string bytes) : bytes_(std::move(bytes)) {}
+  explicit ByteSource(std::string bytes) : bytes_(std::move(bytes)) {}
 
   std::string name() const override { return "data.text"; }
   int64_t tokens() const override { return static_cast<int64_t>(bytes_.size()); }
