@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks rules of docs/architecture.md that no tool checks: which folder may include which, that every header begins with a comment
 about its purpose, that the source files named in the docs exist, and that no two sources of a folder define the same name for themselves:
-a unity build compiles them as one file, and which of them it joins changes with every file that is added."""
+a unity build compiles them as one file, and which of them it joins changes with every file that is added. For the same reason it checks
+that each source includes, itself or through another header, the header of every function that it calls."""
 import os
 import re
 import subprocess
@@ -76,6 +77,38 @@ for path in files:
 for (folder, name), paths in definers.items():
     if len(paths) > 1:
         problems.append(f"{folder}: {name} is defined in {' and in '.join(paths)}, which a unity build may join: give one another name")
+
+texts = {}
+for path in files:
+    with open(path, encoding="utf-8") as file:
+        texts[path] = file.read()
+includes = {path: re.findall(r'^#include "([^"]+)"', text, re.MULTILINE) for path, text in texts.items()}
+code = {path: re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"', '""', text) for path, text in texts.items()}  # without comments and strings
+
+
+def reached(path):
+    """The file, and those that it includes."""
+    seen, left = set(), [path]
+    while left:
+        one = left.pop()
+        if one in code and one not in seen:
+            seen.add(one)
+            left += includes[one]
+    return seen
+
+
+declared = {}  # free functions: the headers that declare one of the name
+for path in files:
+    if path.startswith("twobp/") and path.endswith(".h"):
+        for name in re.findall(r"^(?!return|using|namespace|struct|class|enum)[\w\[][\w:<>,&*\[\] ]*[ &*](\w+)\(", code[path], re.MULTILINE):
+            declared.setdefault(name, set()).add(path)
+for path in files:
+    if path.endswith(".cpp") and path.startswith(("twobp/", "apps/")):
+        there = reached(path)
+        for name in sorted(set(re.findall(r"(?<![.\w:>])(\w{4,})\(", code[path])) & declared.keys()):
+            another = re.compile(rf"^\s*(?!return )\w[\w:<>,&*\[\]~ ]*[ &*]{name}\(|\b{name} = \[", re.MULTILINE)  # a method or a lambda
+            if not declared[name] & there and not any(another.search(code[one]) for one in there):
+                problems.append(f"{path}: {name} is called, but {' or '.join(sorted(declared[name]))} is not included")
 
 pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
 for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exist
