@@ -33,7 +33,7 @@ struct Finished {
 
 struct RunOptions {
   std::string program = TWOBP_PROGRAM;  // found on PATH
-  double timeout = 240;  // seconds until it counts as hanging: sanitizers make it slow
+  double timeout = 240;                 // seconds until it counts as hanging: sanitizers make it slow
   // Sends `signal`, `times` times, as soon as this returns true for the output.
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
