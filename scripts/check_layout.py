@@ -29,9 +29,12 @@ TORCH_FREE = {"core", "schedule", "plan", "config"}
 
 problems = []
 files = subprocess.run(["git", "ls-files", "*.cpp", "*.h"], check=True, capture_output=True, text=True).stdout.split()
+texts = {}
 for path in files:
     with open(path, encoding="utf-8") as file:
-        lines = file.read().splitlines()
+        texts[path] = file.read()
+for path in files:
+    lines = texts[path].splitlines()
     if not lines or not lines[0].startswith("//"):
         if path.endswith(".h"):
             problems.append(f"{path}: a header must begin with a comment about its purpose")
@@ -54,9 +57,7 @@ for path in files:
 
 def own_names(path):
     """The names that a source defines in its unnamed namespace. A function is told apart by the types of its parameters."""
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
-    for block in re.findall(r"^namespace \{\n(.*?)^\}  // namespace$", text, re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^namespace \{\n(.*?)^\}  // namespace$", texts[path], re.DOTALL | re.MULTILINE):
         for found in re.finditer(r"^(?:struct|class|enum(?: class)?) (\w+)(?= [:{])", block, re.MULTILINE):
             yield found.group(1)
         for found in re.finditer(r"^(?:inline )?(?:const|constexpr|constinit|std::atomic<[^\n]*?>) ?[^\n(]*?(\w+)(?:\[\w*\])?(?: =|\{)", block, re.MULTILINE):
@@ -78,10 +79,6 @@ for (folder, name), paths in definers.items():
     if len(paths) > 1:
         problems.append(f"{folder}: {name} is defined in {' and in '.join(paths)}, which a unity build may join: give one another name")
 
-texts = {}
-for path in files:
-    with open(path, encoding="utf-8") as file:
-        texts[path] = file.read()
 includes = {path: re.findall(r'^#include "([^"]+)"', text, re.MULTILINE) for path, text in texts.items()}
 code = {path: re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"', '""', text) for path, text in texts.items()}  # without comments and strings
 

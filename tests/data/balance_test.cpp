@@ -12,7 +12,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-TEST(LevelOrder, PairsDearSamplesWithCheapOnes) {
+TEST(BalancedOrder, PairsDearSamplesWithCheapOnes) {
   EXPECT_EQ(balanced_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
   EXPECT_EQ(balanced_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
   EXPECT_EQ(balanced_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
@@ -32,7 +32,7 @@ int64_t spread(const std::vector<int64_t>& sums) {
   return *most - *least;
 }
 
-TEST(LevelOrder, KeepsEverySampleLevelsAndRisesThenFalls) {
+TEST(BalancedOrder, KeepsEverySampleLevelsAndRisesThenFalls) {
   SplitMix64 random(1);
   double before = 0, after = 0;
   for (int round = 0; round < 100; ++round) {

@@ -57,7 +57,12 @@ TEST(Saved, ChildrenStayWhereTheyAre) {
   for (size_t i = 1; i < 100; ++i) saved.child(i).keep_until_p2(at::full({1}, static_cast<double>(i)));
   EXPECT_EQ(&saved.child(0), first);
   double sum = 0;
-  saved.visit_p2([&](const at::Tensor& t) { sum += t.item<double>(); });
+  int visited = 0;
+  saved.visit_p2([&](const at::Tensor& t) {
+    sum += t.item<double>();
+    ++visited;
+  });
+  EXPECT_EQ(visited, 99);
   EXPECT_EQ(sum, 99 * 100 / 2);
 }
 

@@ -88,6 +88,7 @@ TEST_F(Stop, SigtermAbandonsALongStep) {
   content_["train"]["log_every"] = 1;
   const Finished result = train(options, false);
   EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 20);
   EXPECT_NE(result.err.find("stopped by SIGTERM after step 2 of 4, checkpoint written"), std::string::npos)
       << result.err;
   EXPECT_EQ(steps_told(), 2U);
@@ -105,13 +106,16 @@ TEST_F(Stop, SigtermEndsAnEvaluation) {
   content_["train"]["eval_batches"] = 0;
   RunOptions options;
   options.signal = SIGTERM;
-  options.interrupt_when = [](const std::string& out) {
+  double asked = 0;
+  options.interrupt_when = [&](const std::string& out) {
     if (out.find("parameters, ") == std::string::npos) return false;
     ::usleep(500'000);  // the evaluation before training is running
+    asked = now_seconds();
     return true;
   };
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(now_seconds() - asked, 15);
   EXPECT_EQ(result.out.find("held-out loss"), std::string::npos) << "it ran to its end: " << result.out;
   EXPECT_NE(result.err.find("stopped by SIGTERM before the first step"), std::string::npos) << result.err;
   EXPECT_EQ(steps_told(), 0U);
@@ -169,6 +173,7 @@ TEST_F(Stop, SigtermEndsItDuringStartUp) {
   options.interrupt_when = [&](const std::string&) { return now_seconds() > begin + 1; };
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 10);
 }
 
 TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
@@ -186,6 +191,7 @@ TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
   const Finished result = test::run_program(arguments(), options);
   ::close(reader);
   EXPECT_EQ(result.exit_code, 143);
+  EXPECT_LT(result.seconds, 15);
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 

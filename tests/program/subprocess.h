@@ -31,9 +31,16 @@ struct Finished {
   bool timed_out = false;
 };
 
+// Seconds until a program counts as hanging.
+#ifdef __SANITIZE_THREAD__
+inline constexpr double kHangs = 240;  // the sanitizer makes it slow
+#else
+inline constexpr double kHangs = 60;
+#endif
+
 struct RunOptions {
   std::string program = TWOBP_PROGRAM;  // found on PATH
-  double timeout = 240;                 // seconds until it counts as hanging: sanitizers make it slow
+  double timeout = kHangs;
   // Sends `signal`, `times` times, as soon as this returns true for the output.
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;

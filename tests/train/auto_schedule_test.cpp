@@ -102,6 +102,8 @@ TEST(AutoVariant, TakesStagesWithoutW) {
   const std::vector<StageCost> costs = profiled_costs(trainer.pipeline().layer_costs());
   EXPECT_GT(costs[0].backward_p2, 0);
   EXPECT_EQ(costs[1].backward_p2 + costs[1].stash_bytes, 0);
+  EXPECT_GT(auto_schedule({0, 1}, 2, costs).seconds, 0);
+  EXPECT_GT(auto_schedule({0, 1}, 2, {costs[1], costs[1]}).seconds, 0) << "no stage has one";
   test::train(trainer, batches, trainer.variant());
 }
 

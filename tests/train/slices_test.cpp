@@ -297,13 +297,13 @@ TEST(Slices, MeasuredCosts) {
     for (size_t layer = 0; layer + 1 < whole.size(); ++layer) {
       double held = 0, left = 0;
       for (const auto& slice : parts) {
-        const LayerCost& share = slice[layer];
-        held += share.forward_held;
-        left += share.forward_held + share.p1_held - share.stash;
+        const LayerCost& cost = slice[layer];
+        held += cost.forward_held;
+        left += cost.forward_held + cost.p1_held - cost.stash;
       }
       EXPECT_GE(held, 0.9 * whole[layer].forward_held) << layer;
-      const LayerCost& share = whole[layer];
-      EXPECT_EQ(left, share.forward_held + share.p1_held - share.stash) << layer;
+      const LayerCost& cost = whole[layer];
+      EXPECT_EQ(left, cost.forward_held + cost.p1_held - cost.stash) << layer;
     }
   }
   const auto refused = [&](const std::function<void(Config&)>& change, int slices,

@@ -79,7 +79,7 @@ class Measurement {
     device_.compute().wait_on_host();
     return now_seconds() - begin_;
   }
-  // Bytes. Never below 0, except if other work disturbed the measurement.
+  // Bytes. Below 0 only if other work disturbed the measurement.
   double peak() {
     return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_));
   }

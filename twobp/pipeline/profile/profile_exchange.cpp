@@ -7,7 +7,7 @@
 namespace twobp {
 namespace {
 
-// All numbers of a cost as doubles: bytes are far below 2^53.
+// The numbers of a measured cost. They travel as doubles.
 auto fields(LayerCost& cost) {
   return std::tie(cost.forward, cost.backward_p1, cost.backward_p2, cost.p2_units, cost.forward_peak,
                   cost.forward_held, cost.p1_peak, cost.p1_held, cost.stash, cost.p2_peak, cost.output,

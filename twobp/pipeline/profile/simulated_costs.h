@@ -8,8 +8,8 @@
 
 namespace twobp {
 
-// The costs of each stage, from Pipeline::layer_costs(), without
-// optimizer and fixed bytes, which a profile does not have.
+// The costs of each stage, from Pipeline::layer_costs(), without optimizer and fixed bytes, which a profile
+// does not have.
 std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages);
 
 // The same, with the seconds of F, I, W and optimizer that a real step took: means over its micro-batches.
