@@ -76,9 +76,8 @@ std::vector<LayerCost> costs_of_layers(const CostModel& model, int micro_batch_s
     const auto kind = model.kinds.find(layer.kind);
     TWOBP_CHECK(kind != model.kinds.end(), "the cost model has no kind '", layer.kind, "'");
     costs.push_back(at_size(model, of_kind(kind->second), micro_batch_size));
-    if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    costs.back() = forward_only(costs.back(), costs.size() > 1 ? costs[costs.size() - 2].output : 0);
   }
+  leave_out_backward(costs, model.first_trainable);
   return costs;
 }
 

@@ -260,9 +260,8 @@ std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profil
     const auto found = profile.find(spec.kind);
     TWOBP_CHECK(found != profile.end(), "the profile has no layer of kind '", spec.kind, "'");
     costs.push_back(found->second);
-    if (static_cast<int>(costs.size()) > model.first_trainable) continue;
-    costs.back() = forward_only(costs.back(), costs.size() > 1 ? costs[costs.size() - 2].output : 0);
   }
+  leave_out_backward(costs, model.first_trainable);
   return costs;
 }
 

@@ -1,6 +1,8 @@
 // The cost of one layer for a micro-batch, or a slice of one: measured, planned with or simulated.
 #pragma once
 
+#include <vector>
+
 namespace twobp {
 
 // Bytes are relative to those held when the op reaches the layer, its input included. In a StageCost, seconds
@@ -24,8 +26,8 @@ struct LayerCost {
   double seconds() const { return forward + backward_p1 + backward_p2; }
 };
 
-// The cost of the layer without a backward pass. Nothing is saved, and the output replaces the input, whose
-// bytes are `input` (0 for fields).
-LayerCost forward_only(const LayerCost& cost, double input);
+// Leaves out the backward pass of the first `count` layers of a model. They save nothing, and the output of
+// each replaces its input.
+void leave_out_backward(std::vector<LayerCost>& costs, int count);
 
 }  // namespace twobp
