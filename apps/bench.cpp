@@ -52,8 +52,10 @@ struct BenchOptions {
 };
 
 // Simulates the step with its measured F, I, W and optimizer times.
-Simulation predict(Pipeline& pipeline, const StepSetup& setup, const StepReport& report) {
-  const auto costs = measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report);
+Simulation predict(const BenchRow& row, const StepSetup& setup, const StepReport& report) {
+  const Pipeline& pipeline = row.trainer->pipeline();
+  const auto costs =
+      measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report, row.batch_costs);
   return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
 }
 
@@ -76,18 +78,23 @@ std::vector<int> placement_of(const Config& config, const std::string& schedule)
 }
 
 // The batch that training would step on first, in that order. If the data has too few samples, they repeat.
-Batch first_batch(const Trainer& trainer, int micro_batches) {
-  const Config& config = trainer.config();
-  const Dataset& data = *trainer.data().train;
+void set_first_batch(BenchRow& row, int micro_batches) {
+  const Config& config = row.trainer->config();
+  const Dataset& data = *row.trainer->data().train;
   const int64_t size = config.pipeline.micro_batch_size;
   const auto epoch = epoch_order(data.size(), config.data.shuffle, config.train.seed, 0);
   std::vector<int64_t> samples(static_cast<size_t>(micro_batches * size));
-  Batch batch;
-  for (size_t begin = 0; batch.targets == 0 && begin < epoch.size(); begin += samples.size()) {
+  for (size_t begin = 0; row.batch.targets == 0 && begin < epoch.size(); begin += samples.size()) {
     for (size_t i = 0; i < samples.size(); ++i) samples[i] = epoch[(begin + i) % epoch.size()];
-    batch = read_batch(data, balanced_samples(data, samples, /*replicas=*/1, micro_batches, size), 0, size);
+    samples = balanced_samples(data, samples, /*replicas=*/1, micro_batches, size);
+    row.batch = read_batch(data, samples, 0, size);
   }
-  return batch;
+  const double mean = mean_cost(data);
+  if (mean == 0) return;
+  row.batch_costs.assign(micro_batches, 0);
+  for (size_t i = 0; i < samples.size(); ++i)
+    row.batch_costs[i / size] +=
+        static_cast<double>(data.cost(samples[i])) / static_cast<double>(size) / mean;
 }
 
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.
@@ -101,7 +108,9 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
   const auto caps = or_configured(options.caps, config.pipeline.memory_cap);
   const auto counts = or_configured(options.micro_batches, trainer.micro_batches());
   for (const int count : counts) {
-    const Batch batch = first_batch(trainer, count);
+    BenchRow with_batch;
+    with_batch.trainer = &trainer;
+    set_first_batch(with_batch, count);
     for (const auto& asked : options.schedules) {
       const auto [source, own] = AskedSchedule(asked);
       const std::string& schedule = source.name();
@@ -119,13 +128,11 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
         if (!searched && policy == P2Policy::kPlaced && !source.places_p2()) continue;
         for (const auto& batching : batchings) {
           for (const auto& cap : caps) {
-            BenchRow row;
-            row.trainer = &trainer;
+            BenchRow row = with_batch;
             row.schedule = schedule;
             row.variant = {source, policy, parse_batching(batching), parse_memory_cap(cap)};
-            if (searched) row.variant = auto_variant(trainer.pipeline(), count, row.variant);
+            if (searched) row.variant = auto_variant(trainer.pipeline(), count, row.variant, row.batch_costs);
             row.cap = cap;
-            row.batch = batch;
             rows.push_back(std::move(row));
           }
         }
@@ -161,7 +168,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
     std::optional<Simulation> predicted;
-    if (report.timed()) predicted = predict(pipeline, setup, report);
+    if (report.timed()) predicted = predict(row, setup, report);
     row.predicted_seconds.push_back(predicted ? predicted->step_seconds : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));

@@ -277,17 +277,15 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
     drawn.back().policy = P2Policy::kOff;
   }
   std::vector<SimulatedPlan> made;
-  std::vector<StageCost> costs;  // the same with p2 off
   for (const PlanChoice& each : drawn) {
     PlannedRun run = planned_run(model, each, request);
     run.options.timeline = true;
     const Simulation simulation = simulate(run.schedule, run.costs, run.options);
     made.push_back({std::move(run.schedule), simulation});
-    costs = std::move(run.costs);
   }
   std::vector<DrawnPlan> plans;
   for (const SimulatedPlan& plan : made)
-    plans.push_back({concat("p2 ", policy_name(plan.schedule.policy)), &plan, &costs});
+    plans.push_back({concat("p2 ", policy_name(plan.schedule.policy)), &plan});
   write_pictures(plans, options);
 }
 

@@ -191,8 +191,7 @@ void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& opti
   trace.title = concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.count_text());
   for (const DrawnPlan& each : plans) {
     trace.step_names.push_back(each.name);
-    trace.steps.push_back(
-        simulated_step(*each.costs, each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
+    trace.steps.push_back(simulated_step(each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
   }
   write_text(options.timeline, timeline_html(trace));
 }
@@ -269,8 +268,8 @@ void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
   std::vector<DrawnPlan> drawn;
   for (const Planned& each : all) {
     plans.push_back(&each.plan);
-    drawn.push_back({concat(each.plan.schedule.name, ", p2 ", policy_name(each.plan.schedule.policy)),
-                     &each.plan, &each.costs});
+    drawn.push_back(
+        {concat(each.plan.schedule.name, ", p2 ", policy_name(each.plan.schedule.policy)), &each.plan});
   }
   print_comparison(plans);
   if (!options.json.empty()) write_plans(plans, options);
@@ -337,7 +336,7 @@ void plan_schedule(const PlanOptions& options) {
   if (!options.json.empty()) write_plans(plans, options);
   std::vector<DrawnPlan> drawn;
   for (const SimulatedPlan* plan : plans)
-    drawn.push_back({concat("p2 ", policy_name(plan->schedule.policy)), plan, &one.costs});
+    drawn.push_back({concat("p2 ", policy_name(plan->schedule.policy)), plan});
   write_pictures(drawn, options);
 }
 

@@ -31,11 +31,9 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans);
 // Writes --json. Throws Error naming the file.
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options);
 
-// This is a plan with the costs that it was simulated with.
 struct DrawnPlan {
   std::string name;  // of its part of the page
   const SimulatedPlan* plan = nullptr;
-  const std::vector<StageCost>* costs = nullptr;
 };
 // Writes the CSV, the SVG and the HTML page that the options ask for. The page shows all plans, the other
 // files only the first.

@@ -54,6 +54,9 @@ LayerCost sum_of(const std::vector<LayerCost>& layers) {
     whole.backward_p2 += costs.backward_p2;
     whole.forward_held += costs.forward_held;
     whole.stash += costs.stash;
+    whole.forward_rise += costs.forward_rise;
+    whole.backward_p1_rise += costs.backward_p1_rise;
+    whole.backward_p2_rise += costs.backward_p2_rise;
   }
   return whole;
 }
@@ -77,8 +80,16 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   }
   const int layer_count = static_cast<int>(model.layers.size());
   const int samples = model.micro_batch_sizes[size];
-  rows.push_back(row_of("the model", layer_count, sum_of(layer_costs_at(model, samples)), parameters));
+  const LayerCost whole = sum_of(layer_costs_at(model, samples));
+  rows.push_back(row_of("the model", layer_count, whole, parameters));
   print_table(rows);
+  if (!model.sample_costs.empty()) {
+    std::cout << "for samples of the mean cost; for each time the mean beyond it, the model takes "
+              << milliseconds(whole.forward_rise) << " more in F, " << milliseconds(whole.backward_p1_rise)
+              << " in I, " << milliseconds(whole.backward_p2_rise) << " in W; samples cost "
+              << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
+              << " times the mean\n";
+  }
   for (const auto& lengths : model.slice_lengths) {
     const int slices = static_cast<int>(lengths.size());
     std::cout << "\nthe model in " << slices << " slices:\n";

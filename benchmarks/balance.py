@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What a level order of packed documents brings (twobp/data/balance.h), and how far a simulation with equal micro-batches is from one that knows what each
-costs. The documents are paragraphs of real text, packed whole into samples. A micro-batch takes 1 - A of its time for any documents, and A times its
-pairs of positions within documents over their mean: a third of that in F, two thirds in I. `twobp profile` shows A, attention's time without its
-projections in a sample of one document. Everything is simulated, so no machine's speed matters.
+"""What the balanced order of packed documents brings (twobp/data/balance.h), and how far predictions are from steps on real batches: those that take all
+micro-batches as equal, and those of the planner, which simulates a typical batch (twobp/plan/typical_batch.h). The documents are paragraphs of real text,
+packed whole into samples. A micro-batch takes 1 - A of its time for any documents, and A times its pairs of positions within documents over their mean: a
+third of that in F, two thirds in I. `twobp profile` shows A, attention's time without its projections in a sample of one document. Everything is simulated,
+so no machine's speed matters.
 
     benchmarks/balance.py [--text 'docs/*.md'] [--sequence 2048] [--attention 0.3] [--ranks 4]
 
@@ -40,7 +41,7 @@ def costliest_in_the_middle(items, costs):
     return rising[::2] + rising[1::2][::-1]
 
 
-def level(costs, replicas, micro_batches, size):
+def balanced(costs, replicas, micro_batches, size):
     samples = fill(costs, replicas * micro_batches, size)
     sums = [sum(costs[i] for i in one) for one in samples]
     return [i for replica in fill(sums, replicas, micro_batches) for one in costliest_in_the_middle(replica, sums) for i in samples[one]]
@@ -65,22 +66,30 @@ def pairs_of(costs, order, size):
 
 
 def over_replicas(costs, options):
-    print(f"\n1F1B without 2BP on {options.ranks} ranks, over the batches of an epoch\n{'replicas':>8} {'micro-batches':>14} {'size':>5}   step as they come / level")
+    print(f"\n1F1B without 2BP on {options.ranks} ranks, over the batches of an epoch\n{'replicas':>8} {'micro-batches':>14} {'size':>5}   step as they come / balanced")
     steps = Steps("1f1b", "off", options.ranks, options.attention)
     for replicas, micro_batches, size in ((1, 8, 1), (1, 8, 4), (2, 8, 1), (4, 8, 1), (4, 8, 4)):
         batch = replicas * micro_batches * size
         sums = [0.0, 0.0]
         for begin in range(0, len(costs) - batch + 1, batch):
             of = costs[begin:begin + batch]
-            for which, order in enumerate((list(range(batch)), level(of, replicas, micro_batches, size))):
+            for which, order in enumerate((list(range(batch)), balanced(of, replicas, micro_batches, size))):
                 pairs = pairs_of(of, order, size)
                 sums[which] += max(steps(pairs[r * micro_batches:(r + 1) * micro_batches]).step for r in range(replicas))
         print(f"{replicas:8} {micro_batches:14} {size:5}   {sums[0] / sums[1]:.3f}" if sums[1] else f"{replicas:8} {micro_batches:14} {size:5}   too few samples")
 
 
-def against_equal(costs, options):
-    print(f"\nThe step over that of equal micro-batches of the same sum, {BATCHES} batches drawn at random: as they come, level; idle level less equal\n"
-          f"{'schedule':11} {'ranks':>5} {'size':>4}   {'M = N':24}{'M = 2 N':24}M = 4 N")
+def means_of_parts(values, parts):
+    """As core/balanced_order.h."""
+    length = len(values) / parts
+    ends = [(length * part, length * (part + 1)) for part in range(parts)]
+    return [sum(values[i] * max(0, min(i + 1, end) - max(i, begin)) for i in range(int(begin), min(len(values), int(end) + 1))) / length for begin, end in ends]
+
+
+def against_predictions(costs, options):
+    parts = means_of_parts(sorted(costs), 64)
+    print(f"\nThe mean step of {BATCHES} batches drawn at random: as they come and balanced, over that of equal micro-batches; balanced, over that of a typical "
+          f"batch; idle, balanced less typical\n{'schedule':12} {'ranks':>5} {'size':>4}   {'M = N':28}{'M = 2 N':28}M = 4 N")
     for name, p2 in (("1f1b", "off"), ("1f1b", "fill"), ("zb-h1", "placed"), ("zb-v", "fill")):
         for ranks in (2, 4, 8):
             for size in (1, 2, 4):
@@ -88,15 +97,17 @@ def against_equal(costs, options):
                 for micro_batches in (ranks, 2 * ranks, 4 * ranks):
                     draw = random.Random(1)
                     steps = Steps(name, p2, ranks, options.attention)
+                    samples = means_of_parts(parts, micro_batches * size)
+                    typical = steps(pairs_of(samples, balanced(samples, 1, micro_batches, size), size))
                     sums, idle = [0.0, 0.0, 0.0], 0
                     for _ in range(BATCHES):
                         of = draw.choices(costs, k=micro_batches * size)
-                        orders = pairs_of(of, list(range(len(of))), size), pairs_of(of, level(of, 1, micro_batches, size), size)
-                        done = [steps(pairs) for pairs in (*orders, [statistics.mean(of)] * micro_batches)]
+                        orders = pairs_of(of, list(range(len(of))), size), pairs_of(of, balanced(of, 1, micro_batches, size), size)
+                        done = [steps(pairs) for pairs in (*orders, [1.0] * micro_batches)]
                         sums = [a + one.step for a, one in zip(sums, done)]
-                        idle += (done[1].bubble - done[2].bubble) / BATCHES
-                    cells.append(f"{sums[0] / sums[2]:.3f} {sums[1] / sums[2]:.3f}; {idle:+.3f}")
-                print(f"{name + '@' + p2:11} {ranks:5} {size:4}   {''.join(f'{cell:24}' for cell in cells)}".rstrip())
+                        idle += (done[1].bubble - typical.bubble) / BATCHES
+                    cells.append(f"{sums[0] / sums[2]:.3f} {sums[1] / sums[2]:.3f} {sums[1] / BATCHES / typical.step:.3f}; {idle:+.3f}")
+                print(f"{name + '@' + p2:12} {ranks:5} {size:4}   {''.join(f'{cell:28}' for cell in cells)}".rstrip())
 
 
 def main():
@@ -115,7 +126,7 @@ def main():
     print(f"{len(lengths)} documents in {len(costs)} samples of {options.sequence}; pairs of a sample {min(costs):.2f} to {max(costs):.2f} of the mean, "
           f"deviation {statistics.pstdev(costs):.2f}; attention {options.attention}")
     over_replicas(costs, options)
-    against_equal(costs, options)
+    against_predictions(costs, options)
 
 
 if __name__ == "__main__":

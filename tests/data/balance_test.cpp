@@ -1,64 +1,16 @@
-// Tests samples of unequal cost: micro-batches and replicas cost about the same, wherever a run resumes.
+// Tests the costs of samples, and that batches of unequal ones are balanced, wherever a run resumes.
 #include "twobp/data/balance.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
-#include <set>
 
 #include <gtest/gtest.h>
 
-#include "twobp/core/random.h"
+#include "twobp/core/balanced_order.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
-
-TEST(BalancedOrder, PairsDearSamplesWithCheapOnes) {
-  EXPECT_EQ(balanced_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
-  EXPECT_EQ(balanced_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
-  EXPECT_EQ(balanced_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
-  EXPECT_EQ(balanced_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3}))
-      << "rise and fall";
-  EXPECT_EQ(balanced_order({}, 1, 0, 1), std::vector<size_t>());
-}
-
-std::vector<int64_t> sums(const std::vector<int64_t>& costs, const std::vector<size_t>& order, int64_t bins) {
-  std::vector<int64_t> sums(static_cast<size_t>(bins), 0);
-  for (size_t i = 0; i < order.size(); ++i) sums[i * sums.size() / order.size()] += costs[order[i]];
-  return sums;
-}
-
-int64_t spread(const std::vector<int64_t>& sums) {
-  const auto [least, most] = std::minmax_element(sums.begin(), sums.end());
-  return *most - *least;
-}
-
-TEST(BalancedOrder, KeepsEverySampleLevelsAndRisesThenFalls) {
-  SplitMix64 random(1);
-  double before = 0, after = 0;
-  for (int round = 0; round < 100; ++round) {
-    const auto replicas = static_cast<int64_t>(1 + bounded(random, 4));
-    const auto micro_batches = static_cast<int64_t>(1 + bounded(random, 4));
-    const auto size = static_cast<int64_t>(1 + bounded(random, 4));
-    std::vector<int64_t> costs(static_cast<size_t>(replicas * micro_batches * size));
-    for (int64_t& cost : costs) cost = static_cast<int64_t>(1 + bounded(random, 1000));
-    const std::vector<size_t> order = balanced_order(costs, replicas, micro_batches, size);
-    ASSERT_EQ(std::set<size_t>(order.begin(), order.end()).size(), costs.size());
-    EXPECT_EQ(order, balanced_order(costs, replicas, micro_batches, size));
-    std::vector<size_t> as_it_was(costs.size());
-    std::iota(as_it_was.begin(), as_it_was.end(), size_t{0});
-    for (const int64_t bins : {replicas, replicas * micro_batches}) {
-      before += static_cast<double>(spread(sums(costs, as_it_was, bins)));
-      after += static_cast<double>(spread(sums(costs, order, bins)));
-    }
-    const std::vector<int64_t> all = sums(costs, order, replicas * micro_batches);
-    for (auto replica = all.begin(); replica != all.end(); replica += micro_batches) {
-      const auto most = std::max_element(replica, replica + micro_batches);
-      EXPECT_TRUE(std::is_sorted(replica, most + 1)) << "rises";
-      EXPECT_TRUE(std::is_sorted(most, replica + micro_batches, std::greater<>())) << "and falls";
-    }
-  }
-  EXPECT_LT(after, 0.5 * before);
-}
 
 // The only field of a sample is its index.
 class Priced : public Dataset {
@@ -78,6 +30,27 @@ TEST(TypicalSamples, AreNearestToTheMean) {
   EXPECT_EQ(typical_samples(Priced({9, 1, 5, 6, 1}), 2), (std::vector<int64_t>{2, 3}));  // the mean is 4.4
   EXPECT_EQ(typical_samples(Priced({7, 7, 7}), 2), (std::vector<int64_t>{0, 1}));
   EXPECT_EQ(typical_samples(Priced({3, 4}), 5), (std::vector<int64_t>{0, 1}));
+}
+
+TEST(CostliestSamples, AreInOrder) {
+  EXPECT_EQ(costliest_samples(Priced({9, 1, 5, 6, 1}), 2), (std::vector<int64_t>{0, 3}));
+  EXPECT_EQ(costliest_samples(Priced({3, 4}), 5), (std::vector<int64_t>{0, 1}));
+}
+
+TEST(RelativeCosts, ArePartsOfAllSamples) {
+  EXPECT_EQ(mean_cost(Priced({7, 7, 7})), 0) << "all equal";
+  EXPECT_EQ(relative_costs(Priced({7, 7, 7})), std::vector<double>());
+  EXPECT_EQ(relative_costs(Priced({})), std::vector<double>());
+  EXPECT_EQ(mean_cost(Priced({3, 1, 2})), 2);
+  const std::vector<double> two = relative_costs(Priced({3, 1}));
+  ASSERT_EQ(two.size(), 64U);
+  EXPECT_EQ(two.front(), 0.5);
+  EXPECT_EQ(two.back(), 1.5);
+  std::vector<int64_t> costs;
+  for (int64_t i = 0; i < 1000; ++i) costs.push_back(i * i % 997);
+  const std::vector<double> many = relative_costs(Priced(costs));
+  EXPECT_TRUE(std::is_sorted(many.begin(), many.end()));
+  EXPECT_NEAR(std::accumulate(many.begin(), many.end(), 0.), 64, 1e-9);
 }
 
 // Returns the micro-batches of each replica in batch `number`. The loader begins at batch `first`.

@@ -42,8 +42,9 @@ TEST(AutoSchedule, IsNeverWorseThanTheBestNamedSchedule) {
   int compared = 0;
   double gain = 0;
   for (int round = 0; round < 600; ++round) {
-    const Pipeline pipeline = random_pipeline(random, placements.at(round % 3), random_int(random, 2, 6),
-                                              random_int(random, 1, 14), /*layered=*/round % 4 == 3);
+    Pipeline pipeline = random_pipeline(random, placements.at(round % 3), random_int(random, 2, 6),
+                                        random_int(random, 1, 14), /*layered=*/round % 4 == 3);
+    if (round % 5 == 4) make_unequal(random, pipeline);
     SCOPED_TRACE(testing::Message() << "round " << round);
     const AutoSchedule found = schedule_for(pipeline);
     check_promises(pipeline, found);
@@ -122,6 +123,7 @@ TEST(AutoSchedule, TheCapThatItNamesIsEnough) {
       if (cost.layers.empty() || random_int(random, 0, 3) > 0) continue;
       cost.layers.front().p1_held -= random_real(random, 0, 1);
     }
+    if (round % 5 == 4) make_unequal(random, pipeline);
     pipeline.options.cap_per_rank.assign(pipeline.ranks(), 1e-9);
     const std::string error = error_of([&] { schedule_for(pipeline); });
     const std::string before = "frugal one needs ";
@@ -140,6 +142,18 @@ TEST(AutoSchedule, IgnoresTheTimelineOption) {
   const AutoSchedule without = schedule_for(pipeline);
   EXPECT_EQ(with.schedule.ranks, without.schedule.ranks);
   EXPECT_EQ(with.seconds, without.seconds);
+}
+
+// A search knows the seconds of each micro-batch, not its bytes.
+TEST(AutoSchedule, RefusesMicroBatchesOfUnequalBytes) {
+  Pipeline pipeline{{0, 1}, 3, std::vector<StageCost>(6), {}};
+  pipeline.costs[5].forward = 4;
+  EXPECT_GT(schedule_for(pipeline).seconds, 0);
+  pipeline.costs[5].stash_bytes = 2;
+  expect_contains(error_of([&] { schedule_for(pipeline); }), {"micro-batch 2 in stage 1", "other bytes"});
+  pipeline.costs.resize(4);
+  expect_contains(error_of([&] { schedule_for(pipeline); }),
+                  {"2 stages", "6 for its 3 micro-batches, got 4"});
 }
 
 TEST(AutoSchedule, RefusesBadCosts) {

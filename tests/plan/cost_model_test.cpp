@@ -77,9 +77,12 @@ TEST(CostModel, InterpolatesEveryNumber) {
   CostModel model = model_of({{}});
   auto& at = model.kinds["kind0"].at_size;
   const std::vector<double LayerCost::*> fields = {
-      &LayerCost::forward,      &LayerCost::backward_p1,  &LayerCost::backward_p2,
-      &LayerCost::forward_peak, &LayerCost::forward_held, &LayerCost::p1_peak,
-      &LayerCost::p1_held,      &LayerCost::stash,        &LayerCost::p2_peak};
+      &LayerCost::forward,          &LayerCost::backward_p1,
+      &LayerCost::backward_p2,      &LayerCost::forward_peak,
+      &LayerCost::forward_held,     &LayerCost::p1_peak,
+      &LayerCost::p1_held,          &LayerCost::stash,
+      &LayerCost::p2_peak,          &LayerCost::forward_rise,
+      &LayerCost::backward_p1_rise, &LayerCost::backward_p2_rise};
   model.micro_batch_sizes = {2, 10};
   for (size_t i = 0; i < fields.size(); ++i) {
     at[0].*fields[i] = static_cast<double>(i + 1);
@@ -104,7 +107,9 @@ TEST(CostModel, InterpolatesEveryNumber) {
 // nn/layers/recompute.h says which work runs again and which tensors are kept.
 TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
-  const CostModel model = model_of({kind, kind, kind});
+  CostModel model = model_of({kind, kind, kind});
+  model.kinds["kind1"].at_size[0].forward_rise = 0.5;
+  model.kinds["kind1"].at_size[0].backward_p1_rise = 0.75;
   const auto middle = [&](const char* mode) { return layer_costs_at(with_recompute(model, mode), 1)[1]; };
   const LayerCost none = middle("none");
   const LayerCost activations = middle("activations");
@@ -123,6 +128,10 @@ TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   EXPECT_EQ(both.backward_p2, 1 + 2 + 4);
   EXPECT_EQ(both.forward_held, 3);
   EXPECT_EQ(both.stash, 6);
+  EXPECT_EQ(activations.backward_p1_rise, 0.5 + 0.75) << "what runs again rises again";
+  EXPECT_EQ(activations.backward_p2_rise, 0);
+  EXPECT_EQ(derivatives.backward_p1_rise, 0.75);
+  EXPECT_EQ(derivatives.backward_p2_rise, 0.5 + 0.75);
   // Whatever tensors a mode keeps, nothing remains after W.
   for (const LayerCost& cost : {none, activations, derivatives, both}) {
     EXPECT_EQ(cost.forward_held + cost.p1_held - cost.stash, none.forward_held + none.p1_held - none.stash);
@@ -159,6 +168,9 @@ TEST(CostModelFile, ComesBackAsWritten) {
   model.link_latency = 2e-6;
   model.link_bytes_per_second = 1e9;
   model.made_on = "a machine";
+  model.sample_costs = {0.5, 1.5};
+  model.kinds["kind1"].at_size[1].backward_p1_rise =
+      -0.25;  // noise: its seconds do not depend on the samples
   const std::string text = cost_model_to_json(model);
   const CostModel read = parse_cost_model(text, "costs.json");
   EXPECT_EQ(cost_model_to_json(read), text);
@@ -166,6 +178,8 @@ TEST(CostModelFile, ComesBackAsWritten) {
   EXPECT_EQ(read.first_trainable, 1);
   EXPECT_EQ(read.layers[2].name, "layer.2");
   EXPECT_EQ(read.kinds.at("kind2").at_size[1].stash, 16);
+  EXPECT_EQ(read.sample_costs, model.sample_costs);
+  EXPECT_EQ(read.kinds.at("kind1").at_size[1].backward_p1_rise, -0.25);
   EXPECT_EQ(layer_costs_at(read, 2)[0].forward, 0.25);
 }
 
@@ -210,6 +224,15 @@ TEST(CostModelFile, ReportsBadFiles) {
                   {"kind0", "optimizer_seconds"});
   expect_contains(error_with([](json& file) { file["layers"] = json::array(); }), {"needs layers"});
   expect_contains(error_with([](json& file) { file["layers"] = 3; }), {"\"layers\"", "array"});
+  expect_contains(error_with([](json& file) { file["sample_costs"] = 3; }), {"\"sample_costs\"", "array"});
+  expect_contains(error_with([](json& file) { file["sample_costs"] = {"dear"}; }),
+                  {"sample_costs", "\"dear\""});
+  expect_contains(error_with([](json& file) { file["sample_costs"] = {2, 0}; }), {"fall from 2 to 0"});
+  expect_contains(error_with([](json& file) { file["sample_costs"] = {-1, 3}; }), {"cost of samples is -1"});
+  expect_contains(error_with([](json& file) {
+                    file["sample_costs"] = {1, 2};
+                  }),
+                  {"mean of 1.5", "must be 1"});
   expect_contains(error_with([](json& file) { file["micro_batch_sizes"] = {2, 1}; }), {"order"});
   expect_contains(error_with([](json& file) { file["first_trainable"] = 9; }), {"first_trainable", "9"});
   expect_contains(error_with([](json& file) { file["link"]["latency_seconds"] = -1; }), {"latency_seconds"});
@@ -328,6 +351,8 @@ TEST(CostModel, RejectsInconsistentValues) {
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].output = -1; }, "output bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].input_gradient = -1; }, "input gradient bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_held = 1.1e18; }, "beyond"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_rise = -1.1e18; }, "rise of seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].backward_p2_rise = NAN; }, "rise of seconds"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].p1_held = -1.1e18; }, "beyond"}};
   for (const auto& [change, part] : faults) expect_contains(error_after(change), {part});
   model = model_of({{}});

@@ -26,6 +26,15 @@ TEST(LowerBound, HasKnownValuesForEqualStages) {
   }
 }
 
+TEST(LowerBound, CountsEachMicroBatch) {
+  std::vector<StageCost> costs;
+  for (const double seconds : {1, 5, 2}) {
+    StageCost& cost = costs.emplace_back();
+    cost.forward = cost.backward_p1 = cost.backward_p2 = seconds;
+  }
+  EXPECT_EQ(twobp::lower_bound(std::vector<int>{0}, 3, costs).seconds, 3 * (1 + 5 + 2));
+}
+
 TEST(LowerBound, NamesTheBusiestRank) {
   std::vector<StageCost> costs(4);
   costs[2].backward_p2 = 5;
@@ -158,7 +167,12 @@ TEST(LowerBound, IsNeverAboveARandomSchedule) {
     std::vector<bool> used(bare.ranks.size(), false);
     for (const int rank : bare.rank_of_stage) used[rank] = true;
     if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank has no stage
-    const auto costs = random_costs(random, bare.stages, round % 3 != 0);
+    auto costs = random_costs(random, bare.stages, round % 3 != 0);
+    if (round % 4 == 3) {
+      Pipeline unequal{bare.rank_of_stage, bare.micro_batches, costs, {}};
+      make_unequal(random, unequal);
+      costs = unequal.costs;
+    }
     SimulationOptions options;
     options.message_seconds = random_int(random, 0, 2);
     if (round % 5 == 0) options.message_holder = MessageHolder::kSender;
@@ -236,6 +250,17 @@ TEST(LeastActivationBytes, CountOneMicroBatchInAllStages) {
   for (int stage = 0; stage < 4; ++stage) costs[stage].activation_bytes = 1 + stage;
   EXPECT_EQ(least_activation_bytes({0, 1, 1, 0}, costs), (std::vector<double>{5, 5}));
   EXPECT_EQ(least_activation_bytes({0, 0, 1, 2}, costs), (std::vector<double>{3, 3, 4}));
+}
+
+// F of a slice may run in all stages before the next slice begins.
+TEST(LeastActivationBytes, CountNoSliceBeforeItBegins) {
+  StageCost cost;
+  cost.layers = {{.forward_peak = 1, .forward_held = 1, .p1_held = -1}};
+  std::vector<StageCost> costs(4, cost);  // two stages of two slices
+  costs[1].layers[0].forward_peak = 10;   // of the first slice in the second stage
+  EXPECT_EQ(least_activation_bytes({0, 0}, costs, 2), std::vector<double>{1 + 10});
+  costs[3].layers[0].forward_peak = 10;
+  EXPECT_EQ(least_activation_bytes({0, 0}, costs, 2), std::vector<double>{3 + 10});
 }
 
 TEST(LowerBound, RefusesBadInput) {

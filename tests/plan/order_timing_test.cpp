@@ -104,8 +104,11 @@ bool near(double a, double b) {
 
 Pipeline small_pipeline(Random& random, int round) {
   const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
-  return random_pipeline(random, placements.at(round % 3), random_int(random, 2, 3), random_int(random, 1, 4),
-                         /*layered=*/round % 4 == 3, /*slices=*/round % 5 == 4 ? 2 : 1);
+  Pipeline pipeline =
+      random_pipeline(random, placements.at(round % 3), random_int(random, 2, 3), random_int(random, 1, 4),
+                      /*layered=*/round % 4 == 3, /*slices=*/round % 5 == 4 ? 2 : 1);
+  if (round % 7 > 4) make_unequal(random, pipeline);
+  return pipeline;
 }
 
 TEST(OrderTiming, KnowsTheMovedOrder) {

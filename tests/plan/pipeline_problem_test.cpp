@@ -184,6 +184,7 @@ TEST(PipelineProblem, FitsWhatTheSimulationFits) {
     Pipeline pipeline = random_pipeline(random, placements.at(round % 3), random_int(random, 2, 4),
                                         random_int(random, 1, 6), false, round % 4 == 3 ? 2 : 1);
     for (StageCost& cost : pipeline.costs) cost.p2_units = 1;
+    if (round % 5 == 4) make_unequal(random, pipeline);
     const PipelineProblem problem = problem_of(pipeline);
     const auto named = named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.slices);
     const NamedVariant& variant = named[random_int(random, 0, static_cast<int>(named.size()) - 1)];

@@ -100,7 +100,7 @@ inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, 
   if (slices > 1) pipeline.costs = in_slices(random, pipeline.costs, slices);
   std::vector<double> least = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, slices);
   if (layered) {
-    const auto bytes = stage_bytes(pipeline.costs, stages);
+    const auto bytes = stage_bytes(pipeline.costs, stages, slices);
     for (size_t i = 0; i < bytes.size(); ++i) {
       const StageBytes& of = bytes[i];
       least[pipeline.rank_of_stage[i % stages]] +=
@@ -113,6 +113,28 @@ inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, 
     for (const double bytes : least) pipeline.options.cap_per_rank.push_back(bytes * plenty);
   }
   return pipeline;
+}
+
+// Gives each micro-batch its own seconds, from half of what it had to twice that.
+inline void make_unequal(Random& random, Pipeline& pipeline) {
+  const std::vector<StageCost> one = pipeline.costs;
+  const size_t rows = one.size() / pipeline.rank_of_stage.size();
+  pipeline.costs.clear();
+  for (int m = 0; m < pipeline.micro_batches; ++m) {
+    const double f = random_real(random, 0.5, 2);
+    const double i = random_real(random, 0.5, 2);
+    const double w = random_real(random, 0.5, 2);
+    for (size_t slice = 0; slice < one.size(); slice += one.size() / rows) {
+      for (int again = rows == 1 ? pipeline.slices : 1; again > 0; --again) {
+        for (size_t stage = 0; stage < one.size() / rows; ++stage) {
+          StageCost& cost = pipeline.costs.emplace_back(one[slice + stage]);
+          cost.forward *= f;
+          cost.backward_p1 *= i;
+          cost.backward_p2 *= w;
+        }
+      }
+    }
+  }
 }
 
 inline bool within_caps(const Simulation& simulation, const SimulationOptions& options) {

@@ -12,6 +12,7 @@
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/recompute_costs.h"
+#include "twobp/plan/typical_batch.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
@@ -31,6 +32,18 @@ CostModel random_model(Random& random, int layers) {
   CostModel model = model_of(kinds);
   model.link_latency = 0.01;
   return model;
+}
+
+// Samples cost from a quarter of the mean to twice it, and up to all of F and I rises with that.
+void make_unequal(Random& random, CostModel& model) {
+  model.sample_costs = {0.25, 0.5, 1.25, 2};
+  for (auto& [name, kind] : model.kinds) {
+    const double part = 0.1 * random_int(random, 0, 10);
+    for (LayerCost& cost : kind.at_size) {
+      cost.forward_rise = part * cost.forward;
+      cost.backward_p1_rise = part * cost.backward_p1;
+    }
+  }
 }
 
 PlanRequest small_request() {
@@ -65,8 +78,9 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
           std::vector<double> seconds;
           for (const auto& layer : layer_costs_at(recomputed, size)) seconds.push_back(layer.seconds());
           const auto split = balanced_split(seconds, place_stages(named.placement, stages, ranks));
-          const auto costs = stage_costs(recomputed, split, size);
           for (const int m : request.micro_batches) {
+            const auto costs =
+                costs_of_batch(stage_costs(recomputed, split, size), model.sample_costs, {1, m, size});
             for (const P2Policy policy : planned_policies(name)) {
               Schedule schedule;
               if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty())
@@ -96,7 +110,8 @@ double most_samples_per_second(const PlanResult& result) {
 TEST(Planner, RanksAsSimulatingEverythingDoes) {
   Random random(11);
   for (int round = 0; round < 6; ++round) {
-    const CostModel model = random_model(random, 8);
+    CostModel model = random_model(random, 8);
+    if (round % 2 == 1) make_unequal(random, model);
     const PlanRequest request = small_request();
     const PlanResult result = plan(model, request);
     auto all = by_brute_force(model, request);
@@ -114,6 +129,29 @@ TEST(Planner, RanksAsSimulatingEverythingDoes) {
     EXPECT_EQ(peak_of(again), result.best[0].peak_bytes);
     EXPECT_TRUE(result.advice.has_value());
   }
+}
+
+// With as many micro-batches as ranks, the costliest one sets the pace.
+TEST(Planner, KnowsThatMicroBatchesCostUnequally) {
+  CostModel model = model_of({{}, {}, {}, {}});
+  PlanRequest request;
+  request.ranks = {2};
+  request.micro_batches = {2};
+  request.micro_batch_sizes = {1};
+  request.schedules = {AskedSchedule("1f1b@off")};
+  request.recompute = {"none"};
+  EXPECT_DOUBLE_EQ(plan(model, request).best.at(0).step_seconds, (2 + 1) * 6);
+  model.sample_costs = {0.5, 1.5};
+  EXPECT_DOUBLE_EQ(plan(model, request).best.at(0).step_seconds, (2 + 1) * 6) << "no layer rises";
+  for (auto& [name, kind] : model.kinds) kind.at_size[0].forward_rise = 1;
+  // F takes 1 and 3 s on each rank, I and W 4 s: rank 1 begins after 1 s, and ends F of the costly one last.
+  const PlanChoice choice = plan(model, request).best.at(0);
+  const Simulation simulation = simulate_choice(model, choice, request);
+  EXPECT_EQ(choice.step_seconds, simulation.step_seconds);
+  EXPECT_DOUBLE_EQ(choice.step_seconds, 1 + 1 + 4 + 3 + 4 + 4)
+      << "F0 F0 B0 F1 B1 on rank 1, then B1 on rank 0";
+  request.search = true;
+  EXPECT_LE(plan(model, request).best.at(0).step_seconds, choice.step_seconds);
 }
 
 TEST(Planner, ListsAllCombinationsWithoutALimit) {

@@ -164,7 +164,7 @@ TEST_F(Browser, ShowsASimulatedSchedule) {
   for (const P2Policy policy : {P2Policy::kFill, P2Policy::kOff}) {
     const Schedule schedule = make_schedule("1f1b", 4, 8, policy);
     trace.step_names.push_back(concat("p2 ", policy_name(policy)));
-    trace.steps.push_back(simulated_step(costs, simulate(schedule, costs)));
+    trace.steps.push_back(simulated_step(simulate(schedule, costs)));
   }
   const Seen seen = open(trace);
   ASSERT_TRUE(seen.check.is_object());
@@ -193,7 +193,7 @@ TEST_F(Browser, ShowsManyEvents) {
   const Schedule schedule = make_schedule("1f1b", 8, 256, P2Policy::kFill);
   Trace trace;
   trace.simulated = trace.abstract = true;
-  trace.steps.push_back(simulated_step(costs, simulate(schedule, costs)));
+  trace.steps.push_back(simulated_step(simulate(schedule, costs)));
   size_t events = 0;
   for (const auto& rank : trace.steps[0].events) events += rank.size();
   ASSERT_GT(events, 6000U);

@@ -36,7 +36,7 @@ TEST(Compare, IsExactForASimulation) {
     for (StageCost& cost : costs) cost.optimizer = 0.004;
     const Simulation simulation = simulate(schedule, costs);
     Trace trace;
-    trace.steps = {simulated_step(costs, simulation, 1)};
+    trace.steps = {simulated_step(simulation, 1)};
     auto profiled = costs;  // the profile's times must not matter
     for (StageCost& cost : profiled) cost.forward = cost.backward_p1 = cost.backward_p2 = 77;
     trace.run = TracedRun{schedule, profiled, {}};
@@ -68,7 +68,7 @@ TEST(Compare, ReplaysTheRecordedOrder) {
   const Schedule held_back = make_schedule("1f1b", 3, 5, P2Policy::kEnd);
   const Simulation ran = simulate(held_back, costs);
   Trace trace;
-  trace.steps = {simulated_step(costs, ran, 1)};
+  trace.steps = {simulated_step(ran, 1)};
   for (auto& events : trace.steps[0].events) {
     std::vector<Event> pieces;
     for (const Event& event : events) {

@@ -24,7 +24,7 @@ std::vector<StageCost> uneven_costs() {
 void expect_equal_sums(const Schedule& schedule, const SimulationOptions& options) {
   const auto costs = uneven_costs();
   const Simulation simulation = simulate(schedule, costs, options);
-  const StepReport report = simulated_step(costs, simulation);
+  const StepReport report = simulated_step(simulation);
   constexpr double kRounding = 1e-9;
   EXPECT_EQ(report.seconds(), simulation.step_seconds);
   ASSERT_EQ(report.events.size(), simulation.ranks.size());
@@ -72,7 +72,7 @@ TEST(SimulatedStep, AgreesWithTheSimulation) {
 TEST(SimulatedStep, AForwardScheduleHoldsNothingAfterwards) {
   const auto costs = uneven_costs();
   const Schedule schedule = make_forward_schedule(place_stages(Placement::kLinear, kStages, kStages), 2);
-  const StepReport report = simulated_step(costs, simulate(schedule, costs));
+  const StepReport report = simulated_step(simulate(schedule, costs));
   for (const auto& events : report.events) {
     for (const Event& event : events) {
       EXPECT_EQ(event.held, 0);

@@ -1,72 +1,33 @@
 #include "twobp/data/balance.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
-#include <functional>
 #include <numeric>
-#include <utility>
 
-#include "twobp/core/check.h"
+#include "twobp/core/balanced_order.h"
 
 namespace twobp {
 namespace {
 
-bool all_equal(const std::vector<int64_t>& costs) {
-  return std::adjacent_find(costs.begin(), costs.end(), std::not_equal_to<>()) == costs.end();
-}
+constexpr size_t kParts = 64;
 
-// Items by bin, in order: from the costliest on, each goes to the bin that costs least and has room.
-std::vector<std::vector<size_t>> fill(const std::vector<int64_t>& costs, int64_t bins, int64_t capacity) {
-  std::vector<size_t> order(costs.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
-  std::vector<std::vector<size_t>> filled(static_cast<size_t>(bins));
-  std::vector<int64_t> sums(filled.size(), 0);
-  for (const size_t item : order) {
-    size_t least = filled.size();
-    for (size_t bin = 0; bin < filled.size(); ++bin) {
-      if (std::cmp_less(filled[bin].size(), capacity) && (least == filled.size() || sums[bin] < sums[least]))
-        least = bin;
-    }
-    filled[least].push_back(item);
-    sums[least] += costs[item];
-  }
-  for (std::vector<size_t>& items : filled) std::sort(items.begin(), items.end());
-  return filled;
-}
-
-// Rising costs and then falling ones: from the cheapest on, items go to the front and to the back in turn.
-void costliest_in_the_middle(const std::vector<int64_t>& costs, std::vector<size_t>& items) {
-  std::stable_sort(items.begin(), items.end(), [&](size_t a, size_t b) { return costs[a] < costs[b]; });
-  std::vector<size_t> ordered(items.size());
-  for (size_t i = 0; i < items.size(); ++i) ordered[i % 2 == 0 ? i / 2 : items.size() - 1 - i / 2] = items[i];
-  items = std::move(ordered);
+// The `count` samples with the least `key`, in order.
+template <typename Key>
+std::vector<int64_t> least_samples(const Dataset& dataset, int64_t count, Key&& key) {
+  std::vector<int64_t> samples(static_cast<size_t>(dataset.size()));
+  std::iota(samples.begin(), samples.end(), int64_t{0});
+  std::vector<double> keys;
+  for (const int64_t sample : samples) keys.push_back(key(static_cast<double>(dataset.cost(sample))));
+  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
+    return keys[static_cast<size_t>(a)] < keys[static_cast<size_t>(b)];
+  });
+  samples.resize(static_cast<size_t>(std::min(count, dataset.size())));
+  std::sort(samples.begin(), samples.end());
+  return samples;
 }
 
 }  // namespace
-
-std::vector<size_t> balanced_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
-                                   int64_t micro_batch_size) {
-  TWOBP_CHECK(std::cmp_equal(costs.size(), replicas * micro_batches * micro_batch_size), "a batch of ",
-              costs.size(), " samples is not ", replicas, " x ", micro_batches, " micro-batches of ",
-              micro_batch_size);
-  std::vector<size_t> order(costs.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  if (all_equal(costs)) return order;
-  const auto samples = fill(costs, replicas * micro_batches, micro_batch_size);
-  std::vector<int64_t> sums;
-  for (const auto& micro_batch : samples) {
-    sums.push_back(0);
-    for (const size_t sample : micro_batch) sums.back() += costs[sample];
-  }
-  order.clear();
-  for (auto& replica : fill(sums, replicas, micro_batches)) {
-    costliest_in_the_middle(sums, replica);
-    for (const size_t micro_batch : replica)
-      order.insert(order.end(), samples[micro_batch].begin(), samples[micro_batch].end());
-  }
-  return order;
-}
 
 std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
                                       int64_t replicas, int64_t micro_batches, int64_t micro_batch_size) {
@@ -79,27 +40,38 @@ std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<
   return ordered;
 }
 
-std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
-  const int64_t size = dataset.size();
-  bool equal = true;  // as in most datasets, which may have too many samples for a list
-  double mean = 0;
-  for (int64_t sample = 0; sample < size; ++sample) {
+double mean_cost(const Dataset& dataset) {
+  bool equal = true;
+  double sum = 0;
+  for (int64_t sample = 0; sample < dataset.size(); ++sample) {
     const int64_t cost = dataset.cost(sample);
     equal &= cost == dataset.cost(0);
-    mean += static_cast<double>(cost) / static_cast<double>(size);
+    sum += static_cast<double>(cost);
   }
-  std::vector<int64_t> samples(static_cast<size_t>(equal ? std::min(count, size) : size));
+  return equal ? 0 : sum / static_cast<double>(dataset.size());
+}
+
+std::vector<double> relative_costs(const Dataset& dataset) {
+  const double mean = mean_cost(dataset);
+  if (mean == 0) return {};
+  std::vector<double> costs;
+  for (int64_t sample = 0; sample < dataset.size(); ++sample) {
+    costs.push_back(static_cast<double>(dataset.cost(sample)) / mean);
+  }
+  std::sort(costs.begin(), costs.end());
+  return means_of_parts(costs, kParts);
+}
+
+std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
+  const double mean = mean_cost(dataset);
+  if (mean != 0) return least_samples(dataset, count, [&](double cost) { return std::abs(cost - mean); });
+  std::vector<int64_t> samples(static_cast<size_t>(std::min(count, dataset.size())));
   std::iota(samples.begin(), samples.end(), int64_t{0});
-  if (equal) return samples;
-  std::vector<double> apart;
-  for (const int64_t sample : samples)
-    apart.push_back(std::abs(static_cast<double>(dataset.cost(sample)) - mean));
-  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
-    return apart[static_cast<size_t>(a)] < apart[static_cast<size_t>(b)];
-  });
-  samples.resize(static_cast<size_t>(std::min(count, size)));
-  std::sort(samples.begin(), samples.end());
   return samples;
+}
+
+std::vector<int64_t> costliest_samples(const Dataset& dataset, int64_t count) {
+  return least_samples(dataset, count, [](double cost) { return -cost; });
 }
 
 }  // namespace twobp

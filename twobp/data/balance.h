@@ -1,8 +1,7 @@
-// Distributes samples of unequal cost, such as packed documents, over micro-batches and replicas, and finds
-// typical samples. The results depend on the costs alone (Dataset::cost).
+// What the samples of a dataset cost (Dataset::cost), and how they form batches. The results depend on the
+// costs alone.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -10,21 +9,22 @@
 
 namespace twobp {
 
-// Returns an order of a full batch's samples, as indices into `costs`: the samples of the first replica's
-// first micro-batch, then those of its next ones, then those of the next replica. All micro-batches cost
-// about the same, and so do all replicas. Within a replica, the remaining differences rise and then fall from
-// micro-batch to micro-batch. So neighbours, which ranks compute at the same time, cost about the same, and
-// the pipeline fills and drains with the cheapest. If all samples cost the same, their order stays. The
-// number of costs must be replicas x micro_batches x micro_batch_size.
-std::vector<size_t> balanced_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
-                                   int64_t micro_batch_size);
-
 // The samples of a full batch in the balanced_order of their costs.
 std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
                                       int64_t replicas, int64_t micro_batches, int64_t micro_batch_size);
 
+// The mean cost of all samples. 0 if all cost the same.
+double mean_cost(const Dataset& dataset);
+
+// The costs of all samples relative to their mean, cheapest first: the means of 64 equal parts of the
+// samples. Empty if all cost the same.
+std::vector<double> relative_costs(const Dataset& dataset);
+
 // The `count` samples whose costs are nearest to the mean, in order; at most dataset.size(). The first ones
 // if all cost the same.
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count);
+
+// The `count` samples that cost most, in order; at most dataset.size().
+std::vector<int64_t> costliest_samples(const Dataset& dataset, int64_t count);
 
 }  // namespace twobp

@@ -17,22 +17,11 @@ void check_number(double value, const std::string& what) {
   TWOBP_CHECK(value >= 0 && value <= kMostCost, what, " is ", value, ": must be from 0 to ", kMostCost);
 }
 
-// a + (b - a) x, for every field.
+// a + (b - a) x, for every number.
 LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
-  const auto mix = [x](double from, double to) { return from + (to - from) * x; };
   LayerCost costs;
-  costs.forward = mix(a.forward, b.forward);
-  costs.backward_p1 = mix(a.backward_p1, b.backward_p1);
-  costs.backward_p2 = mix(a.backward_p2, b.backward_p2);
+  for (const auto number : kLayerNumbers) costs.*number = a.*number + (b.*number - a.*number) * x;
   costs.p2_units = b.p2_units;
-  costs.forward_peak = mix(a.forward_peak, b.forward_peak);
-  costs.forward_held = mix(a.forward_held, b.forward_held);
-  costs.p1_peak = mix(a.p1_peak, b.p1_peak);
-  costs.p1_held = mix(a.p1_held, b.p1_held);
-  costs.stash = mix(a.stash, b.stash);
-  costs.p2_peak = mix(a.p2_peak, b.p2_peak);
-  costs.output = mix(a.output, b.output);
-  costs.input_gradient = mix(a.input_gradient, b.input_gradient);
   return costs;
 }
 
@@ -63,6 +52,10 @@ void check_costs(const LayerCost& cost, const std::string& where) {
   check_number(cost.stash, where + " stash bytes");
   check_number(cost.output, where + " output bytes");
   check_number(cost.input_gradient, where + " input gradient bytes");
+  for (const double rise : {cost.forward_rise, cost.backward_p1_rise, cost.backward_p2_rise}) {
+    TWOBP_CHECK(std::abs(rise) <= kMostCost, where, " rise of seconds is ", rise, ": must be from ",
+                -kMostCost, " to ", kMostCost);
+  }
   TWOBP_CHECK(std::abs(cost.forward_held) <= kMostCost && std::abs(cost.p1_held) <= kMostCost, where,
               " bytes held after forward or backward-p1 are beyond ", kMostCost);
 }
@@ -139,6 +132,19 @@ void check_lengths(const std::vector<std::vector<int>>& all) {
   }
 }
 
+void check_sample_costs(const std::vector<double>& costs) {
+  double sum = 0;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    check_number(costs[i], "a cost of samples");
+    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1], "the costs of samples fall from ", costs[i - 1], " to ",
+                costs[i], ": give the cheapest first");
+    sum += costs[i];
+  }
+  const double mean = sum / static_cast<double>(std::max<size_t>(1, costs.size()));
+  TWOBP_CHECK(costs.empty() || std::abs(mean - 1) < 1e-6, "the costs of samples have a mean of ", mean,
+              ", but they are relative to their mean, so it must be 1");
+}
+
 // The stages' costs for sequences, or slices, with these costs of layers.
 std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>& split,
                                  const std::vector<LayerCost>& layers) {
@@ -180,6 +186,7 @@ void check_cost_model(const CostModel& model) {
                 "', which has no costs");
   }
   check_lengths(model.slice_lengths);
+  check_sample_costs(model.sample_costs);
   for (const auto& [name, kind] : model.kinds) {
     const std::string where = concat("kind '", name, "':");
     TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",

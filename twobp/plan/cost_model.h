@@ -38,6 +38,10 @@ struct CostModel {
   // The measured ways to cut sequences into slices (Schedule::slices): the positions of each slice. Each way
   // has another number of slices, 2 at least. Whole sequences are always measured.
   std::vector<std::vector<int>> slice_lengths;
+  // How unequal the samples of the data are: their costs over the mean, cheapest first, each for an equal
+  // part of the samples. Their mean is 1. Empty: all samples cost the same. LayerCost::forward_rise says what
+  // that costs.
+  std::vector<double> sample_costs;
   std::map<std::string, KindCosts> kinds;
   double link_latency = 0;           // seconds per message
   double link_bytes_per_second = 0;  // 0: no measurable limit
@@ -45,8 +49,8 @@ struct CostModel {
 };
 
 // Throws Error with the first fault: no layers or sizes, a kind without costs, a number that is negative
-// (except forward_held and p1_held), not finite, or zero where F's seconds are, and slices that do not fit
-// each other.
+// (except forward_held, p1_held and rises), not finite, or zero where F's seconds are, slices that do not fit
+// each other, and costs of samples that fall or whose mean is not 1.
 void check_cost_model(const CostModel& model);
 
 // The layers' costs at this micro-batch size. Measured sizes have their measured costs. Between two of them,
@@ -68,9 +72,9 @@ std::vector<int> slice_lengths(const CostModel& model, int slices);
 // Whether all layers were measured in so many slices. Always for 1.
 bool has_slices(const CostModel& model, int slices);
 
-// The costs of the stages of a split (layers of each stage), with all fields of StageCost. With slices, those
-// of each slice and stage, slice by slice, as `simulate` takes them. Throws Error if the split does not fit
-// the model's layers, or as slice_costs_at does.
+// The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch
+// whose samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate`
+// takes them. Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
 std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
                                    int micro_batch_size, int slices = 1);
 

@@ -25,6 +25,7 @@ struct CostField {
   const char* name;
   double LayerCost::*value;
   bool may_be_negative = false;
+  bool optional = false;  // 0 if it is missing
 };
 constexpr CostField kCostFields[] = {
     {"forward_seconds", &LayerCost::forward},
@@ -38,6 +39,9 @@ constexpr CostField kCostFields[] = {
     {"p2_peak_bytes", &LayerCost::p2_peak},
     {"output_bytes", &LayerCost::output},
     {"input_gradient_bytes", &LayerCost::input_gradient},
+    {"forward_rise_seconds", &LayerCost::forward_rise, true, true},
+    {"backward_p1_rise_seconds", &LayerCost::backward_p1_rise, true, true},
+    {"backward_p2_rise_seconds", &LayerCost::backward_p2_rise, true, true},
 };
 
 struct KindField {
@@ -66,7 +70,9 @@ ordered_json costs_json(const std::vector<LayerCost>& at_size, const std::vector
     const LayerCost& layer = at_size[i];
     ordered_json costs;
     costs["micro_batch_size"] = sizes.at(i);
-    for (const CostField& field : kCostFields) costs[field.name] = number_json(layer.*field.value);
+    for (const CostField& field : kCostFields) {
+      if (!field.optional || layer.*field.value != 0) costs[field.name] = number_json(layer.*field.value);
+    }
     costs["p2_units"] = layer.p2_units;
     all.push_back(std::move(costs));
   }
@@ -101,6 +107,13 @@ class Reader {
     model.first_trainable = whole(any(json, "first_trainable", "the file"), "first_trainable");
     if (json.contains("slices"))
       read_slices(member(json, "slices", "the file", ordered_json::value_t::array), model);
+    if (json.contains("sample_costs")) {
+      for (const auto& cost : member(json, "sample_costs", "the file", ordered_json::value_t::array)) {
+        TWOBP_CHECK(cost.is_number() && std::isfinite(cost.get<double>()), origin_,
+                    ": an entry of \"sample_costs\" must be a finite number, but it is ", shortened(cost));
+        model.sample_costs.push_back(cost.get<double>());
+      }
+    }
     const auto& kinds = member(json, "kinds", "the file", ordered_json::value_t::object);
     for (const auto& [name, kind] : kinds.items()) {
       checked_name(name, "a kind");
@@ -174,6 +187,7 @@ class Reader {
                   " is of another size");
       LayerCost layer;
       for (const CostField& field : kCostFields) {
+        if (field.optional && !costs[i].contains(field.name)) continue;
         layer.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
       }
       layer.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
@@ -240,6 +254,7 @@ std::string cost_model_to_json(const CostModel& model) {
   json["link"] = {{"latency_seconds", model.link_latency}, {"bytes_per_second", model.link_bytes_per_second}};
   json["first_trainable"] = model.first_trainable;
   if (!model.slice_lengths.empty()) json["slices"] = model.slice_lengths;
+  if (!model.sample_costs.empty()) json["sample_costs"] = model.sample_costs;
   json["kinds"] = ordered_json::object();
   for (const auto& [name, kind] : model.kinds) {
     ordered_json entry;

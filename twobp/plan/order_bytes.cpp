@@ -61,7 +61,7 @@ void OrderBytes::add(std::vector<Moment>& moments, Moment moment) {
 
 double OrderBytes::least(const std::vector<StageCost>& costs) const {
   const size_t count = rank_of_stage_.size();
-  const auto bytes = stage_bytes(costs, static_cast<int>(count));
+  const auto bytes = stage_bytes(costs, static_cast<int>(count), slices_);
   const auto of = [&](int stage, int slice) -> const StageBytes& {
     return bytes[costs.size() == count ? stage : slice * count + stage];
   };

@@ -17,6 +17,7 @@
 #include "twobp/plan/move_layers.h"
 #include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
+#include "twobp/plan/typical_batch.h"
 
 namespace twobp {
 namespace {
@@ -46,7 +47,9 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return stage_costs(model, choice.split, choice.micro_batch_size, choice.slices);
+  return costs_of_batch(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+                        model.sample_costs,
+                        {choice.data_parallel, choice.micro_batches, choice.micro_batch_size});
 }
 
 class Planner {

@@ -14,12 +14,14 @@ LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2)
   const double saved = was.forward_held - was.output;  // by F, in addition to the input
   if (in_p1) {
     cost.backward_p1 += was.forward;
+    cost.backward_p1_rise += was.forward_rise;
     cost.forward_held = was.output;
     cost.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
     cost.p1_held = saved + was.p1_held;
   }
   if (in_p2 && was.p2_units > 0) {
     cost.backward_p2 += was.forward + was.backward_p1;
+    cost.backward_p2_rise += was.forward_rise + was.backward_p1_rise;
     cost.p2_units = 1;
     cost.stash = input + was.output;
     cost.p1_held += cost.stash - was.stash;

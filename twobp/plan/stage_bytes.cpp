@@ -53,22 +53,22 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
 }
 
 // What the slices of a micro-batch leave after I, in the order of I, last to first. Only what is missing at
-// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest.
-void settle_slices(std::vector<StageBytes>& all, int stage, int stages) {
+// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest. `first`: the
+// first slice's bytes.
+void settle_slices(StageBytes& first, int stages, int slices) {
   double sum = 0;
   double least = 0;
-  for (size_t s = all.size() - stages + stage; s < all.size(); s -= stages) {
-    sum += all[s].for_others;
+  for (int slice = slices - 1; slice >= 0; --slice) {
+    sum += (&first)[slice * stages].for_others;
     least = std::min(least, sum);
   }
-  StageBytes& first = all[stage];
   first.for_others -= sum;
   first.deficit -= least;
 }
 
 }  // namespace
 
-std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages) {
+std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages, int slices) {
   std::vector<StageBytes> all;
   for (size_t s = 0; s < costs.size(); ++s) {
     const StageCost& cost = costs[s];
@@ -82,25 +82,34 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int sta
     if (!last || !cost.layers.empty()) messages.output = cost.output_bytes;
     all.push_back(cost.layers.empty() ? whole_stage(cost, messages) : layered_stage(cost, messages));
   }
-  for (int stage = 0; stage < stages; ++stage) settle_slices(all, stage, stages);
+  const int rows = static_cast<int>(all.size()) / stages;
+  for (int row = 0; row < rows; row += std::min(rows, slices)) {
+    for (int stage = 0; stage < stages; ++stage)
+      settle_slices(all[row * stages + stage], stages, std::min(rows, slices));
+  }
   return all;
 }
 
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
                                            const std::vector<StageCost>& costs, int slices) {
   const size_t stages = rank_of_stage.size();
-  const std::vector<StageBytes> bytes = stage_bytes(costs, static_cast<int>(stages));
+  const std::vector<StageBytes> bytes = stage_bytes(costs, static_cast<int>(stages), slices);
   std::vector<double> least;
   std::vector<double> held;
+  std::vector<double> before_slice;  // by rank and slice
   std::vector<double> deficit;
   for (size_t s = 0; s < stages; ++s) {
     const auto rank = static_cast<size_t>(rank_of_stage[s]);
     least.resize(std::max(least.size(), rank + 1), 0);
     held.resize(least.size(), 0);
+    before_slice.resize(least.size() * slices, 0);
     deficit.resize(least.size(), 0);
+    // While F of a slice runs, its stage and the rank's earlier ones hold that slice and the previous ones.
     for (int slice = 0; slice < slices; ++slice) {
       const StageBytes& of = bytes[costs.size() == stages ? s : slice * stages + s];
-      least[rank] = std::max({least[rank], held[rank] + of.forward_peak, held[rank] + of.activation});
+      const double before = before_slice[rank * slices + slice];
+      least[rank] = std::max({least[rank], before + of.forward_peak, before + of.activation});
+      for (int later = slice; later < slices; ++later) before_slice[rank * slices + later] += of.activation;
       held[rank] += of.activation;
       deficit[rank] += of.deficit;
     }

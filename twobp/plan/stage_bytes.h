@@ -24,13 +24,14 @@ struct StageBytes {
   double deficit = 0;
 };
 
-// The bytes of stages in model order. `costs` has an entry for each stage, or for each slice and stage, slice
-// by slice, as `simulate` takes them (and check_stage_cost accepts them).
-std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages);
+// The bytes of stages in model order. `costs` has rows of an entry for each stage, as `simulate` takes them
+// (and check_stage_cost accepts them): one row, or one for each of `slices` slices, of one micro-batch or of
+// several.
+std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages, int slices = 1);
 
 // The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without
 // messages and layers, a schedule that fits exists under every cap from there on. With them it may need some
-// more. `costs` are of each of `slices` slices, or the same for all.
+// more. `costs` as for stage_bytes.
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
                                            const std::vector<StageCost>& costs, int slices = 1);
 

@@ -63,7 +63,7 @@ class Comparer {
     options.cap_per_rank = run_.cap_per_rank;
     options.timeline = true;
     result_.simulation = simulate(run_.schedule, result_.costs, options);
-    result_.step = simulated_step(result_.costs, result_.simulation, 1);
+    result_.step = simulated_step(result_.simulation, 1);
     compare_times();
     compare_bytes(options);
     return std::move(result_);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -26,11 +27,13 @@ Event::Kind kind_of(Op op) {
 
 class RankConverter {
  public:
-  RankConverter(const std::vector<StageCost>& costs, double step_seconds, double byte_unit)
-      : costs_(costs), step_(step_seconds), byte_unit_(byte_unit) {}
+  RankConverter(double step_seconds, double byte_unit) : step_(step_seconds), byte_unit_(byte_unit) {}
 
   std::vector<Event> run(const RankSimulation& rank) {
     fixed_ = std::llround(rank.fixed_bytes * byte_unit_);
+    for (const SimulatedOp& op : rank.timeline) {
+      if (op.op == Op::kBackwardP2) p2_seconds_[{op.stage, op.micro_batch}] += op.end - op.begin;
+    }
     double ops = 0;
     for (const SimulatedOp& op : rank.timeline) {
       wait_until(op.begin, !started_                           ? IdleCause::kStartUp
@@ -81,7 +84,7 @@ class RankConverter {
     event.stage = op.stage;
     event.micro_batch = op.micro_batch;
     event.part = op.part;
-    if (op.op == Op::kBackwardP1 && op.part == 0) pending_ += costs_[op.stage].backward_p2;
+    if (op.op == Op::kBackwardP1 && op.part == 0) pending_ += p2_seconds_[{op.stage, op.micro_batch}];
     if (op.op == Op::kBackwardP2) pending_ -= op.end - op.begin;
     held_ = op.held_bytes;
     now_ = op.begin;
@@ -97,26 +100,25 @@ class RankConverter {
     event->peak = std::max<int64_t>(event->peak, std::llround(rank.total_peak_bytes() * byte_unit_));
   }
 
-  const std::vector<StageCost>& costs_;
   double step_;
   double byte_unit_;
   bool started_ = false;
   double now_ = 0;
-  double held_ = 0;     // in the costs' unit
-  int64_t fixed_ = 0;   // bytes
-  double pending_ = 0;  // seconds of W
+  double held_ = 0;                                   // in the costs' unit
+  int64_t fixed_ = 0;                                 // bytes
+  std::map<std::pair<int, int>, double> p2_seconds_;  // by stage and micro-batch
+  double pending_ = 0;                                // seconds of W
   std::vector<Event> events_;
 };
 
 }  // namespace
 
-StepReport simulated_step(const std::vector<StageCost>& costs, const Simulation& simulation,
-                          double byte_unit) {
+StepReport simulated_step(const Simulation& simulation, double byte_unit) {
   StepReport report;
   report.step = 1;
   report.end = simulation.step_seconds;
   for (size_t rank = 0; rank < simulation.ranks.size(); ++rank) {
-    RankConverter converter(costs, simulation.step_seconds, byte_unit);
+    RankConverter converter(simulation.step_seconds, byte_unit);
     report.events.push_back(converter.run(simulation.ranks[rank]));
   }
   return report;

@@ -13,8 +13,7 @@ inline constexpr double kMicroBatchUnit = 1000;
 // Times are those of the simulation. Bytes are its bytes times `byte_unit`: thousandths of a micro-batch if
 // the costs count micro-batches, 1 if they are bytes. They are the simulation's, at the end of each op and at
 // the rank's peak.
-// `simulation` must be with these costs, with its timeline.
-StepReport simulated_step(const std::vector<StageCost>& costs, const Simulation& simulation,
-                          double byte_unit = kMicroBatchUnit);
+// `simulation` must have its timeline.
+StepReport simulated_step(const Simulation& simulation, double byte_unit = kMicroBatchUnit);
 
 }  // namespace twobp

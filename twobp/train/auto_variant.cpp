@@ -32,11 +32,12 @@ const char* standard_name(const Pipeline& pipeline) {
 
 }  // namespace
 
-Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked) {
+Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
+                     const std::vector<double>& batch) {
   const StepSetup standard = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kOff,
                                             asked.batching, asked.memory_cap);
   const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
-  const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
+  const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs(), batch);
   AutoScheduleOptions search{.slices = pipeline.slices()};
   if (asked.memory_cap.is_automatic()) {
     // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits

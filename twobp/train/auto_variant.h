@@ -2,6 +2,8 @@
 // finds for the profile and the byte cap.
 #pragma once
 
+#include <vector>
+
 #include "twobp/train/variant.h"
 
 namespace twobp {
@@ -10,7 +12,8 @@ namespace twobp {
 // says how the schedule was found, its predicted gain over the best named schedule under the same cap, and a
 // bound on its distance from the optimum. The automatic cap is that of 1f1b or, with several stages per rank,
 // of zb-v or looped-bfs. It holds in the search and in every step after it (Variant::standard_peaks). Throws
-// Error if no schedule fits the cap.
-Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked);
+// Error if no schedule fits the cap. `batch` as for profiled_costs.
+Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
+                     const std::vector<double>& batch = {});
 
 }  // namespace twobp

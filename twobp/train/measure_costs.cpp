@@ -20,6 +20,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/measure_slices.h"
+#include "twobp/train/profiled_batch.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/transport/measure_link.h"
 #include "twobp/transport/threads/in_process.h"
@@ -121,8 +122,8 @@ PipelineConfig in_slices(const Config& config, int slices) {
   return pipeline;
 }
 
-// Adds the costs of slices at the next size, whose micro-batch is `fields`.
-void add_slices(const std::vector<ModelSpec>& models, const Fields& fields, const Config& config,
+// Adds the costs of slices at the next size, whose micro-batch is `batch`.
+void add_slices(const std::vector<ModelSpec>& models, const ProfiledBatch& batch, const Config& config,
                 const std::vector<int>& counts, double seconds, const Device& device, CostModel& costs) {
   const bool is_first = costs.slice_lengths.empty();
   for (size_t way = 0; way < counts.size(); ++way) {
@@ -130,7 +131,7 @@ void add_slices(const std::vector<ModelSpec>& models, const Fields& fields, cons
     if (!is_first) pipeline.slice_lengths = costs.slice_lengths[way];
     std::set<std::string> measured;
     for (const ModelSpec& model : models) {
-      const SliceProfiles slices = measured_slices(model, fields, pipeline, device, seconds);
+      const SliceProfiles slices = measured_slices(model, batch, pipeline, device, seconds);
       pipeline.slice_lengths = slices.lengths();
       for (const auto& [kind, first] : slices.profiles.front()) {
         if (!measured.insert(kind).second) continue;
@@ -174,6 +175,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
 
   CostModel model;
   model.micro_batch_sizes = sizes_of(options, config, data.size());
+  model.sample_costs = relative_costs(data);
   model.first_trainable = models.front().first_trainable;
   for (const LayerSpec& layer : spec.layers) model.layers.push_back({layer.name, layer.kind});
   const std::string last = last_matrix(spec);
@@ -184,15 +186,16 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
     }
   }
   for (const int size : model.micro_batch_sizes) {
-    const Fields fields = data.read(typical_samples(data, size), 0);
-    for (const int count : slices) equal_cuts(sequence_length(fields), count);  // before minutes are spent
+    const ProfiledBatch batch = profiled_batch(data, size);
+    for (const int count : slices)
+      equal_cuts(sequence_length(batch.fields), count);  // before minutes are spent
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
-      for (const auto& [kind, cost] : measure_profile(one, fields, options.seconds, device)) {
+      for (const auto& [kind, cost] : measure_profile(one, batch, options.seconds, device)) {
         if (measured.insert(kind).second) model.kinds.at(kind).at_size.push_back(cost);
       }
     }
-    add_slices(sliced, fields, config, slices, options.seconds, device, model);
+    add_slices(sliced, batch, config, slices, options.seconds, device, model);
   }
   const auto ends = make_in_process_transports(2, RankThreads::spin_seconds(2, config.pipeline.threads));
   const LinkSpeed link = measure_link(*ends[0], *ends[1]);

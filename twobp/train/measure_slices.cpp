@@ -23,17 +23,19 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
 
 }  // namespace
 
-SliceProfiles measured_slices(const ModelSpec& model, const Fields& fields, const PipelineConfig& config,
-                              const Device& device, double seconds, const StepSeconds& step) {
+SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch,
+                              const PipelineConfig& config, const Device& device, double seconds,
+                              const StepSeconds& step) {
   Cuts by_hand;
-  if (!config.slice_lengths.empty()) by_hand = cuts_by_hand(config.slice_lengths, sequence_length(fields));
-  if (config.slices == 1) return {{}, {measure_profile(model, fields, seconds, device)}};
-  if (!by_hand.empty()) return measure_slices(model, fields, by_hand, seconds, device);
+  if (!config.slice_lengths.empty())
+    by_hand = cuts_by_hand(config.slice_lengths, sequence_length(batch.fields));
+  if (config.slices == 1) return {{}, {measure_profile(model, batch, seconds, device)}};
+  if (!by_hand.empty()) return measure_slices(model, batch, by_hand, seconds, device);
   SliceProfiles measured =
-      measure_slices(model, fields, equal_cuts(sequence_length(fields), config.slices), seconds, device);
+      measure_slices(model, batch, equal_cuts(sequence_length(batch.fields), config.slices), seconds, device);
   const Cuts better =
       step ? fastest_cuts(model, measured, step) : growing_cuts(model, measured, /*growth=*/1);
-  return better == measured.cuts ? measured : measure_slices(model, fields, better, seconds, device);
+  return better == measured.cuts ? measured : measure_slices(model, batch, better, seconds, device);
 }
 
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "twobp/pipeline/step_setup.h"
 #include "twobp/train/config.h"
@@ -22,7 +23,9 @@ struct RunAhead {
 
 // Decides by the configuration and, for "auto", by simulating the plan with the profiled costs. All processes
 // use the first process's decision. Each calls this once its optimizers are made. `ties_ranks`: see Update.
-RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSetup& setup, bool ties_ranks);
+// `batch` as for profiled_costs.
+RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSetup& setup, bool ties_ranks,
+                          const std::vector<double>& batch = {});
 
 // "ranks begin the next step without waiting for each other (simulated: 1.07x as fast)".
 std::string to_text(const RunAhead& run_ahead);

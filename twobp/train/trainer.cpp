@@ -10,12 +10,14 @@
 #include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/typical_batch.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/measure_slices.h"
 #include "twobp/train/processes.h"
+#include "twobp/train/profiled_batch.h"
 #include "twobp/train/trainer_state.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/weights/adapter_files.h"
@@ -159,8 +161,7 @@ Trainer::Trainer(const Config& config, Parts parts)
               parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
   PipelineOptions options = pipeline_options(config, parts.shape);
   const auto measure = [&] {
-    const Fields fields =
-        data_.train->read(typical_samples(*data_.train, config.pipeline.micro_batch_size), 0);
+    const ProfiledBatch batch = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
     const int rank = parts.world->local_ranks().front();
     StepSeconds step;
     if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
@@ -168,7 +169,7 @@ Trainer::Trainer(const Config& config, Parts parts)
         return simulated_seconds(parts.model, slices, options, variant_, micro_batches_);
       };
     }
-    return measured_slices(parts.model, fields, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,
+    return measured_slices(parts.model, batch, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,
                            step);
   };
   SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
@@ -180,14 +181,17 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (faults_) faults_->choose_layers(*pipeline_);
   update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
                                      config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
+  const std::vector<double> batch =
+      typical_batch(relative_costs(*data_.train),
+                    {world().replicas, micro_batches_, static_cast<int>(config.pipeline.micro_batch_size)});
   if (config.pipeline.schedule == kAutoSchedule)
-    variant_ = auto_variant(*pipeline_, micro_batches_, variant_);
+    variant_ = auto_variant(*pipeline_, micro_batches_, variant_, batch);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.
   const Schedule* written = variant_.schedule.written();
   if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
       (written == nullptr || written->has_backward())) {
-    run_ahead_ =
-        decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_), update_->ties_ranks());
+    run_ahead_ = decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_),
+                                  update_->ties_ranks(), batch);
   }
   if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
   make_loader();

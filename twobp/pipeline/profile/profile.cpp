@@ -30,6 +30,12 @@ struct OfSlice {
   LayerCost cost;
   std::optional<std::vector<int64_t>> output;  // sizes of F's output, if it is one tensor of numbers
   std::vector<double> forward, backward_p1, backward_p2;
+
+  void take_medians(bool backward) {
+    cost.forward = median(forward);
+    if (backward) cost.backward_p1 = median(backward_p1);
+    if (cost.p2_units > 0) cost.backward_p2 = median(backward_p2);
+  }
 };
 
 // A layer that is measured.
@@ -168,33 +174,61 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
   }
 }
 
-// The contexts of the slices of a micro-batch, or of the whole one.
-std::vector<Context> contexts_of(const Fields& fields, const Cuts& cuts, const std::vector<Fields>& parts) {
+// The contexts of `parts`: the slices of each micro-batch, or whole ones.
+std::vector<Context> contexts_of(const std::vector<const Fields*>& batches, const Cuts& cuts,
+                                 const std::vector<Fields>& parts) {
   std::vector<Context> contexts;
-  for (size_t s = 0; s < parts.size(); ++s) {
+  const size_t slices = parts.size() / batches.size();
+  for (size_t i = 0; i < parts.size(); ++i) {
     Context& context = contexts.emplace_back();
-    context.fields = &parts[s];
+    context.fields = &parts[i];
     if (cuts.empty()) continue;
-    context.slice = {&fields, cuts.back(), cuts[s + 1] - cuts[s]};
+    const size_t s = i % slices;
+    context.slice = {batches[i / slices], cuts.back(), cuts[s + 1] - cuts[s]};
     context.past = cuts[s];
   }
   return contexts;
 }
 
-}  // namespace
-
-Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds, const Device& device) {
-  return measure_slices(model, fields, {}, seconds, device).profiles.front();
+// The cost at the mean of all samples, and how it rises: the line through both measurements.
+LayerCost at_mean(LayerCost cost, const LayerCost& costly, const ProfiledBatch& batch) {
+  const auto line = [&](double LayerCost::*seconds, double LayerCost::*rise) {
+    cost.*rise = (costly.*seconds - cost.*seconds) / (batch.costly_cost - batch.cost);
+    const double mean = cost.*seconds + (1 - batch.cost) * cost.*rise;
+    if (mean > 0) cost.*seconds = mean;
+  };
+  line(&LayerCost::forward, &LayerCost::forward_rise);
+  line(&LayerCost::backward_p1, &LayerCost::backward_p1_rise);
+  line(&LayerCost::backward_p2, &LayerCost::backward_p2_rise);
+  return cost;
 }
 
-SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts, double seconds,
-                             const Device& device) {
+}  // namespace
+
+Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds,
+                        const Device& device) {
+  return measure_slices(model, batch, {}, seconds, device).profiles.front();
+}
+
+SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
+                             double seconds, const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();
   const BlockCache::Use blocks;  // as on the ranks
   MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
+  std::vector<const Fields*> batches = {&batch.fields};
+  if (!batch.costly.empty()) batches.push_back(&batch.costly);
+  const size_t slices = std::max<size_t>(cuts.size(), 2) - 1;
+  std::vector<Fields> parts;
+  for (const Fields* fields : batches) {
+    for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+      parts.push_back(slice_of(*fields, cuts[s], cuts[s + 1] - cuts[s]));
+    }
+    if (cuts.empty()) parts.push_back(*fields);
+  }
+  const std::vector<Context> contexts = contexts_of(batches, cuts, parts);
   std::vector<Specimen> specimens;
   std::map<std::string, bool> backward;
   for (size_t i = 0; i < model.layers.size(); ++i)
@@ -213,42 +247,37 @@ SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const
       parameter->move_to(device.where());
       parameter->allocate_grad();
     }
-    for (size_t slice = 0; slice < std::max<size_t>(cuts.size(), 2) - 1; ++slice) {
+    for (size_t slice = 0; slice < slices * batches.size(); ++slice) {
       s.slices.push_back(std::make_unique<OfSlice>());
-      if (slice > 0) s.slices[slice]->saved.follow(&s.slices[slice - 1]->saved);
+      if (slice % slices > 0) s.slices[slice]->saved.follow(&s.slices[slice - 1]->saved);
     }
     specimens.push_back(std::move(s));
   }
-  std::vector<Fields> parts;
-  for (size_t s = 0; s + 1 < cuts.size(); ++s) {
-    parts.push_back(slice_of(fields, cuts[s], cuts[s + 1] - cuts[s]));
-  }
-  if (cuts.empty()) parts.push_back(fields);
-  const std::vector<Context> contexts = contexts_of(fields, cuts, parts);
   const auto run_once = [&](bool count) {
-    for (size_t slice = 0; slice < contexts.size(); ++slice) {
-      run_forward(specimens, slice, contexts[slice], model.input_field, meter, device, count);
-    }
-    for (size_t slice = contexts.size(); slice-- > 0;) {
-      run_backward(specimens, slice, contexts[slice], meter, device, count);
-    }
-    // Layers without a backward pass.
-    for (Specimen& s : specimens) {
-      for (const auto& of : s.slices) of->saved.forget_slice();
+    for (size_t first = 0; first < slices * batches.size(); first += slices) {
+      for (size_t slice = first; slice < first + slices; ++slice) {
+        run_forward(specimens, slice, contexts[slice], model.input_field, meter, device, count);
+      }
+      for (size_t slice = first + slices; slice-- > first;) {
+        run_backward(specimens, slice, contexts[slice], meter, device, count);
+      }
+      // Layers without a backward pass.
+      for (Specimen& s : specimens) {
+        for (const auto& of : s.slices) of->saved.forget_slice();
+      }
     }
   };
   const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
   run_once(/*count=*/false);
   const double end = now_seconds() + seconds;
   for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) run_once(/*count=*/true);
-  SliceProfiles result{cuts, std::vector<Profile>(contexts.size())};
+  SliceProfiles result{cuts, std::vector<Profile>(slices)};
   for (Specimen& s : specimens) {
-    for (size_t slice = 0; slice < contexts.size(); ++slice) {
-      OfSlice& of = *s.slices[slice];
-      of.cost.forward = median(of.forward);
-      if (s.backward) of.cost.backward_p1 = median(of.backward_p1);
-      if (of.cost.p2_units > 0) of.cost.backward_p2 = median(of.backward_p2);
-      result.profiles[slice].emplace(s.kind, of.cost);  // the first of its kind
+    for (const auto& of : s.slices) of->take_medians(s.backward);
+    for (size_t slice = 0; slice < slices; ++slice) {
+      LayerCost cost = s.slices[slice]->cost;
+      if (batches.size() > 1) cost = at_mean(cost, s.slices[slices + slice]->cost, batch);
+      result.profiles[slice].emplace(s.kind, cost);  // the first of its kind
     }
   }
   return result;

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "twobp/models/model.h"
@@ -16,10 +17,22 @@ namespace twobp {
 // The costs of each kind of layer, by LayerSpec::kind.
 using Profile = std::map<std::string, LayerCost>;
 
+// A micro-batch to measure.
+struct ProfiledBatch {
+  Fields fields;
+  double cost = 1;  // of its samples, over the mean of all (Dataset::cost)
+  // A second one, of samples that cost more. It gives LayerCost::forward_rise. Empty: all cost the same.
+  Fields costly{};
+  double costly_cost = 1;
+
+  ProfiledBatch(Fields all) : fields(std::move(all)) {}  // NOLINT(google-explicit-constructor)
+};
+
 // Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads:
-// once to warm up, then until `seconds` have passed, at least 3 and at most 25 times. `fields` is one
-// micro-batch. On a device, each op runs in the compute stream, and its time includes the wait for its end.
-Profile measure_profile(const ModelSpec& model, const Fields& fields, double seconds = 0.3,
+// once to warm up, then until `seconds` have passed, at least 3 and at most 25 times. On a device, each op
+// runs in the compute stream, and its time includes the wait for its end. The bytes are those of
+// `batch.fields`; the seconds are those at the mean cost.
+Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds = 0.3,
                         const Device& device = {});
 
 // The costs of all layers in model order.

@@ -1,19 +1,12 @@
 #include "twobp/pipeline/profile/profile_exchange.h"
 
-#include <tuple>
-
 #include "twobp/core/check.h"
 
 namespace twobp {
 namespace {
 
-// The numbers of a measured cost. They travel as doubles.
-auto fields(LayerCost& cost) {
-  return std::tie(cost.forward, cost.backward_p1, cost.backward_p2, cost.p2_units, cost.forward_peak,
-                  cost.forward_held, cost.p1_peak, cost.p1_held, cost.stash, cost.p2_peak, cost.output,
-                  cost.input_gradient);
-}
-constexpr int64_t kFields = std::tuple_size_v<decltype(fields(std::declval<LayerCost&>()))>;
+// The numbers of a measured cost, and p2_units. They travel as doubles.
+constexpr int64_t kFields = kLayerNumbers.size() + 1;
 
 }  // namespace
 
@@ -21,8 +14,8 @@ at::Tensor pack_profile(const Profile& profile) {
   at::Tensor packed = at::empty({static_cast<int64_t>(profile.size()), kFields}, at::kDouble);
   auto* to = packed.mutable_data_ptr<double>();
   for (const auto& [kind, measured] : profile) {
-    LayerCost cost = measured;
-    std::apply([&](auto&... field) { ((*to++ = static_cast<double>(field)), ...); }, fields(cost));
+    for (const auto number : kLayerNumbers) *to++ = measured.*number;
+    *to++ = measured.p2_units;
   }
   return packed;
 }
@@ -36,11 +29,8 @@ void unpack_profile(const at::Tensor& packed, Profile& profile) {
   const at::Tensor dense = packed.contiguous();
   const auto* from = dense.const_data_ptr<double>();
   for (auto& [kind, cost] : profile) {
-    std::apply(
-        [&](auto&... field) {
-          ((field = static_cast<std::remove_reference_t<decltype(field)>>(*from++)), ...);
-        },
-        fields(cost));
+    for (const auto number : kLayerNumbers) cost.*number = *from++;
+    cost.p2_units = static_cast<int>(*from++);
   }
 }
 

@@ -4,27 +4,29 @@
 
 namespace twobp {
 
-std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages) {
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<double>& batch) {
   std::vector<StageCost> costs;
   for (const auto& layers : stages) costs.push_back(stage_of(layers));
-  return costs;
+  return batch.empty() ? costs : costs_of_micro_batches(costs, batch);
 }
 
 std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
-                                      const std::vector<int>& rank_of_stage, const StepReport& report) {
-  const std::vector<StageCost> profiled = profiled_costs(stages);
+                                      const std::vector<int>& rank_of_stage, const StepReport& report,
+                                      const std::vector<double>& batch) {
+  const std::vector<StageCost> profiled = profiled_costs(stages, batch);
   std::vector<StageCost> costs = profiled;
   std::vector<bool> counted(report.ranks.size(), false);
   const size_t stage_count = rank_of_stage.size();
-  const double slices = static_cast<double>(costs.size() / stage_count);
+  const double rows = static_cast<double>(costs.size() / stage_count);
   for (size_t s = 0; s < costs.size(); ++s) {
     const StageTimes& times = report.stages.at(s % stage_count);
     const double n = std::max(1, times.micro_batches);
-    // A slice's part of the time is that of the profile.
+    // A row's part of the time is that of the profile.
     const auto part = [&](double seconds, double StageCost::*of) {
       double all = 0;
       for (size_t i = s % stage_count; i < costs.size(); i += stage_count) all += profiled[i].*of;
-      return all > 0 ? seconds / n * slices * profiled[s].*of / all : seconds / n;
+      return all > 0 ? seconds / n * rows * profiled[s].*of / all : seconds / n;
     };
     costs[s].forward = part(times.forward, &StageCost::forward);
     costs[s].backward_p1 = part(times.backward_p1, &StageCost::backward_p1);

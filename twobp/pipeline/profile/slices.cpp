@@ -155,6 +155,9 @@ Profile sum_of(const SliceProfiles& slices) {
       all.forward += one.forward;
       all.backward_p1 += one.backward_p1;
       all.backward_p2 += one.backward_p2;
+      all.forward_rise += one.forward_rise;
+      all.backward_p1_rise += one.backward_p1_rise;
+      all.backward_p2_rise += one.backward_p2_rise;
       all.forward_held += one.forward_held;
       all.p1_held += one.p1_held;
       all.stash += one.stash;

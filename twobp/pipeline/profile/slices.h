@@ -47,9 +47,9 @@ using StepSeconds = std::function<double(const SliceProfiles& slices)>;
 // stay unless others gain 2 %.
 Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& equal_lengths, const StepSeconds& step);
 
-// As measure_profile, slice by slice: `fields` is a micro-batch of whole sequences. F runs the slices first
-// to last, I and W last to first.
-SliceProfiles measure_slices(const ModelSpec& model, const Fields& fields, const Cuts& cuts,
+// As measure_profile, slice by slice: `batch` has whole sequences. F runs the slices first to last, I and W
+// last to first.
+SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
                              double seconds = 0.3, const Device& device = {});
 
 // The profile of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.

@@ -60,11 +60,11 @@ class NoScheduleFits : public Error {
   using Error::Error;
 };
 
-// `costs` as for simulate, of AutoScheduleOptions::slices. `options` as for simulate. cap_per_rank has the
-// bytes in addition to the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate
-// rejects. Throws NoScheduleFits if none was found for the caps. It names a cap from which on one is found,
-// if the caps are equal: what the least demanding of the named schedules, and of one micro-batch after the
-// other, needs.
+// `costs` as for simulate: one row, one for each of AutoScheduleOptions::slices, or those of each
+// micro-batch, which may differ in seconds alone. `options` as for simulate. cap_per_rank has the bytes in
+// addition to the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate rejects. Throws
+// NoScheduleFits if none was found for the caps. It names a cap from which on one is found, if the caps are
+// equal: what the least demanding of the named schedules, and of one micro-batch after the other, needs.
 AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
                            const std::vector<StageCost>& costs, const SimulationOptions& options = {},
                            const AutoScheduleOptions& search = {});

@@ -143,9 +143,9 @@ class Greedy {
   }
   double mean_seconds(Op op, int stage) const {
     double sum = 0;
-    for (int slice = 0; slice < problem_.slices(); ++slice)
-      sum += problem_.seconds(problem_.task(op, stage, slice), false);
-    return sum / problem_.slices();
+    for (int place = 0; place < problem_.units(); ++place)
+      sum += problem_.seconds(problem_.task(op, stage, place), false);
+    return sum / problem_.units();
   }
 
   // Whether the rank's limits admit this F. `room`: as if all pending W had run.

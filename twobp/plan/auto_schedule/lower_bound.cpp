@@ -77,11 +77,8 @@ class Bound {
   double work(int rank) const {
     double sum = problem_.optimizer(rank);
     each_chain(rank, [&](const Chain& chain) {
-      const int micro_batches = problem_.units() / problem_.slices();
-      double each = 0;
-      for (int slice = 0; slice < problem_.slices(); ++slice)
-        each += seconds(problem_.task(chain.op, chain.stage, slice));
-      sum += micro_batches * each;
+      for (int place = 0; place < problem_.units(); ++place)
+        sum += seconds(problem_.task(chain.op, chain.stage, place));
     });
     return sum;
   }

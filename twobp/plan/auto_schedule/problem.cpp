@@ -17,16 +17,39 @@ namespace {
 constexpr double kTolerance = 1e-9;  // as in simulate
 constexpr double kMostTasks = 5e6;   // the search goes over all of them dozens of times
 
-void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs, int slices) {
+bool same_bytes(const StageCost& a, const StageCost& b) {
+  if (a.layers.size() != b.layers.size()) return false;
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    for (const auto bytes : {&LayerCost::forward_peak, &LayerCost::forward_held, &LayerCost::p1_peak,
+                             &LayerCost::p1_held, &LayerCost::stash, &LayerCost::p2_peak}) {
+      if (a.layers[i].*bytes != b.layers[i].*bytes) return false;
+    }
+  }
+  return a.activation_bytes == b.activation_bytes && a.stash_bytes == b.stash_bytes &&
+         a.output_bytes == b.output_bytes && a.input_gradient_bytes == b.input_gradient_bytes &&
+         a.p2_units == b.p2_units;
+}
+
+void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs,
+                 int micro_batches, int slices) {
   const size_t stages = rank_of_stage.size();
-  TWOBP_CHECK(costs.size() == stages || costs.size() == stages * slices, "a pipeline of ", stages,
-              " stages needs as many costs", slices > 1 ? concat(", or ", slices, " times as many") : "",
-              ", got ", costs.size());
+  const size_t of_slices = stages * slices;
+  TWOBP_CHECK(
+      costs.size() == stages || costs.size() == of_slices || costs.size() == of_slices * micro_batches,
+      "a pipeline of ", stages, " stages needs as many costs, ",
+      slices > 1 ? concat("or ", of_slices, " for its ", slices, " slices, ") : "", "or ",
+      of_slices * micro_batches, " for its ", micro_batches, " micro-batches, got ", costs.size());
   for (size_t s = 0; s < stages; ++s) {
     TWOBP_CHECK(rank_of_stage[s] >= 0 && rank_of_stage[s] < (1 << 20), "stage ", s, " is placed on rank ",
                 rank_of_stage[s], ", which does not exist");
   }
-  for (size_t i = 0; i < costs.size(); ++i) check_stage_cost(costs[i], static_cast<int>(i % stages));
+  for (size_t i = 0; i < costs.size(); ++i) {
+    check_stage_cost(costs[i], static_cast<int>(i % stages));
+    TWOBP_CHECK(
+        i < of_slices || same_bytes(costs[i], costs[i % of_slices]), "the costs of micro-batch ",
+        i / of_slices, " in stage ", i % stages,
+        " take other bytes than those of micro-batch 0: a schedule can be searched for equal bytes only");
+  }
 }
 
 }  // namespace
@@ -36,12 +59,12 @@ PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batch
     : rank_of_stage_(std::move(rank_of_stage)),
       slices_(slices),
       units_(micro_batches),
-      same_slices_(costs.size() == rank_of_stage_.size()),
+      rows_(static_cast<int>(costs.size() / std::max<size_t>(1, rank_of_stage_.size()))),
       costs_(std::move(costs)) {
   TWOBP_CHECK(!rank_of_stage_.empty() && micro_batches >= 1 && slices >= 1,
               "a schedule needs at least one stage, one micro-batch and one slice, got ",
               rank_of_stage_.size(), ", ", micro_batches, " and ", slices);
-  check_costs(rank_of_stage_, costs_, slices);
+  check_costs(rank_of_stage_, costs_, micro_batches, slices);
   TWOBP_CHECK(3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches *
                       slices<kMostTasks, rank_of_stage_.size(), " stages and ", micro_batches,
                              " micro-batches", slices> 1
@@ -50,7 +73,7 @@ PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batch
               " are too many to search a schedule for");
   units_ *= slices;
   const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_, slices);
-  bytes_ = stage_bytes(costs_, stages());
+  bytes_ = stage_bytes(costs_, stages(), slices);
   set_delays(options);
   peak_.resize(3 * costs_.size());
   for (size_t i = 0; i < costs_.size(); ++i) {

@@ -22,8 +22,9 @@ struct TaskOrder {
 
 class PipelineProblem {
  public:
-  // `costs` of each stage, or of each slice and stage, slice by slice. Throws Error if `simulate` would
-  // reject placement, costs or caps, or if a cap is below least_activation_bytes.
+  // `costs` in rows of one entry for each stage: one row, one for each slice, or one for each slice of each
+  // micro-batch. All micro-batches take the same bytes. Throws Error if `simulate` would reject placement,
+  // costs or caps, or if a cap is below least_activation_bytes.
   PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
                   const SimulationOptions& options, int slices = 1);
 
@@ -89,9 +90,7 @@ class PipelineProblem {
  private:
   void set_delays(const SimulationOptions& options);
   // The index of a unit's cost in costs_.
-  size_t index(int stage, int unit) const {
-    return static_cast<size_t>(same_slices_ ? 0 : unit % slices_) * stages() + stage;
-  }
+  size_t index(int stage, int unit) const { return static_cast<size_t>(unit % rows_) * stages() + stage; }
   // The index of a task in lists with an entry for each op and cost.
   size_t at_op(int task) const {
     return static_cast<size_t>(op(task)) * costs_.size() + index(stage(task), unit(task));
@@ -100,7 +99,7 @@ class PipelineProblem {
   std::vector<int> rank_of_stage_;
   int slices_;
   int units_;
-  bool same_slices_;  // costs_ has an entry for each stage, for all slices
+  int rows_;  // of costs_
   std::vector<StageCost> costs_;
   std::vector<StageBytes> bytes_;
   std::vector<double> delay_;  // by op (F, I) and cost

@@ -11,7 +11,8 @@ void leave_out_backward(std::vector<LayerCost>& costs, int count) {
     costs[i] = {.forward = cost.forward,
                 .forward_peak = cost.forward_peak,
                 .forward_held = cost.output - input,
-                .output = cost.output};
+                .output = cost.output,
+                .forward_rise = cost.forward_rise};
     input = cost.output;
   }
 }

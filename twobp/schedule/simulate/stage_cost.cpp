@@ -28,4 +28,35 @@ StageCost stage_of(std::vector<LayerCost> layers) {
   return stage;
 }
 
+namespace {
+
+// How many times as long an op takes if the samples cost so many times the mean.
+double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds,
+              double LayerCost::*rise) {
+  double all = 0;
+  double more = 0;
+  for (const LayerCost& layer : stage.layers) {
+    all += layer.*seconds;
+    more += layer.*rise;
+  }
+  return all > 0 ? std::max(0.0, 1 + (times_the_mean - 1) * more / all) : 1;
+}
+
+}  // namespace
+
+std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& costs,
+                                              const std::vector<double>& times_the_mean) {
+  std::vector<StageCost> all;
+  all.reserve(costs.size() * times_the_mean.size());
+  for (const double times : times_the_mean) {
+    for (const StageCost& cost : costs) {
+      StageCost& one = all.emplace_back(cost);
+      one.forward *= factor(cost, times, &LayerCost::forward, &LayerCost::forward_rise);
+      one.backward_p1 *= factor(cost, times, &LayerCost::backward_p1, &LayerCost::backward_p1_rise);
+      one.backward_p2 *= factor(cost, times, &LayerCost::backward_p2, &LayerCost::backward_p2_rise);
+    }
+  }
+  return all;
+}
+
 }  // namespace twobp

@@ -41,6 +41,12 @@ struct StageCost {
 // fixed bytes) is left out.
 StageCost stage_of(std::vector<LayerCost> layers);
 
+// The costs of each micro-batch, as rows for `simulate`, if their samples cost so many times the mean.
+// `costs` is one row, or one for each slice of a micro-batch. Seconds of F, I and W rise with the cost as
+// those of the stage's layers do (LayerCost::forward_rise); bytes stay.
+std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& costs,
+                                              const std::vector<double>& times_the_mean);
+
 // The index of a micro-batch's cost on a stage in a list of rows, each with one entry for each stage. One row
 // holds for all micro-batches. Several rows hold for one micro-batch after the other, and repeat. So as many
 // rows as slices give each slice its own costs, and as many as micro-batches do so for each micro-batch.
