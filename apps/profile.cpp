@@ -84,11 +84,11 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   rows.push_back(row_of("the model", layer_count, whole, parameters));
   print_table(rows);
   if (!model.sample_costs.empty()) {
-    std::cout << "for samples of the mean cost; for each time the mean beyond it, the model takes "
+    std::cout << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
               << milliseconds(whole.forward_rise) << " more in F, " << milliseconds(whole.backward_p1_rise)
-              << " in I, " << milliseconds(whole.backward_p2_rise) << " in W; samples cost "
+              << " in I and " << milliseconds(whole.backward_p2_rise) << " in W. Samples cost "
               << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
-              << " times the mean\n";
+              << " times the mean.\n";
   }
   for (const auto& lengths : model.slice_lengths) {
     const int slices = static_cast<int>(lengths.size());

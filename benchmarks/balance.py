@@ -7,13 +7,18 @@ so no machine's speed matters.
 
     benchmarks/balance.py [--text 'docs/*.md'] [--sequence 2048] [--attention 0.3] [--ranks 4]
 
-Needs the Python package: PYTHONPATH=build/release/python.
+Needs the Python package: PYTHONPATH=build/release/python. With --program, real steps on two ranks instead: how idle ranks are, and were predicted to be.
+
+    benchmarks/balance.py --program build/release/twobp
 """
 import argparse
 import glob
+import json
 import pathlib
 import random
 import statistics
+import subprocess
+import tempfile
 
 import twobp
 
@@ -110,15 +115,36 @@ def against_predictions(costs, options):
                 print(f"{name + '@' + p2:12} {ranks:5} {size:4}   {''.join(f'{cell:28}' for cell in cells)}".rstrip())
 
 
+def measure(documents, options):
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "documents.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
+        settings = {"model.type": "llama", "model.dim": 256, "model.layers": 8, "model.heads": 8, "model.hidden": 704, "data.text": folder / "documents.jsonl",
+                    "data.sequence": options.sequence, "data.packing": "whole", "data.held_out": 0, "pipeline.ranks": 2, "pipeline.micro_batch_size": 1}
+        command = [options.program.resolve(), "bench", "--schedules", "1f1b,zb-v", "--p2", "off,fill", "--micro-batches", "2,4,8", "--json", folder / "rows.json",
+                   "--set", *(f"{key}={value}" for key, value in settings.items())]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+        rows = json.loads((folder / "rows.json").read_text())["rows"]
+    print(f"{'schedule':12} {'M':>2}  idle  predicted (medians of {len(rows[0]['step_seconds_all'])} steps, means of the ranks)")
+    for row in rows:
+        idle, predicted = statistics.mean(row["idle_fraction"]), statistics.mean(row["idle_predicted"])
+        print(f"{row['schedule'] + '@' + row['p2']:12} {row['micro_batches']:2}  {idle:.3f} {predicted:.3f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", default="docs/*.md")
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--attention", type=float, default=0.3)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--program", type=pathlib.Path)
     options = parser.parse_args()
     texts = [pathlib.Path(name).read_text() for name in sorted(glob.glob(options.text))]
-    lengths = [len(part.encode()) for text in texts for part in text.split("\n\n") if part.strip()]
+    documents = [part for text in texts for part in text.split("\n\n") if part.strip()]
+    if options.program:
+        measure([one for one in documents if len(one.encode()) <= options.sequence], options)
+        return
+    lengths = [len(part.encode()) for part in documents]
     samples = pack([min(length, options.sequence) for length in lengths], options.sequence)
     pairs = [sum(length ** 2 for length in sample) for sample in samples]
     costs = [one / statistics.mean(pairs) for one in pairs]
