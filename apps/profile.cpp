@@ -2,6 +2,7 @@
 // byte cap use the same measurement. As JSON it is the cost model that `twobp plan` reads.
 #include "apps/profile.h"
 
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -84,11 +85,12 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   rows.push_back(row_of("the model", layer_count, whole, parameters));
   print_table(rows);
   if (!model.sample_costs.empty()) {
-    std::cout << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
-              << milliseconds(whole.forward_rise) << " more in F, " << milliseconds(whole.backward_p1_rise)
-              << " in I and " << milliseconds(whole.backward_p2_rise) << " in W. Samples cost "
-              << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
-              << " times the mean.\n";
+    const auto more = [](double rise) { return milliseconds(std::max(0.0, rise)); };  // below 0 only by noise
+    std::cout
+        << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
+        << more(whole.forward_rise) << " more in F, " << more(whole.backward_p1_rise) << " in I and "
+        << more(whole.backward_p2_rise) << " in W. Samples cost " << fixed(model.sample_costs.front(), 2)
+        << " to " << fixed(model.sample_costs.back(), 2) << " times the mean.\n";
   }
   for (const auto& lengths : model.slice_lengths) {
     const int slices = static_cast<int>(lengths.size());
