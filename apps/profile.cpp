@@ -89,8 +89,11 @@ void print_size(const CostModel& model, size_t size, double parameters) {
     std::cout
         << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
         << more(whole.forward_rise) << " more in F, " << more(whole.backward_p1_rise) << " in I and "
-        << more(whole.backward_p2_rise) << " in W. Samples cost " << fixed(model.sample_costs.front(), 2)
-        << " to " << fixed(model.sample_costs.back(), 2) << " times the mean.\n";
+        << more(whole.backward_p2_rise)
+        << " in W. The cost of a sample is its number of pairs of positions "
+           "within documents, here "
+        << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
+        << " times the mean.\n";
   }
   for (const auto& lengths : model.slice_lengths) {
     const int slices = static_cast<int>(lengths.size());

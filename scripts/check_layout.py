@@ -107,6 +107,16 @@ for path in files:
             if not declared[name] & there and not any(another.search(code[one]) for one in there):
                 problems.append(f"{path}: {name} is called, but {' or '.join(sorted(declared[name]))} is not included")
 
+for path in files:
+    if path.startswith("tests/") and path.endswith("_test.cpp"):
+        folder = os.path.dirname(path)
+        while not os.path.exists(f"{folder}/CMakeLists.txt"):
+            folder = os.path.dirname(folder)
+        with open(f"{folder}/CMakeLists.txt", encoding="utf-8") as file:
+            lists = file.read()
+        if os.path.relpath(path, folder) not in lists and "FOLDER" not in lists:
+            problems.append(f"{path}: {folder}/CMakeLists.txt does not name it, so it does not run")
+
 pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
 for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exist
     with open(page, encoding="utf-8") as file:

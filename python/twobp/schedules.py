@@ -81,11 +81,16 @@ class Schedule:
         `cap` is the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative, for
         another number of stages, and for a number of lists that does not divide that of the micro-batches."""
         def rows(cost: Cost) -> list[list[float]]:
-            if not isinstance(cost, Sequence):
-                return [[float(cost)]]
-            if len(cost) > 0 and all(isinstance(row, Sequence) for row in cost):
-                return [[float(one) for one in row] for row in cost]
-            return [[float(one) for one in cost]]
+            if hasattr(cost, "tolist"):  # an array or a tensor
+                cost = cost.tolist()
+            try:
+                if not isinstance(cost, Sequence):
+                    return [[float(cost)]]
+                if len(cost) > 0 and all(isinstance(row, Sequence) for row in cost):
+                    return [[float(one) for one in row] for row in cost]
+                return [[float(one) for one in cost]]
+            except (TypeError, ValueError):
+                raise _native.Error(f"a cost must be a number, a list with one for each stage, or a list of such lists, not {cost!r}") from None
 
         return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), p2_units, latency, cap or 0), self)
 

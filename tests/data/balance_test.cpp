@@ -32,9 +32,9 @@ TEST(TypicalSamples, AreNearestToTheMean) {
   EXPECT_EQ(typical_samples(Priced({3, 4}), 5), (std::vector<int64_t>{0, 1}));
 }
 
-TEST(CostliestSamples, AreInOrder) {
-  EXPECT_EQ(costliest_samples(Priced({9, 1, 5, 6, 1}), 2), (std::vector<int64_t>{0, 3}));
-  EXPECT_EQ(costliest_samples(Priced({3, 4}), 5), (std::vector<int64_t>{0, 1}));
+TEST(CostliestSample, IsTheFirstOfSeveral) {
+  EXPECT_EQ(costliest_sample(Priced({1, 9, 5, 9})), 1);
+  EXPECT_EQ(costliest_sample(Priced({7, 7, 7})), 0);
 }
 
 TEST(RelativeCosts, ArePartsOfAllSamples) {

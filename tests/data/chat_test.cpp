@@ -99,7 +99,11 @@ TEST_F(Chats, CountTheTurnsOfTheAssistant) {
   refuse(plain, {message("assistant", "yes"), message("tool", "x")}, {"no tools here"});
   refuse(plain, json::array(), {"list of messages"});
   refuse(plain, json::array({{{"content", "hi"}}}), {"role"});
-  refuse(plain, json::array({{{"role", "assistant"}}}), {"content"});
+  refuse(plain, {message("user", "hi"), {{"role", "assistant"}}}, {"message 2", "'assistant'", "no content"});
+  refuse(plain, {{{"role", "user"}, {"content", nullptr}}, message("assistant", "yes")},
+         {"message 1", "no content"});
+  refuse(plain, {{{"role", "user"}, {"content", 5}}, message("assistant", "yes")},
+         {"message 1", "is 5, not a text"});
   EXPECT_EQ(texts_of(plain.encode(document)).first, text) << "it goes on";
 }
 

@@ -228,9 +228,10 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
   };
   for (const char* packing : {"whole", "none"})
     refuse(config_of(path, packing), keeps_apart(),
-           {packing, "document 3", "15 tokens", "data.sequence (8)", "1 others", "split"});
+           {packing, "the document at", "a.jsonl:3 of data.text", "15 tokens", "data.sequence (8)",
+            "1 others", "split"});
   refuse(config_of(folder.write("one.jsonl", lines({"012345678"})), "whole"), keeps_apart(),
-         {"document 1", "data.sequence (8): make"});
+         {"one.jsonl:1 of", "data.sequence (8): make"});
   refuse(config_of(path, "split"), ModelInput{}, {"data.packing", "llama", "stream or none"});
   ModelInput masked = keeps_apart();
   masked.kind = InputKind::kMaskedTokens;

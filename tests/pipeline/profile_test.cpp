@@ -14,7 +14,7 @@ namespace {
 
 // F of the probe sleeps for as many milliseconds as the first input says, I for twice as many.
 Profile profile_of(double typical_cost, double typical_ms, double costly_cost, double costly_ms) {
-  ModelSpec model = test::small_mlp(1);
+  ModelSpec model = test::small_mlp(2);
   const auto hooks = test::insert_probe(model, 1);
   const auto sleep = [](const Context& context, double times) {
     const double ms = times * context.field("input").flatten()[0].item<double>();

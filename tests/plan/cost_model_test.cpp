@@ -227,8 +227,33 @@ TEST(CostModelFile, ReportsBadFiles) {
   expect_contains(error_with([](json& file) { file["sample_costs"] = 3; }), {"\"sample_costs\"", "array"});
   expect_contains(error_with([](json& file) { file["sample_costs"] = {"dear"}; }),
                   {"sample_costs", "\"dear\""});
+  EXPECT_EQ(error_with([](json& file) {
+              file["sample_costs"] = {0.1 + 0.2, 0.3, 2.4};
+            }),
+            "")
+      << "equal but for the last digit";
+  const auto rise = [&](double seconds) {
+    return error_with([&](json& file) {
+      file["sample_costs"] = {0.5, 1.5};
+      costs(file)["forward_rise_seconds"] = seconds;  // of 2 seconds
+    });
+  };
+  EXPECT_EQ(rise(4), "");
+  EXPECT_EQ(rise(-4), "");
+  expect_at(rise(4.5), {"forward would take -0.25 seconds", "cost 0.5 times"});
+  expect_at(rise(-4.5), {"forward would take -0.25 seconds", "cost 1.5 times"});
+  expect_at(set("forward_rise", 1), {"unknown field \"forward_rise\""});
+  expect_contains(error_with([](json& file) {
+                    file["sample_cost"] = {0, 2};
+                  }),
+                  {"unknown field \"sample_cost\""});
+  expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slices"] = 3; }),
+                  {"kind1", "unknown field \"slices\""});
   expect_contains(error_with([](json& file) { file["sample_costs"] = {2, 0}; }), {"fall from 2 to 0"});
-  expect_contains(error_with([](json& file) { file["sample_costs"] = {-1, 3}; }), {"cost of samples is -1"});
+  expect_contains(error_with([](json& file) {
+                    file["sample_costs"] = {-1, 3};
+                  }),
+                  {"cost of samples 0 is -1"});
   expect_contains(error_with([](json& file) {
                     file["sample_costs"] = {1, 2};
                   }),
@@ -351,8 +376,8 @@ TEST(CostModel, RejectsInconsistentValues) {
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].output = -1; }, "output bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].input_gradient = -1; }, "input gradient bytes"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_held = 1.1e18; }, "beyond"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_rise = -1.1e18; }, "rise of seconds"},
-      {[](CostModel&, KindCosts& kind) { kind.at_size[0].backward_p2_rise = NAN; }, "rise of seconds"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].forward_rise = -1.1e18; }, "rise is"},
+      {[](CostModel&, KindCosts& kind) { kind.at_size[0].backward_p2_rise = NAN; }, "rise is"},
       {[](CostModel&, KindCosts& kind) { kind.at_size[0].p1_held = -1.1e18; }, "beyond"}};
   for (const auto& [change, part] : faults) expect_contains(error_after(change), {part});
   model = model_of({{}});

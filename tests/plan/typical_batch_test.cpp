@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tests/plan/support.h"
+#include "twobp/core/balanced_order.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
@@ -21,6 +22,11 @@ TEST(TypicalBatch, HasSamplesFromAllParts) {
       << "one of two replicas";
 }
 
+TEST(TypicalBatch, IsFastForMachinesOfManyRanks) {
+  EXPECT_EQ(typical_batch({0.5, 1.5}, {1 << 20, 4, 1}).size(), 4U);
+  EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 1 << 14, 4}).size(), 1U << 14);
+}
+
 TEST(TypicalBatch, KeepsTheMean) {
   const std::vector<double> costs = {0.1, 0.1, 0.4, 0.4, 1, 1.5, 1.5, 3};
   for (const int micro_batches : {1, 2, 5, 16}) {
@@ -29,6 +35,21 @@ TEST(TypicalBatch, KeepsTheMean) {
       ASSERT_EQ(batch.size(), static_cast<size_t>(micro_batches));
       EXPECT_NEAR(std::accumulate(batch.begin(), batch.end(), 0.), micro_batches, 1e-9);
     }
+  }
+}
+
+// Long documents that are cut at the sequence's length have equal costs, whose means differ in the last
+// digits.
+TEST(SampleCosts, MayBeEqualForManySamples) {
+  CostModel model = model_of({{}});
+  for (int samples = 10; samples < 600; ++samples) {
+    std::vector<double> costs(samples, 2.51);
+    for (int i = 0; i < samples / 3; ++i) costs[i] = 0.1 + 1e-3 * i;
+    double sum = 0;
+    for (const double cost : costs) sum += cost;
+    for (double& cost : costs) cost *= samples / sum;
+    model.sample_costs = means_of_parts(costs, 64);
+    EXPECT_NO_THROW(check_cost_model(model)) << samples;
   }
 }
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+import torch
 
 import twobp
 
@@ -86,11 +87,13 @@ def test_micro_batches_may_cost_unequally():
 
     assert [step(1, 3, 1), step(3, 1, 1), step(1), step(1, 1, 1)] == [17, 20, 12, 12]
     assert schedule.simulate([[1, 1], [3, 3], [1, 1]], [[1, 1], [3, 3], [1, 1]]).step == 17
+    array = torch.tensor([[1.0], [3], [1]])
+    assert schedule.simulate(array, array.numpy(), 1).step == 17
 
 
 @pytest.mark.parametrize("costs", [
     {"forward": [1, 2, 3]}, {"forward": -1}, {"backward_p2": float("nan")}, {"forward": []}, {"forward": [[1], [1], [1]]},
-    {"forward": [[1], [1, 2, 3]]}, {"forward": [[1], [1]], "backward_p1": [[1]] * 4}])
+    {"forward": [[1], [1, 2, 3]]}, {"forward": [[1], 3]}, {"forward": None}, {"forward": "dear"}, {"forward": [[1], [1]], "backward_p1": [[1]] * 4}])
 def test_bad_costs_are_an_error(costs):
     with pytest.raises(twobp.Error):
         twobp.schedule("1f1b", stages=2).simulate(**costs)

@@ -314,10 +314,12 @@ TEST(UnequalMicroBatches, TheOrderDecidesTheStep) {
 TEST(UnequalMicroBatches, RowsMustDivideThem) {
   const Schedule schedule = make_schedule("1f1b", 2, 4, P2Policy::kOff);
   for (const int rows : {1, 2, 4}) simulate(schedule, std::vector<StageCost>(rows * 2));
-  for (const int costs : {0, 3, 6, 16})
-    test::expect_error(
-        [&] { simulate(schedule, std::vector<StageCost>(costs)); },
-        {"needs 2 costs, one for each stage", "divides 4, the micro-batches", concat("got ", costs)});
+  const std::vector<std::pair<int, std::string>> faults = {
+      {0, "0 rows"}, {3, "3 costs"}, {6, "3 rows"}, {16, "8 rows"}};
+  for (const auto& [costs, given] : faults)
+    test::expect_error([&] { simulate(schedule, std::vector<StageCost>(costs)); },
+                       {"needs 2 costs, one for each stage", "each of the 4 micro-batches", "divide 4",
+                        concat("got ", given)});
 }
 
 }  // namespace

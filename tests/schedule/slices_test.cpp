@@ -138,7 +138,7 @@ TEST(Slices, EachHasItsOwnCosts) {
   EXPECT_EQ(simulation.ranks[0].peak_bytes, 300);
   costs.pop_back();
   test::expect_error([&] { simulate(schedule, costs); },
-                     {"needs 2 costs, one for each stage", "divides 2, the slices", "got 3"});
+                     {"needs 2 costs, one for each stage", "each of the 2 slices of all", "got 3 costs"});
   costs.emplace_back().p2_units = 3;
   test::expect_error([&] { simulate(schedule, costs); }, {"stage 1", "row 1"});
 }

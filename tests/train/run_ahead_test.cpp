@@ -72,6 +72,13 @@ TEST(RunAhead, KeepsEveryBit) {
   expect_same("last batches of an epoch", "1f1b", [](Config& config) {
     config.data.held_out = 1 - 21.0 / 1024;  // 21 samples to train on: batches of 8, 8 and 5
   });
+  for (const double clip_norm : {0.0, 0.3}) {
+    expect_same("a replica without samples", "1f1b", [=](Config& config) {
+      config.data.held_out = 1 - 17.0 / 1024;  // batches of 16 and 1
+      config.pipeline.data_parallel = 2;
+      config.train.clip_norm = clip_norm;
+    });
+  }
   for (const int ranks : {1, 2}) {  // with one rank, the loss is in the part that runs first
     for (const std::string schedule : {"1f1b", "gpipe"}) {
       expect_same(concat("fp16, ", ranks, " ranks"), schedule, [=](Config& config) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <queue>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -20,15 +21,15 @@ std::vector<std::vector<size_t>> fill(const std::vector<int64_t>& costs, int64_t
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return costs[a] > costs[b]; });
   std::vector<std::vector<size_t>> filled(static_cast<size_t>(bins));
-  std::vector<int64_t> sums(filled.size(), 0);
+  // Bins with room, the one that costs least first, and of equal ones the first.
+  using Bin = std::pair<int64_t, size_t>;
+  std::priority_queue<Bin, std::vector<Bin>, std::greater<>> least;
+  for (size_t bin = 0; bin < filled.size(); ++bin) least.emplace(0, bin);
   for (const size_t item : order) {
-    size_t least = filled.size();
-    for (size_t bin = 0; bin < filled.size(); ++bin) {
-      if (std::cmp_less(filled[bin].size(), capacity) && (least == filled.size() || sums[bin] < sums[least]))
-        least = bin;
-    }
-    filled[least].push_back(item);
-    sums[least] += costs[item];
+    const auto [sum, bin] = least.top();
+    least.pop();
+    filled[bin].push_back(item);
+    if (std::cmp_less(filled[bin].size(), capacity)) least.emplace(sum + costs[item], bin);
   }
   for (std::vector<size_t>& items : filled) std::sort(items.begin(), items.end());
   return filled;

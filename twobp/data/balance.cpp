@@ -12,21 +12,6 @@ namespace {
 
 constexpr size_t kParts = 64;
 
-// The `count` samples with the least `key`, in order.
-template <typename Key>
-std::vector<int64_t> least_samples(const Dataset& dataset, int64_t count, Key&& key) {
-  std::vector<int64_t> samples(static_cast<size_t>(dataset.size()));
-  std::iota(samples.begin(), samples.end(), int64_t{0});
-  std::vector<double> keys;
-  for (const int64_t sample : samples) keys.push_back(key(static_cast<double>(dataset.cost(sample))));
-  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
-    return keys[static_cast<size_t>(a)] < keys[static_cast<size_t>(b)];
-  });
-  samples.resize(static_cast<size_t>(std::min(count, dataset.size())));
-  std::sort(samples.begin(), samples.end());
-  return samples;
-}
-
 }  // namespace
 
 std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
@@ -64,14 +49,27 @@ std::vector<double> relative_costs(const Dataset& dataset) {
 
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
   const double mean = mean_cost(dataset);
-  if (mean != 0) return least_samples(dataset, count, [&](double cost) { return std::abs(cost - mean); });
-  std::vector<int64_t> samples(static_cast<size_t>(std::min(count, dataset.size())));
+  const int64_t taken = std::min(count, dataset.size());
+  std::vector<int64_t> samples(static_cast<size_t>(mean == 0 ? taken : dataset.size()));
   std::iota(samples.begin(), samples.end(), int64_t{0});
+  if (mean == 0) return samples;
+  std::vector<double> apart;
+  for (const int64_t sample : samples)
+    apart.push_back(std::abs(static_cast<double>(dataset.cost(sample)) - mean));
+  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
+    return apart[static_cast<size_t>(a)] < apart[static_cast<size_t>(b)];
+  });
+  samples.resize(static_cast<size_t>(taken));
+  std::sort(samples.begin(), samples.end());
   return samples;
 }
 
-std::vector<int64_t> costliest_samples(const Dataset& dataset, int64_t count) {
-  return least_samples(dataset, count, [](double cost) { return -cost; });
+int64_t costliest_sample(const Dataset& dataset) {
+  int64_t costliest = 0;
+  for (int64_t sample = 1; sample < dataset.size(); ++sample) {
+    if (dataset.cost(sample) > dataset.cost(costliest)) costliest = sample;
+  }
+  return costliest;
 }
 
 }  // namespace twobp

@@ -24,7 +24,7 @@ std::vector<double> relative_costs(const Dataset& dataset);
 // if all cost the same.
 std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count);
 
-// The `count` samples that cost most, in order; at most dataset.size().
-std::vector<int64_t> costliest_samples(const Dataset& dataset, int64_t count);
+// The sample that costs most; the first of several. The dataset must have one.
+int64_t costliest_sample(const Dataset& dataset);
 
 }  // namespace twobp

@@ -125,21 +125,38 @@ DocumentTokens encoded_documents(const DataConfig& data, const std::vector<std::
   return text;
 }
 
+// Where each document with text is: finds it by reading the files again. `count`: the documents with tokens.
+std::function<std::string(int64_t)> origins_of(std::vector<std::string> files, std::string field,
+                                               int64_t count) {
+  return [=](int64_t document) {
+    int64_t number = 0;
+    std::string origin;
+    for_each_document(files, field, [&](const Document& one) {
+      if (!one.text.empty() && number++ == document) origin = one.origin;
+    });
+    // A tokenizer may make no tokens of a text.
+    return number == count ? concat("the document at ", origin) : concat("document ", document + 1);
+  };
+}
+
 // The documents of data.text, packed into samples. Those at the end are held out.
 DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentTokens> text) {
   const auto packed = [&](int64_t first, int64_t last) {
     auto part =
         std::make_shared<PackedDataset>(text, first, last, parse_packing(data.packing), data.sequence);
-    TWOBP_CHECK(part->size() > 0, "data.text: the ", last - first, " documents ",
-                first == 0 ? "to train on" : "held out", " have ", text->end(last - 1) - text->begin(first),
+    TWOBP_CHECK(part->size() > 0, "data.text: the ",
+                last - first == 1 ? "document" : concat(last - first, " documents"), ' ',
+                first == 0 ? "to train on" : "held out", last - first == 1 ? " has " : " have ",
+                text->end(last - 1) - text->begin(first),
                 " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence,
                 ") shorter.");
     return part;
   };
   const auto documents = static_cast<int64_t>(text->ends.size());
   const int64_t least = data.held_out > 0 ? 2 : 1;
-  TWOBP_CHECK(documents >= least, "data.text has ", documents, " documents with text, but ",
-              least == 1 ? "one is" : "two are", " needed", least == 1 ? "" : ", one of them to hold out",
+  TWOBP_CHECK(documents >= least, "data.text has ", documents, documents == 1 ? " document" : " documents",
+              " with text, but ", least == 1 ? "one is" : "two are", " needed",
+              least == 1 ? "" : ", one of them to hold out",
               least == 1 ? ": give more." : ": give more, or set data.held_out to 0.");
   if (data.held_out == 0) return {packed(0, documents), nullptr};
   const double kept = (1 - data.held_out) * static_cast<double>(text->ends.back());
@@ -160,9 +177,10 @@ std::shared_ptr<const DocumentTokens> open_documents(const DataConfig& data, con
   const std::vector<std::string> files = text_files(data);
   const std::string tokenizer = tokenizer_of(data, model);
   if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
-  return std::make_shared<const DocumentTokens>(tokenizer.empty()
-                                                    ? byte_documents(data, files)
-                                                    : encoded_documents(data, files, tokenizer, model.vocab));
+  DocumentTokens text = tokenizer.empty() ? byte_documents(data, files)
+                                          : encoded_documents(data, files, tokenizer, model.vocab);
+  text.origin = origins_of(files, data.field, static_cast<int64_t>(text.ends.size()));
+  return std::make_shared<const DocumentTokens>(std::move(text));
 }
 
 // Joined, and cut like plain text.

@@ -37,9 +37,10 @@ StepSetup Pipeline::forward_setup(int micro_batches) const {
     setup.schedule.micro_batches = 0;
     setup.schedule.rank_of_stage = rank_of_stage_;
     setup.schedule.ranks.resize(ranks());
-    return setup;
+  } else {
+    setup.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
   }
-  setup.schedule = make_forward_schedule(rank_of_stage_, micro_batches);
+  setup.leading = leading_forwards(setup.schedule);
   return setup;
 }
 

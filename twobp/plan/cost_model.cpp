@@ -13,6 +13,8 @@
 namespace twobp {
 namespace {
 
+constexpr double kRounding = 1e-6;  // of the costs of samples
+
 void check_number(double value, const std::string& what) {
   TWOBP_CHECK(value >= 0 && value <= kMostCost, what, " is ", value, ": must be from 0 to ", kMostCost);
 }
@@ -38,7 +40,20 @@ LayerCost at_size(const CostModel& model, const std::vector<LayerCost>& costs, i
   return between(LayerCost(), costs[nearest], static_cast<double>(size) / sizes[nearest]);
 }
 
-void check_costs(const LayerCost& cost, const std::string& where) {
+// A rise may not make the seconds of any samples negative.
+void check_rise(double seconds, double rise, const std::vector<double>& sample_costs,
+                const std::string& what) {
+  TWOBP_CHECK(std::abs(rise) <= kMostCost, what, " rise is ", rise, " seconds: must be from ", -kMostCost,
+              " to ", kMostCost);
+  if (sample_costs.empty()) return;
+  for (const double samples : {sample_costs.front(), sample_costs.back()}) {
+    const double then = seconds + rise * (samples - 1);
+    TWOBP_CHECK(then >= -kRounding * seconds, what, " would take ", then, " seconds for samples that cost ",
+                samples, " times the mean: the rise is ", rise, " seconds, but must leave at least 0");
+  }
+}
+
+void check_costs(const LayerCost& cost, const std::vector<double>& sample_costs, const std::string& where) {
   check_number(cost.forward, where + " forward seconds");
   TWOBP_CHECK(cost.forward > 0, where, " forward seconds are 0: F takes time, was the layer measured?");
   check_number(cost.backward_p1, where + " backward-p1 seconds");
@@ -52,10 +67,9 @@ void check_costs(const LayerCost& cost, const std::string& where) {
   check_number(cost.stash, where + " stash bytes");
   check_number(cost.output, where + " output bytes");
   check_number(cost.input_gradient, where + " input gradient bytes");
-  for (const double rise : {cost.forward_rise, cost.backward_p1_rise, cost.backward_p2_rise}) {
-    TWOBP_CHECK(std::abs(rise) <= kMostCost, where, " rise of seconds is ", rise, ": must be from ",
-                -kMostCost, " to ", kMostCost);
-  }
+  check_rise(cost.forward, cost.forward_rise, sample_costs, where + " forward");
+  check_rise(cost.backward_p1, cost.backward_p1_rise, sample_costs, where + " backward-p1");
+  check_rise(cost.backward_p2, cost.backward_p2_rise, sample_costs, where + " backward-p2");
   TWOBP_CHECK(std::abs(cost.forward_held) <= kMostCost && std::abs(cost.p1_held) <= kMostCost, where,
               " bytes held after forward or backward-p1 are beyond ", kMostCost);
 }
@@ -109,7 +123,7 @@ void check_slices(const CostModel& model, const KindCosts& kind, const std::stri
       for (size_t i = 0; i < slices[slice].size(); ++i) {
         const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
                                       model.micro_batch_sizes[i], ":");
-        check_costs(slices[slice][i], at);
+        check_costs(slices[slice][i], model.sample_costs, at);
         TWOBP_CHECK(slices[slice][i].p2_units == slices[0][i].p2_units, at, " ", slices[slice][i].p2_units,
                     " p2 units, but slice 0 has ", slices[0][i].p2_units);
       }
@@ -135,13 +149,14 @@ void check_lengths(const std::vector<std::vector<int>>& all) {
 void check_sample_costs(const std::vector<double>& costs) {
   double sum = 0;
   for (size_t i = 0; i < costs.size(); ++i) {
-    check_number(costs[i], "a cost of samples");
-    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1], "the costs of samples fall from ", costs[i - 1], " to ",
-                costs[i], ": give the cheapest first");
+    check_number(costs[i], concat("the cost of samples ", i));
+    // Means of equal costs may differ in the last digits.
+    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1] * (1 - kRounding), "the costs of samples fall from ",
+                costs[i - 1], " to ", costs[i], ": give the cheapest first");
     sum += costs[i];
   }
   const double mean = sum / static_cast<double>(std::max<size_t>(1, costs.size()));
-  TWOBP_CHECK(costs.empty() || std::abs(mean - 1) < 1e-6, "the costs of samples have a mean of ", mean,
+  TWOBP_CHECK(costs.empty() || std::abs(mean - 1) < kRounding, "the costs of samples have a mean of ", mean,
               ", but they are relative to their mean, so it must be 1");
 }
 
@@ -199,7 +214,8 @@ void check_cost_model(const CostModel& model) {
     check_number(kind.optimizer_seconds, where + " optimizer seconds");
     check_number(kind.update_bytes, where + " bytes of the update");
     for (size_t i = 0; i < kind.at_size.size(); ++i) {
-      check_costs(kind.at_size[i], concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
+      check_costs(kind.at_size[i], model.sample_costs,
+                  concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
     }
     check_slices(model, kind, where);
   }

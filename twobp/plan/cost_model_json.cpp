@@ -1,12 +1,15 @@
 // The cost model as a file. People read it too, so fields have names with units.
 #include <cmath>
 #include <limits>
+#include <set>
 #include <string>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
+#include "twobp/core/text.h"
 #include "twobp/core/text_file.h"
 #include "twobp/plan/cost_model.h"
 
@@ -79,9 +82,15 @@ ordered_json costs_json(const std::vector<LayerCost>& at_size, const std::vector
   return all;
 }
 
+// "an array", "a string", "null".
+std::string with_article(const ordered_json& value) {
+  if (value.is_null()) return "null";
+  return concat(value.is_structured() ? "an " : "a ", value.type_name());
+}
+
 // A short form of an invalid value, for messages.
 std::string shortened(const ordered_json& value) {
-  if (value.is_structured()) return concat("an ", value.type_name());  // "an array", "an object"
+  if (value.is_structured()) return with_article(value);
   std::string text = value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   if (text.size() <= kMostShown) return text;
   return text.substr(0, kMostShown) + " ...";
@@ -96,6 +105,10 @@ class Reader {
     TWOBP_CHECK(json.contains("format") && json["format"] == kFormat, origin_,
                 " is no cost model: its \"format\" is not \"", kFormat,
                 "\". Write one with: twobp profile CONFIG --json FILE");
+    check_fields(json,
+                 {"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices",
+                  "sample_costs", "kinds", "layers"},
+                 "the file");
     CostModel model;
     for (const auto& size : member(json, "micro_batch_sizes", "the file", ordered_json::value_t::array)) {
       model.micro_batch_sizes.push_back(whole(size, "a micro-batch size"));
@@ -143,6 +156,9 @@ class Reader {
 
   KindCosts read_kind(const ordered_json& json, const std::string& where, const CostModel& model) const {
     check_object(json, where);
+    std::set<std::string> known = {"costs", "slice_costs"};
+    for (const KindField& field : kKindFields) known.insert(field.name);
+    check_fields(json, std::move(known), where);
     KindCosts kind;
     for (const KindField& field : kKindFields) {
       if (field.optional && !json.contains(field.name)) continue;
@@ -182,6 +198,9 @@ class Reader {
     for (size_t i = 0; i < sizes.size(); ++i) {
       const std::string entry = concat(where, ", micro-batch size ", sizes[i]);
       check_object(costs[i], entry);
+      std::set<std::string> known = {"micro_batch_size", "p2_units"};
+      for (const CostField& field : kCostFields) known.insert(field.name);
+      check_fields(costs[i], std::move(known), entry);
       TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
                   ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i,
                   " is of another size");
@@ -196,9 +215,17 @@ class Reader {
     return all;
   }
 
+  // Throws for a misspelt field, which would be passed over if it is optional.
+  void check_fields(const ordered_json& json, std::set<std::string> known, const std::string& where) const {
+    for (const auto& [name, value] : json.items()) {
+      TWOBP_CHECK(known.contains(name), origin_, ": ", where, " has an unknown field \"",
+                  checked_name(name, where), "\": its fields are ", join({known.begin(), known.end()}));
+    }
+  }
+
   void check_object(const ordered_json& json, const std::string& where) const {
     TWOBP_CHECK(json.is_object(), origin_, ": ", where, " must be a JSON object, but it is ",
-                json.type_name());
+                with_article(json));
   }
 
   const ordered_json& any(const ordered_json& json, const char* key, const std::string& where) const {
@@ -210,7 +237,7 @@ class Reader {
                              ordered_json::value_t type) const {
     const ordered_json& value = any(json, key, where);
     TWOBP_CHECK(value.type() == type, origin_, ": ", where, ": \"", key, "\" must be ",
-                ordered_json(type).type_name(), ", but it is ", value.type_name());
+                with_article(ordered_json(type)), ", but it is ", with_article(value));
     return value;
   }
 

@@ -11,16 +11,14 @@ ProfiledBatch profiled_batch(const Dataset& data, int64_t size) {
   ProfiledBatch batch(data.read(typical, 0));
   const double mean = mean_cost(data);
   if (mean == 0) return batch;
-  const auto cost_of = [&](const std::vector<int64_t>& samples) {
-    double sum = 0;
-    for (const int64_t sample : samples) sum += static_cast<double>(data.cost(sample));
-    return sum / static_cast<double>(samples.size()) / mean;
-  };
-  const std::vector<int64_t> costliest = costliest_samples(data, size);
-  batch.cost = cost_of(typical);
-  batch.costly_cost = cost_of(costliest);
-  // Otherwise micro-batches of this size hardly differ.
-  if (batch.costly_cost > batch.cost) batch.costly = data.read(costliest, 0);
+  batch.cost = 0;
+  for (const int64_t sample : typical) {
+    batch.cost += static_cast<double>(data.cost(sample)) / mean / static_cast<double>(typical.size());
+  }
+  const int64_t costliest = costliest_sample(data);
+  batch.costly_cost = static_cast<double>(data.cost(costliest)) / mean;
+  if (batch.costly_cost > batch.cost)
+    batch.costly = data.read(std::vector<int64_t>(typical.size(), costliest), 0);
   return batch;
 }
 

@@ -157,6 +157,12 @@ def refuse_lost_tools(template, messages, text):
 def encode(tokenizer, messages, tools):
     if not messages or not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
         raise RuntimeError("a chat is a list of messages with a role and content")
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise RuntimeError(f"message {i + 1}, of the role {message['role']!r}, has no content: give it a text, or remove the message")
+        if not isinstance(content, (str, list, type(None))):
+            raise RuntimeError(f"the content of message {i + 1}, of the role {message['role']!r}, is {content!r}, not a text: put it in quotes")
     if not any(message["role"] == "assistant" for message in messages):
         raise RuntimeError("the chat has no turn of the assistant, so there is nothing to learn: remove it")
     # A column of a table is null where a message has no such key, and templates ask whether it has.

@@ -36,9 +36,10 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t
   const auto too_long =
       std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
   const std::string others = too_long > 1 ? concat(", as have ", too_long - 1, " others") : "";
-  TWOBP_CHECK(most <= sequence, "data.packing is \"", packs_ ? "whole" : "none", "\", but document ",
-              first + longest + 1, " of data.text has ", most, " tokens, more than data.sequence (", sequence,
-              ")", others, ": make data.sequence longer, shorten them, or set data.packing to split.");
+  TWOBP_CHECK(most <= sequence, "data.packing is \"", packs_ ? "whole" : "none", "\", but ",
+              text_->origin ? text_->origin(first + longest) : concat("document ", first + longest + 1),
+              " of data.text has ", most, " tokens, more than data.sequence (", sequence, ")", others,
+              ": make data.sequence longer, shorten such documents, or set data.packing to split.");
   std::vector<std::vector<int64_t>> samples;
   if (packs_) {
     samples = best_fit(lengths, sequence);

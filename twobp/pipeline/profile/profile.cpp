@@ -193,9 +193,11 @@ std::vector<Context> contexts_of(const std::vector<const Fields*>& batches, cons
 // The cost at the mean of all samples, and how it rises: the line through both measurements.
 LayerCost at_mean(LayerCost cost, const LayerCost& costly, const ProfiledBatch& batch) {
   const auto line = [&](double LayerCost::*seconds, double LayerCost::*rise) {
-    cost.*rise = (costly.*seconds - cost.*seconds) / (batch.costly_cost - batch.cost);
-    const double mean = cost.*seconds + (1 - batch.cost) * cost.*rise;
+    const double slope = (costly.*seconds - cost.*seconds) / (batch.costly_cost - batch.cost);
+    const double mean = cost.*seconds + (1 - batch.cost) * slope;
     if (mean > 0) cost.*seconds = mean;
+    // Noise makes no seconds negative, of the cheapest samples or of the costliest.
+    cost.*rise = std::clamp(slope, -(cost.*seconds) / (batch.costly_cost - 1), cost.*seconds);
   };
   line(&LayerCost::forward, &LayerCost::forward_rise);
   line(&LayerCost::backward_p1, &LayerCost::backward_p1_rise);

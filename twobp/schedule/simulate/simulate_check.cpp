@@ -71,9 +71,11 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
   TWOBP_CHECK(
       rows > 0 && costs.size() == rows * stages && schedule.micro_batches % static_cast<int>(rows) == 0,
       "simulating '", schedule.name, "' needs ", stages,
-      " costs, one for each stage, or a number of such rows that divides ", schedule.micro_batches,
-      schedule.slices > 1 ? ", the slices of all micro-batches" : ", the micro-batches", ", got ",
-      costs.size());
+      " costs, one for each stage, or rows of them: one for each of the ", schedule.micro_batches,
+      schedule.slices > 1 ? " slices of all micro-batches" : " micro-batches",
+      ", or fewer, which repeat (then their number must divide ", schedule.micro_batches, "); got ",
+      costs.size() == rows * stages ? concat(rows, rows == 1 ? " row" : " rows")
+                                    : concat(costs.size(), " costs"));
   for (size_t i = 0; i < costs.size(); ++i) {
     const StageCost& first = costs[i % stages];
     check_stage_cost(costs[i], static_cast<int>(i % stages));

@@ -27,6 +27,13 @@ void check_whole(const fs::path& path, const FileFacts& listed) {
   TWOBP_CHECK(found.crc == listed.crc, path.string(), " is damaged: it does not match its checksum");
 }
 
+// Why the tensors of this run may be others.
+const char* other_run(CheckpointFile file) {
+  return file == CheckpointFile::kOptimizer
+             ? "it is a checkpoint of another model, or optimizer.groups gives the parameter another rule"
+             : "it is a checkpoint of another model";
+}
+
 }  // namespace
 
 struct Checkpoint::Part {
@@ -111,21 +118,21 @@ void Checkpoint::verify(const Part& part) const {
 void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
   for (const auto& [name, tensor] : expected) {
     TWOBP_CHECK(contains(file, name), place_of(file), " has no ", name,
-                ", which this run has: it is a checkpoint of another model");
+                ", which this run has: ", other_run(file));
     const Part& part = part_with(file, name);
     verify(part);
     const at::IntArrayRef sizes = part.tensors.shape(name);
     const at::ScalarType type = part.tensors.type(name);
     TWOBP_CHECK(sizes == tensor.sizes() && type == tensor.scalar_type(), part.path.string(), ": ", name,
                 " is ", shape_of(sizes, type), ", in this run it is ",
-                shape_of(tensor.sizes(), tensor.scalar_type()), ": it is a checkpoint of another model");
+                shape_of(tensor.sizes(), tensor.scalar_type()), ": ", other_run(file));
   }
 }
 
 void Checkpoint::check_no_others(File file, const std::set<std::string>& known) const {
   for (const auto& [key, part] : where_) {
     TWOBP_CHECK(key.first != file || known.contains(key.second), part->path.string(), " has ", key.second,
-                ", which this run does not have: it is a checkpoint of another model");
+                ", which this run does not have: ", other_run(file));
   }
 }
 
