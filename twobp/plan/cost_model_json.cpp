@@ -158,7 +158,7 @@ class Reader {
     check_object(json, where);
     std::set<std::string> known = {"costs", "slice_costs"};
     for (const KindField& field : kKindFields) known.insert(field.name);
-    check_fields(json, std::move(known), where);
+    check_fields(json, known, where);
     KindCosts kind;
     for (const KindField& field : kKindFields) {
       if (field.optional && !json.contains(field.name)) continue;
@@ -200,7 +200,7 @@ class Reader {
       check_object(costs[i], entry);
       std::set<std::string> known = {"micro_batch_size", "p2_units"};
       for (const CostField& field : kCostFields) known.insert(field.name);
-      check_fields(costs[i], std::move(known), entry);
+      check_fields(costs[i], known, entry);
       TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
                   ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i,
                   " is of another size");
@@ -216,7 +216,8 @@ class Reader {
   }
 
   // Throws for a misspelt field, which would be passed over if it is optional.
-  void check_fields(const ordered_json& json, std::set<std::string> known, const std::string& where) const {
+  void check_fields(const ordered_json& json, const std::set<std::string>& known,
+                    const std::string& where) const {
     for (const auto& [name, value] : json.items()) {
       TWOBP_CHECK(known.contains(name), origin_, ": ", where, " has an unknown field \"",
                   checked_name(name, where), "\": its fields are ", join({known.begin(), known.end()}));

@@ -53,15 +53,16 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
 }
 
 // What the slices of a micro-batch leave after I, in the order of I, last to first. Only what is missing at
-// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest. `first`: the
-// first slice's bytes.
-void settle_slices(StageBytes& first, int stages, int slices) {
+// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest. `at`: the
+// place of the first slice.
+void settle_slices(std::vector<StageBytes>& all, size_t at, size_t stages, size_t slices) {
   double sum = 0;
   double least = 0;
-  for (int slice = slices - 1; slice >= 0; --slice) {
-    sum += (&first)[slice * stages].for_others;
+  for (size_t slice = slices; slice-- > 0;) {
+    sum += all[at + slice * stages].for_others;
     least = std::min(least, sum);
   }
+  StageBytes& first = all[at];
   first.for_others -= sum;
   first.deficit -= least;
 }
@@ -82,10 +83,10 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int sta
     if (!last || !cost.layers.empty()) messages.output = cost.output_bytes;
     all.push_back(cost.layers.empty() ? whole_stage(cost, messages) : layered_stage(cost, messages));
   }
-  const int rows = static_cast<int>(all.size()) / stages;
-  for (int row = 0; row < rows; row += std::min(rows, slices)) {
-    for (int stage = 0; stage < stages; ++stage)
-      settle_slices(all[row * stages + stage], stages, std::min(rows, slices));
+  const size_t rows = all.size() / stages;
+  const size_t together = std::min<size_t>(rows, slices);
+  for (size_t row = 0; row < rows; row += together) {
+    for (int stage = 0; stage < stages; ++stage) settle_slices(all, row * stages + stage, stages, together);
   }
   return all;
 }

@@ -21,7 +21,7 @@ std::vector<double> typical_batch(const std::vector<double>& sample_costs, const
 
 // The stages' costs for these micro-batches, as rows for `simulate` (costs_of_micro_batches). `costs` itself
 // if all samples cost the same.
-std::vector<StageCost> costs_of_batch(std::vector<StageCost> costs, const std::vector<double>& sample_costs,
-                                      const BatchShape& shape);
+std::vector<StageCost> costs_of_batch(const std::vector<StageCost>& costs,
+                                      const std::vector<double>& sample_costs, const BatchShape& shape);
 
 }  // namespace twobp
