@@ -4,6 +4,21 @@
 #include <utility>
 
 namespace twobp {
+namespace {
+
+// How many times as long an op takes if the samples cost so many times the mean.
+double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds,
+              double LayerCost::*rise) {
+  double all = 0;
+  double more = 0;
+  for (const LayerCost& layer : stage.layers) {
+    all += layer.*seconds;
+    more += layer.*rise;
+  }
+  return all > 0 ? std::max(0.0, 1 + (times_the_mean - 1) * more / all) : 1;
+}
+
+}  // namespace
 
 StageCost stage_of(std::vector<LayerCost> layers) {
   StageCost stage;
@@ -27,22 +42,6 @@ StageCost stage_of(std::vector<LayerCost> layers) {
   stage.layers = std::move(layers);
   return stage;
 }
-
-namespace {
-
-// How many times as long an op takes if the samples cost so many times the mean.
-double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds,
-              double LayerCost::*rise) {
-  double all = 0;
-  double more = 0;
-  for (const LayerCost& layer : stage.layers) {
-    all += layer.*seconds;
-    more += layer.*rise;
-  }
-  return all > 0 ? std::max(0.0, 1 + (times_the_mean - 1) * more / all) : 1;
-}
-
-}  // namespace
 
 std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& costs,
                                               const std::vector<double>& times_the_mean) {
