@@ -89,12 +89,8 @@ void set_first_batch(BenchRow& row, int micro_batches) {
     samples = balanced_samples(data, samples, /*replicas=*/1, micro_batches, size);
     row.batch = read_batch(data, samples, 0, size);
   }
-  const double mean = mean_cost(data);
-  if (mean == 0) return;
-  row.batch_costs.assign(micro_batches, 0);
-  for (size_t i = 0; i < samples.size(); ++i)
-    row.batch_costs[i / size] +=
-        static_cast<double>(data.cost(samples[i])) / static_cast<double>(size) / mean;
+  if (const double mean = mean_cost(data); mean != 0)
+    row.batch_costs = batch_costs(data, samples, size, mean);
 }
 
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.

@@ -79,8 +79,8 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
           for (const auto& layer : layer_costs_at(recomputed, size)) seconds.push_back(layer.seconds());
           const auto split = balanced_split(seconds, place_stages(named.placement, stages, ranks));
           for (const int m : request.micro_batches) {
-            const auto costs =
-                costs_of_batch(stage_costs(recomputed, split, size), model.sample_costs, {1, m, size});
+            const auto costs = costs_of_micro_batches(stage_costs(recomputed, split, size),
+                                                      typical_batch(model.sample_costs, {1, m, size}));
             for (const P2Policy policy : planned_policies(name)) {
               Schedule schedule;
               if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty())

@@ -81,10 +81,10 @@ TEST(CostsOfMicroBatches, FollowTheLine) {
   EXPECT_EQ(costs_of_micro_batches({whole}, {3})[0].forward, whole.forward);
 }
 
-TEST(CostsOfBatch, AreRowsForTheSimulation) {
+TEST(CostsOfMicroBatches, AreRowsForTheSimulation) {
   const std::vector<StageCost> one = {rising_stage()};
-  EXPECT_EQ(costs_of_batch(one, {}, {1, 4, 1}).size(), 1U);
-  const auto rows = costs_of_batch(one, {0.5, 1.5}, {1, 4, 1});
+  EXPECT_EQ(costs_of_micro_batches(one, typical_batch({}, {1, 4, 1})).size(), 1U);
+  const auto rows = costs_of_micro_batches(one, typical_batch({0.5, 1.5}, {1, 4, 1}));
   const Simulation simulation = simulate(make_schedule("1f1b", 1, 4, P2Policy::kOff), rows);
   EXPECT_EQ(simulation.step_seconds, 4 * (10 + 20 + 5));
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 
 #include "twobp/core/balanced_order.h"
@@ -34,6 +33,15 @@ double mean_cost(const Dataset& dataset) {
     sum += static_cast<double>(cost);
   }
   return equal ? 0 : sum / static_cast<double>(dataset.size());
+}
+
+std::vector<double> batch_costs(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                int64_t micro_batch_size, double mean) {
+  const auto size = static_cast<size_t>(micro_batch_size);
+  std::vector<double> costs(samples.size() / size, 0);
+  for (size_t i = 0; i < samples.size(); ++i)
+    costs[i / size] += static_cast<double>(dataset.cost(samples[i])) / static_cast<double>(size) / mean;
+  return costs;
 }
 
 std::vector<double> relative_costs(const Dataset& dataset) {

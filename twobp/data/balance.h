@@ -16,6 +16,11 @@ std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<
 // The mean cost of all samples. 0 if all cost the same.
 double mean_cost(const Dataset& dataset);
 
+// What the samples of each micro-batch cost in the mean, over `mean` (mean_cost). The number of samples must
+// be a multiple of micro_batch_size.
+std::vector<double> batch_costs(const Dataset& dataset, const std::vector<int64_t>& samples,
+                                int64_t micro_batch_size, double mean);
+
 // The costs of all samples relative to their mean, cheapest first: the means of 64 equal parts of the
 // samples. Empty if all cost the same.
 std::vector<double> relative_costs(const Dataset& dataset);

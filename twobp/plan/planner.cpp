@@ -47,9 +47,9 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return costs_of_batch(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
-                        model.sample_costs,
-                        {choice.data_parallel, choice.micro_batches, choice.micro_batch_size});
+  return costs_of_micro_batches(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+                                typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches,
+                                                                   choice.micro_batch_size}));
 }
 
 class Planner {

@@ -96,22 +96,19 @@ std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage
   const size_t stages = rank_of_stage.size();
   const std::vector<StageBytes> bytes = stage_bytes(costs, static_cast<int>(stages), slices);
   std::vector<double> least;
-  std::vector<double> held;
-  std::vector<double> before_slice;  // by rank and slice
+  std::vector<double> held;  // by rank and slice: of this slice and the previous ones
   std::vector<double> deficit;
   for (size_t s = 0; s < stages; ++s) {
     const auto rank = static_cast<size_t>(rank_of_stage[s]);
     least.resize(std::max(least.size(), rank + 1), 0);
-    held.resize(least.size(), 0);
-    before_slice.resize(least.size() * slices, 0);
+    held.resize(least.size() * slices, 0);
     deficit.resize(least.size(), 0);
     // While F of a slice runs, its stage and the rank's earlier ones hold that slice and the previous ones.
     for (int slice = 0; slice < slices; ++slice) {
       const StageBytes& of = bytes[costs.size() == stages ? s : slice * stages + s];
-      const double before = before_slice[rank * slices + slice];
+      const double before = held[rank * slices + slice];
       least[rank] = std::max({least[rank], before + of.forward_peak, before + of.activation});
-      for (int later = slice; later < slices; ++later) before_slice[rank * slices + later] += of.activation;
-      held[rank] += of.activation;
+      for (int later = slice; later < slices; ++later) held[rank * slices + later] += of.activation;
       deficit[rank] += of.deficit;
     }
   }
@@ -122,7 +119,7 @@ std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage
         rank_of_stage.end())
       continue;
     const StageBytes& last = bytes[bytes.size() - stages + s];
-    least[rank] = std::max(least[rank], held[rank] - last.activation + last.for_others);
+    least[rank] = std::max(least[rank], held[rank * slices + slices - 1] - last.activation + last.for_others);
   }
   for (size_t rank = 0; rank < least.size(); ++rank) least[rank] -= deficit[rank];
   return least;

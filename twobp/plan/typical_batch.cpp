@@ -32,10 +32,4 @@ std::vector<double> typical_batch(const std::vector<double>& sample_costs, const
   return batch;
 }
 
-std::vector<StageCost> costs_of_batch(const std::vector<StageCost>& costs,
-                                      const std::vector<double>& sample_costs, const BatchShape& shape) {
-  const std::vector<double> batch = typical_batch(sample_costs, shape);
-  return batch.empty() ? costs : costs_of_micro_batches(costs, batch);
-}
-
 }  // namespace twobp

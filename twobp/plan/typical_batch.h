@@ -3,8 +3,6 @@
 
 #include <vector>
 
-#include "twobp/schedule/simulate/stage_cost.h"
-
 namespace twobp {
 
 // The sizes of a batch.
@@ -18,10 +16,5 @@ struct BatchShape {
 // samples from all parts of `sample_costs` (CostModel::sample_costs) alike, in the order of training
 // (balanced_order). Empty if `sample_costs` is: all cost the same.
 std::vector<double> typical_batch(const std::vector<double>& sample_costs, const BatchShape& shape);
-
-// The stages' costs for these micro-batches, as rows for `simulate` (costs_of_micro_batches). `costs` itself
-// if all samples cost the same.
-std::vector<StageCost> costs_of_batch(const std::vector<StageCost>& costs,
-                                      const std::vector<double>& sample_costs, const BatchShape& shape);
 
 }  // namespace twobp

@@ -11,14 +11,11 @@ ProfiledBatch profiled_batch(const Dataset& data, int64_t size) {
   ProfiledBatch batch(data.read(typical, 0));
   const double mean = mean_cost(data);
   if (mean == 0) return batch;
-  batch.cost = 0;
-  for (const int64_t sample : typical) {
-    batch.cost += static_cast<double>(data.cost(sample)) / mean / static_cast<double>(typical.size());
-  }
-  const int64_t costliest = costliest_sample(data);
-  batch.costly_cost = static_cast<double>(data.cost(costliest)) / mean;
-  if (batch.costly_cost > batch.cost)
-    batch.costly = data.read(std::vector<int64_t>(typical.size(), costliest), 0);
+  const auto count = static_cast<int64_t>(typical.size());
+  const std::vector<int64_t> costliest(typical.size(), costliest_sample(data));
+  batch.cost = batch_costs(data, typical, count, mean).front();
+  batch.costly_cost = batch_costs(data, costliest, count, mean).front();
+  if (batch.costly_cost > batch.cost) batch.costly = data.read(costliest, 0);
   return batch;
 }
 

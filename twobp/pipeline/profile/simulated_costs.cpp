@@ -8,7 +8,7 @@ std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>&
                                       const std::vector<double>& batch) {
   std::vector<StageCost> costs;
   for (const auto& layers : stages) costs.push_back(stage_of(layers));
-  return batch.empty() ? costs : costs_of_micro_batches(costs, batch);
+  return costs_of_micro_batches(costs, batch);
 }
 
 std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,

@@ -125,7 +125,7 @@ class Greedy {
       for (int s = first; s < problem_.stages(); ++s) {
         const int f = problem_.task(Op::kForward, s, 0);
         const int i = problem_.task(Op::kBackwardP1, s, 0);
-        way += mean_seconds(Op::kForward, s) + mean_seconds(Op::kBackwardP1, s);
+        way += problem_.mean_seconds(Op::kForward, s) + problem_.mean_seconds(Op::kBackwardP1, s);
         if (s > first) way += problem_.delay_to(f) + delay(i);
       }
       // All slices of a micro-batch have gone forward before its first I.
@@ -138,16 +138,9 @@ class Greedy {
     }
   }
   double work(int s) const {
-    return mean_seconds(Op::kForward, s) + mean_seconds(Op::kBackwardP1, s) +
-           mean_seconds(Op::kBackwardP2, s);
+    return problem_.mean_seconds(Op::kForward, s) + problem_.mean_seconds(Op::kBackwardP1, s) +
+           problem_.mean_seconds(Op::kBackwardP2, s);
   }
-  double mean_seconds(Op op, int stage) const {
-    double sum = 0;
-    for (int place = 0; place < problem_.units(); ++place)
-      sum += problem_.seconds(problem_.task(op, stage, place), false);
-    return sum / problem_.units();
-  }
-
   // Whether the rank's limits admit this F. `room`: as if all pending W had run.
   bool admits(int stage, bool room) {
     const int rank = problem_.rank_of_stage()[stage];

@@ -74,6 +74,13 @@ PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batch
   units_ *= slices;
   const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_, slices);
   bytes_ = stage_bytes(costs_, stages(), slices);
+  for (const auto seconds : {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2}) {
+    for (int stage = 0; stage < stages(); ++stage) {
+      double sum = 0;
+      for (int row = 0; row < rows_; ++row) sum += costs_[index(stage, row)].*seconds;
+      mean_seconds_.push_back(sum / rows_);
+    }
+  }
   set_delays(options);
   peak_.resize(3 * costs_.size());
   for (size_t i = 0; i < costs_.size(); ++i) {

@@ -62,6 +62,10 @@ class PipelineProblem {
   bool capped(int rank) const { return cap_[rank] < std::numeric_limits<double>::infinity(); }
 
   double seconds(int task, bool fused) const;
+  // The mean of all units, without fusing.
+  double mean_seconds(Op op, int stage) const {
+    return mean_seconds_[static_cast<int>(op) * stages() + stage];
+  }
   // The bytes that the op adds to its rank (or frees), and the most that it adds while it runs.
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
@@ -101,6 +105,7 @@ class PipelineProblem {
   int units_;
   int rows_;  // of costs_
   std::vector<StageCost> costs_;
+  std::vector<double> mean_seconds_;  // by op and stage
   std::vector<StageBytes> bytes_;
   std::vector<double> delay_;  // by op (F, I) and cost
   std::vector<double> peak_;   // by op and cost

@@ -45,6 +45,7 @@ StageCost stage_of(std::vector<LayerCost> layers) {
 
 std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& costs,
                                               const std::vector<double>& times_the_mean) {
+  if (times_the_mean.empty()) return costs;
   std::vector<StageCost> all;
   all.reserve(costs.size() * times_the_mean.size());
   for (const double times : times_the_mean) {

@@ -43,7 +43,8 @@ StageCost stage_of(std::vector<LayerCost> layers);
 
 // The costs of each micro-batch, as rows for `simulate`, if their samples cost so many times the mean.
 // `costs` is one row, or one for each slice of a micro-batch. Seconds of F, I and W rise with the cost as
-// those of the stage's layers do (LayerCost::forward_rise); bytes stay.
+// those of the stage's layers do (LayerCost::forward_rise); bytes stay. `costs` itself if
+// `times_the_mean` is empty: all cost the same.
 std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& costs,
                                               const std::vector<double>& times_the_mean);
 
