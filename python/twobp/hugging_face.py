@@ -118,5 +118,5 @@ def code_of(model: torch.nn.Module) -> list[str]:
     import transformers
     modules = {base.__module__ for part in model.modules() for base in type(part).__mro__}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in modules} - {None}
-    files |= {transformers.__file__, torch.version.__file__, *map(str, (pathlib.Path(__file__).parent / "capture").glob("*.py"))}
+    files |= {transformers.__file__, torch.version.__file__, *map(str, (pathlib.Path(__file__).parent / "capture").rglob("*.py"))}
     return sorted(map(os.path.realpath, files))

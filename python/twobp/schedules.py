@@ -75,7 +75,7 @@ class Schedule:
         """Times the schedule by the executor's rules.
 
         Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. Where micro-batches cost
-        unequally, a cost is a list of such lists, one for each micro-batch; the numbers of a list may be one for all stages
+        unequally, a cost is a list of such lists (or an array or tensor of them), one for each micro-batch; the numbers of a list may be one for all stages
         (`[[1], [1.5]]`). Fewer lists than micro-batches repeat, so that with slices there may be one for each slice. W has
         `p2_units` pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit.
         `cap` is the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative, for

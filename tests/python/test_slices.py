@@ -372,7 +372,7 @@ def test_programs_over_slices_are_compared_with_autograd(monkeypatch):
     module, batch = made(MODELS["GPT-2 with dropout"]), exact(tokens())
     run, = capture(module, batch, loss_fn=exact_loss, cache=False).dry_runs
     assert 0 < run.slices < 1e-12 and run.worst_of_slices
-    from twobp.capture import positions
+    from twobp.capture.sequences import positions
     monkeypatch.setitem(positions.RULES, "cumsum", positions.same)  # a wrong rule
     module = made(lambda: Net(lambda net, x: x.cumsum(1)))
     captured = capture(module, tokens(), cache=False)

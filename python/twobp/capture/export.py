@@ -18,10 +18,10 @@ from twobp.batches import named
 
 from . import ops
 from .errors import CaptureError, recording_lines, user_line, where
-from .fuse import fuse
-from .masked import fuse_masked_attention
 from .own_operators import aten, grouped_mm
 from .parts import InParts
+from .passes.fuse import fuse
+from .passes.masked import fuse_masked_attention
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}

@@ -53,8 +53,8 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 def capture_digest() -> str:
     """Returns a digest of the code of this package."""
     digest = hashlib.sha256()
-    for path in sorted(pathlib.Path(HERE).glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(pathlib.Path(HERE).rglob("*.py")):
+        digest.update(str(path.relative_to(HERE)).encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
-from .over_slices import Sequences, Slice
+from .sequences.over_slices import Sequences, Slice
 
 DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
 FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format, "channels_last": torch.channels_last,

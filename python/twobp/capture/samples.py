@@ -1,5 +1,5 @@
 """Finds which values of a forward pass still have a number for each sample of the micro-batch. A mean over such a value is a mean over samples. A mean over a
-value that already combines the samples is not. The rules for positions (positions.py) find the dimension of the samples; it is the first one in the results of
+value that already combines the samples is not. The rules for positions (sequences/positions.py) find the dimension of the samples; it is the first one in the results of
 operators without a rule, as is usual."""
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from . import ops
-from .along import SUM, Along, Mixes, shape
 from .export import Forward
-from .positions import place_of
+from .sequences.along import SUM, Along, Mixes, shape
+from .sequences.positions import place_of
 
 JOIN = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax", "argmin", "logsumexp", "linalg_vector_norm",
         "norm", "median", "nanmean", "select", "trace", "dot"}
@@ -68,7 +68,7 @@ class Samples:
         return Along(0)
 
     def cut(self, *_) -> None:
-        """Does nothing: only slices rewrite arguments (slices.py)."""
+        """Does nothing: only slices rewrite arguments (sequences/slices.py)."""
 
     align = change = resize = replace = cut
 

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from . import export
-from .attend import fuse_attention
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError, current_line
 from .fingerprint import is_installed, is_installed_module, tensor_digest
-from .fold import fold
-from .gates import fuse_gates
 from .joint import joint_graph
-from .pack import Packed, pack
-from .rotary import fuse_rotary
-from .slices import Refused, positions_of, sliced_programs
+from .passes.attend import fuse_attention
+from .passes.fold import fold
+from .passes.gates import fuse_gates
+from .passes.pack import Packed, pack
+from .passes.rotary import fuse_rotary
+from .sequences.slices import Refused, positions_of, sliced_programs
 from .split import split
 from .targets import weigh_loss
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from . import ops
+from .. import ops
+from ..cut import Layer
+from ..emit import Instruction
+from ..errors import where
+from ..export import Input
+from ..ops import set_argument
+from ..own_operators import aten
 from .along import SUM, UNREAD, Along, Mixes, shape
-from .cut import Layer
-from .emit import Instruction
-from .errors import where
-from .export import Input
-from .ops import set_argument
-from .own_operators import aten
 from .positions import place_of
 
 LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from . import ops
-from .export import Forward, Input
+from .. import ops
+from ..export import Forward, Input
+from ..ops import aten, named_argument, set_argument
 from .masked import LEAST
-from .ops import aten, named_argument, set_argument
 
 MOST_BYTES = 1 << 24  # larger results are computed in every micro-batch, so that a bundle stays small
 LARGER = {aten.expand.default, aten.repeat.default}  # the inputs of these are kept instead of their results

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from . import ops
-from .own_operators import aten, rms_norm
+from .. import ops
+from ..own_operators import aten, rms_norm
 
 ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
                aten.div.Scalar, aten.neg.default, aten.pow.Tensor_Scalar, aten.square.default, aten.reciprocal.default, aten.tanh.default,

@@ -7,9 +7,9 @@ import operator
 import torch
 from torch import fx
 
-from .cut import Layer
-from .export import Input
-from .own_operators import aten
+from ..cut import Layer
+from ..export import Input
+from ..own_operators import aten
 
 
 @dataclasses.dataclass

@@ -8,9 +8,9 @@ import operator
 import torch
 from torch import fx
 
-from . import ops
-from .cut import Layer
-from .own_operators import attention, aten
+from .. import ops
+from ..cut import Layer
+from ..own_operators import attention, aten
 
 SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
 PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy.default}  # operators that may follow without changing the numbers

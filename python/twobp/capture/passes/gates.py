@@ -5,7 +5,7 @@ import operator
 
 from torch import fx
 
-from .own_operators import aten, glu
+from ..own_operators import aten, glu
 
 SPLITS = {aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default}
 

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import fx
 
-from . import ops
-from .own_operators import aten
+from .. import ops
+from ..own_operators import aten
 
 SOFTMAX = {aten.softmax.int, aten._softmax.default}
 CASTS = {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clone.default}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from . import ops
+from .. import ops
+from ..own_operators import aten
 from .along import Along, Mixes, across, argument, dimensions, same, several, shape
-from .own_operators import aten
 
 if TYPE_CHECKING:
     from .slices import Rewriting

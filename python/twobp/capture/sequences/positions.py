@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
-from . import ops
+from .. import ops
+from ..losses import ELEMENTWISE as LOSSES
+from ..losses import MEAN, NLL
+from ..losses import SUM as SUMMED
+from ..ops import named_argument
+from ..own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
 from .along import SUM, UNREAD, Along, Mixes, across, argument, dimensions, pointwise, same, several, shape
-from .losses import ELEMENTWISE as LOSSES
-from .losses import MEAN, NLL
-from .losses import SUM as SUMMED
-from .ops import named_argument
-from .own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
-from .positions_of_views import VIEWS
+from .views import VIEWS
 
 if TYPE_CHECKING:
     from .slices import Rewriting

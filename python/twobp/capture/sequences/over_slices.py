@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .own_operators import _heads, _rotate, dropout_scale
+from ..own_operators import _heads, _rotate, dropout_scale
 
 
 class Sequences:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import fx
 
-from . import ops
-from .ops import named_argument
+from .. import ops
+from ..ops import named_argument
 
 if TYPE_CHECKING:
     from .slices import Rewriting

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from . import ops
+from .. import ops
+from ..cut import Layer
+from ..own_operators import aten, rotary, turn
 from .attend import call, call_half, constants_of, evaluate, half, tables_of
-from .cut import Layer
 from .fuse import ELEMENTWISE
-from .own_operators import aten, rotary, turn
 
 WITHIN = ELEMENTWISE | ops.VIEWS | {aten.cat.default, aten.stack.default, aten.clone.default}
 
