@@ -87,6 +87,33 @@ TEST_P(Collectives, WaitsInAnyOrder) {
   });
 }
 
+// Each tensor's sum is wanted on one rank. The last rank owns none, and several sums run at once.
+TEST_P(Collectives, SumsAtTheOwnersAlone) {
+  run(kRanks, [](Transport& transport) {
+    const std::vector<int> owners = {1, 0, 1, 0};
+    const std::vector<int64_t> counts = {5, 4097, 100003, 1};
+    std::vector<std::vector<at::Tensor>> tensors(2);
+    std::vector<ReduceScatter> sums;
+    for (int i = 0; i < 2; ++i) {
+      for (const int64_t count : counts) tensors[i].push_back(contribution(transport.rank() + 3 * i, count));
+      sums.emplace_back(transport, tensors[i], owners, i + 1);
+    }
+    for (const int i : {1, 0}) {
+      sums[i].wait(kLong);
+      EXPECT_TRUE(sums[i].done());
+      for (size_t t = 0; t < counts.size(); ++t) {
+        at::Tensor expected = contribution(transport.rank() + 3 * i, counts[t]);
+        if (owners[t] == transport.rank()) {
+          expected = contribution(3 * i, counts[t]);
+          for (int r = 1; r < kRanks; ++r) expected = expected + contribution(r + 3 * i, counts[t]);
+        }
+        EXPECT_TRUE(same_bits(tensors[i][t], expected)) << "sum " << i << ", tensor " << t;
+      }
+    }
+    barrier(transport, kLong);  // the owners have read the tensors
+  });
+}
+
 TEST_P(Collectives, SumsOverTwoRanksAndOtherTypes) {
   run(2, [](Transport& transport) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong}) {

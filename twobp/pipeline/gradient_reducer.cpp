@@ -25,6 +25,17 @@ int64_t padded(int64_t bytes) {
   return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
 }
 
+// Adds numbers of `flat` to the part of their owner.
+void add_to_parts(GradientReducer::Bucket& bucket, int owner, int64_t at, int64_t count) {
+  if (bucket.owners.empty() || bucket.owners.back() != owner) {
+    bucket.owners.push_back(owner);
+    bucket.parts.push_back(bucket.flat.narrow(0, at, count));
+    return;
+  }
+  at::Tensor& part = bucket.parts.back();
+  part = bucket.flat.narrow(0, part.storage_offset() - bucket.flat.storage_offset(), part.numel() + count);
+}
+
 // Makes the bucket's gradients parts of one tensor. Padding is zero and stays so.
 void lay_out(GradientReducer::Bucket& bucket) {
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
@@ -32,6 +43,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
     // In memory order: a convolution's channels come last there.
     const at::Tensor& grad = bucket.items[0].parameter->grad;
     bucket.flat = grad.as_strided({grad.numel()}, {1});
+    if (const auto owner = bucket.items[0].owner) add_to_parts(bucket, *owner, 0, grad.numel());
     return;
   }
   const at::TensorOptions options = bucket.items[0].parameter->grad.options();
@@ -42,11 +54,12 @@ void lay_out(GradientReducer::Bucket& bucket) {
   int64_t at = 0;
   for (const auto& item : bucket.items) {
     at::Tensor& grad = item.parameter->grad;
-    const auto size = static_cast<int64_t>(grad.nbytes());
+    const int64_t size = padded(static_cast<int64_t>(grad.nbytes()));
     at::Tensor part = bucket.flat.as_strided(grad.sizes(), grad.strides(), at / width);
     if (item.parameter->has_grad()) part.copy_(grad);
     grad = std::move(part);
-    at += padded(size);
+    if (item.owner) add_to_parts(bucket, *item.owner, at / width, size / width);
+    at += size;
   }
 }
 
@@ -84,6 +97,7 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
 
 void GradientReducer::start() {
   running_.clear();
+  made_.clear();
   next_ = 0;
   for (Bucket& bucket : buckets_) bucket.layers_left = static_cast<int>(bucket.layers.size());
 }
@@ -95,45 +109,62 @@ void GradientReducer::layer_done(int stage, int layer) {
     if (std::find(bucket.layers.begin(), bucket.layers.end(), layer) != bucket.layers.end())
       --bucket.layers_left;
   }
+  note_made(/*all=*/false);
   start_ready();
 }
 
+void GradientReducer::note_made(bool all) {
+  for (size_t b = next_ + made_.size(); b < buckets_.size() && (all || buckets_[b].layers_left == 0); ++b)
+    made_.push_back(device_.compute().record());
+}
+
 void GradientReducer::start_ready() {
-  while (next_ < buckets_.size() && buckets_[next_].layers_left == 0) start_next();
+  while (!made_.empty() && made_.front().passed()) start_next();
 }
 
 void GradientReducer::start_next() {
   Bucket& bucket = buckets_[next_];
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
   const OnStream here(device_.sums());
-  device_.sums().wait(device_.compute().record());
+  made_.pop_front();
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
-  running_.push_back({next_, AllReduce(replicas_, bucket.flat, static_cast<int>(next_) + 1)});
+  const int number = static_cast<int>(next_) + 1;
+  if (bucket.owners.empty()) {
+    running_.push_back({next_, AllReduce(replicas_, bucket.flat, number)});
+  } else {
+    running_.push_back({next_, ReduceScatter(replicas_, bucket.parts, bucket.owners, number)});
+  }
   ++next_;
 }
 
 void GradientReducer::progress() {
+  start_ready();
   if (running_.empty()) return;
   const OnStream here(device_.sums());
   for (Running& running : running_) {
     const MemoryMeter::Scope scope(buckets_[running.bucket].stage, MemoryCategory::kGradients);
-    running.sum.progress();
+    std::visit([](auto& sum) { sum.progress(); }, running.sum);
   }
-  std::erase_if(running_, [](const Running& running) { return running.sum.done(); });
+  std::erase_if(running_, [](const Running& running) {
+    return std::visit([](const auto& sum) { return sum.done(); }, running.sum);
+  });
 }
 
 void GradientReducer::finish(double timeout) {
-  while (next_ < buckets_.size()) start_next();
+  note_made(/*all=*/true);
   double deadline = awake_seconds() + timeout;
-  size_t before = running_.size();
-  for (progress(); !running_.empty(); progress()) {
-    if (running_.size() < before) {
-      before = running_.size();
+  const auto begun_and_ended = [&] { return 2 * next_ - running_.size(); };
+  size_t before = begun_and_ended();
+  for (progress(); busy(); progress()) {
+    if (begun_and_ended() > before) {
+      before = begun_and_ended();
       deadline = awake_seconds() + timeout;
     } else if (awake_seconds() > deadline) {
+      TWOBP_CHECK(!running_.empty(), "the gradients of ", describe(next_), " were not computed within ",
+                  timeout, " s");
       const size_t bucket = running_.front().bucket;
       try {
-        running_.front().sum.wait(0);
+        std::visit([](auto& sum) { sum.wait(0); }, running_.front().sum);
       } catch (const Error& error) {
         fail("the gradients of ", describe(bucket), " were not summed over replicas within ", timeout,
              " s: ", error.what());

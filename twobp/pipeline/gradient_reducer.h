@@ -4,12 +4,15 @@
 // bucket has started. So replicas whose `fill` took different decisions still start the same sums in the same
 // order. Only the rank's thread uses it.
 //
-// On a device, the sums have a stream of their own. A sum begins there after the work that makes its
-// gradients, and F, I and W do not wait for it.
+// On a device, the sums have a stream of their own, and F, I and W do not wait for them. A sum begins when the
+// device has made its gradients. If its stream waited for them, earlier sums, whose messages come late, would
+// wait there, too.
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "twobp/nn/device/device.h"
@@ -25,6 +28,7 @@ class GradientReducer {
     int stage = 0;
     int layer = 0;     // within the stage
     std::string name;  // of the layer, for error messages
+    std::optional<int> owner = {};  // the one replica that needs the sum; all items have one, or none has
   };
 
   // `items` are in model order: trainable, with gradients allocated, and the same on every replica. The
@@ -41,10 +45,11 @@ class GradientReducer {
   void layer_done(int stage, int layer);
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
-  // Whether sums are under way. A rank that waits for something else should keep them going.
-  bool busy() const { return !running_.empty(); }
+  // Whether sums are under way, or begin soon. A rank that waits for something else should keep them going.
+  bool busy() const { return !running_.empty() || !made_.empty(); }
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the
-  // replicas, for work that is launched into the compute stream from now on. A gradient that a replica did
+  // replicas, for work that is launched into the compute stream from now on. If items have owners, this holds
+  // on the owner alone; the others' gradients may change as ReduceScatter says. A gradient that a replica did
   // not compute counts as zeros. Throws Aborted. Throws Error, naming the bucket's layers, if none of the
   // sums ends within `timeout` seconds.
   void finish(double timeout);
@@ -53,6 +58,8 @@ class GradientReducer {
     int stage = 0;
     std::vector<Item> items;
     at::Tensor flat;      // all its gradients, one after another
+    std::vector<at::Tensor> parts = {};  // of `flat`, one for each run of items with one owner
+    std::vector<int> owners = {};        // by part
     int layers_left = 0;  // in this step
     std::vector<int> layers;
   };
@@ -63,9 +70,11 @@ class GradientReducer {
  private:
   struct Running {
     size_t bucket = 0;
-    AllReduce sum;
+    std::variant<AllReduce, ReduceScatter> sum;
   };
 
+  // The buckets whose last gradients have been launched, in order.
+  void note_made(bool all);
   void start_ready();
   void start_next();
   std::string describe(size_t bucket) const;
@@ -73,7 +82,8 @@ class GradientReducer {
   Transport& replicas_;
   Device device_;
   std::vector<Bucket> buckets_;
-  size_t next_ = 0;  // the first bucket that has not started
+  size_t next_ = 0;               // the first bucket that has not started
+  std::deque<DeviceEvent> made_;  // from this bucket on: passes when the bucket's gradients are there
   std::deque<Running> running_;
 };
 

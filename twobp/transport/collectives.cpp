@@ -21,6 +21,33 @@ std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
   return {first, numel * (rank + 1) / ranks - first};
 }
 
+// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already arrived.
+bool take(Transport& transport, int from, const Tag& tag, double deadline, const Values& like, Values& into) {
+  Values values;
+  if (!transport.try_receive(from, tag, values)) {
+    if (deadline <= 0) return false;
+    values = transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+  }
+  TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ",
+              values.size(), " tensors, but rank ", transport.rank(), " has ", like.size());
+  for (size_t i = 0; i < like.size(); ++i) {
+    TWOBP_CHECK(values[i].scalar_type() == like[i].scalar_type() && values[i].numel() == like[i].numel(),
+                "ranks disagree on what they sum: rank ", from, " sent ", values[i].numel(), " numbers of ",
+                toString(values[i].scalar_type()), ", but rank ", transport.rank(), " has ", like[i].numel(),
+                " of ", toString(like[i].scalar_type()));
+    values[i] = values[i].view({-1});
+  }
+  into = std::move(values);
+  return true;
+}
+
+// The sum of the ranks' i-th values, in rank order.
+at::Tensor sum_of(const std::vector<Values>& parts, size_t i) {
+  at::Tensor sum = parts[0][i] + parts[1][i];
+  for (size_t r = 2; r < parts.size(); ++r) sum.add_(parts[r][i]);
+  return sum;
+}
+
 }  // namespace
 
 AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
@@ -53,19 +80,6 @@ at::Tensor AllReduce::part_for(int rank) const {
   return flat_.narrow(0, first, count);
 }
 
-bool AllReduce::take(int from, const Tag& tag, double deadline, at::Tensor& into) {
-  Values values;
-  if (!transport_->try_receive(from, tag, values)) {
-    if (deadline <= 0) return false;
-    values = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
-  }
-  TWOBP_CHECK(values.size() == 1 && values[0].scalar_type() == tensor_.scalar_type(),
-              "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
-              " tensors, or one of another dtype");
-  into = values[0].view({-1});
-  return true;
-}
-
 bool AllReduce::advance(double deadline) {
   if (done_) return true;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -74,14 +88,12 @@ bool AllReduce::advance(double deadline) {
   at::Tensor mine = part_for(rank);
   if (!added_) {
     for (int from = 0; from < ranks; ++from) {
-      if (from == rank || parts_[from].defined()) continue;
-      if (!take(from, tag_of(MessageKind::kPart, number_), deadline, parts_[from])) return false;
-      TWOBP_CHECK(parts_[from].numel() == mine.numel(), "ranks disagree on what they sum: rank ", from,
-                  " sent ", parts_[from].numel(), " numbers, but rank ", rank, " has ", mine.numel());
+      if (from == rank || !parts_[from].empty()) continue;
+      if (!take(*transport_, from, tag_of(MessageKind::kPart, number_), deadline, {mine}, parts_[from]))
+        return false;
     }
-    parts_[rank] = mine;
-    at::Tensor sum = parts_[0] + parts_[1];
-    for (int r = 2; r < ranks; ++r) sum.add_(parts_[r]);
+    parts_[rank] = {mine};
+    const at::Tensor sum = sum_of(parts_, 0);
     mine.copy_(sum);
     parts_.assign(ranks, {});
     added_ = true;
@@ -94,9 +106,10 @@ bool AllReduce::advance(double deadline) {
   if (!whole_) {
     for (int from = 0; from < ranks; ++from) {
       if (summed_there_[from]) continue;
-      at::Tensor sum;
-      if (!take(from, tag_of(MessageKind::kSum, number_), deadline, sum)) return false;
-      part_for(from).copy_(sum);
+      Values sum;
+      at::Tensor part = part_for(from);
+      if (!take(*transport_, from, tag_of(MessageKind::kSum, number_), deadline, {part}, sum)) return false;
+      part.copy_(sum[0]);
       summed_there_[from] = true;
     }
   }
@@ -109,6 +122,51 @@ bool AllReduce::progress() {
 }
 
 void AllReduce::wait(double timeout) {
+  advance(awake_seconds() + timeout);
+}
+
+ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors,
+                             const std::vector<int>& owners, int number)
+    : transport_(&transport), number_(number) {
+  const int ranks = transport.size();
+  const int rank = transport.rank();
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
+  std::vector<Values> by_owner(ranks);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    TWOBP_CHECK(tensors[i].is_contiguous(), "a sum over ranks needs a dense tensor");
+    by_owner[owners[i]].push_back(tensors[i].view({-1}));
+  }
+  for (int step = 1; step < ranks; ++step) {
+    const int to = (rank + step) % ranks;
+    if (!by_owner[to].empty()) transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
+  }
+  mine_ = std::move(by_owner[rank]);
+  parts_.resize(ranks);
+  done_ = ranks == 1 || mine_.empty();
+}
+
+bool ReduceScatter::advance(double deadline) {
+  if (done_) return true;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const int ranks = transport_->size();
+  const int rank = transport_->rank();
+  for (int from = 0; from < ranks; ++from) {
+    if (from == rank || !parts_[from].empty()) continue;
+    if (!take(*transport_, from, tag_of(MessageKind::kPart, number_), deadline, mine_, parts_[from]))
+      return false;
+  }
+  parts_[rank] = mine_;
+  for (size_t i = 0; i < mine_.size(); ++i) mine_[i].copy_(sum_of(parts_, i));
+  parts_.clear();
+  done_ = true;
+  return true;
+}
+
+bool ReduceScatter::progress() {
+  return advance(0);
+}
+
+void ReduceScatter::wait(double timeout) {
   advance(awake_seconds() + timeout);
 }
 

@@ -29,18 +29,41 @@ class AllReduce {
  private:
   // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
-  // With `deadline` 0, takes only what has already arrived.
-  bool take(int from, const Tag& tag, double deadline, at::Tensor& into);
-  bool advance(double deadline);
+  bool advance(double deadline);  // 0: with what has already arrived
 
   Transport* transport_;
   at::Tensor tensor_;
   at::Tensor flat_;
   int number_;
   bool whole_ = false;
-  std::vector<at::Tensor> parts_;   // by rank: its part of this rank's slice
+  std::vector<Values> parts_;       // by rank: its part of this rank's slice, one tensor
   std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
   bool added_ = false;              // this rank's slice is summed
+  bool done_ = false;
+};
+
+// Element-wise sums under way of tensors that have one owner each. A rank sends its values of a tensor to the
+// tensor's owner, which adds all in rank order, in place. So a rank sends half the bytes of an AllReduce. On
+// other ranks than its owner, a tensor keeps that rank's own values, which the owner may still read when this
+// is done: they may change after a message of the owner that it has sent after its sums.
+class ReduceScatter {
+ public:
+  // The tensors are dense, of one dtype, and the same on every rank. `owners`: by tensor.
+  ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners,
+                int number);
+
+  // As those of AllReduce, for the tensors of this rank.
+  bool progress();
+  void wait(double timeout);
+  bool done() const { return done_; }
+
+ private:
+  bool advance(double deadline);
+
+  Transport* transport_;
+  Values mine_;
+  int number_;
+  std::vector<Values> parts_;  // by rank: its values of this rank's tensors
   bool done_ = false;
 };
 

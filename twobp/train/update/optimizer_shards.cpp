@@ -41,13 +41,13 @@ std::vector<int> assign_replicas(const std::vector<UpdateCost>& costs, int repli
 
 OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters,
                                  const std::vector<UpdateCost>& costs)
-    : replicas_(replicas),
-      parameters_(std::move(parameters)),
-      owners_(assign_replicas(costs, replicas.size())) {
+    : replicas_(replicas), parameters_(std::move(parameters)) {
+  const std::vector<int> owners = assign_replicas(costs, replicas.size());
+  for (size_t i = 0; i < owners.size(); ++i) owners_[parameters_[i]] = owners[i];
   for (int owner = 0; owner < replicas.size(); ++owner) {
     int64_t bytes = kMessageBytes;
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (owners_[i] != owner) continue;
+      if (owners[i] != owner) continue;
       if (bytes >= kMessageBytes) {
         messages_.push_back({owner, {}});
         bytes = 0;

@@ -1,10 +1,11 @@
 // Optimizer state divided among the data-parallel replicas of a rank (ZeRO stage 1, arXiv 1910.02054, section
-// 5.1). Each replica keeps the state of its share of the rank's parameters, updates only that share, and
-// sends the new values to the others. All replicas have the same gradients by then, so the bits are the same
-// as if every replica updated everything.
+// 5.1). Each replica keeps the state of its share of the rank's parameters, gets the summed gradients of that
+// share alone, updates it, and sends the new values to the others. Sums have the same order, so the bits are
+// those of replicas that update everything.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "twobp/nn/parameter.h"
@@ -30,13 +31,13 @@ class OptimizerShards {
   OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters,
                   const std::vector<UpdateCost>& costs);
 
-  // By index of the parameter: the replica that keeps its state.
-  const std::vector<int>& owners() const { return owners_; }
-  bool owns(size_t parameter) const { return owners_[parameter] == replicas_.rank(); }
+  // The replica that keeps the state of a parameter.
+  int owner_of(const Parameter* parameter) const { return owners_.at(parameter); }
+  bool owns(const Parameter* parameter) const { return owner_of(parameter) == replicas_.rank(); }
 
   // Sends this replica's share after it has been updated. The others may still read it afterwards. So it must
-  // not change before the next step's gradients are summed over the replicas; each replica joins that sum
-  // after its receive().
+  // not change before this replica has heard from all others in the next step's sums; each replica joins
+  // these after its receive().
   void send(int64_t step);
   // Receives the other replicas' shares and forgets their gradients. Throws Aborted, or Error after `timeout`
   // seconds.
@@ -53,7 +54,7 @@ class OptimizerShards {
 
   Transport& replicas_;
   std::vector<Parameter*> parameters_;
-  std::vector<int> owners_;
+  std::map<const Parameter*, int> owners_;
   std::vector<Message> messages_;
 };
 

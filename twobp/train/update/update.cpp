@@ -36,8 +36,12 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
   shards_.resize(pipeline.ranks());
   states_.resize(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
-    if (pipeline.world().replicas > 1) sum_over_replicas(rank, bucket_bytes);
-    make_optimizer(rank, config);
+    std::vector<Optimizer::Item> items = trained_items(rank);
+    if (pipeline.world().replicas > 1) {
+      if (config.shard) shard(rank, config, items);
+      sum_over_replicas(rank, bucket_bytes);
+    }
+    make_optimizer(rank, config, std::move(items));
   });
 }
 
@@ -51,14 +55,16 @@ void Update::sum_over_replicas(int rank, int64_t bucket_bytes) {
     const Use& use = uses.front();
     if (uses.size() > 1 || use.rank != rank || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
-    items.push_back({use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name});
+    GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
+    if (shards_[rank]) item.owner = shards_[rank]->owner_of(use.parameter);
+    items.push_back(std::move(item));
   }
   reducers_[rank] = std::make_unique<GradientReducer>(*pipeline_.world().data[rank], std::move(items),
                                                       bucket_bytes, pipeline_.world().device(rank));
   pipeline_.rank(rank).sum_gradients_with(reducers_[rank].get());
 }
 
-void Update::make_optimizer(int rank, const OptimizerConfig& config) {
+std::vector<Optimizer::Item> Update::trained_items(int rank) {
   std::vector<Optimizer::Item> items;
   for (Uses& uses : all_) {
     Parameter* here = nullptr;
@@ -74,23 +80,26 @@ void Update::make_optimizer(int rank, const OptimizerConfig& config) {
       }
     }
   }
+  return items;
+}
+
+void Update::shard(int rank, const OptimizerConfig& config, const std::vector<Optimizer::Item>& items) {
+  const ParameterGroups groups(config);
+  std::vector<Parameter*> parameters;
+  std::vector<UpdateCost> costs;
+  for (const auto& [parameter, stage, in_hidden_layer] : items) {
+    const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
+    parameters.push_back(parameter);
+    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
+  }
+  shards_[rank] =
+      std::make_unique<OptimizerShards>(*pipeline_.world().data[rank], std::move(parameters), costs);
+}
+
+void Update::make_optimizer(int rank, const OptimizerConfig& config, std::vector<Optimizer::Item> items) {
   if (config.average > 0) averages_[rank] = std::make_unique<WeightAverage>(config.average, items);
-  if (config.shard && pipeline_.world().replicas > 1) {
-    const ParameterGroups groups(config);
-    std::vector<Parameter*> parameters;
-    std::vector<UpdateCost> costs;
-    for (const auto& [parameter, stage, in_hidden_layer] : items) {
-      const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
-      parameters.push_back(parameter);
-      costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
-    }
-    shards_[rank] =
-        std::make_unique<OptimizerShards>(*pipeline_.world().data[rank], std::move(parameters), costs);
-    std::vector<Optimizer::Item> own;
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (shards_[rank]->owns(i)) own.push_back(items[i]);
-    }
-    items = std::move(own);
+  if (const auto& shards = shards_[rank]) {
+    std::erase_if(items, [&](const Optimizer::Item& item) { return !shards->owns(item.parameter); });
   }
   optimizers_[rank] = std::make_unique<Optimizer>(config, items);
 }

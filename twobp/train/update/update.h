@@ -124,8 +124,11 @@ class Update {
 
   // Returns the names of all weights of the model.
   std::vector<std::string> find_weights();
+  // What the rank trains, each value once; gives the uses on the rank a common value tensor.
+  std::vector<Optimizer::Item> trained_items(int rank);
+  void shard(int rank, const OptimizerConfig& config, const std::vector<Optimizer::Item>& items);
   void sum_over_replicas(int rank, int64_t bucket_bytes);
-  void make_optimizer(int rank, const OptimizerConfig& config);
+  void make_optimizer(int rank, const OptimizerConfig& config, std::vector<Optimizer::Item> items);
   // The rank's first parameter for a weight; it has the gradient. Null if the rank has none.
   static Parameter* parameter_of(const Uses& uses, int rank);
   // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one
@@ -140,8 +143,9 @@ class Update {
   double receive_shards(int rank, int64_t step);
   double waited_since(int rank, double begin);
   // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not
-  // finite.
-  bool sum_squares(int rank, at::Tensor& squares);
+  // finite. With shards, each replica computes those of its share and waits for the others', which adds to
+  // `waited`: then they have read this replica's gradients, too.
+  bool sum_squares(int rank, at::Tensor& squares, double& waited);
   // Whether the decision to take a step, or its factor, depends on all ranks.
   bool depends_on_norm(const LossScale& scale) const { return clip_norm_ > 0 || scale.adapts; }
   // The optimizer's factor for gradients. None if the step is skipped.

@@ -63,20 +63,33 @@ UpdateResult Update::begin(bool may_presume) const {
   return result;
 }
 
-bool Update::sum_squares(int rank, at::Tensor& squares) {
+bool Update::sum_squares(int rank, at::Tensor& squares, double& waited) {
+  const OptimizerShards* const shards = shards_[rank].get();
   std::vector<at::Tensor> grads;
+  std::vector<size_t> places;
   std::vector<int> layers;
   for (const Uses& uses : all_) {
-    const Use& use = uses.front();
-    if (use.rank != rank || !use.parameter->has_grad()) continue;
-    grads.push_back(use.parameter->grad);
-    layers.push_back(use.layer);
+    const Parameter* parameter = parameter_of(uses, rank);
+    if (parameter == nullptr || uses.front().rank != rank || !parameter->trainable()) continue;
+    if (shards ? shards->owns(parameter) : parameter->has_grad()) {
+      grads.push_back(parameter->grad);
+      places.push_back(layers.size());
+    }
+    layers.push_back(uses.front().layer);
   }
   const std::vector<double> sums = sums_of_squares(grads);
+  at::Tensor all = at::zeros({static_cast<int64_t>(layers.size())}, at::kDouble);
+  double* const by_parameter = all.mutable_data_ptr<double>();
+  for (size_t i = 0; i < sums.size(); ++i) by_parameter[places[i]] = sums[i];
+  if (shards) {  // the other replicas' numbers are zero, so adding them changes no bit
+    const double begin = now_seconds();
+    all_reduce_sum(*pipeline_.world().data[rank], all, timeout_);
+    waited += waited_since(rank, begin);
+  }
   bool finite = true;
-  for (size_t i = 0; i < sums.size(); ++i) {
-    finite = finite && std::isfinite(sums[i]);
-    squares.mutable_data_ptr<double>()[layers[i]] += sums[i];
+  for (size_t i = 0; i < layers.size(); ++i) {
+    finite = finite && std::isfinite(by_parameter[i]);
+    squares.mutable_data_ptr<double>()[layers[i]] += by_parameter[i];
   }
   return finite;
 }
@@ -98,7 +111,7 @@ double Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
   // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks
   // changes no bit.
   at::Tensor squares = at::zeros_like(result.squares);
-  const bool finite = sum_squares(rank, squares);
+  const bool finite = sum_squares(rank, squares, waited);
   const bool depends = depends_on_norm(state.scale);
   if (!depends || result.may_presume) {
     // finish() sums them over processes. The ranks of this process write to different layers.
