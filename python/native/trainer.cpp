@@ -29,6 +29,7 @@
 #include "twobp/trace/timeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/gpu_world.h"
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
@@ -36,6 +37,7 @@
 #include "twobp/train/weights/save_model.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/process_world.h"
 
 namespace twobp::python {
 namespace {
@@ -92,9 +94,8 @@ class PyTrainer {
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
     } else {
-      World world = make_c10d_world(c10d::resolve_process_group(group), made.pipeline.data_parallel,
-                                    pipeline_shape(made.pipeline).ranks, {.channel = next_channel++});
-      trainer_ = std::make_unique<Trainer>(made, model, std::move(split), std::move(world));
+      trainer_ = std::make_unique<Trainer>(made, model, std::move(split),
+                                           world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
     }
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(), made.model.weights());
@@ -270,6 +271,8 @@ class PyTrainer {
     options.slices = slices;
     options.seconds = seconds;
     const Pipeline& pipeline = trainer_->pipeline();
+    const World& world = trainer_->world();
+    if (!world.devices.empty()) options.device = world.device(world.local_ranks().front()).where().index();
     return cost_model_to_json(
         measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
   }
@@ -326,6 +329,19 @@ class PyTrainer {
     return make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
   }
 
+  // Each process is a rank. On GPUs, tensors go by NCCL, and the group carries what describes them.
+  static World world_of(const PipelineConfig& config, c10::intrusive_ptr<c10d::ProcessGroup> group,
+                        const Launcher& launcher) {
+    const int ranks = pipeline_shape(config).ranks;
+    const C10dOptions options{.channel = next_channel++};
+    if (config.device == "cpu") return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
+    GpuProcess process{.count = group->getSize(), .local_rank = group->getRank()};
+    check_processes(process.count, config.data_parallel, ranks);
+    if (launcher.started_many()) process.local_rank = launcher.local_rank;
+    const Ends hosts(1, [&](int) { return make_c10d_transport(std::move(group), options); });
+    return make_gpu_world(config, process, ranks, hosts);
+  }
+
   // This replica's share of a step's micro-batches, as a Loader gives it.
   Batch own_batch(const std::vector<Fields>& of_all) const {
     const int64_t begin = int64_t{trainer_->world().replica} * trainer_->micro_batches();
@@ -370,11 +386,21 @@ class PyTrainer {
     }
   }
 
-  // Of the tensors of all processes, on every process.
+  // Of the tensors of all processes, on every process, in the CPU's memory.
   Fields copies(const std::vector<LiveTensor>& live) const {
     Fields copies;
     for (const LiveTensor& one : live) {
-      if (one.first) copies[one.name] = one.tensor.detach().clone();
+      if (!one.first) continue;
+      at::Tensor& copy = copies[one.name];
+      copy = at::empty_like(one.tensor, one.tensor.options().device(at::kCPU));
+      if (one.tensor.is_cpu()) copy.copy_(one.tensor);
+    }
+    if (!trainer_->world().devices.empty()) {  // behind the work in each rank's stream
+      trainer_->pipeline().on_ranks([&](int rank) {
+        for (const LiveTensor& one : live) {
+          if (one.first && one.rank == rank && !one.tensor.is_cpu()) copies.at(one.name).copy_(one.tensor);
+        }
+      });
     }
     share(copies);
     return copies;

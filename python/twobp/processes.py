@@ -5,6 +5,7 @@ import datetime
 import os
 import zlib
 
+import torch
 import torch.distributed
 
 from twobp import _native
@@ -30,6 +31,13 @@ def init_process_group(timeout: float = 600.0) -> int:
         os.environ.update({name: str(value) for name, value in place.items()})  # as torchrun does, for libraries that read them there
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def check_loading(device: str) -> None:
+    """Raises Error if kernels of this process's GPU are loaded on first use. Such a load waits for transfers, and these wait for other processes."""
+    if device == "cuda" and torch.cuda.is_initialized() and os.environ.get("CUDA_MODULE_LOADING") != "EAGER":
+        raise Error("CUDA was used before the trainer was made, so that its kernels are loaded on first use, which can wait for other processes forever: "
+                    "set CUDA_MODULE_LOADING=EAGER for all processes, or make the trainer first")
 
 
 def _port() -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twobp import _native, batches, padding
+from twobp import _native, batches, padding, processes
 from twobp._native import Error
 from twobp.batches import Batch, Tensors
 from twobp.optimizers import Adam, AdamW, Muon, SGD
@@ -51,6 +51,9 @@ class Trainer:
     """Trains a model on the ranks of a pipeline. The ranks are threads of this process. If torch.distributed is initialized with
     more than one process, each process is a rank. All processes then make the same calls with the same batches. With
     `data_parallel`, these are the batches of all replicas, and each replica takes its share.
+
+    With `device="cuda"`, the ranks compute on the GPUs of this machine in turn, or each process on its own. The module and the
+    batches stay on the CPU.
 
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module. Use
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
@@ -97,7 +100,9 @@ class Trainer:
             config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
             config["model"] = dict(model)
-        self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, _process_group())
+        if group := _process_group():
+            processes.check_loading(config["pipeline"].get("device", "cpu"))
+        self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, group)
         if warning := self._native.warning_of_cap():
             warnings.warn(warning, stacklevel=2)
         self._shapes = {_shape(example)}

@@ -155,6 +155,13 @@ TEST_F(DeviceCommand, FourProcessesWithReplicas) {
   expect_bits_of_one_process(4);
 }
 
+// No process uses the GPU of another one, which may refuse this.
+TEST_F(DeviceCommand, EachProcessOpensItsOwnGpuAlone) {
+  const auto finished =
+      start({{{"TWOBP_STAND_IN_TAKEN=1"}}, {{"TWOBP_STAND_IN_TAKEN=0"}}}, saves_to("many"));
+  for (const Finished& one : finished) EXPECT_EQ(one.exit_code, 0) << one.err;
+}
+
 TEST_F(DeviceCommand, SeveralRanksInEachProcess) {
   content_["pipeline"]["data_parallel"] = 2;
   expect_bits_of_one_process(2);

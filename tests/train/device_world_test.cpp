@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -13,9 +14,13 @@
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/data/data.h"
 #include "twobp/nn/kernels/operators.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/train/build_model.h"
+#include "twobp/transport/collectives.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 #include "twobp/transport/threads/in_process.h"
@@ -190,6 +195,111 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// Gradients go to the replica that updates them, and its weights to the others: as many bytes as sums that
+// all replicas get.
+TEST(ShardsOnDevices, SendAsMuchAsWholeSums) {
+  const auto bytes = [](bool shard) {
+    Config config = config_of("1f1b", 2);
+    config.optimizer.shard = shard;
+    config.pipeline.device = "privateuseone";
+    test::stand_in_nccl_state().bytes = 0;
+    test::run_in(worlds_on_devices(config), config, kSteps);
+    return static_cast<double>(test::stand_in_nccl_state().bytes);
+  };
+  const double whole = bytes(false);
+  EXPECT_GT(whole, 10000);
+  EXPECT_NEAR(bytes(true) / whole, 1, 0.05);
+}
+
+// Changes nothing. While it is armed, I holds up the stream until ready().
+class Holds : public Layer {
+ public:
+  struct Control {
+    std::atomic<bool> armed = false;
+    std::function<bool()> ready;
+  };
+  explicit Holds(std::shared_ptr<Control> control) : control_(std::move(control)) {}
+  Values forward(Values x, Context&, Saved&) override { return x; }
+  Values backward_p1(Values dy, Context&, Saved&) override {
+    if (control_->armed) {
+      const c10::impl::VirtualGuardImpl device(at::kPrivateUse1);
+      test::hold(DeviceStream(device.getStream(device.getDevice())), control_->ready);
+    }
+    return dy;
+  }
+
+ private:
+  std::shared_ptr<Control> control_;
+};
+
+// The sum of the head's gradients ends while the device still computes I of the first layers.
+TEST(SumsOnDevices, GoOnWhileTheDeviceComputes) {
+  Config config = test::world_config("1f1b", 1);
+  test::llama_of(config).tied = false;
+  test::llama_of(config).vocab = 20000;  // most of the bytes
+  config.pipeline.data_parallel = 2;
+  config.pipeline.micro_batches = 1;
+  config.pipeline.p2 = "off";
+  config.pipeline.bucket = "1";
+  config.pipeline.device = "privateuseone";
+  const int64_t head = 4 * 20000 * test::llama_of(config).dim;
+  std::atomic<int64_t> before = 0;
+  std::atomic<int> too_late = 0;
+  run_worlds(worlds_on_devices(config), [&](World world) {
+    auto control = std::make_shared<Holds::Control>();
+    ModelSpec model = build_model(config);
+    model.layers.insert(model.layers.begin() + 1,
+                        {"holds", "holds", [control] { return std::make_unique<Holds>(control); }});
+    Trainer trainer(config, model, open_data(config.data, config.model.input(), 1), std::move(world));
+    trainer.step();
+    const double end = now_seconds() + 20;
+    control->ready = [&, end] {  // each rank has received its parts, and then the sum of the others
+      if (test::stand_in_nccl_state().bytes > before + head * 3 / 2) return true;
+      if (now_seconds() < end) return false;
+      ++too_late;
+      return true;
+    };
+    barrier(*trainer.world().processes, 60);
+    before = test::stand_in_nccl_state().bytes.load();
+    barrier(*trainer.world().processes, 60);
+    control->armed = true;
+    trainer.step();
+    control->armed = false;
+  });
+  EXPECT_EQ(too_late, 0);
+}
+
+// NCCL's watch frees what has been sent, and the meter of the thread that sent it sees that.
+TEST(NcclMemory, IsOffTheBooksWhenItHasLeft) {
+  auto hosts = make_in_process_transports(2, kNoSpin);
+  test::run_on_threads(2, [&](int rank) {
+    const Device device = test::stand_in_device(40 + rank);
+    NcclOptions options;
+    options.tensors = at::kPrivateUse1;
+    const auto transport =
+        make_nccl_transport(End(std::move(hosts[rank])), test::stand_in_nccl(), device, test::all_links(2), options);
+    const OnStream here(device.compute());
+    if (rank == 1) {
+      EXPECT_EQ(transport->receive(0, {.step = 1}, 30).at(0).numel(), 1 << 16);
+      transport->receive(0, {.step = 2}, 60);
+      return;
+    }
+    MemoryMeter meter({0});
+    const MemoryMeter::Watch watch(meter);
+    {
+      const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
+      at::Tensor sent = at::zeros({1 << 16}, at::TensorOptions().device(device.where()));
+      EXPECT_GT(meter.held(0), 1 << 16);
+      transport->isend(1, {.step = 1}, {std::move(sent)});
+    }
+    const double end = now_seconds() + 20;
+    const auto held = [&] { return meter.held(0) > 4096; };  // less: the message's description
+    while (held() && now_seconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_FALSE(held()) << meter.held(0);
+    transport->isend(1, {.step = 2}, {});
+  });
+}
 
 // One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives
 // the reason.

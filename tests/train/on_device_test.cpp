@@ -319,6 +319,19 @@ TEST(AsGraphTest, RecordsAgainAfterAChange) {
   EXPECT_EQ(one_by_one.steps_done(), as_graph->steps_done());
 }
 
+// The host checks where documents begin.
+TEST(AsGraphTest, RefusesDocuments) {
+  const auto trainer = trainer_with_graphs(config_of("llama", 2, kStandIn), 2);
+  std::vector<Batch> batches = alike(test::random_batches(2, 4));
+  for (Batch& batch : batches) {
+    for (Fields& fields : batch.micro_batches)
+      fields["document_starts"] = at::zeros_like(fields.at("input_ids"));
+  }
+  const Variant variant{"1f1b", P2Policy::kFill};
+  trainer->step(batches[0], variant);
+  test::expect_error([&] { trainer->step(batches[1], variant); }, {"pipeline.graphs", "several documents"});
+}
+
 TEST_P(OnDevice, OperatorsAreCloseToTheKernels) {
   const Config config = config_of(GetParam(), 1, "cpu");
   const auto batches = batches_of(config, 3, 2);
@@ -389,6 +402,42 @@ TEST_P(OnDevice, TheHostDoesNotWaitForInputs) {
   EXPECT_EQ(test::blocking_copies(), copies);
 }
 
+TEST(OnDeviceTest, TheHostDoesNotWaitForDocuments) {
+  Trainer trainer(config_of("llama", 2, kStandIn));
+  std::vector<Batch> batches = test::random_batches(2, 4);
+  for (Batch& batch : batches) {
+    for (Fields& fields : batch.micro_batches) {
+      at::Tensor& starts = fields["document_starts"] = at::zeros_like(fields.at("input_ids"));
+      starts.narrow(1, 5, starts.size(1) - 5).fill_(5);
+    }
+  }
+  trainer.step(batches[0], {"1f1b", P2Policy::kFill});
+  const int copies = test::blocking_copies();
+  trainer.step(batches[1], {"1f1b", P2Policy::kFill});
+  EXPECT_EQ(test::blocking_copies(), copies);
+}
+
+// Masks are drawn in the rank's own stream, also if its kernels on a CPU would share them out among threads.
+TEST(OnDeviceTest, DropsInItsStream) {
+  const auto run = [](const char* device) {
+    Config config = config_of("llama", 2, device);
+    test::llama_of(config).dropout = 0.3;
+    test::llama_of(config).attention_dropout = 0.2;
+    config.pipeline.threads = 2;
+    std::vector<Batch> batches(2);
+    for (size_t step = 0; step < batches.size(); ++step) {
+      for (int m = 0; m < 2; ++m)  // large enough for two threads
+        batches[step].micro_batches.push_back(test::random_fields(40, 2 * step + m));
+    }
+    return test::train(config, alike(batches), {"1f1b", P2Policy::kFill});
+  };
+  const auto expected = [&] {
+    const OperatorsEverywhere operators;
+    return run("cpu");
+  }();
+  expect_same_bits(expected, run(kStandIn), "dropout");
+}
+
 // What libraries allocate for good belongs to no layer, and takes nothing of a cap.
 TEST(OnDeviceTest, CountsNoWorkspaceOfLibraries) {
   Trainer trainer(config_of("llama", 2, kStandIn));
@@ -455,6 +504,12 @@ TEST(OnDeviceTest, RefusesWhatItCannotRun) {
   expect_no_graphs(config, "pipeline.run_ahead");
   config.pipeline.run_ahead = "auto";
   expect_no_graphs(config_of("bert", 1, "cuda"), "model.type");
+  Config drops = config_of("llama", 1, "cuda");
+  test::llama_of(drops).dropout = 0.1;
+  expect_no_graphs(drops, "other masks in every step");
+  Config replicas = config_of("llama", 1, "cuda");
+  replicas.pipeline.data_parallel = 2;
+  expect_no_graphs(replicas, "pipeline.data_parallel");
   if (!at::hasCUDA())
     test::expect_error([&] { Trainer trainer(config); }, {"no cuda", "pipeline.device = \"cpu\""});
   config.pipeline.device = "toaster";

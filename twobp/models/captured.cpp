@@ -78,6 +78,16 @@ ModelInput input_of(const ModelOptions& options) {
   return input;
 }
 
+bool draws_random_numbers(const Graph& graph) {
+  return std::ranges::any_of(graph.shape().programs, [](const Program& program) {
+    return std::ranges::any_of(program.forward, [](const graph::Instruction& one) {
+      return std::ranges::any_of(one.arguments, [](const graph::Argument& argument) {
+        return argument.kind == graph::Argument::Kind::kRandom;
+      });
+    });
+  });
+}
+
 }  // namespace
 
 ModelSpec captured(const std::shared_ptr<const Graph>& graph) {
@@ -124,6 +134,10 @@ ModelType captured_type() {
     if (shape.positions > 0) return std::string();
     return shape.no_slices.empty() ? "its bundle does not say whether they can be cut: capture it again"
                                    : shape.no_slices;
+  };
+  type.no_graph = [](const ModelOptions& options) {
+    const bool draws = draws_random_numbers(graph_of(options));
+    return std::string(draws ? "it draws other random numbers in every step" : "");
   };
   type.build = [](const ModelOptions& options, const BuildSettings&) {
     graph_of(options);

@@ -4,6 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/nn/layers/documents.h"
 #include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
@@ -256,8 +257,13 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
   const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
   if (!again) graph.reset();
   if (!again || !input.as_graph || input.want_events) return std::nullopt;
-  TWOBP_CHECK(world_.all_local && world_.device(0).asynchronous(),
-              "pipeline.graphs is set, but the ranks are not all on GPUs of this process: set it to false");
+  TWOBP_CHECK(world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
+              "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
+              "set it to false");
+  const auto has_documents = [](const Fields& fields) { return fields.contains(kDocumentStarts); };
+  TWOBP_CHECK(std::ranges::none_of(*input.micro_batches, has_documents),
+              "pipeline.graphs is set, but samples hold several documents, whose places the host checks in "
+              "every step: set it to false, or data.packing to none or stream");
   TWOBP_CHECK(under_way_.empty(),
               "a step that is launched as a graph cannot overlap another step: finish the other step first");
   try {

@@ -25,6 +25,8 @@ void check_graphs(const Config& config) {
   if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
   if (config.pipeline.run_ahead == "on")
     excludes("pipeline.run_ahead \"on\"", "a graph holds one step of all ranks");
+  if (config.pipeline.data_parallel > 1)
+    excludes("pipeline.data_parallel", "gradients are summed over replicas while a step runs");
   const std::string why = config.model.type.type().no_graph(config.model.type);
   if (!why.empty()) excludes(concat("model.type \"", config.model.type.name(), "\"").c_str(), why.c_str());
 }

@@ -54,15 +54,17 @@ struct Here {
 
 // The ranks of a machine take its GPUs in turn. A launcher may show each process its own GPUs only, which are
 // then numbered from 0.
-Here open_gpus(const PipelineConfig& config, const Launcher& launcher, int here) {
+Here open_gpus(const PipelineConfig& config, int local_rank, int here) {
   Here opened;
-  const at::DeviceType type = Device::open(config.device, 0).where().type();
-  const int count = c10::impl::VirtualGuardImpl(type).deviceCount();
+  const int count = Device::count(config.device);
   for (int i = 0; i < here; ++i) {
-    opened.devices.push_back(Device::open(config.device, (launcher.local_rank * here + i) % count));
+    opened.devices.push_back(Device::open(config.device, (local_rank * here + i) % count));
     const at::Device where = opened.devices.back().where();
     opened.facts.push_back(device_support(where.type()).facts(where));
   }
+  // Of this thread, too: it would otherwise use device 0, and so hold memory on another process's GPU.
+  const at::Device first = opened.devices.front().where();
+  c10::impl::VirtualGuardImpl(first.type()).setDevice(first);
   opened.nccl = load_nccl();
   return opened;
 }
@@ -111,22 +113,27 @@ int ranks_of_process(const PipelineConfig& config, int ranks, int processes) {
 }
 
 World make_gpu_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
+  const int here = ranks_of_process(config, ranks, launcher.size);
+  return make_gpu_world(config, {.count = launcher.size, .local_rank = launcher.local_rank}, ranks,
+                        make_hosts(config, launcher, here));
+}
+
+World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, int ranks, const Ends& hosts) {
   // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
   // peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-  const int here = ranks_of_process(config, ranks, launcher.size);
-  const Ends hosts = make_hosts(config, launcher, here);
+  const int here = hosts.size();
   Here opened;
   json told = {{"machine", host_name()}, {"error", ""}, {"gpus", json::array()}};
   try {
-    opened = open_gpus(config, launcher, here);
+    opened = open_gpus(config, process.local_rank, here);
     for (const DeviceFacts& facts : opened.facts)
       told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
   } catch (const std::exception& error) {
     told["error"] = error.what();
   }
   std::vector<int> first_ranks;
-  for (int process = 0; process < launcher.size; ++process) first_ranks.push_back(process * here);
+  for (int i = 0; i < process.count; ++i) first_ranks.push_back(i * here);
   Subgroup group(*hosts[0], first_ranks, Group::kProcesses);
   const Processes processes(group, config.timeout);
   const std::vector<std::string> texts = processes.to_first(told.dump());

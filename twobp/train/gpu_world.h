@@ -3,6 +3,7 @@
 
 #include "twobp/pipeline/pipeline_config.h"
 #include "twobp/transport/launcher.h"
+#include "twobp/transport/process_world.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -15,5 +16,13 @@ int ranks_of_process(const PipelineConfig& config, int ranks, int processes);
 // one of them cannot compute, has no NCCL, or has a GPU of another model, or if two ranks are on one GPU,
 // this throws the same Error on all.
 World make_gpu_world(const PipelineConfig& config, const Launcher& launcher, int ranks);
+
+// The same for processes that are connected already. `hosts` are the endpoints of this process's ranks, which
+// nothing else uses afterwards.
+struct GpuProcess {
+  int count = 1;       // of all processes
+  int local_rank = 0;  // among those of its machine
+};
+World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, int ranks, const Ends& hosts);
 
 }  // namespace twobp

@@ -158,7 +158,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
                         const MeasureOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::set_num_threads(config.pipeline.threads);
-  const Device device = Device::open(config.pipeline.device, 0);
+  const Device device = Device::open(config.pipeline.device, options.device);
   device.prepare_libraries();
   std::vector<ModelSpec> models = {spec};
   std::vector<ModelSpec> sliced = {spec};

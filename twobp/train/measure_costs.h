@@ -18,6 +18,7 @@ struct MeasureOptions {
   double seconds = 1;                  // approximately, for each size and recomputation
   std::vector<std::string> recompute;  // of recompute_names(): measured in addition to none
   std::string machine{};               // its name, for CostModel::made_on
+  int device = 0;                      // which of the machine's GPUs, if pipeline.device is one
 };
 
 // Measures one layer of each kind on pipeline.device, on typical samples of the configured data (balance.h),

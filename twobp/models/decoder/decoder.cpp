@@ -190,6 +190,11 @@ ModelType type_of_family(const DecoderFamily& family) {
     return input;
   };
   type.no_slices = [](const ModelOptions&) { return std::string(); };
+  type.no_graph = [](const ModelOptions& o) {
+    const auto& options = o.as<DecoderOptions>();
+    const bool drops = options.dropout > 0 || options.attention_dropout > 0;
+    return std::string(drops ? "its dropout draws other masks in every step" : "");
+  };
   type.fill_in = [&family](ModelOptions& o) {
     auto& options = o.as<DecoderOptions>();
     options = filled_in(family, options);

@@ -19,6 +19,34 @@ const c10::impl::DeviceGuardImplInterface* support_for(at::DeviceType type) {
   return c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
 }
 
+at::DeviceType type_called(const std::string& name) {
+  try {
+    const at::Device device(name);
+    TWOBP_CHECK(!device.has_index(), "name a device by its kind alone, not as '", name, "'");
+    return device.type();
+  } catch (const c10::Error&) {
+    fail("no device is called '", name, "': use cpu or cuda");
+  }
+}
+
+// Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later
+// computations in the same queue. The number must be set before the first use of the GPU.
+void set_environment(at::DeviceType type) {
+  if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
+
+int count_of(at::DeviceType type) {
+  set_environment(type);
+  const std::string name = c10::DeviceTypeName(type, true);
+  const auto* support = support_for(type);
+  TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with one that has it, or ", kOnCpus);
+  const int count = support->deviceCount();
+  TWOBP_CHECK(count > 0, "no ", name,
+              " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
+              kOnCpus);
+  return count;
+}
+
 }  // namespace
 
 DeviceEvent DeviceStream::record(c10::EventFlag flag) const {
@@ -42,14 +70,11 @@ void DeviceStream::uses(const at::Tensor& tensor) const {
 
 Device Device::open(const std::string& type, int index) {
   if (type == "cpu") return {};
-  std::optional<at::DeviceType> known;
-  try {
-    known = at::Device(type).type();
-    TWOBP_CHECK(!at::Device(type).has_index(), "name a device by its kind alone, not as '", type, "'");
-  } catch (const c10::Error&) {
-    fail("no device is called '", type, "': use cpu or cuda");
-  }
-  return open(*known, index);
+  return open(type_called(type), index);
+}
+
+int Device::count(const std::string& type) {
+  return count_of(type_called(type));
 }
 
 std::vector<Device> Device::open_for(const std::string& type, int ranks, bool in_parts) {
@@ -75,10 +100,8 @@ void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
 }
 
 Device Device::open(at::DeviceType type, int index) {
-  // Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later
-  // computations in the same queue. The number must be set before the first use of the GPU.
+  set_environment(type);
   if (type == at::kCUDA) {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
     // The same bits every time. An operator without a deterministic algorithm is an error. Memory need not be
     // filled for this.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
@@ -90,15 +113,9 @@ Device Device::open(at::DeviceType type, int index) {
     at::globalContext().setAllowFP16ReductionCuBLAS(false);
     at::globalContext().setAllowBF16ReductionCuBLAS(false);
   }
-  const std::string name = c10::DeviceTypeName(type, true);
-  const auto* support = support_for(type);
-  TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with one that has it, or ", kOnCpus);
-  const int count = support->deviceCount();
-  TWOBP_CHECK(count > 0, "no ", name,
-              " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
-              kOnCpus);
-  TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", name, " device ", index, ", but only ",
-              count, count == 1 ? " is" : " are", " visible: start fewer ranks on this machine, or ",
+  const int count = count_of(type);
+  TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", c10::DeviceTypeName(type, true), " device ",
+              index, ", but only ", count, count == 1 ? " is" : " are", " visible: start fewer ranks on this machine, or ",
               kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));

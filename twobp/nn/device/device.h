@@ -100,6 +100,9 @@ class Device {
   // `type` is any device type for which LibTorch has streams.
   static Device open(at::DeviceType type, int index);
 
+  // How many devices of this type there are, without opening one. Throws Error as open().
+  static int count(const std::string& type);
+
   // Opens one device for each rank of this process. With fewer GPUs than ranks, the ranks take GPUs in turn
   // and several share one. Each then has its own streams and, with `in_parts`, its own multiprocessors
   // (GpuParts). The result is empty for the CPU.

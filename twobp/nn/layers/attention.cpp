@@ -69,7 +69,8 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
               "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
               "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
-  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), starts);
+  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context),
+                                            starts.defined() ? on_device(starts, packed.device()) : starts);
   if (context.sliced())
     attention.earlier = earlier_keys(saved, attention, packed.size(0), attention_type(packed, attention));
   return attention;

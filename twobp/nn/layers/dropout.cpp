@@ -1,5 +1,6 @@
 #include "twobp/nn/layers/dropout.h"
 
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
@@ -11,8 +12,13 @@ Values dropped(Values values, const DropoutRate& rate, const Context& context) {
   const at::Tensor y = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   const int64_t cols = x.size(-1);
   const DropoutMask mask = rate.mask(context);
-  for_rows(x.numel() / cols, cols,
-           [&](int64_t begin, int64_t end) { dropout_rows(x, {}, y, cols, mask, begin, end); });
+  const int64_t rows = x.numel() / cols;
+  const auto drop = [&](int64_t begin, int64_t end) { dropout_rows(x, {}, y, cols, mask, begin, end); };
+  if (by_operators(x)) {  // in this thread's stream
+    drop(0, rows);
+  } else {
+    for_rows(rows, cols, drop);
+  }
   return {y};
 }
 

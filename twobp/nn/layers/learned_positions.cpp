@@ -11,9 +11,8 @@ namespace {
 at::Tensor within_documents(const Context& context, const at::Tensor& x) {
   const at::Tensor starts = document_starts_of(context, x.size(0), x.size(1));
   if (!starts.defined()) return {};
-  return (at::arange(context.past, context.past + x.size(1), starts.options()) - starts)
-      .flatten()
-      .to(x.device());
+  return on_device((at::arange(context.past, context.past + x.size(1), starts.options()) - starts).flatten(),
+                   x.device());
 }
 
 }  // namespace

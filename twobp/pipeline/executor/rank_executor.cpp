@@ -1,7 +1,6 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <thread>
 
 #include <ATen/record_function.h>
@@ -14,12 +13,6 @@
 #include "twobp/transport/time_out.h"
 
 namespace twobp {
-namespace {
-
-// Pause between two looks for a message while sums of gradients are under way.
-constexpr auto kPause = std::chrono::microseconds(20);
-
-}  // namespace
 
 RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
                            MemoryMeter& meter, Device device)

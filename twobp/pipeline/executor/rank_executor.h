@@ -3,6 +3,7 @@
 // order in which it is launched.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -66,6 +67,9 @@ class RankExecutor {
   Transport& transport() { return transport_; }
 
  private:
+  // Between two looks for messages, while a device computes or gradients are summed.
+  static constexpr std::chrono::microseconds kPause{20};
+
   // Tensors that enter or leave a stage, by micro-batch.
   struct Boundary {
     std::vector<Values> input, output, output_gradient, input_gradient;

@@ -1,5 +1,6 @@
 // A rank's step, from its first instruction to the update after its last one.
 #include <algorithm>
+#include <thread>
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -107,6 +108,11 @@ RankResult RankExecutor::finish_recorded(const StepInput& input, const DeviceEve
 
 RankResult RankExecutor::end(const StepInput& input, bool whole) {
   const auto& instructions = input.schedule->ranks[rank_];
+  const DeviceStream& compute = device_.compute();
+  while (!compute.idle()) {  // messages and sums go on meanwhile
+    progress();
+    std::this_thread::sleep_for(kPause);
+  }
   if (!losses_.empty()) {
     const at::Tensor losses = at::stack(losses_).cpu();  // the host waits once
     for (int64_t i = 0; i < losses.numel(); ++i) result_.loss += losses[i].item<double>();
@@ -115,7 +121,6 @@ RankResult RankExecutor::end(const StepInput& input, bool whole) {
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the next step.
   if (!input.training) transport_.flush(input.timeout);
-  const DeviceStream& compute = device_.compute();
   compute.wait_on_host();  // the update is timed separately
   transport_.progress();   // what was sent is there now
   if (device_times_.any()) {

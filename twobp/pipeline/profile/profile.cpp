@@ -170,7 +170,6 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
       of.cost.p2_peak = p2.peak();
       of.cost.p2_units = static_cast<int>(units.size());
     }
-    for (Parameter* parameter : s->parameters) parameter->forget_grad();
   }
 }
 

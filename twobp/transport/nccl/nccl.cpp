@@ -9,6 +9,8 @@
 #include <tuple>
 #include <type_traits>
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
@@ -75,6 +77,7 @@ class NcclTransport : public Transport {
       return;
     }
     const std::lock_guard lock(calls_);
+    callers_ = c10::ThreadLocalDebugInfo::current();
     Peer& peer = peers_[to];
     Outgoing out;
     out.message = pack_head(tag, std::move(values), options_.tensors, peer.send != nullptr);
@@ -353,6 +356,7 @@ class NcclTransport : public Transport {
   void look() {
     const std::unique_lock lock(calls_, std::try_to_lock);
     if (!lock || aborted_) return;
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
       progress_with_all();
       waits_ =
@@ -408,6 +412,8 @@ class NcclTransport : public Transport {
   NcclOptions options_;
   Mailbox mailbox_;
   std::mutex calls_;         // for calls of several subgroups
+  // Of the threads that send: their meter of memory, which the watch tells what it frees.
+  std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
   std::vector<Peer> peers_;  // by rank
 
   std::mutex mutex_;  // guards the links

@@ -13,8 +13,7 @@
 //   multiprocessors until then. No order of the ranks' instructions can make two links wait for each other.
 //   Messages are kept by tag until the rank asks for them.
 // - Shapes could be agreed once per stage and direction, but not the order: with `fill`, and with schedules
-//   from a file, a receiver need not ask in the sender's order. Hosts run ahead of their GPUs, which hides a
-//   head's time.
+//   from a file, a receiver need not ask in the sender's order.
 // - At most kUnderWay transfers of a link are in its stream. Further transfers wait on the host. They are
 //   launched when ranks look for messages, between layers, or in flush(). Thousands of launches waiting in
 //   streams would block the launching thread, and with it the receives for which the other side waits. (The
@@ -23,12 +22,12 @@
 // - There are no group calls. A group of sends and receives of several links begins as one, and would wait
 //   for all their peers. After the start, where all links are connected in one order, nothing here blocks a
 //   host thread.
-// - A received tensor is returned at once. The caller's current stream waits for it by an event; the caller
-//   does not wait.
+// - A tensor is returned as soon as its head is there, which is when the sender's GPU has made it. The
+//   caller's current stream waits for the transfer by an event.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It
 // aborts the communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and
-// then, because a rank that has done its part of a step does not, and others still need what it sent.
+// then, for a rank that is busy elsewhere.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
 // ncclAllReduce could replace them in AllReduce, with one communicator per group. It is faster between many

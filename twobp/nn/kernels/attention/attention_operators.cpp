@@ -41,7 +41,7 @@ at::Tensor starts_of(const PackedAttention& attention, const Block& block, at::D
     starts = at::arange(first, first + block.count, options).clamp_min_(0).unsqueeze(0);
   }
   if (attention.starts.defined()) {
-    starts = at::maximum(starts, attention.starts.narrow(1, block.first, block.count).to(device));
+    starts = at::maximum(starts, attention.starts.narrow(1, block.first, block.count));
   }
   return starts.unsqueeze(1).unsqueeze(3);
 }
