@@ -178,7 +178,7 @@ const Section& data_section() {
                  "~/.cache/twobp")
            .path(),
        TWOBP_KEY(DataConfig, end_of_text,
-                 "the tokenizer's end-of-text token, if it has one, follows each text file")
+                 "the tokenizer's end-of-text token, if it has one, follows each document")
            .free_on_resume(),
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header")
            .path(),

@@ -108,11 +108,12 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, graphs,
                  "with cuda: F, I, W and messages of a step of all ranks are recorded once, as a CUDA graph, "
-                 "and launched by one call; not with pipeline.run_ahead on (never run on a GPU so far)")
+                 "and launched by one call; not with pipeline.run_ahead on (has run on a GPU with one rank, "
+                 "not yet with several)")
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, transport,
-                 "how messages travel between ranks; auto: mpi or nccl if a launcher started several "
-                 "processes, else threads")
+                 "how messages travel between ranks; auto: threads in one process; if a launcher started "
+                 "several, nccl on GPUs, and on CPUs torchrun's store under torchrun, else mpi")
            .one_of({"auto", "threads", "mpi", "nccl"})
            .free_on_resume(),
        TWOBP_KEY(

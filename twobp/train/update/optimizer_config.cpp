@@ -19,13 +19,15 @@ const Section& optimizer_section() {
                  "weight_decay, lr_scale (a factor of lr), rule (adamw or muon, if the type is muon); later "
                  "entries override earlier ones")
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, beta1, "adam: decay of the mean gradient")
+       TWOBP_KEY(OptimizerConfig, beta1, "adam, adamw, muon: decay of the mean gradient")
            .from_to_below(0, 1)
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, beta2, "adam: decay of the mean squared gradient")
+       TWOBP_KEY(OptimizerConfig, beta2, "adam, adamw, muon: decay of the mean squared gradient")
            .from_to_below(0, 1)
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, eps, "adam: added to the denominator").above(0).noted_on_resume(),
+       TWOBP_KEY(OptimizerConfig, eps, "adam, adamw, muon: added to the denominator")
+           .above(0)
+           .noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, momentum, "sgd: momentum").from_to_below(0, 1),
        TWOBP_KEY(OptimizerConfig, muon_momentum, "muon: momentum").from_to_below(0, 1).noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, average,
