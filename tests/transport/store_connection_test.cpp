@@ -128,6 +128,26 @@ TEST(StoreConnection, NamesARankThatComesTwice) {
   }
 }
 
+TEST(StoreConnection, NamesFewOfManyMissingRanks) {
+  const int port = test::free_port();
+  for (const std::string& what : messages_of({place_at(port, 0, 100), place_at(port, 3, 100)}, 1)) {
+    expect_parts(what, {"ranks 1, 2, 4, 5, 6, 7, 8, 9 and 90 more of 100 did not connect"});
+  }
+}
+
+// The last rank finds all others there, so it need not poll. What it asks does not depend on their number.
+TEST(StoreConnection, ARankAsksLittleOfTheStore) {
+  for (const int ranks : {2, 24}) {
+    const int port = test::free_port();
+    std::vector<int64_t> requests(ranks);
+    test::run_on_threads(ranks, [&](int rank) {
+      const StoreConnection connection(place_at(port, rank, ranks), kLong);
+      requests[rank] = connection.requests();
+    });
+    EXPECT_LE(*std::min_element(requests.begin(), requests.end()), 10) << ranks;
+  }
+}
+
 TEST(StoreConnection, SaysThatTheStoreIsGone) {
   const int port = test::free_port();
   std::unique_ptr<StoreConnection> host, guest;
@@ -205,10 +225,10 @@ TEST(StoreTransport, IgnoresKeysThatCanBeGuessed) {
       options.waitWorkers = false;
       c10d::TCPStore stranger("127.0.0.1", options);
       EXPECT_FALSE(stranger.check({"twobp/1/came/0"}));
-      EXPECT_FALSE(stranger.check({"twobp/1/size/0"}));
+      EXPECT_FALSE(stranger.check({"twobp/1/size"}));
       const std::vector<uint8_t> abort = {1, 0, 0, 0, 2, 0, 0, 0, 'x'};  // an abort from rank 1
       stranger.queuePush("twobp/1/queue/to/0", abort);
-      stranger.set("twobp/1/refused", std::vector<uint8_t>{'x'});
+      stranger.set("twobp/1/end", std::vector<uint8_t>{'x'});
     }
     barrier(*transport, kLong);
   });

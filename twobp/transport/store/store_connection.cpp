@@ -27,7 +27,7 @@ namespace {
 
 constexpr double kRefusalSeconds = 0.5;  // time for the others to read the reason
 constexpr double kRetrySeconds = 0.02;
-constexpr int kMostNamed = 8;  // most ranks named in a message
+constexpr size_t kMostNamed = 8;  // most ranks named in a message
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);
@@ -71,6 +71,11 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::
       sleep_for(kRetrySeconds);
     }
   }
+}
+
+// Counts the processes that say that they are this rank.
+std::string came_key(int rank) {
+  return concat("came/", rank);
 }
 
 // 128 random bits.
@@ -134,9 +139,11 @@ StorePlace store_place(const Launcher& launcher) {
 struct StoreConnection::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name, prefix;
+  std::atomic<int64_t> requests{0};
 
   template <typename Body>
   auto call(const Body& body) {
+    ++requests;
     try {
       return body(*store);
     } catch (const c10::Error& error) {
@@ -156,6 +163,11 @@ struct StoreConnection::Store {
   }
   void set(const std::string& name, const std::string& value) {
     call([&](c10d::Store& s) { s.set(key(name), bytes_of(value)); });
+  }
+  std::string set_once(const std::string& name, const std::string& value) {
+    const std::vector<uint8_t> bytes =
+        call([&](c10d::Store& s) { return s.compareSet(key(name), {}, bytes_of(value)); });
+    return {bytes.begin(), bytes.end()};
   }
   int64_t add(const std::string& name, int64_t value) {
     return call([&](c10d::Store& s) { return s.add(key(name), value); });
@@ -195,61 +207,66 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
 StoreConnection::StoreConnection(StorePlace place, std::unique_ptr<Store> store)
     : place_(std::move(place)), store_(std::move(store)) {}
 
+// Every rank makes a fixed number of requests, and polls one key. So the store's work grows with the number
+// of ranks, not with its square.
 void StoreConnection::join(double timeout) {
   const double deadline = awake_seconds() + timeout;
+  const std::string all_are_there = "all";
   const auto leave = [&](const std::string& reason) {
     if (place_.rank == 0 && !place_.hosted) sleep_for(kRefusalSeconds);  // the store ends with this process
     fail(reason);
   };
+  // The first end that a rank writes holds for all: that all are there, or what is wrong. So the others do
+  // not wait for the time-out.
   const auto refuse = [&](const std::string& reason) {
-    store_->set("refused", reason);  // so that the others do not wait for the time-out
-    leave(reason);
+    const std::string end = store_->set_once("end", reason);
+    leave(end == all_are_there ? reason : end);
   };
-  const auto size_key = [](int rank) { return concat("size/", rank); };
   // Rank 0 draws the run's id, which stands in all other keys. So what other programs write under keys that
   // can be guessed, and what an earlier run has left, does not reach this run.
-  if (place_.rank == 0 && store_->add("hosts", 1) == 1) store_->set("run", random_id());
+  if (place_.rank == 0 && store_->add("hosts", 1) == 1) {
+    const std::string id = random_id();
+    store_->set(id + "/size", std::to_string(place_.size));
+    store_->set("run", id);
+  }
   for (double pause = 1e-3; !store_->has("run"); pause = std::min(2 * pause, 0.1)) {
     TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not connect to ", name(),
                 " within ", timeout, " s: check that it has started");
     sleep_for(pause);
   }
   store_->prefix += store_->value("run") + "/";
-  if (store_->add(concat("came/", place_.rank), 1) > 1) {
+  if (store_->add(came_key(place_.rank), 1) > 1) {
     refuse(concat("two processes that meet at ", name(), " say that they are rank ", place_.rank,
                   ": another run uses the same MASTER_PORT, or the launcher's RANK is wrong"));
   }
-  store_->set(size_key(place_.rank), std::to_string(place_.size));
-  std::vector<int> missing(place_.size);
-  for (int rank = 0; rank < place_.size; ++rank) missing[rank] = rank;
-  for (double pause = 1e-3; true; pause = std::min(2 * pause, 0.1)) {
-    if (store_->has("refused")) leave(store_->value("refused"));
-    std::erase_if(missing, [&](int rank) {
-      if (!store_->has(size_key(rank))) return false;
-      const std::string size = store_->value(size_key(rank));
-      if (size != std::to_string(place_.size)) {
-        refuse(concat("the ranks were started with unequal sizes: rank ", rank, " as one of ", size,
-                      ", rank ", place_.rank, " as one of ", place_.size));
-      }
-      return true;
-    });
-    if (missing.empty()) {
-      joined_ = true;
-      return;
-    }
-    if (awake_seconds() > deadline) {
-      std::vector<std::string> names;
-      for (const int rank : missing) {
-        if (names.size() == kMostNamed) break;
-        names.push_back(std::to_string(rank));
-      }
-      const size_t more = missing.size() - names.size();
-      refuse(concat(missing.size() == 1 ? "rank " : "ranks ", twobp::join(names),
-                    more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size,
-                    " did not connect to ", name(), " within ", timeout, " s: check that they have started"));
-    }
+  const std::string size = store_->value("size");
+  if (size != std::to_string(place_.size)) {
+    refuse(concat("the ranks were started with unequal sizes: rank 0 as one of ", size, ", rank ",
+                  place_.rank, " as one of ", place_.size));
+  }
+  if (store_->add("came", 1) == place_.size) store_->set_once("end", all_are_there);
+  for (double pause = 1e-3; !store_->has("end"); pause = std::min(2 * pause, 0.1)) {
+    if (awake_seconds() > deadline) store_->set_once("end", missing_ranks(timeout));
     sleep_for(pause);
   }
+  const std::string end = store_->value("end");
+  if (end != all_are_there) leave(end);
+  joined_ = true;
+}
+
+std::string StoreConnection::missing_ranks(double timeout) {
+  std::vector<std::string> names;
+  size_t count = 0;
+  for (int rank = 0; rank < place_.size; ++rank) {
+    if (store_->has(came_key(rank))) continue;
+    if (++count <= kMostNamed) names.push_back(std::to_string(rank));
+  }
+  const size_t more = count - names.size();
+  return concat(count == 0   ? "a rank"
+                : count == 1 ? "rank "
+                             : "ranks ",
+                twobp::join(names), more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size,
+                " did not connect to ", name(), " within ", timeout, " s: check that they have started");
 }
 
 StoreConnection::~StoreConnection() {
@@ -270,8 +287,16 @@ std::string StoreConnection::name() const {
   return concat(place_.address, ":", place_.port);
 }
 
+int64_t StoreConnection::requests() const {
+  return store_->requests;
+}
+
 void StoreConnection::set(const std::string& key, const std::string& value) {
   store_->set(concat("key/", key), value);
+}
+
+std::string StoreConnection::set_once(const std::string& key, const std::string& value) {
+  return store_->set_once(concat("key/", key), value);
 }
 
 std::string StoreConnection::get(const std::string& key, double timeout) {

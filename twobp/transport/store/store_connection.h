@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -44,6 +45,8 @@ class StoreConnection {
 
   // All of these throw Error if the store is gone.
   void set(const std::string& key, const std::string& value);
+  // Sets the key unless a rank has set it. Returns the value that it has then.
+  std::string set_once(const std::string& key, const std::string& value);
   // Waits at most `timeout` seconds for the key.
   std::string get(const std::string& key, double timeout);
   // A queue: values arrive in the order in which each sender pushed them. A value has at most kMostBytes.
@@ -54,6 +57,8 @@ class StoreConnection {
 
   // Another connection to the same store.
   std::unique_ptr<StoreConnection> connect() const;
+  // The number of requests that this connection has sent to the store.
+  int64_t requests() const;
   // Makes the destructor wait for at most so many seconds, because the others may be dead.
   void leave_within(double seconds) { leave_seconds_ = seconds; }
 
@@ -61,6 +66,7 @@ class StoreConnection {
   struct Store;
   StoreConnection(StorePlace place, std::unique_ptr<Store> store);
   void join(double timeout);
+  std::string missing_ranks(double timeout);
 
   StorePlace place_;
   std::unique_ptr<Store> store_;
