@@ -85,8 +85,25 @@ void RunGuard::watch(World& world, double timeout) {
   if (!world.abort) return;
   world.abort = [abort = world.abort](const std::string& reason) {
     if (std::current_exception()) get().failing();  // first: the abort itself may hang
-    abort(reason);
+    std::string by_other = abort(reason);
+    if (!by_other.empty()) get().failed_later(by_other);
+    return by_other;
   };
+}
+
+void RunGuard::failed_later(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  other_failure_ = what;
+}
+
+std::string RunGuard::other_failure() {
+  const std::lock_guard lock(mutex_);
+  return other_failure_;
+}
+
+void RunGuard::end_by_other(const std::string& what) {
+  if (!reported.exchange(true)) log_error(what);
+  end_now(kOtherFailed);
 }
 
 void RunGuard::failing() {
@@ -96,6 +113,7 @@ void RunGuard::failing() {
   std::thread([this, what = thrown.what] {
     sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
                                        : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
+    if (const std::string by_other = other_failure(); !by_other.empty()) end_by_other(by_other);
     report(what);
     end_now(kFailed);
   }).detach();
@@ -111,16 +129,17 @@ void RunGuard::report(const std::string& what) {
 }
 
 int RunGuard::end_failed() {
-  const Thrown thrown = what_is_thrown();
+  Thrown thrown = what_is_thrown();
   if (!launcher_.started_many()) {
     report(thrown.what);
     return kFailed;
   }
   forget_stop_signals();
+  if (const std::string by_other = other_failure(); !by_other.empty()) thrown = {by_other, true};
   if (thrown.by_other) {
+    failed_later(thrown.what);
     sleep_for(kEndedByOther);
-    if (!reported.exchange(true)) log_error(thrown.what);
-    end_now(kOtherFailed);
+    end_by_other(thrown.what);
   }
   if (launcher_.rank > 0) sleep_for(kFirstReports);
   report(thrown.what);

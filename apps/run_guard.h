@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "twobp/transport/launcher.h"
@@ -50,9 +51,15 @@ class RunGuard {
 
  private:
   void report(const std::string& what);
+  // Another process failed before this one, and reports.
+  void failed_later(const std::string& what);
+  std::string other_failure();
+  [[noreturn]] void end_by_other(const std::string& what);
 
   Launcher launcher_;
   std::atomic<double> timeout_{0};  // replicas begin to watch at the same time
+  std::mutex mutex_;
+  std::string other_failure_;
 };
 
 }  // namespace twobp

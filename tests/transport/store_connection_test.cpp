@@ -192,6 +192,38 @@ TEST(StorePlace, FollowsTheLauncher) {
   EXPECT_EQ(place.size, 5);
 }
 
+// When a rank falls silent, all that wait for it fail at the same time. One of them is the first for all.
+TEST(StoreTransport, RanksThatFailTogetherAgreeOnTheFirst) {
+  for (int round = 0; round < 5; ++round) {
+    std::vector<std::string> reasons(4);
+    std::vector<int> firsts(4);
+    test::run_on_store(4, [&](std::shared_ptr<Transport> transport) {
+      const int rank = transport->rank();
+      EXPECT_FALSE(transport->first_failure().has_value());
+      barrier(*transport, kLong);
+      if (rank < 3) transport->abort(concat("reason of ", rank));  // the last one only hears of it
+      const std::string aborted = [&] {
+        try {
+          transport->receive((rank + 1) % 4, {.step = 1}, kLong);
+        } catch (const Aborted& error) {
+          return std::string(error.what());
+        }
+        return std::string("no abort");
+      }();
+      const auto first = transport->first_failure();
+      ASSERT_TRUE(first.has_value());
+      firsts[rank] = first->rank;
+      reasons[rank] = first->reason;
+      expect_parts(aborted, {concat("rank ", rank, " stopped: ", first->reason)});
+    });
+    EXPECT_LT(firsts[0], 3);
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(firsts[rank], firsts[0]) << rank;
+      EXPECT_EQ(reasons[rank], concat("reason of ", firsts[0])) << rank;
+    }
+  }
+}
+
 // A message is larger than a value of the store. It is sent in parts, between others.
 TEST(StoreTransport, SendsBigMessages) {
   test::run_on_store(2, [](std::shared_ptr<Transport> transport) {

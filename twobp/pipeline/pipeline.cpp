@@ -150,8 +150,11 @@ std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) 
 }
 
 void Pipeline::abort(const std::string& reason) {
-  if (world_.abort) return world_.abort(reason);
-  world_.pipeline[world_.local_ranks().front()]->abort(reason);
+  if (world_.abort) {
+    world_.abort(reason);
+  } else {
+    world_.pipeline[world_.local_ranks().front()]->abort(reason);
+  }
 }
 
 void Pipeline::wait(const RankThreads::Job& job) {

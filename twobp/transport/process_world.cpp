@@ -4,6 +4,7 @@
 #include <future>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 #include "twobp/transport/subgroup.h"
 
 namespace twobp {
@@ -70,6 +71,10 @@ World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks) {
   // the error.
   world.abort = [ends](const std::string& reason) {
     for (int i = 0; i < ends->size(); ++i) (*ends)[i]->abort(reason);
+    const int own = (*ends)[0]->rank();
+    const auto first = (*ends)[0]->first_failure();
+    const bool here = !first || (first->rank >= own && first->rank < own + ends->size());
+    return here ? std::string() : concat("rank ", own, " stopped: ", first->reason);
   };
   world.holds.push_back(std::move(ends));
   return world;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -79,6 +80,13 @@ class Transport {
 
   // Makes the present and future waits of every rank throw Aborted. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;
+  // After an abort: the rank that failed first, and its reason. Ranks that fail at the same time agree on
+  // one, so that one reports. Nothing if the transport does not know.
+  struct Failure {
+    int rank = 0;
+    std::string reason;
+  };
+  virtual std::optional<Failure> first_failure() const { return std::nullopt; }
 
  protected:
   // Throw Error unless it is a rank of this transport.

@@ -64,7 +64,10 @@ std::vector<World> make_worlds(int replicas, int ranks, int together, double spi
     world.ranks = ranks;
     world.all_local = together == ranks;
     world.holds.push_back(ends);
-    world.abort = [ends](const std::string& reason) { ends->front()->abort(reason); };
+    world.abort = [ends](const std::string& reason) {
+      ends->front()->abort(reason);
+      return std::string();
+    };
     for (int i = 0; i < together; ++i) world.add_rank(*(*ends)[process * together + i]);
     world.processes = std::make_unique<Subgroup>(*(*ends)[programs[process]], programs, Group::kProcesses);
   }
@@ -105,7 +108,12 @@ void run_worlds(std::vector<World> worlds, const std::function<void(World)>& bod
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();
     }
-    if (abort) abort(reason);
+    if (!abort) return;
+    const std::string by_other = abort(reason);
+    if (by_other.empty()) return;
+    const std::lock_guard lock(mutex);
+    first = nullptr;  // another process reports
+    if (!first_aborted) first_aborted = std::make_exception_ptr(Aborted(by_other));
   };
   std::vector<std::thread> threads;
   for (size_t i = 1; i < worlds.size(); ++i) {

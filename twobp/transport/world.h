@@ -35,8 +35,9 @@ struct World {
   std::unique_ptr<Transport> processes;
 
   // Makes the waits of every process throw Aborted. May be called from any thread. A copy may be called after
-  // the world is destroyed.
-  std::function<void(const std::string& reason)> abort;
+  // the world is destroyed. Returns what Aborted says if another process failed first, which then reports
+  // instead of this one; otherwise nothing.
+  std::function<std::string(const std::string& reason)> abort;
 
   // Objects that the endpoints above use. They are destroyed after the endpoints.
   std::vector<std::shared_ptr<void>> holds;
@@ -71,7 +72,8 @@ std::vector<World> make_in_process_worlds(int replicas, int ranks, double spin_s
 std::vector<World> make_in_process_ranks(int replicas, int ranks, double spin_seconds);
 
 // Runs body(world) on a thread for each world; the first runs on the calling thread. An exception aborts the
-// other worlds. Rethrows the first exception that is not a result of an abort.
+// other worlds. Rethrows the first exception that is not a result of an abort. If another process failed
+// first, throws Aborted.
 void run_worlds(std::vector<World> worlds, const std::function<void(World)>& body);
 
 }  // namespace twobp

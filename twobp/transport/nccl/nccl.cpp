@@ -46,6 +46,8 @@ class NcclTransport : public Transport {
     } catch (const std::exception& error) {
       host_->abort(error.what());
       abort_links();
+      const auto first = host_->first_failure();
+      if (first && first->rank != rank()) throw Aborted(concat("rank ", rank(), " stopped: ", first->reason));
       throw;
     }
     watch_ = std::thread([this] { watch(); });
@@ -137,6 +139,8 @@ class NcclTransport : public Transport {
     note_abort(concat("rank ", rank(), " stopped: ", reason));
     host_->abort(reason);
   }
+
+  std::optional<Failure> first_failure() const override { return host_->first_failure(); }
 
  private:
   struct Outgoing {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "twobp/core/awake_clock.h"
@@ -36,7 +37,10 @@ std::string part_of(int from, Part part, const char* data, size_t bytes) {
 }
 
 constexpr double kReasonSeconds = 2;    // time for the others to read why this rank stopped
+constexpr double kAnswerSeconds = 1.5;  // time for the store to say whether another rank failed first
 constexpr double kListenerSeconds = 2;  // time for the listener to notice that it must stop
+
+using Failure = Transport::Failure;
 
 std::string queue_of(int rank) {
   return concat("to/", rank);
@@ -87,22 +91,23 @@ class StoreEnd {
   }
 
   void abort(const std::string& reason) {
-    if (!stop_waits(reason)) return;
-    for (int to = 0; to < size(); ++to) {
-      if (to == rank()) continue;
-      try {
-        connection_->push(queue_of(to),
-                          part_of(rank(), Part::kAbort, reason.data(), std::min(reason.size(), kPartBytes)));
-      } catch (const std::exception&) {
-        return;  // the store no longer exists, and the others notice that themselves
-      }
-    }
+    const std::lock_guard one(aborts_);  // who comes second waits until it is known which rank failed first
+    if (!stop_waits({rank(), reason})) return;
+    const Failure first = tell_all({rank(), reason});
+    const std::lock_guard lock(mutex_);
+    failure_ = first;
+  }
+
+  std::optional<Failure> first_failure() {
+    if (!aborted_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    return failure_;
   }
 
   void throw_if_aborted() {
     if (!aborted_.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(mutex_);
-    throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
+    throw Aborted(concat("rank ", rank(), " stopped: ", failure_.reason));
   }
 
   // The listener thread's function.
@@ -122,6 +127,7 @@ class StoreEnd {
   // Tells the listener to stop. Returns whether it has stopped.
   bool stop() {
     stopping_ = true;
+    if (silent_) return false;
     try {
       connection_->push(queue_of(rank()), part_of(rank(), Part::kStop, nullptr, 0));
     } catch (const std::exception&) {
@@ -132,15 +138,55 @@ class StoreEnd {
   }
 
  private:
-  bool stop_waits(const std::string& reason) {
+  bool stop_waits(const Failure& failure) {
     {
       const std::lock_guard lock(mutex_);
       if (aborted_.exchange(true)) return false;
-      reason_ = reason;
+      failure_ = failure;
     }
     connection_->leave_within(kReasonSeconds);
     mailbox_.wake();
     return true;
+  }
+
+  // Tells the other ranks why the run ends, and returns it. When a rank falls silent, all that wait for it
+  // fail at the same time. Then the first that asks the store is the one whose failure counts. A thread asks,
+  // because the answer never comes if the store's process is frozen. In that case, this rank counts as the
+  // first.
+  Failure tell_all(const Failure& own) {
+    struct Told {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool done = false;
+      Failure first;
+    };
+    const auto told = std::make_shared<Told>();
+    told->first = own;
+    std::thread([told, own, connection = connection_] {
+      try {
+        const std::string text = connection->set_once("failure", concat(own.rank, ' ', own.reason));
+        const size_t space = text.find(' ');
+        const Failure first{std::stoi(text.substr(0, space)), text.substr(space + 1)};
+        {
+          const std::lock_guard lock(told->mutex);
+          told->first = first;
+        }
+        const std::string& why = first.reason;
+        const std::string part =
+            part_of(first.rank, Part::kAbort, why.data(), std::min(why.size(), kPartBytes));
+        for (int to = 0; to < connection->size(); ++to) {
+          if (to != own.rank) connection->push(queue_of(to), part);
+        }
+      } catch (const std::exception&) {
+        // The store no longer exists, and the others notice that themselves.
+      }
+      const std::lock_guard lock(told->mutex);
+      told->done = true;
+      told->changed.notify_all();
+    }).detach();
+    std::unique_lock lock(told->mutex);
+    silent_ = !wait_patiently(told->changed, lock, kAnswerSeconds, [&] { return told->done; });
+    return told->first;
   }
 
   void take_in() {
@@ -157,7 +203,7 @@ class StoreEnd {
       if (head.part == Part::kStop) return;
       std::string& bytes = begun[head.from];
       if (head.part == Part::kAbort) {
-        stop_waits(text.substr(sizeof(head)));
+        stop_waits({head.from, text.substr(sizeof(head))});
         continue;
       }
       unfinished += text.size() - sizeof(head);
@@ -180,9 +226,11 @@ class StoreEnd {
   std::mutex sends_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> silent_{false};  // the store does not answer
+  std::mutex aborts_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::string reason_;
+  Failure failure_;     // the first of all ranks that is known here
   bool ended_ = false;  // the listener has stopped
 };
 
@@ -237,6 +285,7 @@ class StoreTransport : public Transport {
   }
 
   void abort(const std::string& reason) override { end_->abort(reason); }
+  std::optional<Failure> first_failure() const override { return end_->first_failure(); }
 
  private:
   std::shared_ptr<StoreEnd> end_;
