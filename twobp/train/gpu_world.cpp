@@ -47,6 +47,7 @@ Ends make_hosts(const PipelineConfig& config, const Launcher& launcher, int here
 }
 
 struct Here {
+  int visible = 0;  // GPUs
   std::vector<Device> devices;
   std::vector<DeviceFacts> facts;
   NcclApi nccl;
@@ -56,9 +57,9 @@ struct Here {
 // then numbered from 0.
 Here open_gpus(const PipelineConfig& config, int local_rank, int here) {
   Here opened;
-  const int count = Device::count(config.device);
+  opened.visible = Device::count(config.device);
   for (int i = 0; i < here; ++i) {
-    opened.devices.push_back(Device::open(config.device, (local_rank * here + i) % count));
+    opened.devices.push_back(Device::open(config.device, (local_rank * here + i) % opened.visible));
     const at::Device where = opened.devices.back().where();
     opened.facts.push_back(device_support(where.type()).facts(where));
   }
@@ -69,17 +70,41 @@ Here open_gpus(const PipelineConfig& config, int local_rank, int here) {
   return opened;
 }
 
+// What to do about two ranks on one GPU. `ranks`: on that machine.
+std::string advice(int visible, int ranks, int local_rank, int other_local_rank) {
+  if (visible < ranks) {
+    return concat(visible, visible == 1 ? " GPU is" : " GPUs are", " visible for ", ranks,
+                  " ranks: start fewer ranks on this machine, or make more of its GPUs visible "
+                  "(CUDA_VISIBLE_DEVICES); ranks of one process without a launcher may share");
+  }
+  if (local_rank == other_local_rank) {
+    return concat("both processes have local rank ", local_rank, ", though ", visible,
+                  " GPUs are visible for ", ranks,
+                  " ranks: have the launcher count the processes of a machine (LOCAL_RANK)");
+  }
+  return "have the launcher give each process its own (CUDA_VISIBLE_DEVICES)";
+}
+
 // What is wrong, or nothing. `texts`: by process.
 std::string compare(const std::vector<std::string>& texts) {
-  std::map<std::string, int> rank_on;  // by the GPU's id
+  struct User {
+    int rank = 0;
+    int local_rank = 0;
+  };
+  std::map<std::string, User> user_of;  // by the GPU's id
+  std::map<std::string, int> ranks_on;  // by machine
+  std::vector<json> told;
+  for (const std::string& text : texts) {
+    told.push_back(json::parse(text));
+    ranks_on[told.back().at("machine")] += static_cast<int>(told.back().at("gpus").size());
+  }
   std::string first_model;
   int rank = 0;
-  for (const std::string& text : texts) {
-    const json told = json::parse(text);
-    const auto machine = told.at("machine").get<std::string>();
-    if (const auto error = told.at("error").get<std::string>(); !error.empty())
+  for (const json& process : told) {
+    const auto machine = process.at("machine").get<std::string>();
+    if (const auto error = process.at("error").get<std::string>(); !error.empty())
       return concat("rank ", rank, " on ", machine, ": ", error);
-    for (const json& gpu : told.at("gpus")) {
+    for (const json& gpu : process.at("gpus")) {
       const auto model = gpu.at("model").get<std::string>();
       const auto id = gpu.at("id").get<std::string>();
       if (rank == 0) first_model = model;
@@ -88,12 +113,12 @@ std::string compare(const std::vector<std::string>& texts) {
                       machine, " on one of model \"", model,
                       "\": stages are cut, and results repeat, for one model: choose machines alike");
       }
-      const auto [found, is_new] = rank_on.try_emplace(id, rank);
+      const int local_rank = process.at("local_rank");
+      const auto [found, is_new] = user_of.try_emplace(id, User{rank, local_rank});
       if (!is_new) {
-        return concat("ranks ", found->second, " and ", rank, " on ", machine, " share a GPU (", id,
-                      "), but NCCL needs one for each: start fewer ranks on a machine, or have the launcher "
-                      "give each process its own (CUDA_VISIBLE_DEVICES); ranks of one process without a "
-                      "launcher may share");
+        return concat("ranks ", found->second.rank, " and ", rank, " on ", machine, " share a GPU (", id,
+                      "), but NCCL needs one for each: ",
+                      advice(process.at("visible"), ranks_on[machine], local_rank, found->second.local_rank));
       }
       ++rank;
     }
@@ -124,9 +149,14 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   const int here = hosts.size();
   Here opened;
-  json told = {{"machine", host_name()}, {"error", ""}, {"gpus", json::array()}};
+  json told = {{"machine", host_name()},
+               {"error", ""},
+               {"local_rank", process.local_rank},
+               {"visible", 0},
+               {"gpus", json::array()}};
   try {
     opened = open_gpus(config, process.local_rank, here);
+    told["visible"] = opened.visible;
     for (const DeviceFacts& facts : opened.facts)
       told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
   } catch (const std::exception& error) {
