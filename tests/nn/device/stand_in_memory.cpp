@@ -23,6 +23,7 @@ namespace {
 
 constexpr auto kMemoryType = at::DeviceType::PrivateUse1;
 constexpr int kGarbage = 0xff;  // NaN, and -1 in integers
+constexpr size_t kMapped = 256 << 10;
 
 c10::Stream current_stream() {
   const c10::impl::VirtualGuardImpl guard(kMemoryType);
@@ -50,7 +51,7 @@ class Memory : public c10::Allocator {
       const std::lock_guard lock(mutex_);
       reuse_what_has_passed();
       auto& unused = unused_[{&owner, block.recording, block.size}];
-      if (unused.empty()) unused.push_back(map(block.size));
+      if (unused.empty()) unused.push_back(fresh(block.size));
       std::tie(data, block.alias) = unused.back();
       unused.pop_back();
       blocks_[data] = block;
@@ -109,6 +110,19 @@ class Memory : public c10::Allocator {
     const auto end = static_cast<const std::byte*>(found->first) + found->second.size;
     return static_cast<const std::byte*>(data) < end ? found : blocks_.end();
   }
+  // Blocks of a size share a mapping, because a process may have only some ten thousand mappings.
+  Mapping fresh(size_t size) {
+    auto& left = fresh_[size];
+    if (left.empty()) {
+      const size_t count = std::max<size_t>(1, kMapped / size);
+      const auto [data, alias] = map(count * size);
+      for (size_t i = count; i-- > 0;)
+        left.emplace_back(static_cast<std::byte*>(data) + i * size, alias + i * size);
+    }
+    const Mapping block = left.back();
+    left.pop_back();
+    return block;
+  }
   static Mapping map(size_t size) {
     const int file = memfd_create("stand_in", 0);
     TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(size)) == 0, "no memory for the stand-in");
@@ -158,6 +172,7 @@ class Memory : public c10::Allocator {
   std::mutex mutex_;
   Blocks blocks_;
   std::map<std::tuple<Stream*, const Recording*, size_t>, std::vector<Mapping>> unused_;
+  std::map<size_t, std::vector<Mapping>> fresh_;  // by size
   std::vector<Deferred> deferred_;
 };
 
