@@ -48,8 +48,9 @@ class DeviceCommand : public ::testing::Test {
     return {concat("TMPDIR=", folder_.path("")), library_path(TWOBP_STAND_IN_NCCL), "TWOBP_STAND_IN_LOADS=1",
             "OMP_NUM_THREADS=1"};
   }
-  Finished alone(std::vector<std::string> arguments) const {
+  Finished alone(std::vector<std::string> arguments, const std::vector<std::string>& more = {}) const {
     arguments.insert(arguments.begin(), TWOBP_ON_STAND_IN);
+    arguments.insert(arguments.begin(), more.begin(), more.end());
     const auto variables = environment();
     arguments.insert(arguments.begin(), variables.begin(), variables.end());
     RunOptions options;
@@ -121,21 +122,32 @@ class DeviceCommand : public ::testing::Test {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
-  void expect_same_runs() const {
-    EXPECT_EQ(numbers_of("alone.jsonl").size(), 3U);
-    EXPECT_EQ(numbers_of("many.jsonl"), numbers_of("alone.jsonl"));
+  void expect_same_runs(const std::string& name = "many") const {
+    EXPECT_EQ(numbers_of("alone.jsonl").size(), content_.at("train").at("steps").get<size_t>());
+    EXPECT_EQ(numbers_of(name + ".jsonl"), numbers_of("alone.jsonl")) << name;
     const auto weights = weights_of("alone");
     EXPECT_GT(weights.size(), 10U);
-    EXPECT_TRUE(weights_of("many") == weights);
+    EXPECT_TRUE(weights_of(name) == weights) << name;
   }
-  void expect_bits_of_one_process(int processes) const {
+  void run_alone() const {
     const Finished expected = alone(saves_to("alone"));
     ASSERT_EQ(expected.exit_code, 0) << expected.err;
-    for (const Finished& one : start(std::vector<Process>(processes), saves_to("many"))) {
+  }
+  void run_many(int processes, const std::vector<std::string>& arguments) const {
+    for (const Finished& one : start(std::vector<Process>(processes), arguments)) {
       EXPECT_EQ(one.exit_code, 0) << one.err;
       EXPECT_EQ(one.err, "");
     }
+  }
+  void expect_bits_of_one_process(int processes) const {
+    run_alone();
+    run_many(processes, saves_to("many"));
     expect_same_runs();
+  }
+  void use_pictures() {
+    content_["model"] = {{"type", "resnet"}, {"classes", 5},      {"stem", 4},
+                         {"depths", {2, 2}}, {"widths", {8, 16}}, {"small_images", true}};
+    content_["data"] = {{"synthetic", "images"}, {"image_size", 8}, {"held_out", 0.01}};
   }
 
   TempFolder folder_;
@@ -172,28 +184,144 @@ TEST_F(DeviceCommand, APipelineOverProcessesOfSeveralRanks) {
   expect_bits_of_one_process(2);
 }
 
+TEST_F(DeviceCommand, AResnetInterleaved) {
+  use_pictures();
+  content_["pipeline"]["schedule"] = "interleaved-1f1b";
+  expect_bits_of_one_process(2);
+}
+
+TEST_F(DeviceCommand, ABertUnderZbV) {
+  content_["model"] = {{"type", "bert"}, {"dim", 16},      {"layers", 2},    {"heads", 2},  {"hidden", 24},
+                       {"vocab", 32},    {"positions", 8}, {"dropout", 0.1}, {"tied", true}};
+  content_["pipeline"]["schedule"] = "zb-v";
+  expect_bits_of_one_process(2);
+}
+
+TEST_F(DeviceCommand, AMambaWithWPlaced) {
+  content_["model"] = {{"type", "mamba"}, {"dim", 16}, {"layers", 2}, {"vocab", 32}, {"tied", true}};
+  content_["pipeline"]["schedule"] = "zb-h1";
+  content_["pipeline"]["p2"] = "placed";
+  expect_bits_of_one_process(2);
+}
+
+// A run of four processes breaks in its fourth step, after a checkpoint of the second. Resumed, it has the
+// bits of a run that was not interrupted: in four processes and in one.
+TEST_F(DeviceCommand, AResumedRunEqualsAnUninterruptedRun) {
+  content_["pipeline"]["data_parallel"] = 2;
+  content_["pipeline"]["schedule"] = "zb-v";
+  content_["optimizer"]["shard"] = true;
+  content_["train"]["steps"] = 5;
+  run_alone();
+  content_["save"] = {{"checkpoints", folder_.path("checkpoints")}, {"every", 2}};
+  const Process failing = {{"TWOBP_FAIL=F:step=4:rank=1:replica=1"}};
+  for (const Finished& one : start(std::vector<Process>(4, failing), saves_to("many")))
+    EXPECT_NE(one.exit_code, 0) << one.out;
+  ASSERT_TRUE(std::filesystem::exists(folder_.path("checkpoints/step-00000002")));
+  std::filesystem::copy(folder_.path("checkpoints"), folder_.path("copy"),
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::copy(folder_.path("many.jsonl"), folder_.path("one.jsonl"));
+
+  auto resumed = saves_to("many");
+  resumed.emplace_back("--resume");
+  run_many(4, resumed);
+  expect_same_runs("many");
+
+  resumed = saves_to("one");
+  resumed.insert(resumed.end(), {concat("save.checkpoints=", folder_.path("copy")), "--resume"});
+  const Finished one = alone(resumed);
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_NE(one.out.find("resumed after step 2"), std::string::npos) << one.out;
+  expect_same_runs("one");
+}
+
+// ---- the other commands
+
+TEST_F(DeviceCommand, GeneratesTheTextOfTheOperatorsOnACpu) {
+  std::string text;
+  for (int i = 0; i < 50; ++i) text += "the quick brown fox jumps over the lazy dog. ";
+  content_["model"] = {{"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}};
+  content_["data"] = {{"text", folder_.write("text.txt", text)}, {"sequence", 16}, {"held_out", 0.2}};
+  const Finished trained = alone(saves_to("model"));
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const auto generated = [&](const char* device, const char* temperature) {
+    return alone({"generate", folder_.path("model"), "--prompt", "the quick", "--tokens", "24",
+                  "--ignore-end", "--temperature", temperature, "--device", device},
+                 {"TWOBP_KERNELS=operators"});
+  };
+  for (const char* temperature : {"0", "2"}) {
+    const Finished expected = generated("cpu", temperature);
+    EXPECT_EQ(expected.exit_code, 0) << expected.err;
+    EXPECT_GT(expected.out.size(), 30U);
+    const Finished actual = generated("privateuseone", temperature);
+    EXPECT_EQ(actual.exit_code, 0) << actual.err;
+    EXPECT_EQ(actual.out, expected.out);
+  }
+}
+
+TEST_F(DeviceCommand, MeasuresOnItsDevice) {
+  const std::string config = arguments().back();
+  const std::string costs = folder_.path("costs.json");
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"profile", config, "--seconds", "0.01", "--json", costs},
+                                             {"plan", config, "--seconds", "0.01"},
+                                             {"bench", config, "--repeat", "1", "--steps", "1"},
+                                             {"eval", config}}) {
+    const Finished done = alone(command);
+    EXPECT_EQ(done.exit_code, 0) << command.front() << ": " << done.err;
+    EXPECT_EQ(done.err, "") << command.front();
+    EXPECT_NE(done.out, "") << command.front();
+  }
+  EXPECT_NE(test::read_file(costs).find("stand-in"), std::string::npos) << "names the device";
+}
+
 #ifdef TWOBP_MPIRUN
-TEST_F(DeviceCommand, UnderMpirun) {
-  const Finished expected = alone(saves_to("alone"));
-  ASSERT_EQ(expected.exit_code, 0) << expected.err;
-  std::vector<std::string> all = split(TWOBP_MPIRUN_FLAGS, ' ');
-  all.insert(all.end(), {"-n", "2", "env"});
-  const auto variables = environment();
-  all.insert(all.end(), variables.begin(), variables.end());
-  all.emplace_back(TWOBP_ON_STAND_IN);
-  const auto arguments = saves_to("many");
-  all.insert(all.end(), arguments.begin(), arguments.end());
-  RunOptions options;
-  options.program = TWOBP_MPIRUN;
-  const Finished result = test::run_program(all, options);
+class DeviceCommandUnderMpirun : public DeviceCommand {
+ protected:
+  // The others end when one ends with an error.
+  Finished mpirun(int processes, const std::vector<std::string>& arguments) const {
+    std::vector<std::string> all = split(TWOBP_MPIRUN_FLAGS, ' ');
+    all.insert(all.end(), {"-n", std::to_string(processes), "env"});
+    const auto variables = environment();
+    all.insert(all.end(), variables.begin(), variables.end());
+    all.emplace_back(TWOBP_ON_STAND_IN);
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    RunOptions options;
+    options.program = TWOBP_MPIRUN;
+    return test::run_program(all, options);
+  }
+  // mpirun adds lines of its own.
+  static void expect_refusal(const Finished& finished, int processes, const std::string& message) {
+    EXPECT_EQ(finished.exit_code, 1);
+    EXPECT_LT(finished.seconds, 20);
+    int refusals = 0;
+    for (const std::string& line : lines_of(finished.err)) {
+      if (line.find("twobp: error: ") == std::string::npos) continue;
+      ++refusals;
+      EXPECT_NE(line.find(message), std::string::npos) << line;
+    }
+    EXPECT_GE(refusals, 1) << finished.err;
+    EXPECT_LE(refusals, processes) << finished.err;
+  }
+};
+
+TEST_F(DeviceCommandUnderMpirun, HasTheBitsOfOneProcess) {
+  run_alone();
+  const Finished result = mpirun(2, saves_to("many"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   expect_same_runs();
+}
+
+TEST_F(DeviceCommandUnderMpirun, RefusesWhatMpiCannotCarry) {
+  auto all = arguments();
   all.insert(all.end(), {"--set", "pipeline.transport=mpi"});
-  const Finished refused = test::run_program(all, options);
-  EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.err.find("pipeline.transport is \"mpi\", which carries what lies in a CPU's memory"),
-            std::string::npos)
-      << refused.err;
+  expect_refusal(mpirun(2, all), 2,
+                 "pipeline.transport is \"mpi\", which carries what lies in a CPU's memory");
+}
+
+TEST_F(DeviceCommandUnderMpirun, RefusesSeveralRanksAProcess) {
+  content_["pipeline"]["ranks"] = 4;
+  expect_refusal(mpirun(2, arguments()), 2,
+                 "mpirun started 2 processes for 4 ranks, but over MPI each process has one rank: start 4");
 }
 #endif
 
@@ -228,7 +356,7 @@ class DeviceFault : public DeviceCommand {
     return start(processes, arguments(), ended);
   }
 
-  // The process that waited in vain reports it. The others end because it did.
+  // The first process that waited in vain reports it. The others end because it did, and say the same.
   static void expect_survivors_to_end(const std::vector<Finished>& finished) {
     int reports = 0;
     for (size_t i = 0; i < 3; ++i) {
@@ -239,7 +367,7 @@ class DeviceFault : public DeviceCommand {
       if (one.exit_code == 1) ++reports;
       EXPECT_NE(one.err.find(" 5 s"), std::string::npos) << "says what was waited for: " << one.err;
     }
-    EXPECT_GE(reports, 1) << finished[0].err << finished[1].err << finished[2].err;
+    EXPECT_EQ(reports, 1) << finished[0].err << finished[1].err << finished[2].err;
   }
 };
 
@@ -265,6 +393,23 @@ TEST_F(DeviceFault, AFrozenProcessEndsTheOthers) {
   expect_survivors_to_end(strike(SIGSTOP));
 }
 
+// The process that runs the store is gone, so the others cannot ask who was first.
+TEST_F(DeviceFault, TheEndOfTheStoreEndsAll) {
+  std::vector<Process> processes(4);
+  processes[0].options.interrupt_when = [](const std::string& out) {
+    return out.find("step 1/") != std::string::npos;
+  };
+  processes[0].options.signal = SIGKILL;
+  const auto finished = start(processes, arguments());
+  EXPECT_EQ(finished[0].exit_code, 128 + SIGKILL);
+  for (size_t i = 1; i < 4; ++i) {
+    const Finished& one = finished[i];
+    EXPECT_TRUE(one.exit_code == 1 || one.exit_code == 3) << i << ": " << one.exit_code << one.err;
+    EXPECT_EQ(lines_of(one.err).size(), 1U) << i << ": " << one.err;
+    EXPECT_LT(one.seconds, 30) << i;
+  }
+}
+
 // ---- started wrongly
 
 // All end with this message, and nothing else.
@@ -284,9 +429,35 @@ TEST_F(DeviceCommand, WithoutNccl) {
   expect_refusal(start({{}, without}, arguments()), {"rank 1 on ", "NCCL is not available"});
 }
 
+TEST_F(DeviceCommand, WithoutAGpu) {
+  const Process without = {{"TWOBP_STAND_IN_DEVICES=0"}};
+  const std::vector<std::string> parts = {"no privateuseone device is visible", "CUDA_VISIBLE_DEVICES",
+                                          "pipeline.device = \"cpu\""};
+  expect_refusal(start({without, without}, arguments()), parts);
+  expect_refusal(start({{}, without}, arguments()), parts);
+  expect_refusal({alone(arguments(), without.environment)}, parts);
+}
+
 TEST_F(DeviceCommand, FewerGpusThanRanks) {
   const Process few = {{"TWOBP_STAND_IN_DEVICES=1"}};
-  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)"});
+  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)",
+                                                  "1 GPU is visible for 2 ranks: start fewer ranks"});
+  content_["pipeline"]["data_parallel"] = 2;  // each process has two ranks
+  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)",
+                                                  "1 GPU is visible for 4 ranks: start fewer ranks"});
+}
+
+TEST_F(DeviceCommand, EqualLocalRanks) {
+  const Process first = {{"LOCAL_RANK=0"}};
+  expect_refusal(start({first, first}, arguments()),
+                 {"ranks 0 and 1 on ", "share a GPU (device 0)",
+                  "both processes have local rank 0, though 64 GPUs are visible for 2 ranks"});
+}
+
+TEST_F(DeviceCommand, AGraphOfSeveralProcesses) {
+  content_["pipeline"]["graphs"] = true;
+  expect_refusal(start({{}, {}}, arguments()),
+                 {"pipeline.graphs is set, but torchrun started 2 processes", "set it to false"});
 }
 
 TEST_F(DeviceCommand, GpusOfDifferentKinds) {

@@ -130,6 +130,15 @@ std::vector<World> worlds_on_devices(const Config& config, int together = 1) {
   return worlds;
 }
 
+// Threads of this process with a device each.
+std::vector<World> threads_on_devices(const Config& config) {
+  const int ranks = config.pipeline.ranks;
+  const int replicas = config.pipeline.data_parallel;
+  std::vector<Device> devices;
+  for (int rank = 0; rank < ranks * replicas; ++rank) devices.push_back(test::stand_in_device(rank));
+  return make_in_process_worlds(replicas, ranks, kNoSpin, devices);
+}
+
 class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
  protected:
   static Config config() {
@@ -140,11 +149,6 @@ class ProcessesOnDevices : public ::testing::TestWithParam<OnDevices> {
     return config;
   }
   static int processes() { return GetParam().ranks * GetParam().replicas; }
-  static std::vector<Device> devices() {
-    std::vector<Device> devices;
-    for (int process = 0; process < processes(); ++process) devices.push_back(test::stand_in_device(process));
-    return devices;
-  }
 };
 
 TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
@@ -157,8 +161,7 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
     on_cpus = test::run_in(make_in_process_ranks(replicas, ranks, kNoSpin), config, kSteps);
   }
   config.pipeline.device = "privateuseone";
-  const auto expected =
-      test::run_in(make_in_process_worlds(replicas, ranks, kNoSpin, devices()), config, kSteps);
+  const auto expected = test::run_in(threads_on_devices(config), config, kSteps);
   if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
 
   test::stand_in_nccl_state().bytes = 0;
@@ -174,6 +177,21 @@ void bert(Config& config) {
 }
 void mamba(Config& config) {
   test::make_mamba(config).state = 5;
+}
+void resnet(Config& config) {
+  test::make_tiny_resnet(config);
+  config.model.type.as<ResnetOptions>().depths = {2, 2};
+}
+// Enough layers for the stages of four ranks with two stages each.
+void deep(Config& config) {
+  test::llama_of(config).layers = 4;
+}
+void placed(Config& config) {
+  config.pipeline.p2 = "placed";
+}
+template <void (*... changes)(Config& config)>
+void all_of(Config& config) {
+  (changes(config), ...);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -192,6 +210,17 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, test::make_tiny_resnet},
         OnDevices{"BertZbV", "zb-v", 2, 1, bert}, OnDevices{"BertTwoByTwo", "1f1b", 2, 2, bert},
         OnDevices{"MambaZbV", "zb-v", 2, 1, mamba}, OnDevices{"MambaTwoByTwo", "1f1b", 2, 2, mamba},
+        // Each model on 1, 2 and 4 ranks, with 1 and 2 replicas, under each schedule, with W placed too.
+        OnDevices{"FourByTwoInterleaved", "interleaved-1f1b", 4, 2, deep},
+        OnDevices{"TwoByTwoPlaced", "zb-h1", 2, 2, placed}, OnDevices{"ResnetReplicas", "1f1b", 1, 2, resnet},
+        OnDevices{"ResnetTwoByTwoInterleaved", "interleaved-1f1b", 2, 2, resnet},
+        OnDevices{"ResnetFourPlaced", "zb-h1", 4, 1, all_of<placed, resnet>},
+        OnDevices{"BertReplicasZbV", "zb-v", 1, 2, bert},
+        OnDevices{"BertFourInterleaved", "interleaved-1f1b", 4, 1, all_of<deep, bert>},
+        OnDevices{"BertTwoByTwoPlaced", "zb-h1", 2, 2, all_of<placed, bert>},
+        OnDevices{"MambaReplicasInterleaved", "interleaved-1f1b", 1, 2, mamba},
+        OnDevices{"MambaTwoInterleaved", "interleaved-1f1b", 2, 1, mamba},
+        OnDevices{"MambaFourByTwoPlaced", "zb-h1", 4, 2, all_of<placed, mamba>},
         OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
@@ -299,6 +328,67 @@ TEST(NcclMemory, IsOffTheBooksWhenItHasLeft) {
     EXPECT_FALSE(held()) << meter.held(0);
     transport->isend(1, {.step = 2}, {});
   });
+}
+
+Config half_precision(const char* schedule, double loss_scale) {
+  Config config = config_of(schedule, 2);
+  config.pipeline.device = "privateuseone";
+  config.train.precision = "fp16";
+  config.train.loss_scale = loss_scale;
+  return config;
+}
+
+// Gradients overflow on some ranks. All processes skip these steps, and change no weight in them.
+TEST(ProcessesInFloat16, SkipTheSameSteps) {
+  constexpr int kMore = 8;
+  for (const char* schedule : {"1f1b", "zb-v"}) {
+    const Config config = half_precision(schedule, 0x1p22);
+    const auto expected = test::run_in(threads_on_devices(config), config, kMore);
+    EXPECT_FALSE(expected.skipped.empty()) << schedule;
+    EXPECT_LT(expected.skipped.size(), kMore) << schedule;
+    test::expect_same_run(expected, test::run_in(worlds_on_devices(config), config, kMore), schedule);
+  }
+}
+
+// The loss scale doubles after the second step, so that the gradients of a later step overflow. The ranks
+// that have gone on by then undo that step, on all processes.
+TEST(ProcessesInFloat16, UndoAStepThatOverflows) {
+  constexpr int kMore = 8;
+  Config config = half_precision("1f1b", 0x1p22);
+  test::llama_of(config).tied = false;  // otherwise ranks wait for each other's gradients
+  config.optimizer.lr = 1e-4;           // so that gradients differ by batch instead of shrinking
+  config.train.clip_norm = 0;
+  config.train.steps = kMore;
+  config.pipeline.run_ahead = "off";
+  std::atomic<double> highest = 0;  // of the scales that do not overflow
+  test::run_in(threads_on_devices(config), config, 0, [&](Trainer& trainer) {
+    StepResult result;
+    do result = trainer.step();
+    while (result.skipped);
+    highest = result.loss_scale;
+  });
+  const auto run = [&](std::vector<World> worlds) {
+    return test::run_in(std::move(worlds), config, kMore, [&](Trainer& trainer) {
+      trainer.go_on_from({0, 0, highest.load(), LossScale::kGrowthSteps - 2});
+    });
+  };
+  const auto expected = run(threads_on_devices(config));
+  ASSERT_FALSE(expected.skipped.empty());
+  const int64_t overflows = expected.skipped.front();
+  ASSERT_GE(overflows, 3);
+  config.pipeline.run_ahead = "on";
+  int64_t taken_back = 0;
+  for (const char* seconds : {"0.1", "1", "5"}) {  // longer if the machine is busy
+    for (const int late : {0, 1}) {
+      const test::Environment fault(
+          "TWOBP_FAIL", concat("optimizer:step=", overflows, ":rank=", late, ":seconds=", seconds));
+      const auto actual = run(worlds_on_devices(config));
+      test::expect_same_run(expected, actual, concat("rank ", late, " late"));
+      taken_back += actual.taken_back;
+    }
+    if (taken_back > 0) break;
+  }
+  EXPECT_GT(taken_back, 0);
 }
 
 // One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives

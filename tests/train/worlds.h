@@ -129,12 +129,14 @@ inline ClipsOneStep clip_one_step(Config& config, const std::function<RunOutcome
 }
 
 // Runs all worlds. Every world must have the losses, norms and so on of the first. A weight that two worlds
-// hold must be the same in both.
-inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps) {
+// hold must be the same in both. `begin`: what a trainer does before its steps.
+inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps,
+                         const std::function<void(Trainer&)>& begin = {}) {
   std::vector<RunOutcome> outcomes(worlds.size());
   run_worlds(std::move(worlds), [&](World world) {
     RunOutcome& outcome = outcomes[world.process()];
     Trainer trainer(config, std::move(world));
+    if (begin) begin(trainer);
     outcome = steps_of(trainer, steps);
   });
   RunOutcome whole = outcomes[0];
