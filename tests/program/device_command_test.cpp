@@ -383,6 +383,31 @@ TEST_F(DeviceFault, AnErrorIsReportedByItsProcess) {
   }
 }
 
+// Each fails by itself, at the same time.
+TEST_F(DeviceFault, ProcessesThatFailTogetherGiveOneReport) {
+  std::vector<Process> processes(4);
+  for (size_t i = 0; i < 4; ++i)
+    processes[i].environment = {concat("TWOBP_FAIL=optimizer:step=2:rank=", i % 2, ":replica=", i / 2)};
+  const auto finished = start(processes, arguments());
+  const auto reason_of = [](const Finished& one) {
+    const size_t at = one.err.find("rank ", one.err.find(" stopped: ") + 1);
+    return one.err.substr(at, one.err.find(" (process") - at);
+  };
+  std::string reason;
+  for (const Finished& one : finished) {
+    if (one.exit_code != 1) continue;
+    EXPECT_EQ(reason, "") << "a second report: " << one.err;
+    reason = lines_of(reason_of(one)).at(0);
+  }
+  EXPECT_NE(reason.find("step 2"), std::string::npos) << reason;
+  for (const Finished& one : finished) {
+    EXPECT_TRUE(one.exit_code == 1 || one.exit_code == 3) << one.exit_code << one.err;
+    EXPECT_EQ(lines_of(one.err).size(), 1U) << one.err;
+    EXPECT_NE(one.err.find(reason), std::string::npos) << one.err;
+    EXPECT_LT(one.seconds, 30);
+  }
+}
+
 TEST_F(DeviceFault, AKilledProcessEndsAll) {
   const auto finished = strike(SIGKILL);
   EXPECT_EQ(finished[3].exit_code, 128 + SIGKILL);

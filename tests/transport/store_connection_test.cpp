@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -21,6 +22,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
 
 namespace twobp::TWOBP_FILE {
@@ -222,6 +224,29 @@ TEST(StoreTransport, RanksThatFailTogetherAgreeOnTheFirst) {
       EXPECT_EQ(reasons[rank], concat("reason of ", firsts[0])) << rank;
     }
   }
+}
+
+// So one process of a run has an error to report. The others are aborted by it.
+TEST(StoreTransport, OneOfTheProcessesThatFailTogetherReports) {
+  std::atomic<int> reports = 0;
+  std::atomic<int> aborted = 0;
+  test::run_on_store(4, [&](std::shared_ptr<Transport> transport) {
+    std::vector<World> worlds;
+    worlds.push_back(make_process_world(std::move(transport), 2, 2));
+    try {
+      run_worlds(std::move(worlds), [&](World world) {
+        barrier(*world.processes, kLong);
+        fail("process ", world.process(), " fails");
+      });
+    } catch (const Aborted& error) {
+      ++aborted;
+      expect_parts(error.what(), {" stopped: process ", " fails"});
+    } catch (const Error&) {
+      ++reports;
+    }
+  });
+  EXPECT_EQ(reports, 1);
+  EXPECT_EQ(aborted, 3);
 }
 
 // A message is larger than a value of the store. It is sent in parts, between others.
