@@ -13,6 +13,7 @@
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
@@ -53,6 +54,10 @@ class Nccl : public ::testing::Test {
     stand_in_nccl_state().bytes = 0;
     stand_in_nccl_state().ends = 0;
     stand_in_nccl_state().waiting_ends = 0;
+    stand_in_nccl_state().version = 22705;
+    stand_in_nccl_state().most_ctas = 0;
+    stand_in_nccl_state().polls_under_way = 0;
+    stand_in_nccl_state().polls_in_a_row = 0;
   }
   void TearDown() override { SetUp(); }
 
@@ -179,6 +184,79 @@ TEST_F(Nccl, KeepsASentTensorUntilItHasLeft) {
     const double until = now_seconds() + kLong;
     while (!weak.expired() && now_seconds() < until) transport.progress();
     EXPECT_TRUE(weak.expired());
+  });
+}
+
+// Kernels of links leave the multiprocessors to F, I and W. A library before 2.17 has no such setting.
+TEST_F(Nccl, OccupiesFewMultiprocessors) {
+  for (const auto& [version, most] :
+       {std::pair{22705, kNcclMostCtas}, std::pair{21700, kNcclMostCtas}, std::pair{21602, 32}}) {
+    stand_in_nccl_state().version = version;
+    stand_in_nccl_state().most_ctas = 0;
+    run(test::all_links(2), {}, [](Transport& transport) { barrier(transport, kLong); });
+    EXPECT_EQ(stand_in_nccl_state().most_ctas, most) << "version " << version;
+  }
+}
+
+// A call that is done soon costs no pause.
+TEST_F(Nccl, PollsWithoutAPauseAtFirst) {
+  run(test::all_links(2), {}, [](Transport& transport) {
+    constexpr int kMessages = 20;
+    if (transport.rank() == 0) {
+      stand_in_nccl_state().polls_under_way = 5;
+      for (int i = 0; i < kMessages; ++i) transport.isend(1, forward(1, i), {at::full({3}, i)});
+      transport.flush(kLong);
+      return;
+    }
+    for (int i = 0; i < kMessages; ++i)
+      EXPECT_EQ(transport.receive(0, forward(1, i), kLong).at(0)[2].item<int64_t>(), i);
+  });
+  EXPECT_GT(stand_in_nccl_state().polls_in_a_row, 0);
+}
+
+// Whether work that is launched in the stream of sums now runs before `open` lets the stream of F, I and W go
+// on.
+bool runs_early(const Device& device, std::atomic<bool>& open) {
+  std::atomic<bool> ran = false;
+  test::put(device.sums(), [&] { ran = true; });
+  test::let_run();
+  const bool early = ran;
+  open = true;
+  device.compute().wait_on_host();
+  device.sums().wait_on_host();
+  return early;
+}
+
+// What a rank sends to itself is used after the work that makes it, in whatever stream.
+TEST_F(Nccl, AMessageToItselfWaitsForItsTensors) {
+  run_on_devices([&](Transport& transport, const Device& device) {
+    const int rank = transport.rank();
+    std::atomic<bool> open = false;
+    test::hold(device.compute(), [&] { return open.load(); });
+    transport.isend(rank, forward(1, 0), {at::ones({3}, at::TensorOptions().device(device.where()))});
+    const OnStream there(device.sums());
+    const Values values = transport.receive(rank, forward(1, 0), kLong);
+    EXPECT_FALSE(runs_early(device, open));
+  });
+}
+
+// The same for a tensor that goes by the host: another stream may have copied it to the device.
+TEST_F(Nccl, ATensorByTheHostIsUsedWhenItIsOnTheDevice) {
+  std::atomic<bool> sent = false;
+  run_on_devices([&](Transport& transport, const Device& device) {
+    if (transport.rank() == 1) {  // it has no link to rank 0
+      transport.isend(0, forward(0, 0), {at::ones({3}, at::TensorOptions().device(device.where()))});
+      sent = true;
+      return;
+    }
+    std::atomic<bool> open = false;
+    test::hold(device.compute(), [&] { return open.load(); });
+    while (!sent) transport.progress();
+    transport.progress();  // takes the message, in the stream of F, I and W
+    const OnStream there(device.sums());
+    const Values values = transport.receive(1, forward(0, 0), kLong);
+    EXPECT_FALSE(runs_early(device, open));
+    EXPECT_TRUE(values.at(0).cpu().eq(1).all().item<bool>());
   });
 }
 

@@ -1,6 +1,8 @@
 #include "tests/transport/stand_in_nccl.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <fcntl.h>
 #include <filesystem>
@@ -9,6 +11,8 @@
 #include <random>
 #include <string>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <thread>
 #include <unistd.h>
 
 #include "tests/nn/device/stand_in_device.h"
@@ -18,6 +22,8 @@ namespace {
 
 constexpr int kInvalidUsage = 5;
 constexpr off_t kDataBegin = 4096;  // in the file of a communicator
+constexpr int kFirstWithCtas = 21700;
+constexpr int kMostCtas = 32;  // of a communicator whose configuration has no limit
 
 // What the two ends of a communicator tell each other, by side. It has no locks, because a process may be
 // killed at any time.
@@ -72,14 +78,41 @@ class Channel {
 struct Comm {
   std::shared_ptr<Channel> channel;
   int side = 0;
+  int polls_left = 0;  // that find the last send under way
+  std::thread::id poller = {};
+  long sleeps = 0;  // of the poller, before its last poll
 };
 
 Comm& comm_of(NcclComm comm) {
   return *static_cast<Comm*>(comm);
 }
 
+void raise_to(std::atomic<int>& most, int value) {
+  for (int old = most; old < value && !most.compare_exchange_weak(old, value);) {
+  }
+}
+
+// How often this thread has given up its core of its own accord.
+long sleeps() {
+  rusage use{};
+  ::getrusage(RUSAGE_THREAD, &use);
+  return use.ru_nvcsw;
+}
+
+// Whether the poll finds a send under way.
+bool poll_send(Comm& mine) {
+  if (mine.polls_left == 0) return false;
+  --mine.polls_left;
+  const std::thread::id here = std::this_thread::get_id();
+  const long now = sleeps();
+  if (mine.poller == here && mine.sleeps == now) ++stand_in_nccl_state().polls_in_a_row;
+  mine.poller = here;
+  mine.sleeps = now;
+  return true;
+}
+
 int get_version(int* version) {
-  *version = 22705;
+  *version = stand_in_nccl_state().version;
   return 0;
 }
 
@@ -93,8 +126,21 @@ int get_unique_id(NcclUniqueId* id) {
   return 0;
 }
 
+// The most CTAs of a communicator. NCCL reads a configuration in this way. 0: it refuses the configuration.
+int ctas_of(const NcclConfig& given) {
+  const int version = stand_in_nccl_state().version;
+  NcclConfig config;
+  const size_t known = version < kFirstWithCtas ? offsetof(NcclConfig, cga_cluster_size) : sizeof(config);
+  std::memcpy(&config, &given, std::min(given.size, known));
+  if (config.magic != 0xcafebeef || config.blocking != 0) return 0;
+  if (config.version < kFirstWithCtas || config.max_ctas == NcclConfig::kUndefined) return kMostCtas;
+  return 0 < config.min_ctas && config.min_ctas <= config.max_ctas ? config.max_ctas : 0;
+}
+
 int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
-  if (ranks != 2 || rank < 0 || rank > 1 || config->blocking != 0) return kInvalidUsage;
+  const int ctas = ctas_of(*config);
+  if (ranks != 2 || rank < 0 || rank > 1 || ctas == 0) return kInvalidUsage;
+  raise_to(stand_in_nccl_state().most_ctas, ctas);
   const auto channel = std::make_shared<Channel>(std::filesystem::temp_directory_path() / id.bytes);
   if (!channel->join(rank)) return kInvalidUsage;
   *comm = new Comm{channel, rank};
@@ -125,14 +171,14 @@ int abort(NcclComm comm) {
 }
 
 int get_async_error(NcclComm comm, int* error) {
-  const Comm& mine = comm_of(comm);
+  Comm& mine = comm_of(comm);
   const Channel& channel = *mine.channel;
   *error = channel->error != 0 ? channel->error.load() : stand_in_nccl_state().error.load();
   if (*error != 0) return 0;
   const int other = 1 - mine.side;
   if (stand_in_nccl_state().stuck || !channel->joined[other] ||
       (channel->began[mine.side] && !channel->began[other]) ||
-      (channel->finalized[mine.side] && !channel->finalized[other]))
+      (channel->finalized[mine.side] && !channel->finalized[other]) || poll_send(mine))
     *error = NcclApi::kInProgress;
   return 0;
 }
@@ -184,14 +230,14 @@ void put_receive(const std::shared_ptr<Channel>& channel, void* data, int64_t by
 }
 
 int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
-  const Comm& mine = comm_of(comm);
+  Comm& mine = comm_of(comm);
   if (mine.side != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
-  const int in_stream = ++mine.channel->in_stream;
-  std::atomic<int>& most = stand_in_nccl_state().most_in_stream;
-  for (int old = most; old < in_stream && !most.compare_exchange_weak(old, in_stream);) {
-  }
+  raise_to(stand_in_nccl_state().most_in_stream, ++mine.channel->in_stream);
   put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
-  return begin(mine);
+  mine.polls_left = stand_in_nccl_state().polls_under_way;
+  mine.poller = {};
+  const int result = begin(mine);
+  return mine.polls_left > 0 ? static_cast<int>(NcclApi::kInProgress) : result;
 }
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {

@@ -23,6 +23,10 @@ struct StandInNccl {
   std::atomic<int64_t> bytes{0};        // that were received
   std::atomic<int> ends{0};             // of communicators that were begun
   std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
+  std::atomic<int> version{22705};      // of the library
+  std::atomic<int> most_ctas{0};        // of any communicator that was begun
+  std::atomic<int> polls_under_way{0};  // polls that find a send under way
+  std::atomic<int> polls_in_a_row{0};   // of these: the thread has not slept since the poll before
 };
 StandInNccl& stand_in_nccl_state();
 

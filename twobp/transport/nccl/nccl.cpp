@@ -256,7 +256,7 @@ class NcclTransport : public Transport {
         if (!out.ready.passed()) return;
         const bool sent = in_links([&] {
           if (peer.send->under_way() >= kUnderWay) return false;
-          peer.send->send(std::move(out.message.on_device), out.ready, out.tag);
+          peer.send->send(std::move(out.message.on_device), out.tag);
           return true;
         });
         if (!sent) return;

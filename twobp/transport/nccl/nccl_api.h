@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <string>
 
 namespace twobp {
@@ -13,12 +14,21 @@ struct NcclUniqueId {
 
 using NcclComm = void*;  // ncclComm_t
 
-struct NcclConfig {  // ncclConfig_t as of 2.14; later versions use its `version`
+// ncclConfig_t as of 2.17. A newer library takes the fields that it adds as undefined. An older one reads no
+// further than it knows, so it ignores all fields after `blocking`.
+struct NcclConfig {
+  static constexpr int kUndefined = std::numeric_limits<int>::min();  // the library decides
+
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;
-  unsigned int version = 21400;
+  unsigned int version = 21700;
   int blocking = 0;  // calls return before they are done, so that a wait for a peer can time out
+  int cga_cluster_size = kUndefined;
+  int min_ctas = kUndefined;  // blocks of threads: each occupies a multiprocessor
+  int max_ctas = kUndefined;
+  const char* net_name = nullptr;
 };
+static_assert(sizeof(NcclConfig) == 40);
 
 struct NcclApi {
   static constexpr int kSuccess = 0;

@@ -19,6 +19,8 @@ NcclLink::NcclLink(const NcclApi& api, const Device& device, const DeviceStream&
     : api_(api), device_(device), sender_(sender), name_(std::move(name)), stream_(stream) {
   const OnStream here(stream_);  // NCCL uses the current device
   NcclConfig config;
+  config.min_ctas = 1;
+  config.max_ctas = kNcclMostCtas;
   // Rank 0 of the two sends.
   const int result = api_.init_rank(&comm_, 2, id, sender ? 0 : 1, &config);
   if (result != NcclApi::kInProgress) check(result, "ncclCommInitRankConfig", 0);
@@ -85,9 +87,8 @@ void NcclLink::put(const at::Tensor& tensor, double deadline) {
   check(result, sender_ ? "ncclSend" : "ncclRecv", deadline);
 }
 
-void NcclLink::send(Values values, const DeviceEvent& ready, const Tag& tag) {
+void NcclLink::send(Values values, const Tag& tag) {
   const OnStream here(stream_);
-  stream_.wait(ready);
   const double begin = awake_seconds();
   for (const at::Tensor& value : values) put(value, begin + kCallSeconds);
   transfers_.push_back({std::move(values), stream_.record(), begin, tag});

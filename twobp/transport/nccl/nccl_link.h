@@ -18,6 +18,10 @@ namespace twobp {
 // The time between two polls of NCCL, after the first polls without a pause.
 inline constexpr auto kNcclPause = std::chrono::microseconds(50);
 inline constexpr double kNcclSpinSeconds = 200e-6;
+// A link's kernel occupies at most this many multiprocessors, also while it waits for its peer. Left alone,
+// NCCL may take 32 of an H100's 132, and a rank in the middle of a pipeline has four links. NCCL_MAX_CTAS
+// overrides it.
+inline constexpr int kNcclMostCtas = 2;
 
 class NcclLink {
  public:
@@ -37,9 +41,9 @@ class NcclLink {
   void connect(at::Device memory, double deadline, const std::function<void()>& look_around);
 
   const DeviceStream& stream() const { return stream_; }
-  // Launches the sending of the tensors' memory in the stream, after `ready`. The link keeps the tensors
-  // until they are sent.
-  void send(Values values, const DeviceEvent& ready, const Tag& tag);
+  // Launches the sending of the tensors' memory in the stream. The device must have made the tensors already.
+  // The link keeps them until they are sent.
+  void send(Values values, const Tag& tag);
   // The same for memory to receive into, which was allocated for stream(). The event passes when the memory
   // has been written.
   DeviceEvent receive(const Values& values, const Tag& tag);
