@@ -38,9 +38,8 @@ static_assert(sizeof(Prefix) == 40);
 struct TensorPrefix {
   int8_t type = 0;
   Place place = Place::kUndefined;
-  uint8_t on_device = 0;
   uint8_t dimensions = 0;
-  uint32_t unused = 0;
+  uint8_t unused[5] = {};
 };
 static_assert(sizeof(TensorPrefix) == 8);
 
@@ -92,8 +91,8 @@ bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
 // Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides
 // which kernels run, and so the bits of the result.
 at::Tensor dense(const at::Tensor& tensor) {
-  TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized(),
-              "a message carries plain tensors, not ", tensor.toString());
+  TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized() && tensor.is_cpu(),
+              "a message carries plain tensors of a CPU's memory, not ", tensor.toString());
   at::Tensor plain = tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
   if (plain.numel() == 0) return plain.contiguous();
   return is_dense(plain.sizes(), plain.strides()) ? plain : plain.clone();
@@ -105,8 +104,7 @@ bool is_known(int8_t type) {
   return at::isIntegralType(scalar, true) || at::isFloatingType(scalar) || at::isComplexType(scalar);
 }
 
-at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_memory,
-                       ReceiveMemory* memory) {
+at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory* memory) {
   reader.require(is_known(prefix.type), "it has a tensor of unknown type ", static_cast<int>(prefix.type));
   reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ",
                  static_cast<int>(prefix.dimensions), " dimensions");
@@ -137,10 +135,9 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
     reader.take(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
     return tensor;
   }
-  const bool there = prefix.on_device != 0 && device_memory;
   try {
-    if (memory != nullptr && !there) return memory->allocate(sizes, strides, type);
-    return at::empty_strided(sizes, strides, at::TensorOptions(type).device(there ? at::kCUDA : at::kCPU));
+    if (memory != nullptr) return memory->allocate(sizes, strides, type);
+    return at::empty_strided(sizes, strides, type);
   } catch (const c10::Error&) {
     reader.require(false, "it has a tensor of ", bytes, " bytes, but there is not enough memory for it");
     throw;
@@ -149,7 +146,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, bool device_m
 
 }  // namespace
 
-OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values, bool device_memory) {
+OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values) {
   OutgoingMessage message;
   Prefix prefix;
   prefix.tag_kind = tag.kind;
@@ -173,14 +170,12 @@ OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& value
     const bool small = inlined + bytes <= kMostInlineBytes;
     about.type = static_cast<int8_t>(tensor.scalar_type());
     about.place = small ? Place::kInline : Place::kApart;
-    about.on_device = tensor.is_cpu() ? 0 : 1;
     TWOBP_CHECK(tensor.dim() <= kMostDimensions, "a message carries a tensor of ", tensor.dim(),
                 " dimensions, at most ", kMostDimensions, " are possible");
     about.dimensions = static_cast<uint8_t>(tensor.dim());
     put(message.head, &about, 1);
     put(message.head, tensor.sizes().data(), tensor.dim());
     put(message.head, tensor.strides().data(), tensor.dim());
-    if (!tensor.is_cpu() && (small || !device_memory)) tensor = tensor.cpu();
     if (small) {
       inlined += bytes;
       put(message.head, static_cast<const std::byte*>(tensor.const_data_ptr()), bytes);
@@ -203,8 +198,7 @@ std::vector<std::byte> pack_abort(const std::string& reason) {
   return head;
 }
 
-IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool device_memory,
-                               ReceiveMemory* memory) {
+IncomingMessage unpack_message(std::span<const std::byte> head, int from, ReceiveMemory* memory) {
   Reader reader(head, from);
   Prefix prefix;
   reader.take(&prefix, 1);
@@ -228,12 +222,11 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool d
     TensorPrefix about;
     reader.take(&about, 1);
     reader.require(about.place <= Place::kApart, "it has a tensor at an unknown place");
-    message.on_device.push_back(about.on_device != 0);
     if (about.place == Place::kUndefined) {
       message.values.emplace_back();
       continue;
     }
-    message.values.push_back(read_tensor(reader, about, device_memory, memory));
+    message.values.push_back(read_tensor(reader, about, memory));
     if (about.place == Place::kApart) message.apart.push_back(message.values.back());
   }
   reader.require(reader.left() == 0, "it is longer than it says");

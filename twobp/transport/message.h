@@ -31,17 +31,14 @@ struct IncomingMessage {
   int64_t number = 0;  // counts the sender's messages to this rank
   Values values;
   std::vector<at::Tensor> apart;  // allocated tensors of `values`; the caller receives into their memory
-  std::vector<bool> on_device;    // by value: whether it was on a GPU at the sender
 };
 
-// With `device_memory`, tensors on a GPU are sent from and received into GPU memory. Without, they are first
-// copied to the host and arrive as host tensors with `on_device` set.
-OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values, bool device_memory);
+// The tensors lie in a CPU's memory.
+OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values);
 std::vector<std::byte> pack_abort(const std::string& reason);
 
-// Throws Error that says what is wrong and who sent the message. `memory` provides host tensors that are sent
+// Throws Error that says what is wrong and who sent the message. `memory` provides the tensors that are sent
 // separately; with null, they are newly allocated.
-IncomingMessage unpack_message(std::span<const std::byte> head, int from, bool device_memory,
-                               ReceiveMemory* memory = nullptr);
+IncomingMessage unpack_message(std::span<const std::byte> head, int from, ReceiveMemory* memory = nullptr);
 
 }  // namespace twobp

@@ -101,7 +101,7 @@ class C10dTransport : public Transport {
     }
     const std::lock_guard lock(sending_);
     if (stopped_) return;
-    const OutgoingMessage message = pack_message(tag, peers_[to].sent++, values, /*device_memory=*/false);
+    const OutgoingMessage message = pack_message(tag, peers_[to].sent++, values);
     post_head(to, message.head);
     for (const at::Tensor& tensor : message.apart) post(to, bytes_of(tensor), body_tag_);
   }
@@ -271,7 +271,7 @@ class C10dTransport : public Transport {
       if (!read(peer, rest, head_tag_)) return false;
       std::memcpy(head.data() + here, rest.const_data_ptr(), rest.nbytes());
     }
-    IncomingMessage message = unpack_message(head, peer, /*device_memory=*/false, &memory_);
+    IncomingMessage message = unpack_message(head, peer, &memory_);
     if (message.is_abort) {
       stop(message.reason, /*lost=*/false);
       return false;

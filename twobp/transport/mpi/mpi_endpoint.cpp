@@ -1,11 +1,8 @@
 #include "twobp/transport/mpi/mpi_endpoint.h"
 
 #include <algorithm>
-#include <dlfcn.h>
 #include <sched.h>
 #include <thread>
-
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
@@ -27,26 +24,10 @@ constexpr double kMostSleep = 1e-3;
 // Seconds for an aborting rank to send its reason.
 constexpr double kAbortGrace = 0.5;
 
-// MPI libraries that can access GPU memory have a function of this name that says so.
-bool mpi_takes_device_memory() {
-  using Query = int (*)();
-  const auto query = reinterpret_cast<Query>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
-  return query != nullptr && query() != 0;
-}
-
-// MPI does not know streams, so queued work that writes `tensor` must be done first.
-void wait_for_device(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()).synchronize();
-}
-
 }  // namespace
 
 MpiEndpoint::MpiEndpoint(MPI_Comm communicator, const MpiOptions& options, bool spins)
-    : communicator_(communicator),
-      options_(options),
-      spins_(spins),
-      device_memory_(mpi_takes_device_memory()) {
+    : communicator_(communicator), options_(options), spins_(spins) {
   TWOBP_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= (int64_t{1} << 30),
               "an MPI message carries 1 byte to 1 GiB, not ", options.chunk_bytes);
   check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "set an error handler");
@@ -78,13 +59,12 @@ void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
     auto message = std::make_unique<Incoming>();
     message->message.tag = tag;
     message->message.values = std::move(values);
-    message->message.on_device.assign(message->message.values.size(), false);
     message->there = true;
     peers_[to].messages.push_back(std::move(message));
     return;
   }
   const int64_t number = peers_[to].sent++;
-  OutgoingMessage packed = pack_message(tag, number, values, device_memory_);
+  OutgoingMessage packed = pack_message(tag, number, values);
   auto out = std::make_unique<Outgoing>();
   out->to = to;
   out->head = std::move(packed.head);
@@ -100,7 +80,6 @@ void MpiEndpoint::send_parts(Outgoing& out, int payload_tag) {
             "send a message");
   requests_.add(request, out);
   for (const at::Tensor& tensor : out.tensors) {
-    wait_for_device(tensor);
     const auto* memory = static_cast<const std::byte*>(tensor.const_data_ptr());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
@@ -148,7 +127,7 @@ void MpiEndpoint::open_heads(int from) {
 
 void MpiEndpoint::begin_receive(int from, Head& head) {
   auto message = std::make_unique<Incoming>();
-  message->message = unpack_message(head.bytes, from, device_memory_, &memory_);
+  message->message = unpack_message(head.bytes, from, &memory_);
   if (message->message.is_abort) {
     if (!aborted_) reason_ = message->message.reason;
     aborted_ = true;
@@ -158,7 +137,6 @@ void MpiEndpoint::begin_receive(int from, Head& head) {
   Incoming* in = peers_[from].messages.back().get();
   const int payload_tag = 1 + static_cast<int>(in->message.number % tags_);
   for (const at::Tensor& tensor : in->message.apart) {
-    wait_for_device(tensor);  // queued work may still use its memory
     auto* memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
@@ -197,9 +175,6 @@ bool MpiEndpoint::take(int from, const Tag& tag, Values& values) {
     if (!(message.tag == tag)) continue;
     if (!(*it)->there) return false;  // messages of one tag keep their order
     values = std::move(message.values);
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (message.on_device[i] && values[i].is_cpu()) values[i] = values[i].to(at::kCUDA);
-    }
     messages.erase(it);
     return true;
   }

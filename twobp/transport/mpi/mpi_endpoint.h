@@ -72,7 +72,6 @@ class MpiEndpoint : public Transport {
   MPI_Comm communicator_;
   MpiOptions options_;
   bool spins_;
-  bool device_memory_;
   int rank_ = 0;
   int size_ = 0;
   int tags_ = 0;  // number of payload tags

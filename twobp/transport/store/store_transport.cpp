@@ -53,7 +53,7 @@ Message unpack(int from, const std::string& bytes) {
   const size_t left = bytes.size() - sizeof(head);
   TWOBP_CHECK(head <= left, "a message from rank ", from, " ends too early");
   const auto* begin = reinterpret_cast<const std::byte*>(bytes.data() + sizeof(head));
-  IncomingMessage message = unpack_message({begin, static_cast<size_t>(head)}, from, false);
+  IncomingMessage message = unpack_message({begin, static_cast<size_t>(head)}, from);
   const char* data = bytes.data() + sizeof(head) + head;
   size_t rest = left - head;
   for (at::Tensor& tensor : message.apart) {
@@ -254,7 +254,7 @@ class StoreTransport : public Transport {
   void isend(int to, const Tag& tag, Values values) override {
     check_receiver(to);
     end_->throw_if_aborted();
-    const OutgoingMessage message = pack_message(tag, 0, values, /*device_memory=*/false);
+    const OutgoingMessage message = pack_message(tag, 0, values);
     // The head's length, the head, and the memory of the tensors outside the head.
     std::string bytes(sizeof(uint64_t), '\0');
     const uint64_t head = message.head.size();
