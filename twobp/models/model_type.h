@@ -82,7 +82,6 @@ struct ModelType {
   bool transposed = false;                 // some weights are (in, out): PEFT's fan_in_fan_out
   std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
   bool reduced_precision = false;          // computes in bf16 and fp16 too
-  bool forward_changes_buffers = false;    // for example running statistics
   bool is_bundle = false;                  // a saved folder is that of model.from with other weights
 
   // The folder of the weights, if that is not model.from; else "".

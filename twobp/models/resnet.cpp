@@ -240,7 +240,6 @@ ModelType resnet_type() {
     return names;
   };
   type.reduced_precision = true;
-  type.forward_changes_buffers = true;
   type.input = [](const ModelOptions& o) {
     ModelInput input;
     input.kind = InputKind::kImages;

@@ -38,13 +38,6 @@ void check_device(const Config& config) {
               "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
               "to false.");
   check_graphs(config);
-  if (device == "cpu") return;
-  const bool runs_again =
-      std::any_of(config.pipeline.recompute.begin(), config.pipeline.recompute.end(), repeats_in_w);
-  TWOBP_CHECK(
-      !runs_again || !config.model.type.type().forward_changes_buffers, "pipeline.device is \"", device,
-      "\", where W may run at the same time as F. This model's F cannot be repeated in W there, because "
-      "both use its running statistics: set pipeline.recompute to activations or none.");
 }
 
 void check_optimizer(const OptimizerConfig& optimizer) {
