@@ -96,6 +96,12 @@ def on_gpus(parser):
                         "on each; results go to `gpus` in this folder; with --quick, use toy sizes, and CPUs if there are no GPUs")
 
 
+def on_device(parser):
+    """Adds the option of an experiment that runs on one device."""
+    parser.add_argument("--device", help="the kind of device (default: cuda, but with --quick a CPU); tests name their stand-in, which "
+                        "then must be there")
+
+
 def merged(rows):
     """Merges the rows of several rounds of `twobp bench`: all samples, the highest number of bytes, the median of other numbers."""
     row = dict(rows[0])
@@ -202,9 +208,20 @@ class Experiment:
                     rows.setdefault((row["schedule"], row["p2"], row["memory_cap"]), []).append(row)
         return [merged(one) for one in rows.values()]
 
-    def has_gpu(self):
-        """Whether there is a GPU that this build can use."""
-        toy = [self.options.program.parent / "benchmarks/p2_on_device/p2_on_device", "--device", "cuda", "--layers", "1", "--rows", "16",
+    def one_device(self):
+        """The device of an experiment with on_device(), or "cpu" if there is none that this build can use."""
+        asked = self.options.device
+        if self.options.quick and not asked:
+            return "cpu"
+        if self.has_gpu(asked or "cuda"):
+            return asked or "cuda"
+        if asked:
+            sys.exit(f"repro/{self.name}/run: this build can use no {asked} here")
+        return "cpu"
+
+    def has_gpu(self, device="cuda"):
+        """Whether there is a GPU, or another kind of device, that this build can use."""
+        toy = [self.options.program.parent / "benchmarks/p2_on_device/p2_on_device", "--device", device, "--layers", "1", "--rows", "16",
                "--steps", "1"]
         done = subprocess.run(toy, capture_output=True, text=True)
         if done.returncode != 0 and "pipeline.device" not in done.stderr:  # otherwise it reports that there is none

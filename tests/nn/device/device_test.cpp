@@ -8,6 +8,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "twobp/core/check.h"
+#include "twobp/nn/device/device_support.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -65,9 +66,39 @@ TEST(Device, SaysWhatIsMissing) {
     const std::string none = message_of([] { Device::open("cuda", 0); });
     EXPECT_NE(none.find("compute on CPUs: pipeline.device = \"cpu\""), std::string::npos) << none;
   }
+  const DeviceSupport support = device_support(at::kPrivateUse1);
+  support_devices(at::kPrivateUse1, {support.make_stream, support.facts});
   const std::string parts =
       message_of([] { Device::open_for("privateuseone", test::kStandInDevices + 1, /*in_parts=*/true); });
+  support_devices(at::kPrivateUse1, support);
   EXPECT_NE(parts.find("pipeline.gpu_parts: privateuseone:0"), std::string::npos) << parts;
+}
+
+// Ranks that share a GPU get its parts, in their order, for computing and for sums.
+TEST(Device, RanksThatShareAGpuGetItsParts) {
+  static std::vector<std::pair<int, int>> cuts;  // devices and numbers of parts
+  static std::vector<int> parts;
+  struct Parts : GpuParts {
+    explicit Parts(c10::Device device) : device(device) {}
+    c10::Stream make_stream(int part) override {
+      parts.push_back(part);
+      return device_support(device.type()).make_stream(device, true);
+    }
+    c10::Device device;
+  };
+  const DeviceSupport support = device_support(at::kPrivateUse1);
+  support_devices(at::kPrivateUse1, {support.make_stream, support.facts, [](c10::Device device, int count) {
+                                       cuts.emplace_back(device.index(), count);
+                                       return std::shared_ptr<GpuParts>(std::make_shared<Parts>(device));
+                                     }});
+  const auto devices = Device::open_for("privateuseone", 2 * test::kStandInDevices + 1, /*in_parts=*/true);
+  support_devices(at::kPrivateUse1, support);
+  ASSERT_EQ(cuts.size(), static_cast<size_t>(test::kStandInDevices));
+  EXPECT_EQ(cuts[0], std::pair(0, 3));
+  EXPECT_EQ(cuts[1], std::pair(1, 2));
+  EXPECT_EQ(std::vector<int>(parts.begin(), parts.begin() + 10),
+            (std::vector<int>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1}));
+  EXPECT_EQ(devices.back().where().index(), 0);
 }
 
 TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {

@@ -96,8 +96,27 @@ DeviceFacts facts_of(c10::Device device) {
   return {model == nullptr ? "stand-in" : model, concat("device ", static_cast<int>(device.index()))};
 }
 
+// A part has nothing of its own but its streams.
+class Parts : public GpuParts {
+ public:
+  Parts(c10::Device device, int parts) : device_(device), parts_(parts) {}
+  c10::Stream make_stream(int part) override {
+    TWOBP_CHECK(part >= 0 && part < parts_, "part ", part, " of ", parts_);
+    return Backend::own_stream(device_, true);
+  }
+
+ private:
+  c10::Device device_;
+  int parts_;
+};
+
+std::shared_ptr<GpuParts> cut(c10::Device device, int parts) {
+  return std::make_shared<Parts>(device, parts);
+}
+
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
-[[maybe_unused]] const bool supported = (support_devices(kType, {&Backend::own_stream, &facts_of}), true);
+[[maybe_unused]] const bool supported =
+    (support_devices(kType, {&Backend::own_stream, &facts_of, &cut}), true);
 
 }  // namespace
 

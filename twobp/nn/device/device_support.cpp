@@ -33,6 +33,12 @@ const DeviceSupport& device_support(c10::DeviceType type) {
   return found->second;
 }
 
+std::shared_ptr<GpuParts> GpuParts::cut(c10::Device gpu, int parts) {
+  const DeviceSupport& support = device_support(gpu.type());
+  TWOBP_CHECK(support.cut, "pipeline.gpu_parts: ", gpu.str(), " cannot be cut into parts: set it to false");
+  return support.cut(gpu, parts);
+}
+
 std::vector<std::string> device_names() {
   const std::lock_guard lock(supported().mutex);
   std::vector<std::string> names = {"cpu"};

@@ -1,10 +1,13 @@
 // Functions of a kind of device that ranks need and LibTorch's device-generic interface lacks.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <c10/core/Stream.h>
+
+#include "twobp/nn/device/gpu_parts.h"
 
 namespace twobp {
 
@@ -19,6 +22,8 @@ struct DeviceSupport {
   // computations.
   c10::Stream (*make_stream)(c10::Device device, bool high_priority);
   DeviceFacts (*facts)(c10::Device device);
+  // Cuts the device into parts, as GpuParts::cut() does. Null if that is impossible.
+  std::shared_ptr<GpuParts> (*cut)(c10::Device device, int parts) = nullptr;
 };
 
 // Ranks can compute on this kind of device. LibTorch's CUDA is built in.
@@ -30,5 +35,7 @@ std::vector<std::string> device_names();
 
 // In a program without CUDA, these functions are never called.
 DeviceSupport cuda_support();
+// Of cuda_support().
+std::shared_ptr<GpuParts> cut_cuda_gpu(c10::Device gpu, int parts);
 
 }  // namespace twobp

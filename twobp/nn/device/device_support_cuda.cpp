@@ -36,7 +36,7 @@ DeviceFacts cuda_facts(c10::Device device) {
 }  // namespace
 
 DeviceSupport cuda_support() {
-  return {&make_cuda_stream, &cuda_facts};
+  return {&make_cuda_stream, &cuda_facts, &cut_cuda_gpu};
 }
 
 }  // namespace twobp

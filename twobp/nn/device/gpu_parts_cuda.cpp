@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/device/device_support.h"
 #include "twobp/nn/device/gpu_parts.h"
 
 namespace twobp {
@@ -93,8 +94,7 @@ class GreenContexts : public GpuParts {
 
 }  // namespace
 
-std::shared_ptr<GpuParts> GpuParts::cut(c10::Device gpu, int parts) {
-  TWOBP_CHECK(gpu.is_cuda(), "pipeline.gpu_parts: ", gpu.str(), " is not a CUDA GPU: set it to false");
+std::shared_ptr<GpuParts> cut_cuda_gpu(c10::Device gpu, int parts) {
   // Until the program ends: LibTorch's allocator may still ask for streams whose devices are gone.
   static auto* const kept = new std::vector<std::shared_ptr<GpuParts>>;
   kept->push_back(std::make_shared<GreenContexts>(gpu, parts));
