@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Checks rules of docs/architecture.md that no tool checks: which folder may include which, that every header begins with a comment
-about its purpose, that the source files named in the docs exist, and that no two sources of a folder define the same name for themselves:
+about its purpose, that the source files and tests named in the docs exist, and that no two sources of a folder define the same name for themselves:
 a unity build compiles them as one file, and which of them it joins changes with every file that is added. For the same reason it checks
-that each source includes, itself or through another header, the header of every function that it calls."""
+that each source includes, itself or through another header, the header of every function that it calls. Every test must be built, and
+tests/mutants.md must have the waits of scripts/mutate_waits.py."""
 import os
 import re
 import subprocess
@@ -117,6 +118,9 @@ for path in files:
         if os.path.relpath(path, folder) not in lists and "FOLDER" not in lists:
             problems.append(f"{path}: {folder}/CMakeLists.txt does not name it, so it does not run")
 
+tests = set()
+for path in files:
+    tests.update(re.findall(r"^(?:TYPED_)?TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", texts[path], re.MULTILINE))
 pages = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
 for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exist
     with open(page, encoding="utf-8") as file:
@@ -124,5 +128,13 @@ for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exis
             for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:h|cpp|cu|py))`", line):
                 if not any(os.path.exists(os.path.join(root, name)) for root in ("", "twobp", os.path.dirname(page))):
                     problems.append(f"{page}:{number}: {name} does not exist")
+            for suite, name in re.findall(r"`([A-Z]\w*)\.([A-Z]\w*)(?:/\w+)*`", line):
+                if (suite, name) not in tests:
+                    problems.append(f"{page}:{number}: there is no test {suite}.{name}")
+with open("scripts/mutate_waits.py", encoding="utf-8") as script, open("tests/mutants.md", encoding="utf-8") as page:
+    waits = re.findall(r'^    \("([^"]+)", ', script.read(), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \| `", page.read().partition("## Waits between streams")[2], re.MULTILINE)
+    if waits != rows:
+        problems.append(f"tests/mutants.md has other waits than scripts/mutate_waits.py: {sorted(set(waits) ^ set(rows)) or 'another order'}")
 print("\n".join(problems) or "layout: ok")
 sys.exit(bool(problems))

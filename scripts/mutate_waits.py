@@ -3,10 +3,11 @@
 host wait?
 
 Removes one line at a time, builds the device tests and runs them on the stand-in device
-(tests/nn/device/stand_in_device.h), which runs operators late. Prints, for each line, the first test that fails.
-Exits with 1 if a line can be removed and no test fails.
+(tests/nn/device/stand_in_device.h), which runs operators late. Prints, for each line, a row of the table in
+tests/mutants.md: what is left out, and the first test that fails. Exits with 1 if a line can be removed and no test
+fails.
 
-  scripts/mutate_waits.py [--build build/release] [WORD ...]    only the lines with one of these words
+  scripts/mutate_waits.py [--build build/release] [WORD ...]    only the rows whose text or line has one of these words
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# (file, what is left out, what stands in its place)
+# (what it does, file, the line that is left out, what stands in its place)
 DEVICE = "twobp/nn/device/device.cpp"
 GRAPH = "twobp/pipeline/executor/step_graph.cpp"
 STEP = "twobp/pipeline/executor/rank_executor_step.cpp"
@@ -28,30 +29,37 @@ NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
 GPUS = "twobp/train/gpu_world.cpp"
 LINES = [
-    (DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
-    (DEVICE, "copies_.wait(ready);", ""),
-    (DEVICE, "source.uses(value);", ""),
-    (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? DeviceEvent() : ready);"),
-    (DEVICE, "user.wait(copied ? copies_.record() : ready);", "user.wait(copied ? copies_.record() : DeviceEvent());"),
-    (GRAPH, "first.wait(inputs.device.compute().record());", ""),
-    (GRAPH, "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);",
-     "record(recorded, first.record());"),
-    (STEP, "device_.compute().wait(end);", "(void)end;"),
-    (THREADS, "device_.current().record()});", "DeviceEvent()});"),
-    (SUMS, "device_.sums().wait(device_.compute().record());", ""),
-    (SUMS, "device_.compute().wait(device_.sums().record());", ""),
-    (NCCL, "out.ready = device_.current().record();", ""),
-    (NCCL, "user.wait(message.ready);", ""),
-    (NCCL, "user.uses(value);", "(void)value;"),
-    (NCCL, "const OnStream there(peer.receive->stream());", ""),
-    (LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
+    ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
+    ("a copy from another GPU waits for its tensor", DEVICE, "copies_.wait(ready);", ""),
+    ("what is copied to another GPU is marked as used", DEVICE, "source.uses(value);", ""),
+    ("the user waits for the sender on its GPU", DEVICE, "user.wait(copied ? copies_.record() : ready);",
+     "user.wait(copied ? copies_.record() : DeviceEvent());"),
+    ("the user waits for a copy from another GPU", DEVICE, "user.wait(copied ? copies_.record() : ready);",
+     "user.wait(copied ? DeviceEvent() : ready);"),
+    ("a graph waits for its inputs on other GPUs", GRAPH, "first.wait(inputs.device.compute().record());", ""),
+    ("a recorded rank waits for the beginning", STEP, "device_.compute().wait(begin);", "(void)begin;"),
+    ("the end of a recording waits for all ranks", GRAPH,
+     "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);", "record(recorded, first.record());"),
+    ("the update waits for the graph", STEP, "device_.compute().wait(end);", "(void)end;"),
+    ("a message between threads waits for its sender's work", THREADS, "device_.current().record()});", "DeviceEvent()});"),
+    ("a sum waits for W", SUMS, "device_.sums().wait(device_.compute().record());", ""),
+    ("the update waits for sums", SUMS, "device_.compute().wait(device_.sums().record());", ""),
+    ("NCCL: a send waits for its tensors", NCCL, "out.ready = device_.current().record();", ""),
+    ("NCCL: a message to itself waits for its tensors", NCCL,
+     "mailbox_.put({to, tag, std::move(values), device_.current().record()});", "mailbox_.put({to, tag, std::move(values), DeviceEvent()});"),
+    ("NCCL: a tensor by the host is used when it is on the device", NCCL, "done = device_.current().record();", ""),
+    ("NCCL: the user waits for what it receives", NCCL, "user.wait(message.ready);", ""),
+    ("NCCL: what was received is marked as used", NCCL, "user.uses(value);", "(void)value;"),
+    ("NCCL: received memory belongs to the link's stream", NCCL, "const OnStream there(peer.receive->stream());", ""),
+    ("NCCL: what is sent is kept", LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
      "transfers_.push_back({{}, stream_.record(), begin, tag});"),
-    (GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
-    ("twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
-    ("twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
+    ("operators are loaded before transfers", GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
+    ("inputs are copied from pinned memory", "twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
+    ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]
-TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test"]
-TARGETS = ["train_on_device_test", "train_device_test", "nn_test", "device_command_test"]
+TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test",
+         "tests/transport/device_transport_test"]
+TARGETS = [pathlib.Path(test).name for test in TESTS]
 
 
 def run(command):
@@ -71,7 +79,7 @@ def first_failure(build):
                 return f"{test} does not end"
             if done.returncode != 0:
                 failed = re.findall(r"\[  FAILED  \] ([^\s,]+)", done.stdout) or re.findall(r"\[ RUN      \] (\S+)", done.stdout)[-1:]
-                return f"{failed[0] if failed else test}{'' if seed == '1' else f' (seed {seed})'}"
+                return re.sub(r"^\w+/(?=\w+\.)", "", failed[0]) if failed else test  # without the name of the instantiation
     return None
 
 
@@ -84,8 +92,8 @@ def main():
     if failure:
         sys.exit(f"{failure} fails even without a mutant")
     unnoticed = 0
-    for name, line, instead in LINES:
-        if options.words and not any(word in name + line for word in options.words):
+    for what, name, line, instead in LINES:
+        if options.words and not any(word in what + name + line for word in options.words):
             continue
         path = ROOT / name
         text = path.read_text()
@@ -97,7 +105,7 @@ def main():
         finally:
             path.write_text(text)
         unnoticed += failure is None
-        print(f"{failure or 'NO TEST FAILS'}  <-  {name}: {line} -> {instead}", flush=True)
+        print(f"| {what} | {f'`{failure}`' if failure else f'NO TEST FAILS without this in {name}: {line}'} |", flush=True)
     run(["cmake", "--build", options.build, "--target", *TARGETS])
     return 1 if unnoticed else 0
 

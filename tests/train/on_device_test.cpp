@@ -321,6 +321,27 @@ TEST(AsGraphTest, HonoursMasks) {
   }
 }
 
+// A recording begins in the stream of rank 0. Here, rank 1 has the first stage, so it computes before it
+// receives anything that would make its stream a part of the recording.
+TEST(AsGraphTest, RecordsRanksThatReceiveNothingFirst) {
+  const test::TempFolder folder;
+  const std::string file = folder.write("schedule.csv", ",1F0,1B0,1F1,1B1\n0F0,0F1,0B0,,0B1\n");
+  Config config = config_of("llama", 0, kStandIn);
+  config.pipeline.schedule = file;
+  const auto batches = alike(test::random_batches(4, 2));
+  Trainer one_by_one(config);
+  const auto as_graph = trainer_with_graphs(config, 2);
+  const Variant variant{file, P2Policy::kFill};
+  const int replays = test::replays();
+  for (const Batch& batch : batches) {
+    const StepResult expected = one_by_one.step(batch, variant);
+    const StepResult actual = as_graph->step(batch, variant);
+    EXPECT_EQ(expected.loss, actual.loss);
+    EXPECT_EQ(expected.grad_norm, actual.grad_norm);
+  }
+  EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
+}
+
 // A recorded step cannot contain some changes: another number of targets, other sizes, another plan. These
 // changes are noticed. A step that comes only once is not recorded.
 TEST(AsGraphTest, RecordsAgainAfterAChange) {
