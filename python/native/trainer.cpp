@@ -94,8 +94,9 @@ class PyTrainer {
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
     } else {
-      trainer_ = std::make_unique<Trainer>(made, model, std::move(split),
-                                           world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
+      trainer_ =
+          std::make_unique<Trainer>(made, model, std::move(split),
+                                    world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
     }
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(), made.model.weights());
@@ -334,7 +335,8 @@ class PyTrainer {
                         const Launcher& launcher) {
     const int ranks = pipeline_shape(config).ranks;
     const C10dOptions options{.channel = next_channel++};
-    if (config.device == "cpu") return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
+    if (config.device == "cpu")
+      return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
     GpuProcess process{.count = group->getSize(), .local_rank = group->getRank()};
     check_processes(process.count, config.data_parallel, ranks);
     if (launcher.started_many()) process.local_rank = launcher.local_rank;

@@ -169,8 +169,7 @@ TEST_F(DeviceCommand, FourProcessesWithReplicas) {
 
 // No process uses the GPU of another one, which may refuse this.
 TEST_F(DeviceCommand, EachProcessOpensItsOwnGpuAlone) {
-  const auto finished =
-      start({{{"TWOBP_STAND_IN_TAKEN=1"}}, {{"TWOBP_STAND_IN_TAKEN=0"}}}, saves_to("many"));
+  const auto finished = start({{{"TWOBP_STAND_IN_TAKEN=1"}}, {{"TWOBP_STAND_IN_TAKEN=0"}}}, saves_to("many"));
   for (const Finished& one : finished) EXPECT_EQ(one.exit_code, 0) << one.err;
 }
 

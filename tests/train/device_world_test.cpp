@@ -306,8 +306,8 @@ TEST(NcclMemory, IsOffTheBooksWhenItHasLeft) {
     const Device device = test::stand_in_device(40 + rank);
     NcclOptions options;
     options.tensors = at::kPrivateUse1;
-    const auto transport =
-        make_nccl_transport(End(std::move(hosts[rank])), test::stand_in_nccl(), device, test::all_links(2), options);
+    const auto transport = make_nccl_transport(End(std::move(hosts[rank])), test::stand_in_nccl(), device,
+                                               test::all_links(2), options);
     const OnStream here(device.compute());
     if (rank == 1) {
       EXPECT_EQ(transport->receive(0, {.step = 1}, 30).at(0).numel(), 1 << 16);

@@ -4,9 +4,9 @@
 // bucket has started. So replicas whose `fill` took different decisions still start the same sums in the same
 // order. Only the rank's thread uses it.
 //
-// On a device, the sums have a stream of their own, and F, I and W do not wait for them. A sum begins when the
-// device has made its gradients. If its stream waited for them, earlier sums, whose messages come late, would
-// wait there, too.
+// On a device, the sums have a stream of their own, and F, I and W do not wait for them. A sum begins when
+// the device has made its gradients. If its stream waited for them, earlier sums, whose messages come late,
+// would wait there, too.
 #pragma once
 
 #include <deque>
@@ -26,8 +26,8 @@ class GradientReducer {
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
-    int layer = 0;     // within the stage
-    std::string name;  // of the layer, for error messages
+    int layer = 0;                  // within the stage
+    std::string name;               // of the layer, for error messages
     std::optional<int> owner = {};  // the one replica that needs the sum; all items have one, or none has
   };
 
@@ -57,10 +57,10 @@ class GradientReducer {
   struct Bucket {
     int stage = 0;
     std::vector<Item> items;
-    at::Tensor flat;      // all its gradients, one after another
+    at::Tensor flat;                     // all its gradients, one after another
     std::vector<at::Tensor> parts = {};  // of `flat`, one for each run of items with one owner
     std::vector<int> owners = {};        // by part
-    int layers_left = 0;  // in this step
+    int layers_left = 0;                 // in this step
     std::vector<int> layers;
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }

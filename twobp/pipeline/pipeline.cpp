@@ -260,9 +260,10 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
   const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
   if (!again) graph.reset();
   if (!again || !input.as_graph || input.want_events) return std::nullopt;
-  TWOBP_CHECK(world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
-              "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
-              "set it to false");
+  TWOBP_CHECK(
+      world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
+      "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
+      "set it to false");
   const auto has_documents = [](const Fields& fields) { return fields.contains(kDocumentStarts); };
   TWOBP_CHECK(std::ranges::none_of(*input.micro_batches, has_documents),
               "pipeline.graphs is set, but samples hold several documents, whose places the host checks in "

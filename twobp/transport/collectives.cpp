@@ -21,7 +21,8 @@ std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
   return {first, numel * (rank + 1) / ranks - first};
 }
 
-// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already arrived.
+// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already
+// arrived.
 bool take(Transport& transport, int from, const Tag& tag, double deadline, const Values& like, Values& into) {
   Values values;
   if (!transport.try_receive(from, tag, values)) {
@@ -138,7 +139,8 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
   }
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
-    if (!by_owner[to].empty()) transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
+    if (!by_owner[to].empty())
+      transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
   }
   mine_ = std::move(by_owner[rank]);
   parts_.resize(ranks);

@@ -46,8 +46,8 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   }
   static c10::Stream own_stream(c10::Device device, bool) {
     const char* const taken = std::getenv("TWOBP_STAND_IN_TAKEN");
-    TWOBP_CHECK(taken == nullptr || std::atoi(taken) != device.index(), "device ", static_cast<int>(device.index()),
-                " belongs to another process");
+    TWOBP_CHECK(taken == nullptr || std::atoi(taken) != device.index(), "device ",
+                static_cast<int>(device.index()), " belongs to another process");
     static std::atomic<c10::StreamId> made = 2 * kPool;
     return c10::Stream(c10::Stream::UNSAFE, device, ++made);
   }

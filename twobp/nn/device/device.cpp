@@ -115,8 +115,8 @@ Device Device::open(at::DeviceType type, int index) {
   }
   const int count = count_of(type);
   TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", c10::DeviceTypeName(type, true), " device ",
-              index, ", but only ", count, count == 1 ? " is" : " are", " visible: start fewer ranks on this machine, or ",
-              kOnCpus);
+              index, ", but only ", count, count == 1 ? " is" : " are",
+              " visible: start fewer ranks on this machine, or ", kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
   device.compute_ = device.make_stream(true);

@@ -415,7 +415,7 @@ class NcclTransport : public Transport {
   Device device_;
   NcclOptions options_;
   Mailbox mailbox_;
-  std::mutex calls_;         // for calls of several subgroups
+  std::mutex calls_;  // for calls of several subgroups
   // Of the threads that send: their meter of memory, which the watch tells what it frees.
   std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
   std::vector<Peer> peers_;  // by rank
