@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <atomic>
+#include <barrier>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -199,10 +200,11 @@ TEST(StoreTransport, RanksThatFailTogetherAgreeOnTheFirst) {
   for (int round = 0; round < 5; ++round) {
     std::vector<std::string> reasons(4);
     std::vector<int> firsts(4);
+    std::barrier together(4);  // not of the transport, which the first abort would end
     test::run_on_store(4, [&](std::shared_ptr<Transport> transport) {
       const int rank = transport->rank();
       EXPECT_FALSE(transport->first_failure().has_value());
-      barrier(*transport, kLong);
+      together.arrive_and_wait();
       if (rank < 3) transport->abort(concat("reason of ", rank));  // the last one only hears of it
       const std::string aborted = [&] {
         try {
