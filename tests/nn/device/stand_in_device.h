@@ -8,7 +8,8 @@
 // devices (64), and TWOBP_STAND_IN_MODEL is their model. TWOBP_STAND_IN_TAKEN is one that cannot be opened,
 // because another process computes on it alone. With TWOBP_STAND_IN_LOADS, operators are loaded on first use,
 // as CUDA does unless CUDA_MODULE_LOADING is EAGER. That waits for everything on a GPU, so it is an error
-// during a transfer, whose peer may do the same.
+// during a transfer, whose peer may do the same. TWOBP_STAND_IN_WITHOUT_META: shapes of results come from
+// computations with zeros alone.
 //
 //   stand_in_queues.cpp    streams, events, recordings: what may run, and in which order
 //   stand_in_device.cpp    the same as LibTorch's backend

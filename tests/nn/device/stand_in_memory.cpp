@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -208,6 +209,11 @@ struct Hooks : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory(); }
+  // That of a CPU, because CPU operators compute here.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    static const at::Generator generator = at::detail::createCPUGenerator();
+    return generator;
+  }
 };
 [[maybe_unused]] const bool hooked = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
 

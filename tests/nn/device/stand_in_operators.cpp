@@ -138,6 +138,9 @@ c10::IValue as_of_now(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.is_cpu() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
+  // A GPU's operators take numbers of the host, but no other tensors.
+  TORCH_CHECK(tensor.dim() == 0, "an operator got a tensor ", tensor.sizes(),
+              " of the host, beside the stand-in's");
   return tensor.clone();
 }
 
@@ -180,8 +183,10 @@ torch::jit::Stack shapes_of_results(const c10::OperatorHandle& op, const torch::
       return type == at::kCPU ? same.zero_() : same;
     };
   };
+  // Importing torch in Python replaces some of these, with other sizes than those of CPUs.
+  static const bool known_by_meta = std::getenv("TWOBP_STAND_IN_WITHOUT_META") == nullptr;
   bool by_meta = false;
-  {
+  if (known_by_meta) {
     const std::lock_guard lock(mutex);
     by_meta = !without.contains(op.operator_name());
   }
@@ -270,7 +275,16 @@ std::vector<std::optional<size_t>> written_arguments(const c10::FunctionSchema& 
   return written;
 }
 
+// LibTorch has no such operators for a GPU.
+bool is_of_cpus_alone(const c10::OperatorHandle& op) {
+  static const std::set<std::string> those = {"aten::_scaled_dot_product_flash_attention_for_cpu",
+                                              "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                                              "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"};
+  return those.contains(op.operator_name().name);
+}
+
 void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  TORCH_CHECK(!is_of_cpus_alone(op), op.operator_name().name, " is an operator for CPUs alone");
   load(op.operator_name());
   ++operators_of_all;
   const auto& schema = op.schema();
@@ -357,11 +371,12 @@ std::vector<at::Tensor> later(const std::vector<at::Tensor>& given, const Comput
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
                        bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
-  TORCH_CHECK(!bias || !bias->defined(), "the stand-in's convolutions have no bias");
-  return later({x, weight}, [=, s = stride.vec(), p = padding.vec(), d = dilation.vec(),
-                             o = output_padding.vec()](const std::vector<at::Tensor>& given) {
-    return std::vector<at::Tensor>{
-        at::convolution_symint(given[0], given[1], {}, s, p, d, transposed, o, groups)};
+  std::vector<at::Tensor> all = {x, weight};
+  if (bias && bias->defined()) all.push_back(*bias);
+  return later(all, [=, s = stride.vec(), p = padding.vec(), d = dilation.vec(),
+                     o = output_padding.vec()](const std::vector<at::Tensor>& given) {
+    return std::vector<at::Tensor>{at::convolution_symint(
+        given[0], given[1], given.size() > 2 ? given[2] : at::Tensor(), s, p, d, transposed, o, groups)};
   })[0];
 }
 
@@ -371,8 +386,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
   const auto made = later({dy, x, weight}, [=, s = stride.vec(), p = padding.vec(), d = dilation.vec(),
                                             o = output_padding.vec()](const std::vector<at::Tensor>& given) {
-    const auto [dx, dw, db] = at::convolution_backward_symint(given[0], given[1], given[2], std::nullopt, s,
-                                                              p, d, transposed, o, groups, wanted);
+    const std::vector<c10::SymInt> of_bias = {given[0].sym_size(1)};
+    const auto [dx, dw, db] = at::convolution_backward_symint(
+        given[0], given[1], given[2], wanted[2] ? at::OptionalSymIntArrayRef(of_bias) : std::nullopt, s, p, d,
+        transposed, o, groups, wanted);
     return std::vector<at::Tensor>{dx, dw, db};
   });
   return {made[0], made[1], made[2]};
@@ -403,7 +420,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   // Without a kernel for the device, this would be composed of other operators, which round differently.
-  library.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
+  for (const char* name : {"silu_backward", "native_layer_norm", "native_group_norm", "mse_loss"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_cpu>());
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);
   library.impl("mm.dtype_out", &wide_product_out);
