@@ -401,6 +401,26 @@ TEST(OnDeviceTest, EvaluatesToTheSameBits) {
   EXPECT_EQ(there, evaluation("cpu"));
 }
 
+// The host reads them when the ranks have changed places, whatever is still in streams.
+TEST(OnDeviceTest, LendsTheMeansOfItsWeights) {
+  const auto batches = test::random_batches(2, 4);
+  const auto run = [&](const char* device) {
+    Config config = config_of("llama", 2, device);
+    config.optimizer.average = 0.5;
+    Trainer trainer(config);
+    for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
+    Outcome outcome;
+    trainer.with_averages([&] { outcome.weights = test::copies_of(trainer.weights()); });
+    for (at::Tensor& weight : test::copies_of(trainer.weights())) outcome.weights.push_back(weight);
+    return outcome;
+  };
+  const auto expected = [&] {
+    const OperatorsEverywhere operators;
+    return run("cpu");
+  }();
+  expect_same_bits(expected, run(kStandIn), "means, then weights");
+}
+
 // The seconds of F, I and W and the idle seconds are by the device's clock.
 TEST(OnDeviceTest, CountsItsOwnTimes) {
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {

@@ -137,7 +137,10 @@ Pipeline::~Pipeline() {
 
 void Pipeline::on_ranks(const std::function<void(int)>& body) {
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
-  wait(*post(body));
+  wait(*post([&](int rank) {
+    body(rank);
+    world_.device(rank).compute().wait_on_host();  // any thread may read what it wrote
+  }));
 }
 
 std::shared_ptr<RankThreads::Job> Pipeline::post(std::function<void(int)> body) {
@@ -275,7 +278,7 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
       graph = std::make_unique<StepGraph>(
           world_.devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
             std::vector<DeviceEvent> ends(ranks());
-            on_ranks([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); });
+            wait(*post([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); }));
             return ends;
           });
     }
