@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/graph/mlp_graph.h"
+#include "tests/graph/mlp_bundle.h"
 #include "tests/graph/plain_sgd.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
@@ -21,43 +21,9 @@ using test::expect_same_bits;
 using test::MlpGraph;
 using test::Outcome;
 using test::TempFolder;
+using test::write_bundle;
 
 constexpr int kSteps = 5;
-constexpr int kSampleCount = 40;
-
-std::vector<float> random_floats(int64_t count, uint64_t seed) {
-  SplitMix64 random(seed);
-  std::vector<float> values;
-  for (int64_t i = 0; i < count; ++i)
-    values.push_back(static_cast<float>(bounded(random, 2001)) / 1000.0F - 1);
-  return values;
-}
-
-at::Tensor random_tensor(at::IntArrayRef sizes, uint64_t seed) {
-  std::vector<float> values = random_floats(c10::multiply_integers(sizes), seed);
-  return at::from_blob(values.data(), sizes, at::kFloat).clone();
-}
-
-void write_bundle(const TempFolder& folder, const MlpGraph& mlp) {
-  std::filesystem::create_directory(folder.path("bundle"));
-  std::filesystem::create_directory(folder.path("data"));
-  folder.write("bundle/graph.json", mlp.json());
-  NamedTensors weights;
-  const auto graph = mlp.graph();
-  uint64_t seed = 1;
-  for (const auto& [name, parameter] : graph->description().parameters)
-    weights.emplace_back(name, random_tensor(parameter.type.sizes, seed++));
-  for (const auto& [name, type] : graph->description().buffers)
-    weights.emplace_back(name, random_tensor(type.sizes, seed++));
-  write_safetensors(folder.path("bundle/model.safetensors"), weights, {{"format", "pt"}});
-  const graph::Tensors constants = mlp.constants();
-  write_safetensors(folder.path("bundle/constants.safetensors"), {constants.begin(), constants.end()}, {});
-  folder.write("bundle/notes.txt", "of the module");
-  folder.write("data/input.npy",
-               test::npy_file("<f4", concat("(", kSampleCount, ", 3)"), random_floats(kSampleCount * 3, 50)));
-  folder.write("data/target.npy",
-               test::npy_file("<f4", concat("(", kSampleCount, ", 2)"), random_floats(kSampleCount * 2, 51)));
-}
 
 class CapturedRun : public ::testing::Test {
  protected:

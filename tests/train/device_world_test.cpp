@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include "tests/graph/mlp_bundle.h"
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
@@ -107,7 +108,8 @@ struct OnDevices {
   int ranks;
   int replicas;
   void (*change)(Config& config) = nullptr;
-  int together = 1;  // ranks of a process
+  int together = 1;   // ranks of a process
+  int bytes = 10000;  // at least, through NCCL
 };
 
 std::vector<World> worlds_on_devices(const Config& config, int together = 1) {
@@ -168,7 +170,7 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   test::expect_same_run(expected,
                         test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
                         "processes on devices");
-  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? 10000 : 0)
+  EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? GetParam().bytes : 0)
       << "the messages did not go through NCCL";
 }
 
@@ -192,6 +194,15 @@ void placed(Config& config) {
 template <void (*... changes)(Config& config)>
 void all_of(Config& config) {
   (changes(config), ...);
+}
+
+// A bundle, with a tied weight, changed buffers and dropout.
+void captured(Config& config) {
+  static const test::TempFolder folder;
+  static const bool written = (test::write_bundle(folder, {.middle = 5}), true);
+  EXPECT_TRUE(written);
+  test::use_bundle(config, folder);
+  config.pipeline.micro_batch_size = test::kSamples;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -221,6 +232,8 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"MambaReplicasInterleaved", "interleaved-1f1b", 1, 2, mamba},
         OnDevices{"MambaTwoInterleaved", "interleaved-1f1b", 2, 1, mamba},
         OnDevices{"MambaFourByTwoPlaced", "zb-h1", 4, 2, all_of<placed, mamba>},
+        OnDevices{"CapturedTwo", "1f1b", 2, 1, captured, 1, /*bytes=*/2000},
+        OnDevices{"CapturedTwoByTwo", "zb-v", 2, 2, captured},
         OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/nn/values.h"
 
@@ -197,8 +198,7 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
     rows = rows.repeat({flat.size(0) / rows.size(0), 1});
   }
   if (padding >= 0) rows = rows.masked_fill(flat.eq(padding).unsqueeze(1), 0);
-  at::Tensor& gradient = parameter.grad_to_add();
-  gradient.index_add_(0, flat, rows.to(gradient.scalar_type()));
+  operators::add_rows_at(parameter.grad_to_add(), flat, rows);
 }
 
 void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_context) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/graph/apart_attention.h"
 #include "twobp/graph/own_arguments.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
@@ -145,6 +146,7 @@ struct ApartCall {
     shape.scale = scale.value_or(0);
     return shape;
   }
+  ApartAttention attention() const { return {/*causal=*/true, {}, scale}; }
   // Rows (q | k | v).
   at::Tensor packed() const { return at::cat({q, k, v}, 1).transpose(1, 2).flatten(2).contiguous(); }
 };
@@ -167,6 +169,10 @@ ApartCall apart_call(Arguments& arguments, size_t i, size_t scale) {
 void run_causal_attention(Stack& stack) {
   Arguments arguments(stack, 4);
   const ApartCall call = apart_call(arguments, 0, 3);
+  if (attends_apart(call.q)) {
+    auto [out, log_sum_exp] = apart_attention(call.q, call.k, call.v, call.attention());
+    return arguments.give(std::move(out), std::move(log_sum_exp));
+  }
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       call.q, call.k, call.v, /*dropout_p=*/0, /*is_causal=*/true,
       /*attn_mask=*/{}, call.scale);
@@ -212,6 +218,11 @@ void run_causal_attention_backward(Stack& stack) {
   Arguments arguments(stack, 7);
   const ApartGradients of(arguments);
   const ApartCall& call = of.call;
+  if (attends_apart(call.q)) {
+    auto [dq, dk, dv] =
+        apart_attention_backward(of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp, call.attention());
+    return arguments.give(std::move(dq), std::move(dk), std::move(dv));
+  }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp,
       /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
@@ -234,6 +245,40 @@ void run_causal_attention_backward_of_slice(Stack& stack, const SliceCall& slice
                  heads.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads));
 }
 
+// ATen's attention for CPUs, with any mask. A GPU does not have it.
+constexpr const char* kOfCpus = "aten::_scaled_dot_product_flash_attention_for_cpu";
+constexpr const char* kOfCpusBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+
+void call_aten(const char* name, Stack& stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
+}
+
+// Arguments: `tensors` tensors, dropout_p, is_causal, attn_mask, scale.
+ApartAttention attention_of(Arguments& arguments, size_t tensors) {
+  TWOBP_CHECK(arguments.number(tensors) == 0, kOfCpus, " has dropout, which takes no seed");
+  return {arguments.flag(tensors + 1), arguments.maybe(tensors + 2), arguments.maybe_number(tensors + 3)};
+}
+
+void run_attention_of_cpus(Stack& stack) {
+  if (!attends_apart(stack[stack.size() - 7].toTensor())) return call_aten(kOfCpus, stack);
+  Arguments arguments(stack, 7);
+  const at::Tensor q = arguments.tensor(0), k = arguments.tensor(1), v = arguments.tensor(2);
+  auto [out, log_sum_exp] = apart_attention(q, k, v, attention_of(arguments, 3));
+  arguments.give(std::move(out), std::move(log_sum_exp));
+}
+
+void run_attention_of_cpus_backward(Stack& stack) {
+  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack);
+  Arguments arguments(stack, 10);
+  const at::Tensor dout = arguments.tensor(0), q = arguments.tensor(1), k = arguments.tensor(2);
+  const at::Tensor v = arguments.tensor(3), out = arguments.tensor(4), log_sum_exp = arguments.tensor(5);
+  auto [dq, dk, dv] = apart_attention_backward(dout, q, k, v, out, log_sum_exp, attention_of(arguments, 6));
+  arguments.give(std::move(dq), std::move(dk), std::move(dv));
+}
+
+constexpr OwnOperator kReplacedAttention[] = {{kOfCpus, &run_attention_of_cpus},
+                                              {kOfCpusBackward, &run_attention_of_cpus_backward}};
+
 constexpr OwnOperator kAttention[] = {
     {"twobp::attention(Tensor qkv, Tensor? cos, Tensor? sin, int heads, int kv_heads, bool causal) -> "
      "(Tensor out, Tensor rotated, Tensor log_sum_exp)",
@@ -252,6 +297,10 @@ constexpr OwnOperator kAttention[] = {
 
 std::span<const OwnOperator> attention_operators() {
   return kAttention;
+}
+
+std::span<const OwnOperator> replaced_attention_operators() {
+  return kReplacedAttention;
 }
 
 }  // namespace twobp::graph

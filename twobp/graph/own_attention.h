@@ -9,5 +9,7 @@
 namespace twobp::graph {
 
 std::span<const OwnOperator> attention_operators();
+// Operators of ATen, by name alone, that a GPU computes in another way.
+std::span<const OwnOperator> replaced_attention_operators();
 
 }  // namespace twobp::graph

@@ -227,7 +227,7 @@ void run_grouped_mm_weight(Stack& stack) {
 
 bool is_plain_product(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() &&
-         is_wide(a) && a.is_cpu() && b.is_cpu();
+         is_wide(a) && !by_operators(a) && !by_operators(b);
 }
 
 void run_mm(Stack& stack) {
@@ -318,7 +318,13 @@ std::span<const OwnOperator> own_operators() {
 }
 
 std::span<const OwnOperator> replaced_operators() {
-  return kReplaced;
+  static const std::vector<OwnOperator> all = [] {
+    std::vector<OwnOperator> operators(std::begin(kReplaced), std::end(kReplaced));
+    const auto attention = replaced_attention_operators();
+    operators.insert(operators.end(), attention.begin(), attention.end());
+    return operators;
+  }();
+  return all;
 }
 
 }  // namespace twobp::graph

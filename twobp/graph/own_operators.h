@@ -16,8 +16,8 @@ struct OwnOperator {
 
 std::span<const OwnOperator> own_operators();
 
-// Operators of ATen, by name alone, that we compute in another way: products by our
-// kernels, GroupNorm with equal layouts.
+// Operators of ATen, by name alone, that we compute in another way: products by our kernels, GroupNorm with
+// equal layouts, attention for CPUs on a GPU.
 std::span<const OwnOperator> replaced_operators();
 
 }  // namespace twobp::graph

@@ -83,7 +83,13 @@ at::Device ProgramLayer::device() const {
       if (one->value.defined()) return one->value.device();
     }
   }
-  return at::kCPU;
+  return device_of_values_;
+}
+
+void ProgramLayer::find_device(const Values& x) {
+  if (x.empty() || !x[0].defined() || x[0].device() == device_of_values_) return;
+  device_of_values_ = x[0].device();
+  shapes_.clear();  // whose constants are elsewhere
 }
 
 const Plan& ProgramLayer::plan_of(const Shape& shape) const {
@@ -138,7 +144,8 @@ at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values
     case Input::From::kValue:
       TWOBP_CHECK(index < x.size(), "the layer reads output ", index,
                   " of the previous layer (counted from 0), which has ", x.size(), " outputs");
-      return std::move(x[index]);
+      // Before the first layer with parameters, values may be on the host.
+      return on_device(x[index], device());
     case Input::From::kField:
       if (input.whole && context.sliced())
         return on_device(context.slice.sequences->at(input.field), device());
@@ -157,6 +164,7 @@ at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values
 }
 
 Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
+  find_device(x);
   const ForShape& shape = shape_of(context);
   const Plan& plan = *shape.plan;
   const Pass& pass = !context.training ? plan.evaluate : context.keeps() ? plan.forward : plan.forward_alone;

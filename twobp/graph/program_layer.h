@@ -31,7 +31,9 @@ class ProgramLayer : public Layer {
   const Plan& plan_of(const Shape& shape) const;
   // Throws Error if there is no program for the micro-batch, or for a slice of it.
   ForShape& shape_of(const Context& context);
+  // That of the parameters and buffers. A layer without any computes where the values are that it gets.
   at::Device device() const;
+  void find_device(const Values& x);
   uint64_t random_of(const Context& context) const;
   // For code that runs in a context. `saved` is that of the layer.
   CallContext call_context(const Context& context, uint64_t random, const Plan& plan, Saved& saved) const;
@@ -43,6 +45,7 @@ class ProgramLayer : public Layer {
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<Parameter>> buffers_;
   std::vector<Parameter*> trained_or_not_;  // parameters_, as the interpreter takes them
+  at::Device device_of_values_ = at::kCPU;  // see device()
   std::map<const Shape*, std::unique_ptr<ForShape>> shapes_;
 };
 

@@ -67,6 +67,44 @@ int64_t rows_of_table(const Graph& graph, const std::string& field) {
   return 0;
 }
 
+// "twobp::dropout in layer 'head'": the first instruction for which `which` is true. Empty if there is none.
+template <typename Which>
+std::string find_instruction(const Graph& graph, const Which& which) {
+  for (const GraphLayer& layer : graph.layers()) {
+    const Program& program = graph.shape().programs[static_cast<size_t>(layer.kind)];
+    std::vector<const graph::Code*> codes{&program.forward, &program.evaluate, &program.backward_p1};
+    for (const Program::Unit& unit : program.backward_p2) codes.push_back(&unit.code);
+    for (const graph::Code* code : codes) {
+      const auto found = std::find_if(code->begin(), code->end(), [&](const graph::Instruction& one) {
+        return one.op != nullptr && which(one);
+      });
+      if (found != code->end()) return concat(found->op->schema->name(), " in layer '", layer.name, "'");
+    }
+  }
+  return {};
+}
+
+// Operators that LibTorch has for CPUs alone, and that we do not compute in another way.
+std::string no_device(const ModelOptions& options) {
+  const std::string found = find_instruction(graph_of(options), [](const graph::Instruction& one) {
+    return one.op->schema->name().starts_with("aten::mkldnn_");
+  });
+  return found.empty() ? found : concat("LibTorch has ", found, " for CPUs alone");
+}
+
+// A graph repeats what the host chose when it was recorded.
+std::string no_graph(const ModelOptions& options) {
+  const auto draws = [](const graph::Argument& one) { return one.kind == graph::Argument::Kind::kRandom; };
+  std::string found = find_instruction(graph_of(options), [&](const graph::Instruction& one) {
+    return std::any_of(one.arguments.begin(), one.arguments.end(), draws);
+  });
+  if (!found.empty()) return concat("the host gives ", found, " another seed in every step");
+  found = find_instruction(graph_of(options), [](const graph::Instruction& one) {
+    return one.op->schema->name().starts_with("twobp::grouped_mm");
+  });
+  return found.empty() ? found : concat("the host reads the sizes of the groups of ", found);
+}
+
 ModelInput input_of(const ModelOptions& options) {
   ModelInput input;
   input.kind = InputKind::kFields;
@@ -76,16 +114,6 @@ ModelInput input_of(const ModelOptions& options) {
   for (const auto& [name, type] : fields) input.fields.push_back({name, type.dtype, type.sizes});
   input.vocab = are_tokens(input.fields) ? rows_of_table(graph, "input_ids") : 0;
   return input;
-}
-
-bool draws_random_numbers(const Graph& graph) {
-  return std::ranges::any_of(graph.shape().programs, [](const Program& program) {
-    return std::ranges::any_of(program.forward, [](const graph::Instruction& one) {
-      return std::ranges::any_of(one.arguments, [](const graph::Argument& argument) {
-        return argument.kind == graph::Argument::Kind::kRandom;
-      });
-    });
-  });
 }
 
 }  // namespace
@@ -129,15 +157,13 @@ ModelType captured_type() {
     return names;
   };
   type.check = [](const ModelOptions& options) { graph_of(options); };
+  type.no_device = no_device;
+  type.no_graph = no_graph;
   type.no_slices = [](const ModelOptions& options) {
     const graph::Shape& shape = graph_of(options).shape();
     if (shape.positions > 0) return std::string();
     return shape.no_slices.empty() ? "its bundle does not say whether they can be cut: capture it again"
                                    : shape.no_slices;
-  };
-  type.no_graph = [](const ModelOptions& options) {
-    const bool draws = draws_random_numbers(graph_of(options));
-    return std::string(draws ? "it draws other random numbers in every step" : "");
   };
   type.build = [](const ModelOptions& options, const BuildSettings&) {
     graph_of(options);

@@ -38,6 +38,10 @@ void check_device(const Config& config) {
               "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
               "to false.");
   check_graphs(config);
+  if (device == "cpu") return;
+  const std::string why = config.model.type.type().no_device(config.model.type);
+  TWOBP_CHECK(why.empty(), "pipeline.device is \"", device, "\", but this model (\"",
+              config.model.type.name(), "\") runs on CPUs alone: ", why, ". Set it to \"cpu\".");
 }
 
 void check_optimizer(const OptimizerConfig& optimizer) {

@@ -1,0 +1,185 @@
+#include "twobp/graph/apart_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <ATen/ExpandUtils.h>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/rows.h"
+
+namespace twobp::graph {
+namespace {
+
+constexpr int64_t kQueriesAtOnce = 128;  // so that only a block of scores is in memory
+constexpr double kUnseen = -std::numeric_limits<double>::infinity();
+
+void check_apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                 const ApartAttention& attention) {
+  TWOBP_CHECK(
+      q.dim() == 4 && k.dim() == 4 && q.is_floating_point() && q.numel() > 0 && k.numel() > 0 &&
+          v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
+          k.size(3) == q.size(3) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+      "attention takes q (batch, heads, queries, n) and k, v (batch, kv_heads, keys, n) of one dtype, "
+      "not ",
+      q.sizes(), ", ", k.sizes(), " and ", v.sizes());
+  const std::vector<int64_t> scores{q.size(0), q.size(1), q.size(2), k.size(2)};
+  TWOBP_CHECK(!attention.mask.defined() || at::is_expandable_to(attention.mask.sizes(), scores),
+              "attention has scores ", at::IntArrayRef(scores), ", but a mask ", attention.mask.sizes());
+  TWOBP_CHECK(!attention.scale || std::isfinite(*attention.scale), "attention scales its scores by ",
+              attention.scale.value_or(0));
+}
+
+// Without a mask, the kernels of packed rows compute it.
+bool are_packed(const at::Tensor& q, const at::Tensor& k, const ApartAttention& attention) {
+  return !attention.mask.defined() && q.size(2) == k.size(2) && attention.scale.value_or(1) > 0;
+}
+
+PackedAttention packed_form(const at::Tensor& q, const at::Tensor& k, const ApartAttention& attention) {
+  PackedAttention packed;
+  packed.heads = q.size(1);
+  packed.kv_heads = k.size(1);
+  packed.head_dim = q.size(3);
+  packed.causal = attention.causal;
+  packed.scale = attention.scale.value_or(0);
+  return packed;
+}
+
+at::Tensor rows_of(const at::Tensor& heads, at::ScalarType type) {
+  return heads.transpose(1, 2).flatten(2).to(type).contiguous();
+}
+
+// Rows (q | k | v), in the dtype in which attention takes them.
+at::Tensor packed_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const PackedAttention& packed) {
+  const at::Tensor rows = at::cat({q, k, v}, 1);
+  return rows_of(rows, attention_type(rows, packed));
+}
+
+// In the dtype of sums, with keys and values for each head.
+struct WideHeads {
+  WideHeads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ApartAttention& attention)
+      : scale(attention.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))))),
+        group(q.size(1) / k.size(1)),
+        q(operators::wide(q)),
+        k(operators::wide(k).repeat_interleave(group, 1)),
+        v(operators::wide(v).repeat_interleave(group, 1)) {}
+
+  // Of the queries [first, first + count), (batch, heads, count, keys).
+  at::Tensor scores(const ApartAttention& attention, int64_t first, int64_t count) const {
+    at::Tensor scores = at::matmul(q.narrow(2, first, count), k.transpose(2, 3)).mul_(scale);
+    if (attention.mask.defined()) {
+      const std::vector<int64_t> all{q.size(0), q.size(1), q.size(2), k.size(2)};
+      const at::Tensor mask = attention.mask.expand(all).narrow(2, first, count);
+      if (mask.scalar_type() == at::kBool) {
+        scores.masked_fill_(mask.logical_not(), kUnseen);
+      } else {
+        scores.add_(mask);
+      }
+    }
+    if (attention.causal) {
+      const at::Tensor later = at::ones({count, k.size(2)}, q.options().dtype(at::kBool)).triu_(first + 1);
+      scores.masked_fill_(later, kUnseen);
+    }
+    return scores;
+  }
+
+  template <typename Visit>
+  void for_blocks(Visit&& visit) const {
+    for (int64_t first = 0; first < q.size(2); first += kQueriesAtOnce)
+      visit(first, std::min(kQueriesAtOnce, q.size(2) - first));
+  }
+
+  double scale;
+  int64_t group;
+  at::Tensor q, k, v;
+};
+
+// exp(scores - log_sum_exp), and 0 for a query that sees no key, whose log_sum_exp is -inf.
+at::Tensor probabilities(at::Tensor scores, const at::Tensor& log_sum_exp) {
+  return scores.sub_(log_sum_exp.masked_fill(log_sum_exp.eq(kUnseen), 0).unsqueeze(3)).exp_();
+}
+
+// Laid out as ATen's kernel does: each position's heads lie side by side.
+at::Tensor empty_heads(const at::Tensor& like) {
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options()).transpose(1, 2);
+}
+
+}  // namespace
+
+bool attends_apart(const at::Tensor& q) {
+  return by_operators(q);
+}
+
+std::pair<at::Tensor, at::Tensor> apart_attention(const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& v, const ApartAttention& attention) {
+  check_apart(q, k, v, attention);
+  const auto wide = q.options().dtype(compute_type(q.scalar_type()));
+  at::Tensor log_sum_exp = at::empty({q.size(0), q.size(1), q.size(2)}, wide);
+  if (are_packed(q, k, attention)) {
+    const PackedAttention form = packed_form(q, k, attention);
+    const at::Tensor packed = packed_rows(q, k, v, form);
+    at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1) * q.size(3)}, packed.options());
+    packed_attention_forward(packed, form, out, log_sum_exp);
+    return {out.to(q.scalar_type()).unflatten(2, {q.size(1), q.size(3)}).transpose(1, 2), log_sum_exp};
+  }
+  const WideHeads heads(q, k, v, attention);
+  at::Tensor out = empty_heads(q);
+  heads.for_blocks([&](int64_t first, int64_t count) {
+    at::Tensor scores = heads.scores(attention, first, count);
+    const at::Tensor sum = scores.logsumexp(3);
+    log_sum_exp.narrow(2, first, count).copy_(sum);
+    out.narrow(2, first, count).copy_(at::matmul(probabilities(std::move(scores), sum), heads.v));
+  });
+  return {out, log_sum_exp};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& log_sum_exp, const ApartAttention& attention) {
+  check_apart(q, k, v, attention);
+  TWOBP_CHECK(dout.sizes() == q.sizes() && out.sizes() == q.sizes() &&
+                  log_sum_exp.sizes() == q.sizes().slice(0, 3) && dout.scalar_type() == q.scalar_type() &&
+                  out.scalar_type() == q.scalar_type() &&
+                  log_sum_exp.scalar_type() == compute_type(q.scalar_type()),
+              "the derivative of attention takes what attention took and gave, and a gradient of its result");
+  if (are_packed(q, k, attention)) {
+    const PackedAttention form = packed_form(q, k, attention);
+    at::Tensor packed = packed_rows(q, k, v, form);
+    const at::ScalarType type = packed.scalar_type();
+    packed_attention_backward(packed, form, rows_of(out, type), log_sum_exp.contiguous(), rows_of(dout, type),
+                              packed);
+    const at::Tensor heads = packed.to(q.scalar_type())
+                                 .unflatten(2, {form.heads + 2 * form.kv_heads, form.head_dim})
+                                 .transpose(1, 2);
+    return {heads.narrow(1, 0, form.heads), heads.narrow(1, form.heads, form.kv_heads),
+            heads.narrow(1, form.heads + form.kv_heads, form.kv_heads)};
+  }
+  const WideHeads heads(q, k, v, attention);
+  const at::Tensor gradient = operators::wide(dout);
+  const at::Tensor inner = (gradient * out).sum(3, true);
+  const at::Tensor dk = at::zeros_like(heads.k);
+  const at::Tensor dv = at::zeros_like(heads.v);
+  at::Tensor dq = empty_heads(q);
+  heads.for_blocks([&](int64_t first, int64_t count) {
+    const auto queries = [&](const at::Tensor& tensor) { return tensor.narrow(2, first, count); };
+    const at::Tensor p = probabilities(heads.scores(attention, first, count), queries(log_sum_exp));
+    const at::Tensor dy = queries(gradient);
+    const at::Tensor ds =
+        at::matmul(dy, heads.v.transpose(2, 3)).sub_(queries(inner)).mul_(p).mul_(heads.scale);
+    queries(dq).copy_(at::matmul(ds, heads.k));
+    dk.add_(at::matmul(ds.transpose(2, 3), queries(heads.q)));
+    dv.add_(at::matmul(p.transpose(2, 3), dy));
+  });
+  // Sums over the heads that share keys and values.
+  const auto of_group = [&](const at::Tensor& tensor) {
+    return tensor.unflatten(1, {k.size(1), heads.group}).sum(2).to(q.scalar_type());
+  };
+  return {dq, of_group(dk), of_group(dv)};
+}
+
+}  // namespace twobp::graph
