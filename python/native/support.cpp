@@ -11,6 +11,7 @@
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/operators.h"
 #include "twobp/nn/context.h"
+#include "twobp/nn/device/device.h"
 #include "twobp/train/config.h"
 #include "twobp/transport/launcher.h"
 
@@ -23,6 +24,7 @@ void add_support(py::module_& module) {
     return names;
   });
   module.def("check_operator", [](const std::string& name) { graph::find_operator(name); });
+  module.def("check_device", [](const std::string& type) { Device::open(type, 0); });
   module.def("find_launcher", [] {
     const Launcher launcher = find_launcher();
     py::dict out;

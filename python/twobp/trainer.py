@@ -78,7 +78,8 @@ class Trainer:
         FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
 
         `settings` are the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
-        clip_norm, seed, ... (docs/settings.md). Raises twobp.Error for an unknown name, a value out of range, keys that
+        clip_norm, seed, ... (docs/settings.md). With device="cuda", the ranks compute on this machine's GPUs. The module and the
+        batches stay on the CPU, and `state_dict` returns tensors on the CPU. Raises twobp.Error for an unknown name, a value out of range, keys that
         contradict each other, and modules that capture refuses."""
         if (module is None) == (model is None):
             raise Error("give a module, or model= with the keys of a configured one")
@@ -90,6 +91,7 @@ class Trainer:
         self._unmasked = _sliced(settings) and padding.is_mask(module, self._example)
         example, mask = self._without_mask(self._example, "the example")
         graph, constants, weights = "", {}, {}
+        _native.check_device(str(settings.get("device", "cpu")))  # before capture, which takes seconds
         if module is not None:
             self._captured = _capture(module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings))
         elif loss_fn is not None or loss_reduction is not None:

@@ -55,8 +55,8 @@ CHECKPOINTING = {"every_n_layers": 1, "offload": False}  # keys of activation_ch
 def check_arguments(args: transformers.TrainingArguments) -> None:
     """Raises Error for the first argument that cannot be honoured."""
     if args.device.type != "cpu":
-        raise Error("TrainingArguments.use_cpu is False, but this trainer keeps the model and its batches on the CPU: set it to True. "
-                    "The ranks compute on the trainer's own argument device")
+        raise Error("TrainingArguments.use_cpu is False, but the model and the batches stay on the CPU: set it to True. For ranks on GPUs, give the trainer "
+                    "device=\"cuda\"")
     if not args.use_cpu and torch.distributed.is_initialized():
         raise Error("TrainingArguments.use_cpu is False, so that transformers does not see the other processes: set it to True")
     usual = {field.name: field.default for field in dataclasses.fields(args)}
