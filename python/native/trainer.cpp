@@ -393,16 +393,8 @@ class PyTrainer {
     Fields copies;
     for (const LiveTensor& one : live) {
       if (!one.first) continue;
-      at::Tensor& copy = copies[one.name];
-      copy = at::empty_like(one.tensor, one.tensor.options().device(at::kCPU));
-      if (one.tensor.is_cpu()) copy.copy_(one.tensor);
-    }
-    if (!trainer_->world().devices.empty()) {  // behind the work in each rank's stream
-      trainer_->pipeline().on_ranks([&](int rank) {
-        for (const LiveTensor& one : live) {
-          if (one.first && one.rank == rank && !one.tensor.is_cpu()) copies.at(one.name).copy_(one.tensor);
-        }
-      });
+      copies[one.name] = one.tensor.detach().to(at::kCPU, one.tensor.scalar_type(), /*non_blocking=*/false,
+                                                /*copy=*/true);
     }
     share(copies);
     return copies;

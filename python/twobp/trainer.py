@@ -52,9 +52,6 @@ class Trainer:
     more than one process, each process is a rank. All processes then make the same calls with the same batches. With
     `data_parallel`, these are the batches of all replicas, and each replica takes its share.
 
-    With `device="cuda"`, the ranks compute on the GPUs of this machine in turn, or each process on its own. The module and the
-    batches stay on the CPU.
-
     The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module. Use
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
     changed, unless they come from the trainer.

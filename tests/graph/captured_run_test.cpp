@@ -56,18 +56,7 @@ class CapturedRun : public ::testing::Test {
   static Outcome train(const Config& config) {
     check_config(config);
     Trainer trainer(config);
-    return go_on(trainer);
-  }
-
-  static Outcome go_on(Trainer& trainer) {
-    Outcome outcome;
-    while (trainer.steps_done() < kSteps) {
-      const StepResult result = trainer.step();
-      outcome.losses.push_back(result.loss);
-      outcome.norms.push_back(result.grad_norm);
-    }
-    outcome.weights = test::copies_of(trainer.weights());
-    return outcome;
+    return test::train_until(trainer, kSteps);
   }
 
   TempFolder folder_;
@@ -133,7 +122,7 @@ TEST_F(CapturedRun, ContinuesFromACheckpointOnOtherRanks) {
     Checkpointer of_another(third.save, /*resume=*/true);
     test::expect_error([&] { of_another.resume(other); }, {"cannot resume", "model.program is"});
   }
-  const Outcome rest = go_on(trainer);
+  const Outcome rest = test::train_until(trainer, kSteps);
   ASSERT_EQ(rest.weights.size(), expected.weights.size());
   for (size_t i = 0; i < rest.weights.size(); ++i)
     EXPECT_TRUE(test::same_bits(expected.weights[i], rest.weights[i])) << i;
@@ -234,7 +223,7 @@ TEST_F(CapturedRun, KeepsFrozenWeights) {
       if (!by_file) frozen.model.freeze = {"first.*", "middle.0.bias"};
       Trainer trainer(frozen);
       const SafetensorsFile before(folder.path("bundle/model.safetensors"));
-      outcomes.push_back(go_on(trainer));
+      outcomes.push_back(test::train_until(trainer, kSteps));
       for (const Parameter* parameter : trainer.weights()) {
         if (parameter->is_buffer()) continue;
         EXPECT_EQ(at::equal(parameter->value, before.tensor(parameter->name())), !parameter->trainable())

@@ -136,20 +136,9 @@ Config config_of(const std::string& model, const char* device, int ranks = 1) {
   return config;
 }
 
-Outcome train(Trainer& trainer) {
-  Outcome outcome;
-  while (trainer.steps_done() < kSteps) {
-    const StepResult result = trainer.step();
-    outcome.losses.push_back(result.loss);
-    outcome.norms.push_back(result.grad_norm);
-  }
-  outcome.weights = test::copies_of(trainer.weights());
-  return outcome;
-}
-
 Outcome train(const Config& config) {
   Trainer trainer(config);
-  return train(trainer);
+  return test::train_until(trainer, kSteps);
 }
 
 template <typename Run>
@@ -201,7 +190,7 @@ TEST_P(Captured, TrainsToTheBitsOfTheOperatorsOnACpu) {
     Trainer trainer(config);
     for (const Parameter* parameter : trainer.weights())
       ASSERT_EQ(parameter->value.device().type(), at::kPrivateUse1) << parameter->name();
-    expect_same_bits(expected, train(trainer),
+    expect_same_bits(expected, test::train_until(trainer, kSteps),
                      concat(how.ranks, " ranks, ", how.schedule, ", p2 ", how.p2, ", cap ", how.cap,
                             ", recompute ", how.recompute));
   }
@@ -295,7 +284,7 @@ TEST_F(OneCaptured, TrainsAsAGraph) {
       const std::vector<Device> devices(ranks, test::stand_in_device(9));
       const int replays = test::replays();
       Trainer trainer(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
-      expect_same_bits(expected, train(trainer), concat(model, ", ", ranks, " ranks"));
+      expect_same_bits(expected, test::train_until(trainer, kSteps), concat(model, ", ", ranks, " ranks"));
       EXPECT_EQ(test::replays() - replays, kSteps - 1) << "all steps but the first";
     }
   }

@@ -117,6 +117,18 @@ inline std::vector<at::Tensor> copies_of(const std::vector<Parameter*>& paramete
   return copies;
 }
 
+// Trains on the trainer's own data until so many steps are done.
+inline Outcome train_until(Trainer& trainer, int64_t steps) {
+  Outcome outcome;
+  while (trainer.steps_done() < steps) {
+    const StepResult result = trainer.step();
+    outcome.losses.push_back(result.loss);
+    outcome.norms.push_back(result.grad_norm);
+  }
+  outcome.weights = copies_of(trainer.weights());
+  return outcome;
+}
+
 inline Outcome train(Trainer& trainer, const std::vector<Batch>& batches, const Variant& variant) {
   Outcome outcome;
   for (const Batch& batch : batches) {

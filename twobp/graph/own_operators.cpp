@@ -293,6 +293,13 @@ constexpr OwnOperator kOwn[] = {
     {"twobp::grouped_mm(Tensor a, Tensor b, Tensor ends) -> Tensor y", &run_grouped_mm},
     {"twobp::grouped_mm_weight(Tensor a, Tensor dy, Tensor ends) -> Tensor db", &run_grouped_mm_weight}};
 
+// Those of this file, and attention's.
+std::vector<OwnOperator> together(std::span<const OwnOperator> here, std::span<const OwnOperator> attention) {
+  std::vector<OwnOperator> all(here.begin(), here.end());
+  all.insert(all.end(), attention.begin(), attention.end());
+  return all;
+}
+
 }  // namespace
 
 void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
@@ -306,24 +313,13 @@ void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t position
   }
 }
 
-// Those above, and attention's.
 std::span<const OwnOperator> own_operators() {
-  static const std::vector<OwnOperator> all = [] {
-    std::vector<OwnOperator> operators(std::begin(kOwn), std::end(kOwn));
-    const auto attention = attention_operators();
-    operators.insert(operators.end(), attention.begin(), attention.end());
-    return operators;
-  }();
+  static const std::vector<OwnOperator> all = together(kOwn, attention_operators());
   return all;
 }
 
 std::span<const OwnOperator> replaced_operators() {
-  static const std::vector<OwnOperator> all = [] {
-    std::vector<OwnOperator> operators(std::begin(kReplaced), std::end(kReplaced));
-    const auto attention = replaced_attention_operators();
-    operators.insert(operators.end(), attention.begin(), attention.end());
-    return operators;
-  }();
+  static const std::vector<OwnOperator> all = together(kReplaced, replaced_attention_operators());
   return all;
 }
 

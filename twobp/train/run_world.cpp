@@ -62,8 +62,8 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
               "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
               "know: use mpirun or srun");
   if (kind == TransportKind::kNccl) {
-    TWOBP_CHECK(!config.graphs || !launcher.started_many() || pipeline_shape(config).ranks == 1,
-                "pipeline.graphs is set, but ", name_of(launcher.kind), " started ", launcher.size,
+    TWOBP_CHECK(!config.graphs || !launcher.started_many(), "pipeline.graphs is set, but ",
+                name_of(launcher.kind), " started ", launcher.size,
                 " processes, and a graph has all ranks of a pipeline, so that they must be in one process: "
                 "set it to false");
     ranks_of_process(config, pipeline_shape(config).ranks, launcher.size);

@@ -42,6 +42,17 @@ bool take(Transport& transport, int from, const Tag& tag, double deadline, const
   return true;
 }
 
+// Takes the other ranks' parts of what this rank sums. Returns whether all are there.
+bool take_parts(Transport& transport, int number, double deadline, const Values& mine,
+                std::vector<Values>& parts) {
+  for (int from = 0; from < transport.size(); ++from) {
+    if (from == transport.rank() || !parts[from].empty()) continue;
+    if (!take(transport, from, tag_of(MessageKind::kPart, number), deadline, mine, parts[from])) return false;
+  }
+  parts[transport.rank()] = mine;
+  return true;
+}
+
 // The sum of the ranks' i-th values, in rank order.
 at::Tensor sum_of(const std::vector<Values>& parts, size_t i) {
   at::Tensor sum = parts[0][i] + parts[1][i];
@@ -88,12 +99,7 @@ bool AllReduce::advance(double deadline) {
   const int rank = transport_->rank();
   at::Tensor mine = part_for(rank);
   if (!added_) {
-    for (int from = 0; from < ranks; ++from) {
-      if (from == rank || !parts_[from].empty()) continue;
-      if (!take(*transport_, from, tag_of(MessageKind::kPart, number_), deadline, {mine}, parts_[from]))
-        return false;
-    }
-    parts_[rank] = {mine};
+    if (!take_parts(*transport_, number_, deadline, {mine}, parts_)) return false;
     const at::Tensor sum = sum_of(parts_, 0);
     mine.copy_(sum);
     parts_.assign(ranks, {});
@@ -150,14 +156,7 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
 bool ReduceScatter::advance(double deadline) {
   if (done_) return true;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const int ranks = transport_->size();
-  const int rank = transport_->rank();
-  for (int from = 0; from < ranks; ++from) {
-    if (from == rank || !parts_[from].empty()) continue;
-    if (!take(*transport_, from, tag_of(MessageKind::kPart, number_), deadline, mine_, parts_[from]))
-      return false;
-  }
-  parts_[rank] = mine_;
+  if (!take_parts(*transport_, number_, deadline, mine_, parts_)) return false;
   for (size_t i = 0; i < mine_.size(); ++i) mine_[i].copy_(sum_of(parts_, i));
   parts_.clear();
   done_ = true;
