@@ -27,6 +27,7 @@ THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
+GROUP = "twobp/transport/nccl/nccl_group.cpp"
 GPUS = "twobp/train/gpu_world.cpp"
 LINES = [
     ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
@@ -51,8 +52,8 @@ LINES = [
     ("NCCL: the user waits for what it receives", NCCL, "user.wait(message.ready);", ""),
     ("NCCL: what was received is marked as used", NCCL, "user.uses(value);", "(void)value;"),
     ("NCCL: received memory belongs to the link's stream", NCCL, "const OnStream there(peer.receive->stream());", ""),
-    ("NCCL: what is sent is kept", LINK, "transfers_.push_back({std::move(values), stream_.record(), begin, tag});",
-     "transfers_.push_back({{}, stream_.record(), begin, tag});"),
+    ("NCCL: what is sent is kept", LINK, "launched(std::move(values), begin, tag);", "launched({}, begin, tag);"),
+    ("NCCL: its own sums wait for their tensors", GROUP, "stream().wait(ready);", "(void)ready;"),
     ("operators are loaded before transfers", GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
     ("inputs are copied from pinned memory", "twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),

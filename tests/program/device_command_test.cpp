@@ -168,6 +168,17 @@ TEST_F(DeviceCommand, FourProcessesWithReplicas) {
   expect_bits_of_one_process(4);
 }
 
+// The stand-in sums in the order of the replicas, so the bits are the same.
+TEST_F(DeviceCommand, FourProcessesThatSumByNccl) {
+  content_["pipeline"]["data_parallel"] = 2;
+  content_["optimizer"]["shard"] = true;
+  run_alone();
+  auto grouped = saves_to("many");
+  grouped.insert(grouped.end(), {"--set", "pipeline.sums=nccl"});
+  run_many(4, grouped);
+  expect_same_runs();
+}
+
 // No process uses the GPU of another one, which may refuse this.
 TEST_F(DeviceCommand, EachProcessOpensItsOwnGpuAlone) {
   const auto finished = start({{{"TWOBP_STAND_IN_TAKEN=1"}}, {{"TWOBP_STAND_IN_TAKEN=0"}}}, saves_to("many"));
@@ -418,6 +429,14 @@ TEST_F(DeviceFault, AFrozenProcessEndsTheOthers) {
   expect_survivors_to_end(strike(SIGSTOP));
 }
 
+// As above, when the others wait in a sum that NCCL makes.
+TEST_F(DeviceFault, AKilledProcessEndsASumByNccl) {
+  content_["pipeline"]["sums"] = "nccl";
+  const auto finished = strike(SIGKILL);
+  EXPECT_EQ(finished[3].exit_code, 128 + SIGKILL);
+  expect_survivors_to_end(finished);
+}
+
 // The process that runs the store is gone, so the others cannot ask who was first.
 TEST_F(DeviceFault, TheEndOfTheStoreEndsAll) {
   std::vector<Process> processes(4);
@@ -483,6 +502,16 @@ TEST_F(DeviceCommand, AGraphOfSeveralProcesses) {
   content_["pipeline"]["graphs"] = true;
   expect_refusal(start({{}, {}}, arguments()),
                  {"pipeline.graphs is set, but torchrun started 2 processes", "set it to false"});
+}
+
+TEST_F(DeviceCommand, SumsByNcclInOneProcess) {
+  content_["pipeline"]["data_parallel"] = 2;
+  content_["pipeline"]["sums"] = "nccl";
+  const std::vector<std::string> parts = {"pipeline.sums is \"nccl\"", "threads of this process",
+                                          "\"ordered\""};
+  expect_refusal({alone(arguments())}, parts);
+  content_["pipeline"]["device"] = "cpu";
+  expect_refusal({alone(arguments())}, {"pipeline.sums is \"nccl\"", "pipeline.device is \"cpu\""});
 }
 
 TEST_F(DeviceCommand, GpusOfDifferentKinds) {

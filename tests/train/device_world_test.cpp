@@ -120,6 +120,7 @@ std::vector<World> worlds_on_devices(const Config& config, int together = 1) {
   NcclOptions options;
   options.tensors = at::kPrivateUse1;
   options.timeout = config.pipeline.timeout;
+  options.group_sums = config.pipeline.sums == "nccl";
   test::run_on_threads(static_cast<int>(made.size()), [&](int process) {
     const Ends ends(together, [&](int i) { return std::move(hosts[process * together + i]); });
     std::vector<Device> devices;
@@ -167,11 +168,13 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
   if (on_cpus) test::expect_same_run(*on_cpus, expected, "threads on devices");
 
   test::stand_in_nccl_state().bytes = 0;
+  test::stand_in_nccl_state().group_calls = 0;
   test::expect_same_run(expected,
                         test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
                         "processes on devices");
   EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? GetParam().bytes : 0)
       << "the messages did not go through NCCL";
+  EXPECT_EQ(test::stand_in_nccl_state().group_calls > 0, config.pipeline.sums == "nccl");
 }
 
 void bert(Config& config) {
@@ -190,6 +193,18 @@ void deep(Config& config) {
 }
 void placed(Config& config) {
   config.pipeline.p2 = "placed";
+}
+void ahead(Config& config) {
+  config.pipeline.run_ahead = "on";
+}
+void fp16(Config& config) {
+  config.train.precision = "fp16";
+}
+void grouped(Config& config) {
+  config.pipeline.sums = "nccl";
+}
+void sharded(Config& config) {
+  config.optimizer.shard = true;
 }
 template <void (*... changes)(Config& config)>
 void all_of(Config& config) {
@@ -211,10 +226,9 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1}, OnDevices{"TwoZbV", "zb-v", 2, 1},
         OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2},
         OnDevices{"TwoByTwo", "1f1b", 2, 2}, OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
-        OnDevices{"Shards", "1f1b", 2, 2, [](Config& c) { c.optimizer.shard = true; }},
-        OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, [](Config& c) { c.pipeline.run_ahead = "on"; }},
+        OnDevices{"Shards", "1f1b", 2, 2, sharded}, OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, ahead},
         OnDevices{"Bf16", "zb-v", 2, 2, [](Config& c) { c.train.precision = "bf16"; }},
-        OnDevices{"Fp16", "1f1b", 2, 2, [](Config& c) { c.train.precision = "fp16"; }},
+        OnDevices{"Fp16", "1f1b", 2, 2, fp16},
         OnDevices{"Off", "1f1b", 2, 2, [](Config& c) { c.pipeline.p2 = "off"; }},
         OnDevices{"ResnetTwo", "1f1b", 2, 1, test::make_tiny_resnet},
         OnDevices{"ResnetZbV", "zb-v", 2, 1, test::make_tiny_resnet},
@@ -235,6 +249,15 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"CapturedTwo", "1f1b", 2, 1, captured, 1, /*bytes=*/2000},
         OnDevices{"CapturedTwoByTwo", "zb-v", 2, 2, captured},
         OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
+        // The stand-in sums in the order of the replicas, so the bits are the same.
+        OnDevices{"Grouped", "zb-v", 2, 2, grouped}, OnDevices{"GroupedFourReplicas", "1f1b", 1, 4, grouped},
+        OnDevices{"GroupedShards", "1f1b", 2, 2, all_of<grouped, sharded>},
+        OnDevices{"GroupedShardsFour", "1f1b", 1, 4, all_of<grouped, sharded>},
+        OnDevices{"GroupedRunsAhead", "interleaved-1f1b", 2, 2, all_of<grouped, ahead>},
+        OnDevices{"GroupedFp16", "1f1b", 2, 2, all_of<grouped, fp16>},
+        OnDevices{"GroupedResnet", "1f1b", 2, 2, all_of<grouped, resnet>},
+        OnDevices{"GroupedCaptured", "zb-v", 2, 2, all_of<grouped, captured>},
+        OnDevices{"GroupedReplicaAProcess", "1f1b", 2, 2, grouped, 2},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 

@@ -2,6 +2,7 @@
 // NCCL, and on GPUs if there are any.
 #include "twobp/transport/nccl/nccl.h"
 
+#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/nccl/nccl_group.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/in_process.h"
@@ -52,6 +54,7 @@ class Nccl : public ::testing::Test {
     stand_in_nccl_state().stuck = false;
     stand_in_nccl_state().most_in_stream = 0;
     stand_in_nccl_state().bytes = 0;
+    stand_in_nccl_state().group_calls = 0;
     stand_in_nccl_state().ends = 0;
     stand_in_nccl_state().waiting_ends = 0;
     stand_in_nccl_state().version = 22705;
@@ -426,6 +429,113 @@ TEST_F(Nccl, ConnectsNeighboursAlone) {
   EXPECT_EQ(stand_in_nccl_state().ends, 4 * kRanks);
 }
 
+// Runs ranks that sum together, on their devices.
+template <typename Body>
+void run_group(int ranks, NcclOptions options, const Body& body) {
+  auto hosts = make_in_process_transports(ranks, 0);
+  options.tensors = at::kPrivateUse1;
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  test::run_on_threads(ranks, [&](int rank) {
+    const Device device = stand_in_device(rank);
+    const OnStream here(device.compute());
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(),
+                                         device, {}, options, all);
+    body(*end, device, at::TensorOptions(at::kFloat).device(device.where()));
+    barrier(*end, kLong);
+  });
+}
+
+// One communicator, and no messages. The sums wait for the stream in which their tensors are made.
+TEST_F(Nccl, SumsInAGroup) {
+  constexpr int kRanks = 3;
+  run_group(kRanks, {}, [](Transport& transport, const Device& device, const at::TensorOptions& place) {
+    const int rank = transport.rank();
+    std::atomic<bool> open = false;
+    test::hold(device.compute(), [&] { return open.load(); });
+    at::Tensor sum = at::full({1000}, rank, place).add_(1);
+    AllReduce reduced(transport, sum, 1);
+    const at::Tensor mine = at::full({5}, rank, place), last = at::full({7}, rank + 3, place);
+    ReduceScatter scattered(transport, {mine, last}, {0, kRanks - 1}, 2);
+    EXPECT_FALSE(reduced.progress());
+    open = true;
+    reduced.wait(kLong);
+    scattered.wait(kLong);
+    EXPECT_TRUE(sum.cpu().eq(1 + 2 + 3).all().item<bool>());
+    EXPECT_TRUE(mine.cpu().eq(rank == 0 ? 0 + 1 + 2 : rank).all().item<bool>());
+    EXPECT_TRUE(last.cpu().eq(rank == kRanks - 1 ? 3 + 4 + 5 : rank + 3).all().item<bool>());
+    GroupSums* const sums = group_sums_for(transport, sum);
+    ASSERT_NE(sums, nullptr);
+    sums->wait(sums->broadcast(sum.fill_(rank), 1), kLong);
+    EXPECT_TRUE(sum.cpu().eq(1).all().item<bool>());
+  });
+  EXPECT_EQ(stand_in_nccl_state().ends, kRanks);
+  EXPECT_EQ(stand_in_nccl_state().group_calls, kRanks * (1 + 1 + 2 + 1)) << "and a first one";
+  EXPECT_EQ(stand_in_nccl_state().most_ctas, kNcclGroupCtas);
+  EXPECT_EQ(stand_in_nccl_state().waiting_ends, 0);
+}
+
+// What NCCL cannot add goes by messages. So does what lies on the host, such as the parts of a norm.
+TEST_F(Nccl, SumsTensorsOfTheHostByMessages) {
+  run_group(2, {}, [](Transport& transport, const Device&, const at::TensorOptions&) {
+    at::Tensor sum = at::full({3}, transport.rank() + 1, at::kDouble);
+    all_reduce_sum(transport, sum, kLong);
+    EXPECT_TRUE(sum.eq(3).all().item<bool>());
+  });
+  EXPECT_EQ(stand_in_nccl_state().group_calls, 2) << "the first ones";
+}
+
+// A kernel of NCCL waits for ever for a rank that is stuck.
+TEST_F(Nccl, ASumThatDoesNotEndEndsTheRun) {
+  NcclOptions options;
+  options.timeout = 0.3;
+  std::atomic<int> reports = 0;
+  EXPECT_ANY_THROW(
+      run_group(3, options, [&](Transport& transport, const Device&, const at::TensorOptions& place) {
+        const std::string what = message_of([&] {
+          reporting(reports, [&] {
+            if (transport.rank() == 2) transport.receive(0, forward(9, 9), kLong);  // it does not sum
+            at::Tensor sum = at::ones({4}, place);
+            all_reduce_sum(transport, sum, kLong);
+          });
+        });
+        expect_parts(what, {"NCCL among ranks 0, 1, 2", "a sum", "has not arrived in 0.3 s"});
+      }));
+  EXPECT_GE(reports, 1);
+}
+
+// The rank itself gives up, too, if its time-out is shorter.
+TEST_F(Nccl, ASumIsWaitedForInVain) {
+  EXPECT_ANY_THROW(run_group(2, {}, [&](Transport& transport, const Device&, const at::TensorOptions& place) {
+    if (transport.rank() == 1) {
+      transport.receive(0, forward(9, 9), kLong);
+      return;
+    }
+    at::Tensor sum = at::ones({4}, place);
+    const std::string what = message_of([&] { all_reduce_sum(transport, sum, 0.1); });
+    expect_parts(what, {"rank 0 waited 0.1 s", "ranks 0, 1"});
+    transport.abort(what);
+  }));
+}
+
+// With sums of its own, a rank needs one communicator for any number of replicas, and else two for each.
+TEST_F(Nccl, ConnectsAnyNumberOfReplicasByOneCommunicator) {
+  constexpr int kReplicas = 6;
+  for (const bool grouped : {false, true}) {
+    stand_in_nccl_state().ends = 0;
+    auto hosts = make_in_process_transports(kReplicas, 0);
+    NcclOptions options;
+    options.group_sums = grouped;
+    options.tensors = at::kCPU;
+    test::run_on_threads(kReplicas, [&](int rank) {
+      const World world =
+          make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
+                          {stand_in_device(rank)}, kReplicas, 1, {0}, options);
+    });
+    EXPECT_EQ(stand_in_nccl_state().ends, kReplicas * (grouped ? 1 : 2 * (kReplicas - 1)));
+  }
+}
+
 TEST(NcclHead, CarriesShapesAndTypes) {
   const at::Tensor transposed = at::arange(6, at::kInt).view({2, 3}).t();
   const at::Tensor strided = at::arange(10, at::kFloat).slice(0, 0, 10, 2);
@@ -470,6 +580,34 @@ TEST(NcclHead, AnInvalidHeadIsRefused) {
   EXPECT_THROW(unpack_head({}, 4), Error);
   EXPECT_THROW(unpack_head({packed.head[0].to(at::kInt)}, 4), Error);
   EXPECT_THROW(unpack_head({packed.head[0], at::ones({1})}, 4), Error) << "one tensor too many";
+}
+
+// On real GPUs, by NCCL's own sums.
+TEST(NcclOnGpus, SumsInAGroup) {
+  const int gpus = std::min(test::nccl_gpus(), 4);
+  if (gpus < 2) GTEST_SKIP() << "needs NCCL and two GPUs";
+  auto hosts = make_in_process_transports(gpus, 0);
+  std::vector<int> all(gpus);
+  std::iota(all.begin(), all.end(), 0);
+  test::run_on_threads(gpus, [&](int rank) {
+    const Device device = Device::open("cuda", rank);
+    const OnStream here(device.compute());
+    const auto place = at::TensorOptions(at::kFloat).device(device.where());
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(),
+                                         device, {}, {}, all);
+    for (int round = 0; round < 50; ++round) {
+      at::Tensor sum = at::full({1 << 16}, rank + round, place);
+      all_reduce_sum(*end, sum, kLong);
+      EXPECT_EQ(sum.mean().item<double>(), gpus * (gpus - 1) / 2.0 + gpus * round);
+      const at::Tensor part = at::full({1 << 16}, rank, place);
+      ReduceScatter(*end, {part}, {round % gpus}, 1).wait(kLong);
+      EXPECT_EQ(part.mean().item<double>(), rank == round % gpus ? gpus * (gpus - 1) / 2.0 : rank);
+      GroupSums& sums = *group_sums_for(*end, part);
+      sums.wait(sums.broadcast(part, round % gpus), kLong);
+      EXPECT_EQ(part.mean().item<double>(), gpus * (gpus - 1) / 2.0);
+    }
+    barrier(*end, kLong);
+  });
 }
 
 // This test runs on real GPUs, with tensors that stay there.

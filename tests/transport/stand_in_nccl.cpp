@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include "tests/nn/device/stand_in_device.h"
 
@@ -22,25 +23,30 @@ namespace {
 
 constexpr int kInvalidUsage = 5;
 constexpr off_t kDataBegin = 4096;  // in the file of a communicator
+constexpr int kMostRanks = 16;      // of a communicator
 constexpr int kFirstWithCtas = 21700;
 constexpr int kMostCtas = 32;  // of a communicator whose configuration has no limit
 
-// What the two ends of a communicator tell each other, by side. It has no locks, because a process may be
-// killed at any time.
+// What the ends of a communicator tell each other, by rank. It has no locks, because a process may be killed
+// at any time.
 struct Shared {
-  std::atomic<bool> joined[2], aborted[2], finalized[2];
-  std::atomic<bool> began[2];     // a first transfer
+  std::atomic<bool> joined[kMostRanks], aborted[kMostRanks], finalized[kMostRanks];
+  std::atomic<bool> began[kMostRanks];  // a first call
+  std::atomic<int> error{};
+  // Of a transfer between two.
   std::atomic<int64_t> wanted{};  // bytes that the receiver waits for; 0: none
   std::atomic<int64_t> there{};   // bytes that were sent and not yet received
-  std::atomic<int> error{};
+  // Of the calls of all: the last one, counted from 1, whose data a rank has written and read.
+  std::atomic<int64_t> wrote[kMostRanks], read[kMostRanks];
+  std::atomic<int64_t> bytes[kMostRanks];
 };
 static_assert(sizeof(Shared) <= kDataBegin && std::atomic<int64_t>::is_always_lock_free);
 
-// A communicator of two: a file that both ends map, with the data under way behind what they share.
+// A communicator: a file that all ends map, with the data under way behind what they share.
 class Channel {
  public:
-  explicit Channel(const std::string& path)
-      : path_(path), file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+  Channel(const std::string& path, int ranks)
+      : path_(path), ranks_(ranks), file_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
     if (file_ < 0 || ::ftruncate(file_, kDataBegin) != 0) throw std::bad_alloc();
     void* memory = ::mmap(nullptr, kDataBegin, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -54,30 +60,40 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   Shared* operator->() const { return shared_; }
-  // Returns whether nobody had this side before.
-  bool join(int side) {
-    const bool first = !shared_->joined[side].exchange(true);
-    if (shared_->joined[1 - side]) ::unlink(path_.c_str());
+  // Returns whether nobody had this rank before.
+  bool join(int rank) {
+    const bool first = !shared_->joined[rank].exchange(true);
+    if (all([&](int r) { return shared_->joined[r].load(); })) ::unlink(path_.c_str());
     return first;
   }
-  bool write(const void* data, int64_t bytes) const {
-    return ::pwrite(file_, data, static_cast<size_t>(bytes), kDataBegin) == bytes;
+  template <typename Holds>
+  bool all(const Holds& holds) const {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      if (!holds(rank)) return false;
+    }
+    return true;
   }
-  bool read(void* data, int64_t bytes) const {
-    return ::pread(file_, data, static_cast<size_t>(bytes), kDataBegin) == bytes;
+  int ranks() const { return ranks_; }
+  bool write(const void* data, int64_t bytes, int64_t at = 0) const {
+    return ::pwrite(file_, data, static_cast<size_t>(bytes), kDataBegin + at) == bytes;
+  }
+  bool read(void* data, int64_t bytes, int64_t at = 0) const {
+    return ::pread(file_, data, static_cast<size_t>(bytes), kDataBegin + at) == bytes;
   }
 
   std::atomic<int> in_stream = 0;
 
  private:
   std::string path_;
+  int ranks_;
   int file_;
   Shared* shared_ = nullptr;
 };
 
 struct Comm {
   std::shared_ptr<Channel> channel;
-  int side = 0;
+  int rank = 0;
+  int64_t calls = 0;   // of all ends
   int polls_left = 0;  // that find the last send under way
   std::thread::id poller = {};
   long sleeps = 0;  // of the poller, before its last poll
@@ -139,9 +155,9 @@ int ctas_of(const NcclConfig& given) {
 
 int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* config) {
   const int ctas = ctas_of(*config);
-  if (ranks != 2 || rank < 0 || rank > 1 || ctas == 0) return kInvalidUsage;
+  if (ranks < 2 || ranks > kMostRanks || rank < 0 || rank >= ranks || ctas == 0) return kInvalidUsage;
   raise_to(stand_in_nccl_state().most_ctas, ctas);
-  const auto channel = std::make_shared<Channel>(std::filesystem::temp_directory_path() / id.bytes);
+  const auto channel = std::make_shared<Channel>(std::filesystem::temp_directory_path() / id.bytes, ranks);
   if (!channel->join(rank)) return kInvalidUsage;
   *comm = new Comm{channel, rank};
   ++stand_in_nccl_state().ends;
@@ -150,23 +166,24 @@ int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* 
 
 int finalize(NcclComm comm) {
   const Comm& mine = comm_of(comm);
-  (*mine.channel)->finalized[mine.side] = true;
+  (*mine.channel)->finalized[mine.rank] = true;
   return NcclApi::kInProgress;
 }
 
-// If both ends have not been finalized, NCCL's own function may wait for the peer.
+// If not all ends have been finalized, NCCL's own function may wait for a peer.
 int destroy(NcclComm comm) {
   const std::unique_ptr<Comm> mine(&comm_of(comm));
   const Channel& channel = *mine->channel;
-  if (!channel->finalized[0] || !channel->finalized[1]) ++stand_in_nccl_state().waiting_ends;
+  if (!channel.all([&](int rank) { return channel->finalized[rank].load(); }))
+    ++stand_in_nccl_state().waiting_ends;
   return 0;
 }
 
 int abort(NcclComm comm) {
   const std::unique_ptr<Comm> mine(&comm_of(comm));
   Channel& channel = *mine->channel;
-  channel->aborted[mine->side] = true;
-  if (mine->side == 0) channel->there = 0;
+  channel->aborted[mine->rank] = true;
+  if (mine->rank == 0) channel->there = 0;
   return 0;
 }
 
@@ -175,18 +192,19 @@ int get_async_error(NcclComm comm, int* error) {
   const Channel& channel = *mine.channel;
   *error = channel->error != 0 ? channel->error.load() : stand_in_nccl_state().error.load();
   if (*error != 0) return 0;
-  const int other = 1 - mine.side;
-  if (stand_in_nccl_state().stuck || !channel->joined[other] ||
-      (channel->began[mine.side] && !channel->began[other]) ||
-      (channel->finalized[mine.side] && !channel->finalized[other]) || poll_send(mine))
-    *error = NcclApi::kInProgress;
+  const bool others_are_there = channel.all([&](int rank) {
+    return channel->joined[rank] && (channel->began[rank] || !channel->began[mine.rank]) &&
+           (channel->finalized[rank] || !channel->finalized[mine.rank]);
+  });
+  if (stand_in_nccl_state().stuck || !others_are_there || poll_send(mine)) *error = NcclApi::kInProgress;
   return 0;
 }
 
 int begin(const Comm& mine) {
   Channel& channel = *mine.channel;
-  channel->began[mine.side] = true;
-  const bool done = channel->began[1 - mine.side] && !stand_in_nccl_state().stuck;
+  channel->began[mine.rank] = true;
+  const bool done =
+      !stand_in_nccl_state().stuck && channel.all([&](int rank) { return channel->began[rank].load(); });
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
@@ -231,7 +249,8 @@ void put_receive(const std::shared_ptr<Channel>& channel, void* data, int64_t by
 
 int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   Comm& mine = comm_of(comm);
-  if (mine.side != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
+  if (mine.channel->ranks() != 2 || mine.rank != 0 || peer != 1 || type != NcclApi::kByte)
+    return kInvalidUsage;
   raise_to(stand_in_nccl_state().most_in_stream, ++mine.channel->in_stream);
   put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   mine.polls_left = stand_in_nccl_state().polls_under_way;
@@ -242,9 +261,86 @@ int send(const void* data, size_t count, int type, int peer, NcclComm comm, void
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
-  if (mine.side != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
+  if (mine.channel->ranks() != 2 || mine.rank != 1 || peer != 0 || type != NcclApi::kByte)
+    return kInvalidUsage;
   put_receive(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   return begin(mine);
+}
+
+std::optional<at::ScalarType> type_of(int type) {
+  for (const auto candidate : {at::kLong, at::kHalf, at::kFloat, at::kDouble, at::kBFloat16}) {
+    if (nccl_type(candidate) == type) return candidate;
+  }
+  return std::nullopt;
+}
+
+// A call of all ends. Its kernel holds its stream up until all ends have begun. Then it gives this end's
+// memory what `result` makes of all ends' data, by rank.
+int together(NcclComm comm, const void* from, void* to, size_t count, int type, int operation, void* stream,
+             const std::function<at::Tensor(const std::vector<at::Tensor>&)>& result) {
+  Comm& mine = comm_of(comm);
+  const auto dtype = type_of(type);
+  if (from != to || operation != NcclApi::kSum || !dtype) return kInvalidUsage;
+  ++stand_in_nccl_state().group_calls;
+  const std::shared_ptr<Channel> channel = mine.channel;
+  const int rank = mine.rank;
+  const int64_t call = ++mine.calls;
+  const auto bytes = static_cast<int64_t>(count * c10::elementSize(*dtype));
+  void* const data = reachable(to);
+  const auto given_up = [channel, rank] { return (*channel)->aborted[rank] || (*channel)->error != 0; };
+  transfer_begins();
+  hold(stream,
+       [=] { return given_up() || channel->all([&](int r) { return (*channel)->read[r] >= call - 1; }); });
+  put(stream, [=] {
+    if (given_up()) return;
+    if (!channel->write(data, bytes, rank * bytes)) (*channel)->error = kInvalidUsage;
+    (*channel)->bytes[rank] = bytes;
+    (*channel)->wrote[rank] = call;
+  });
+  hold(stream, [=] {
+    return given_up() || (!stand_in_nccl_state().loses_data &&
+                          channel->all([&](int r) { return (*channel)->wrote[r] >= call; }));
+  });
+  put(stream, [=] {
+    transfer_ends();
+    if (given_up()) return;
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < channel->ranks(); ++r) {
+      all.push_back(at::empty({static_cast<int64_t>(count)}, at::TensorOptions(*dtype)));
+      if ((*channel)->bytes[r] != bytes || !channel->read(all.back().mutable_data_ptr(), bytes, r * bytes))
+        (*channel)->error = kInvalidUsage;
+    }
+    if ((*channel)->error != 0) return;
+    const at::Tensor made = result(all);
+    if (made.defined()) std::memcpy(data, made.const_data_ptr(), static_cast<size_t>(bytes));
+    stand_in_nccl_state().bytes += bytes;
+    (*channel)->read[rank] = call;
+  });
+  return begin(mine);
+}
+
+// In the order of the ranks, as our own sums. NCCL's order is another one.
+at::Tensor sum_of(const std::vector<at::Tensor>& all) {
+  at::Tensor sum = all[0].clone();
+  for (size_t r = 1; r < all.size(); ++r) sum.add_(all[r]);
+  return sum;
+}
+
+int all_reduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
+               void* stream) {
+  return together(comm, from, to, count, type, operation, stream, sum_of);
+}
+
+int reduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
+           void* stream) {
+  const bool mine = comm_of(comm).rank == root;
+  return together(comm, from, to, count, type, operation, stream,
+                  [mine](const std::vector<at::Tensor>& all) { return mine ? sum_of(all) : at::Tensor(); });
+}
+
+int broadcast(const void* from, void* to, size_t count, int type, int root, NcclComm comm, void* stream) {
+  return together(comm, from, to, count, type, NcclApi::kSum, stream,
+                  [root](const std::vector<at::Tensor>& all) { return all[root]; });
 }
 
 const char* error_text(int error) {
@@ -269,6 +365,9 @@ NcclApi stand_in_nccl() {
   api.get_async_error = get_async_error;
   api.send = send;
   api.receive = receive;
+  api.all_reduce = all_reduce;
+  api.reduce = reduce;
+  api.broadcast = broadcast;
   api.error_text = error_text;
   return api;
 }

@@ -1,7 +1,7 @@
 // NCCL's functions between threads and processes of one machine, on streams of stand_in_device.h, by NCCL's
-// rules: the two ends of a communicator pair their calls by order alone, a transfer ends when both are there,
-// the first one holds up whoever begins it until the other end begins too, and an abort ends one's own end
-// only. A peer that dies is not noticed.
+// rules: the ends of a communicator pair their calls by order alone, a call ends when all are there, the
+// first one holds up whoever begins it until the other ends begin too, and an abort ends one's own end only.
+// A peer that dies is not noticed.
 //
 // stand_in_nccl_library.cpp makes a libnccl.so.2 of it, which a program on the stand-in device loads.
 #pragma once
@@ -21,6 +21,7 @@ struct StandInNccl {
   std::atomic<bool> stuck{false};       // calls stay under way
   std::atomic<int> most_in_stream{0};   // sends of one communicator that were in its stream at once
   std::atomic<int64_t> bytes{0};        // that were received
+  std::atomic<int> group_calls{0};      // sums and copies of all ends of a communicator
   std::atomic<int> ends{0};             // of communicators that were begun
   std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
   std::atomic<int> version{22705};      // of the library

@@ -43,6 +43,17 @@ int ncclSend(const void* data, size_t count, int type, int peer, NcclComm comm, 
 int ncclRecv(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   return api().receive(data, count, type, peer, comm, stream);
 }
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
+                  void* stream) {
+  return api().all_reduce(from, to, count, type, operation, comm, stream);
+}
+int ncclReduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
+               void* stream) {
+  return api().reduce(from, to, count, type, operation, root, comm, stream);
+}
+int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, NcclComm comm, void* stream) {
+  return api().broadcast(from, to, count, type, root, comm, stream);
+}
 const char* ncclGetErrorString(int error) {
   return api().error_text(error);
 }

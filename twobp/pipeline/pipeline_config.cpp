@@ -167,6 +167,13 @@ const Section& pipeline_section() {
            .in("bytes")
            .free_on_resume(),
        TWOBP_KEY(
+           PipelineConfig, sums,
+           "how replicas sum gradients; ordered: in the order of the replicas, with the same bits on every "
+           "transport; nccl: by NCCL's own sums, in its order, for many replicas on GPUs, with a process for "
+           "each rank (not yet run on GPUs)")
+           .one_of({"ordered", "nccl"})
+           .noted_on_resume(),
+       TWOBP_KEY(
            PipelineConfig, memory_cap,
            "most bytes of activations and stash that a rank holds: \"auto\" (what the fullest rank needs in "
            "all with p2 off, less the rank's weights and optimizer), a multiple of that need such as "

@@ -37,6 +37,9 @@ void check_device(const Config& config) {
   TWOBP_CHECK(!config.pipeline.gpu_parts || device != "cpu",
               "pipeline.gpu_parts is set, but pipeline.device is \"cpu\": set that to \"cuda\", or gpu_parts "
               "to false.");
+  TWOBP_CHECK(config.pipeline.sums != "nccl" || device != "cpu",
+              "pipeline.sums is \"nccl\", but pipeline.device is \"cpu\": set that to \"cuda\", or sums to "
+              "\"ordered\".");
   check_graphs(config);
   if (device == "cpu") return;
   const std::string why = config.model.type.type().no_device(config.model.type);

@@ -175,6 +175,7 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
   NcclOptions options;
   options.timeout = options.connection_timeout = config.timeout;
   options.tensors = opened.devices.front().where().type();
+  options.group_sums = config.sums == "nccl";
   return make_nccl_world(hosts, opened.nccl, opened.devices, config.data_parallel, ranks,
                          pipeline_shape(config).rank_of_stage, options);
 }

@@ -42,6 +42,9 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
     TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
                 " started ", launcher.size,
                 " processes, and each would train alone: start one, or use \"auto\"");
+    TWOBP_CHECK(config.sums != "nccl" || config.data_parallel == 1,
+                "pipeline.sums is \"nccl\", but the replicas are threads of this process, which hand each "
+                "other their tensors: set it to \"ordered\", or start a process for each rank");
     return kind;
   }
   TWOBP_CHECK(on_cpu || kind == TransportKind::kNccl,

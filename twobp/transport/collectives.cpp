@@ -1,6 +1,7 @@
 #include "twobp/transport/collectives.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
@@ -60,7 +61,21 @@ at::Tensor sum_of(const std::vector<Values>& parts, size_t i) {
   return sum;
 }
 
+// Whether the sum has ended. Waits until the deadline, unless that is 0.
+bool ended(const GroupSum& sum, double deadline) {
+  if (deadline <= 0) return sum.passed();
+  sum.wait(std::max(deadline - awake_seconds(), 0.0));
+  return true;
+}
+
 }  // namespace
+
+GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor) {
+  std::vector<int> all(transport.size());
+  std::iota(all.begin(), all.end(), 0);
+  GroupSums* const sums = transport.sums_of(all);
+  return sums && sums->takes(tensor) ? sums : nullptr;
+}
 
 AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
     : transport_(&transport), tensor_(std::move(tensor)), number_(number) {
@@ -72,6 +87,10 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
+  if (GroupSums* const sums = group_sums_for(transport, tensor_)) {
+    group_.emplace(*sums, sums->all_reduce(tensor_));
+    return;
+  }
   whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
   flat_ = tensor_.view({-1});
   parts_.resize(ranks);
@@ -94,6 +113,7 @@ at::Tensor AllReduce::part_for(int rank) const {
 
 bool AllReduce::advance(double deadline) {
   if (done_) return true;
+  if (group_) return done_ = ended(*group_, deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const int ranks = transport_->size();
   const int rank = transport_->rank();
@@ -138,11 +158,20 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
   const int ranks = transport.size();
   const int rank = transport.rank();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
-  std::vector<Values> by_owner(ranks);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    TWOBP_CHECK(tensors[i].is_contiguous(), "a sum over ranks needs a dense tensor");
-    by_owner[owners[i]].push_back(tensors[i].view({-1}));
+  for (const at::Tensor& tensor : tensors)
+    TWOBP_CHECK(tensor.is_contiguous(), "a sum over ranks needs a dense tensor");
+  if (ranks == 1 || tensors.empty()) {
+    done_ = true;
+    return;
   }
+  if (GroupSums* const sums = group_sums_for(transport, tensors[0])) {
+    DeviceEvent last;  // they end in their order
+    for (size_t i = 0; i < tensors.size(); ++i) last = sums->reduce(tensors[i], owners[i]);
+    group_.emplace(*sums, last);
+    return;
+  }
+  std::vector<Values> by_owner(ranks);
+  for (size_t i = 0; i < tensors.size(); ++i) by_owner[owners[i]].push_back(tensors[i].view({-1}));
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
     if (!by_owner[to].empty())
@@ -150,11 +179,12 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
   }
   mine_ = std::move(by_owner[rank]);
   parts_.resize(ranks);
-  done_ = ranks == 1 || mine_.empty();
+  done_ = mine_.empty();
 }
 
 bool ReduceScatter::advance(double deadline) {
   if (done_) return true;
+  if (group_) return done_ = ended(*group_, deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!take_parts(*transport_, number_, deadline, mine_, parts_)) return false;
   for (size_t i = 0; i < mine_.size(); ++i) mine_[i].copy_(sum_of(parts_, i));

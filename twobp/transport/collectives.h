@@ -2,14 +2,31 @@
 // A sum is taken in rank order, so its bits do not depend on the transport or on the order of arrival. All
 // ranks call the same operations in the same order. `number`, from 1, distinguishes operations that are under
 // way at the same time (all_reduce_sum uses 0).
+//
+// If the transport has sums of its own for these ranks and tensors (group_sums.h), AllReduce and
+// ReduceScatter use those, in their order.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "twobp/transport/group_sums.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
+
+// A sum under way by the transport's own means.
+class GroupSum {
+ public:
+  GroupSum(GroupSums& sums, DeviceEvent done) : sums_(&sums), done_(std::move(done)) {}
+  bool passed() const { return sums_->passed(done_); }
+  void wait(double timeout) const { sums_->wait(done_, timeout); }
+
+ private:
+  GroupSums* sums_;
+  DeviceEvent done_;
+};
 
 // An element-wise sum under way. Every rank owns a slice. It receives the others' parts of the slice, adds
 // them in rank order and sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes.
@@ -32,6 +49,7 @@ class AllReduce {
   bool advance(double deadline);  // 0: with what has already arrived
 
   Transport* transport_;
+  std::optional<GroupSum> group_;  // instead of messages
   at::Tensor tensor_;
   at::Tensor flat_;
   int number_;
@@ -61,11 +79,15 @@ class ReduceScatter {
   bool advance(double deadline);
 
   Transport* transport_;
+  std::optional<GroupSum> group_;  // instead of messages
   Values mine_;
   int number_;
   std::vector<Values> parts_;  // by rank: its values of this rank's tensors
   bool done_ = false;
 };
+
+// The transport's own sums over all its ranks, if they take such tensors. Otherwise null.
+GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor);
 
 // Element-wise sum over ranks in rank order, in place.
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout);

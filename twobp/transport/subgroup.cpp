@@ -30,6 +30,12 @@ int Subgroup::member(int rank) const {
   return members_[rank];
 }
 
+GroupSums* Subgroup::sums_of(const std::vector<int>& ranks) {
+  std::vector<int> of_parent;
+  for (const int rank : ranks) of_parent.push_back(member(rank));
+  return parent_.sums_of(of_parent);
+}
+
 Tag Subgroup::of_group(Tag tag) const {
   tag.group = static_cast<uint8_t>(group_);
   return tag;

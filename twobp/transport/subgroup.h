@@ -28,6 +28,7 @@ class Subgroup : public Transport {
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override { parent_.progress(); }
   void flush(double timeout) override { parent_.flush(timeout); }
+  GroupSums* sums_of(const std::vector<int>& ranks) override;
   void abort(const std::string& reason) override { parent_.abort(reason); }
 
  private:

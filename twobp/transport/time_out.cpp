@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 
 namespace twobp {
 namespace {
@@ -22,6 +23,13 @@ std::string seconds_text(double seconds) {
 void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
   fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from,
        kAdvice);
+}
+
+void fail_summing(int rank, double timeout, const std::vector<int>& ranks) {
+  std::vector<std::string> names;
+  for (const int one : ranks) names.push_back(std::to_string(one));
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for a sum over ranks ", join(names),
+       ": one of them is stuck or the time-out (pipeline.timeout) is too short");
 }
 
 void fail_sending(int rank, double timeout, int to) {

@@ -1,12 +1,16 @@
 // The errors of a transport when a wait takes too long, with the same text for every transport.
 #pragma once
 
+#include <vector>
+
 #include "twobp/transport/transport.h"
 
 namespace twobp {
 
 // Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
 [[noreturn]] void fail_waiting(int rank, double timeout, const Tag& tag, int from);
+// Throws Error: `rank` waited `timeout` seconds for a sum over `ranks`.
+[[noreturn]] void fail_summing(int rank, double timeout, const std::vector<int>& ranks);
 // Throws Error: rank `to` did not take a message of `rank` within `timeout` seconds.
 [[noreturn]] void fail_sending(int rank, double timeout, int to);
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -55,6 +56,8 @@ class Aborted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+class GroupSums;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -77,6 +80,9 @@ class Transport {
   // Waits until everything that was sent has left this rank, so that the process may end. Throws as receive
   // does.
   virtual void flush(double /*timeout*/) {}
+
+  // Sums of these ranks of the transport, by other means than messages (group_sums.h). Null: there are none.
+  virtual GroupSums* sums_of(const std::vector<int>& /*ranks*/) { return nullptr; }
 
   // Makes the present and future waits of every rank throw Aborted. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;

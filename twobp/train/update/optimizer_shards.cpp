@@ -59,6 +59,16 @@ OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> pa
 }
 
 void OptimizerShards::send(int64_t step) {
+  GroupSums* const sums = parameters_.empty() ? nullptr : group_sums_for(replicas_, parameters_[0]->master);
+  if (sums != nullptr) {
+    DeviceEvent last;  // they end in their order
+    for (const Message& message : messages_) {
+      for (const Parameter* parameter : message.parameters)
+        last = sums->broadcast(parameter->master, message.owner);
+    }
+    copies_.emplace(*sums, last);
+    return;
+  }
   for (size_t m = 0; m < messages_.size(); ++m) {
     if (messages_[m].owner != replicas_.rank()) continue;
     Values values;
@@ -71,6 +81,14 @@ void OptimizerShards::send(int64_t step) {
 
 void OptimizerShards::receive(int64_t step, double timeout) {
   const double deadline = awake_seconds() + timeout;
+  if (copies_) {
+    copies_->wait(timeout);
+    copies_.reset();
+    for (Parameter* parameter : parameters_) {
+      if (!owns(parameter)) take_over(*parameter);
+    }
+    return;
+  }
   for (size_t m = 0; m < messages_.size(); ++m) {
     const Message& message = messages_[m];
     if (message.owner == replicas_.rank()) continue;
@@ -83,10 +101,14 @@ void OptimizerShards::receive(int64_t step, double timeout) {
       TWOBP_CHECK(values[i].sizes() == parameter.master.sizes(), "replica ", message.owner,
                   " has another shape for ", parameter.name());
       parameter.master.copy_(values[i]);
-      parameter.forget_grad();
-      parameter.refresh_value();
+      take_over(parameter);
     }
   }
+}
+
+void OptimizerShards::take_over(Parameter& parameter) {
+  parameter.forget_grad();
+  parameter.refresh_value();
 }
 
 void OptimizerShards::forget_gradients() {

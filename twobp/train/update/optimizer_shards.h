@@ -6,10 +6,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "twobp/nn/parameter.h"
-#include "twobp/transport/transport.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 
@@ -52,7 +53,11 @@ class OptimizerShards {
     std::vector<Parameter*> parameters;
   };
 
+  // What a receive ends with.
+  static void take_over(Parameter& parameter);
+
   Transport& replicas_;
+  std::optional<GroupSum> copies_;  // of the step's weights, if the transport has copies of its own
   std::vector<Parameter*> parameters_;
   std::map<const Parameter*, int> owners_;
   std::vector<Message> messages_;

@@ -14,6 +14,8 @@
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/transport/group_sums.h"
+#include "twobp/transport/nccl/nccl_group.h"
 #include "twobp/transport/nccl/nccl_head.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/mailbox.h"
@@ -35,17 +37,32 @@ Tag head_tag(int64_t number) {
 Tag id_tag() {
   return {.stage = 1};
 }
+Tag group_id_tag() {
+  return {.stage = 2};
+}
+
+at::Tensor bytes_of(const NcclUniqueId& id) {
+  at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(id))}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), &id, sizeof(id));
+  return bytes;
+}
 
 class NcclTransport : public Transport {
  public:
   NcclTransport(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device,
-                const NcclLinks& links, const NcclOptions& options)
-      : host_(std::move(host)), api_(api), device_(device), options_(options), peers_(host_->size()) {
+                const NcclLinks& links, const std::vector<int>& members, const NcclOptions& options)
+      : host_(std::move(host)),
+        api_(api),
+        device_(device),
+        options_(options),
+        peers_(host_->size()),
+        sums_(*this, members) {
     try {
-      connect(links);
+      connect_links(links);
+      if (!members.empty()) connect_group(members);
     } catch (const std::exception& error) {
       host_->abort(error.what());
-      abort_links();
+      abort_all();
       const auto first = host_->first_failure();
       if (first && first->rank != rank()) throw Aborted(concat("rank ", rank(), " stopped: ", first->reason));
       throw;
@@ -65,7 +82,7 @@ class NcclTransport : public Transport {
     }
     stopped_.notify_all();
     watch_.join();
-    aborted_ ? abort_links() : finalize();
+    aborted_ ? abort_all() : finalize();
   }
 
   int rank() const override { return host_->rank(); }
@@ -142,7 +159,60 @@ class NcclTransport : public Transport {
 
   std::optional<Failure> first_failure() const override { return host_->first_failure(); }
 
+  GroupSums* sums_of(const std::vector<int>& ranks) override {
+    return group_ && ranks == sums_.members() ? &sums_ : nullptr;
+  }
+
  private:
+  // Sums of the ranks of `group_`.
+  class Sums : public GroupSums {
+   public:
+    Sums(NcclTransport& owner, std::vector<int> members) : owner_(owner), members_(std::move(members)) {}
+    const std::vector<int>& members() const { return members_; }
+
+    bool takes(const at::Tensor& tensor) const override {
+      return tensor.device().type() == owner_.options_.tensors && nccl_type(tensor.scalar_type());
+    }
+    DeviceEvent all_reduce(const at::Tensor& tensor) override {
+      return launch(
+          [&](NcclGroup& group, const DeviceEvent& ready) { return group.all_reduce(tensor, ready); });
+    }
+    DeviceEvent reduce(const at::Tensor& tensor, int owner) override {
+      return launch(
+          [&](NcclGroup& group, const DeviceEvent& ready) { return group.reduce(tensor, owner, ready); });
+    }
+    DeviceEvent broadcast(const at::Tensor& tensor, int root) override {
+      return launch(
+          [&](NcclGroup& group, const DeviceEvent& ready) { return group.broadcast(tensor, root, ready); });
+    }
+    bool passed(const DeviceEvent& done) override {
+      owner_.throw_if_aborted();
+      if (!done.passed()) return false;
+      owner_.in_nccl([&] { return owner_.group_->under_way(); });  // frees what is done
+      return true;
+    }
+    void wait(const DeviceEvent& done, double timeout) override {
+      const double begin = awake_seconds();
+      while (!passed(done)) {
+        owner_.progress();
+        const double now = awake_seconds();
+        if (now >= begin + timeout) fail_summing(owner_.rank(), timeout, members_);
+        if (now > begin + kNcclSpinSeconds) std::this_thread::sleep_for(kNcclPause);
+      }
+    }
+
+   private:
+    template <typename Call>
+    DeviceEvent launch(const Call& call) {
+      owner_.throw_if_aborted();
+      const DeviceEvent ready = owner_.device_.current().record();
+      return owner_.in_nccl([&] { return call(*owner_.group_, ready); });
+    }
+
+    NcclTransport& owner_;
+    std::vector<int> members_;
+  };
+
   struct Outgoing {
     PackedHead message;
     Tag tag;
@@ -154,7 +224,7 @@ class NcclTransport : public Transport {
     std::deque<Outgoing> queued;
   };
 
-  void connect(const NcclLinks& links) {
+  void connect_links(const NcclLinks& links) {
     const double deadline = awake_seconds() + options_.connection_timeout;
     NcclLinks mine = links;
     std::erase_if(mine, [&](const auto& link) {
@@ -172,32 +242,61 @@ class NcclTransport : public Transport {
     std::map<std::pair<int, int>, NcclUniqueId> ids;
     for (const auto& link : mine) {
       if (link.first != rank()) continue;
-      NcclUniqueId& id = ids[link];
-      const int result = api_.get_unique_id(&id);
-      TWOBP_CHECK(result == NcclApi::kSuccess, "rank ", rank(),
-                  ": ncclGetUniqueId: ", api_.error_text(result), " (NCCL_DEBUG=INFO shows more)");
-      at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(id))}, at::kByte);
-      std::memcpy(bytes.mutable_data_ptr(), &id, sizeof(id));
-      host_->isend(link.second, id_tag(), {bytes});
+      ids[link] = new_id();
+      host_->isend(link.second, id_tag(), {bytes_of(ids[link])});
     }
-    const auto left = [&] { return std::max(deadline - awake_seconds(), 1e-3); };
     for (const auto& link : mine) {
       const bool sender = link.first == rank();
-      if (!sender) {
-        const at::Tensor bytes = host_->receive(link.first, id_tag(), left()).at(0);
-        TWOBP_CHECK(bytes.nbytes() == sizeof(NcclUniqueId), "rank ", link.first, " sent a wrong NCCL id");
-        std::memcpy(&ids[link], bytes.const_data_ptr(), sizeof(NcclUniqueId));
-      }
+      if (!sender) ids[link] = receive_id(link.first, id_tag(), deadline);
       Peer& peer = peers_[sender ? link.second : link.first];
       auto& end = sender ? peer.send : peer.receive;
-      end = std::make_unique<NcclLink>(api_, device_, device_.make_stream(true), ids[link], sender,
+      end = std::make_unique<NcclLink>(api_, device_.make_stream(true), ids[link], sender,
                                        concat("rank ", link.first, " to rank ", link.second));
-      const bool on_host = options_.tensors == at::kCPU;
-      end->connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
-        Values none;  // throws if another rank has failed
-        (void)host_->try_receive(link.first, {.kind = MessageKind::kNone}, none);
-      });
+      connect(*end, deadline);
     }
+  }
+
+  // After the links of all ranks, which wait for no group.
+  void connect_group(const std::vector<int>& members) {
+    const double deadline = awake_seconds() + options_.connection_timeout;
+    const auto here = std::find(members.begin(), members.end(), rank());
+    TWOBP_CHECK(here != members.end(), "rank ", rank(), " is not one of the ranks that it sums with");
+    NcclUniqueId id;
+    if (here == members.begin()) {
+      id = new_id();
+      for (const int member : members) {
+        if (member != rank()) host_->isend(member, group_id_tag(), {bytes_of(id)});
+      }
+    } else {
+      id = receive_id(members.front(), group_id_tag(), deadline);
+    }
+    group_ = std::make_unique<NcclGroup>(api_, device_.make_stream(true), id, members,
+                                         static_cast<int>(here - members.begin()));
+    connect(*group_, deadline);
+  }
+
+  NcclUniqueId new_id() {
+    NcclUniqueId id;
+    const int result = api_.get_unique_id(&id);
+    TWOBP_CHECK(result == NcclApi::kSuccess, "rank ", rank(), ": ncclGetUniqueId: ", api_.error_text(result),
+                " (NCCL_DEBUG=INFO shows more)");
+    return id;
+  }
+
+  NcclUniqueId receive_id(int from, const Tag& tag, double deadline) {
+    const at::Tensor bytes = host_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3)).at(0);
+    NcclUniqueId id;
+    TWOBP_CHECK(bytes.nbytes() == sizeof(id), "rank ", from, " sent a wrong NCCL id");
+    std::memcpy(&id, bytes.const_data_ptr(), sizeof(id));
+    return id;
+  }
+
+  void connect(NcclCommunicator& communicator, double deadline) {
+    const bool on_host = options_.tensors == at::kCPU;
+    communicator.connect(on_host ? at::Device(at::kCPU) : device_.where(), deadline, [&] {
+      Values none;  // throws if another rank has failed
+      (void)host_->try_receive(rank() == 0 ? size() - 1 : 0, {.kind = MessageKind::kNone}, none);
+    });
   }
 
   void progress_with(int peer) {
@@ -224,7 +323,7 @@ class NcclTransport : public Transport {
       }
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
-        done = in_links([&] {
+        done = in_nccl([&] {
           const OnStream there(peer.receive->stream());  // the memory belongs to this stream
           peer.receive->under_way();
           return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
@@ -248,13 +347,13 @@ class NcclTransport : public Transport {
   void push(int to) {
     if (to == rank()) return;
     Peer& peer = peers_[to];
-    if (peer.send) in_links([&] { return peer.send->under_way(); });  // frees what has been sent
+    if (peer.send) in_nccl([&] { return peer.send->under_way(); });  // frees what has been sent
     while (!peer.queued.empty()) {
       Outgoing& out = peer.queued.front();
       if (!out.message.on_device.empty()) {
         // Otherwise the receiver's kernel would wait for the sender's work, and hold multiprocessors.
         if (!out.ready.passed()) return;
-        const bool sent = in_links([&] {
+        const bool sent = in_nccl([&] {
           if (peer.send->under_way() >= kUnderWay) return false;
           peer.send->send(std::move(out.message.on_device), out.tag);
           return true;
@@ -288,12 +387,12 @@ class NcclTransport : public Transport {
     if (aborted_.exchange(true)) return;
     reason_ = what;
     own_failure_ = own;
-    for_links([](NcclLink& link) { link.interrupt(); });
+    for_all([](NcclCommunicator& one) { one.interrupt(); });
   }
 
   void throw_if_aborted() {
     if (!aborted_.load(std::memory_order_acquire)) return;
-    abort_links();
+    abort_all();
     const std::lock_guard lock(reason_mutex_);
     if (own_failure_) throw Error(reason_);
     throw Aborted(reason_);
@@ -304,9 +403,9 @@ class NcclTransport : public Transport {
     host_->abort(what);
   }
 
-  // Runs `call` on links. They cannot be aborted during it, unless NCCL does not return.
+  // Runs `call` on communicators. They cannot be aborted during it, unless NCCL does not return.
   template <typename Call>
-  std::invoke_result_t<Call> in_links(const Call& call) {
+  std::invoke_result_t<Call> in_nccl(const Call& call) {
     try {
       const std::lock_guard lock(mutex_);
       return call();
@@ -316,26 +415,26 @@ class NcclTransport : public Transport {
     }
   }
 
-  // Both ends of all links first say that nothing more comes, so that no two ranks wait for each other,
-  // whatever the order in which they destroy them. After kFlushSeconds, links are aborted instead.
+  // All ends of all communicators first say that nothing more comes, so that no two ranks wait for each
+  // other, whatever the order in which they destroy them. After kFlushSeconds, they are aborted instead.
   void finalize() {
     const OnStream here(device_.compute());  // sets the thread's current device
     const double deadline = awake_seconds() + kFlushSeconds;
     try {
-      for_links([](NcclLink& link) { link.finalize(); });
-      for_links([&](NcclLink& link) {
-        while (!link.finalized() && awake_seconds() < deadline) std::this_thread::sleep_for(kNcclPause);
+      for_all([](NcclCommunicator& one) { one.finalize(); });
+      for_all([&](NcclCommunicator& one) {
+        while (!one.finalized() && awake_seconds() < deadline) std::this_thread::sleep_for(kNcclPause);
       });
     } catch (const std::exception&) {
-      // The link is aborted.
+      // The communicator is aborted.
     }
   }
 
-  void abort_links() {
-    for_links([](NcclLink& link) { link.interrupt(); });  // also after a failed start
+  void abort_all() {
+    for_all([](NcclCommunicator& one) { one.interrupt(); });  // also after a failed start
     // A call that hangs in NCCL keeps the lock. NCCL allows an abort at the same time.
     const auto lock = lock_in_time();
-    for_links([](NcclLink& link) { link.abort(); });
+    for_all([](NcclCommunicator& one) { one.abort(); });
   }
 
   // The lock, held unless that took more than kLockSeconds. This is not std::timed_mutex, because
@@ -348,12 +447,13 @@ class NcclTransport : public Transport {
   }
 
   template <typename Visit>
-  void for_links(const Visit& visit) {
+  void for_all(const Visit& visit) {
     for (Peer& peer : peers_) {
       for (NcclLink* link : {peer.send.get(), peer.receive.get()}) {
         if (link) visit(*link);
       }
     }
+    if (group_) visit(*group_);
   }
 
   // A rank that has done its part of a step looks for no messages, while others still need what it sent.
@@ -395,15 +495,15 @@ class NcclTransport : public Transport {
       }
       look();
       if (aborted_) {
-        abort_links();
+        abort_all();
         return;
       }
       std::string trouble;
       {
         const auto lock = lock_in_time();
         if (!lock) continue;
-        for_links([&](NcclLink& link) {
-          if (trouble.empty()) trouble = link.trouble(options_.timeout);
+        for_all([&](NcclCommunicator& one) {
+          if (trouble.empty()) trouble = one.trouble(options_.timeout);
         });
       }
       if (!trouble.empty()) fail_while_watching(trouble);
@@ -418,9 +518,11 @@ class NcclTransport : public Transport {
   std::mutex calls_;  // for calls of several subgroups
   // Of the threads that send: their meter of memory, which the watch tells what it frees.
   std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
-  std::vector<Peer> peers_;  // by rank
+  std::vector<Peer> peers_;           // by rank
+  std::unique_ptr<NcclGroup> group_;  // null: this rank sums by messages
+  Sums sums_;
 
-  std::mutex mutex_;  // guards the links
+  std::mutex mutex_;  // guards the communicators
   std::atomic<bool> aborted_{false};
   std::mutex reason_mutex_;
   std::string reason_;
@@ -437,17 +539,19 @@ class NcclTransport : public Transport {
 
 std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
                                                const Device& device, const NcclLinks& links,
-                                               const NcclOptions& options) {
+                                               const NcclOptions& options,
+                                               const std::vector<int>& sums_with) {
   TWOBP_CHECK(
       device.asynchronous(),
       "the transport nccl needs GPUs: on CPUs start with mpirun (pipeline.transport = \"mpi\") or use "
       "pipeline.transport = \"threads\"");
-  return std::make_unique<NcclTransport>(std::move(host), api, device, links, options);
+  return std::make_unique<NcclTransport>(std::move(host), api, device, links, sums_with, options);
 }
 
 World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options) {
   check_processes(hosts[0]->size(), replicas, ranks);
+  const bool groups = options.group_sums && replicas > 1;
   NcclLinks links;
   const auto both_ways = [&](int a, int b) {
     links.emplace_back(a, b);
@@ -458,15 +562,24 @@ World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<D
     for (size_t stage = 1; stage < rank_of_stage.size(); ++stage)
       both_ways(first + rank_of_stage[stage - 1], first + rank_of_stage[stage]);
     both_ways(first + rank_of_stage.front(), first + rank_of_stage.back());
-    for (int other = 0; other < replica; ++other) {
+    for (int other = 0; other < replica && !groups; ++other) {
       for (int rank = 0; rank < ranks; ++rank) both_ways(first + rank, other * ranks + rank);
     }
   }
-  World world = make_process_world(
-      std::make_shared<Ends>(
-          hosts.size(),
-          [&](int i) { return make_nccl_transport(hosts[i], api, devices[i], links, options); }),
-      replicas, ranks);
+  // The ranks of the same place in all replicas.
+  const auto sums_with = [&](int rank) {
+    std::vector<int> members;
+    for (int replica = 0; replica < replicas && groups; ++replica)
+      members.push_back(replica * ranks + rank % ranks);
+    return members;
+  };
+  World world = make_process_world(std::make_shared<Ends>(hosts.size(),
+                                                          [&](int i) {
+                                                            return make_nccl_transport(
+                                                                hosts[i], api, devices[i], links, options,
+                                                                sums_with(hosts[i]->rank()));
+                                                          }),
+                                   replicas, ranks);
   world.devices.resize(ranks);
   std::copy(devices.begin(), devices.end(), world.devices.begin() + hosts[0]->rank() % ranks);
   return world;

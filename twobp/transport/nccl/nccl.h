@@ -30,8 +30,9 @@
 // then, for a rank that is busy elsewhere.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
-// ncclAllReduce could replace them in AllReduce, with one communicator per group. It is faster between many
-// GPUs and its bits repeat, but they differ from those of a run on another transport.
+// With NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together
+// (nccl_group.h). So a rank needs one communicator for any number of replicas, and no heads. Their bits
+// repeat on the same machines, but differ from those of a run on another transport.
 //
 // Start the program with torchrun --no-python or srun, or with mpirun if MPI is built in.
 #pragma once
@@ -49,21 +50,25 @@ struct NcclOptions {
   double timeout = 300;  // in seconds, for a connection and for a transfer
   double connection_timeout = 120;
   at::DeviceType tensors = at::kCUDA;  // the device type whose tensors use NCCL; others go with the head
+  bool group_sums = false;             // in make_nccl_world: over replicas by NCCL's own sums
 };
 
 // Pairs (from rank, to rank) of the host transport.
 using NcclLinks = std::vector<std::pair<int, int>>;
 
 // All ranks of `host` call this with the same links. Nothing else uses `host` afterwards. What is sent was
-// made in the caller's current stream, and what is received is used there.
+// made in the caller's current stream, and what is received is used there. `sums_with`: the ranks, with this
+// one, that have sums of their own (Transport::sums_of); all of these give the same.
 std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
                                                const Device& device, const NcclLinks& links,
-                                               const NcclOptions& options = {});
+                                               const NcclOptions& options = {},
+                                               const std::vector<int>& sums_with = {});
 
 // This process's part of a run of `replicas` x `ranks` ranks (make_process_world). `hosts` are the endpoints
 // of its ranks, which nothing else uses afterwards, and `devices` are their GPUs. There are links between the
 // ranks of neighbouring stages, of the first and the last one (which often share a weight), and between the
-// same rank of all replicas. What goes between other ranks goes through the host.
+// same rank of all replicas, unless these have group_sums. What goes between other ranks goes through the
+// host.
 World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options = {});
 

@@ -17,6 +17,23 @@ void find(void* handle, const std::string& library, const char* name, Function& 
 
 }  // namespace
 
+std::optional<int> nccl_type(at::ScalarType type) {
+  switch (type) {
+    case at::kLong:
+      return 4;
+    case at::kHalf:
+      return 6;
+    case at::kFloat:
+      return 7;
+    case at::kDouble:
+      return 8;
+    case at::kBFloat16:
+      return 9;
+    default:
+      return std::nullopt;
+  }
+}
+
 NcclApi load_nccl(const std::string& library) {
   const std::string name = library.empty() ? "libnccl.so.2" : library;
   // The soname also finds the library that LibTorch has loaded, wherever it is.
@@ -36,6 +53,9 @@ NcclApi load_nccl(const std::string& library) {
   find(handle, name, "ncclCommGetAsyncError", api.get_async_error);
   find(handle, name, "ncclSend", api.send);
   find(handle, name, "ncclRecv", api.receive);
+  find(handle, name, "ncclAllReduce", api.all_reduce);
+  find(handle, name, "ncclReduce", api.reduce);
+  find(handle, name, "ncclBroadcast", api.broadcast);
   find(handle, name, "ncclGetErrorString", api.error_text);
   int version = 0;
   TWOBP_CHECK(api.get_version(&version) == NcclApi::kSuccess && version >= kOldestVersion, name,

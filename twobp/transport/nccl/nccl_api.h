@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <string>
+
+#include <ATen/ATen.h>
 
 namespace twobp {
 
@@ -34,6 +37,7 @@ struct NcclApi {
   static constexpr int kSuccess = 0;
   static constexpr int kInProgress = 7;
   static constexpr int kByte = 1;  // ncclUint8
+  static constexpr int kSum = 0;   // of ncclRedOp_t
 
   int (*get_version)(int* version) = nullptr;
   int (*get_unique_id)(NcclUniqueId* id) = nullptr;
@@ -44,8 +48,17 @@ struct NcclApi {
   int (*get_async_error)(NcclComm comm, int* error) = nullptr;
   int (*send)(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
   int (*receive)(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
+  int (*all_reduce)(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
+                    void* stream) = nullptr;
+  int (*reduce)(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
+                void* stream) = nullptr;
+  int (*broadcast)(const void* from, void* to, size_t count, int type, int root, NcclComm comm,
+                   void* stream) = nullptr;
   const char* (*error_text)(int error) = nullptr;
 };
+
+// ncclDataType_t of a dtype whose numbers NCCL can add, or nothing.
+std::optional<int> nccl_type(at::ScalarType type);
 
 // Loads the library of this name. If it is empty, loads LibTorch's own, or libnccl.so.2 where the system's
 // loader finds it. The library stays loaded. Throws Error if it does not exist, is not NCCL or is older than

@@ -1,0 +1,102 @@
+#include "twobp/transport/nccl/nccl_communicator.h"
+
+#include <thread>
+
+#include "twobp/core/awake_clock.h"
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+
+namespace twobp {
+
+NcclCommunicator::NcclCommunicator(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id,
+                                   const Place& place, std::string name)
+    : api_(api), name_(std::move(name)), stream_(stream) {
+  const OnStream here(stream_);  // NCCL uses the current device
+  NcclConfig config;
+  config.min_ctas = 1;
+  config.max_ctas = place.most_ctas;
+  const int result = api_.init_rank(&comm_, place.ranks, id, place.rank, &config);
+  if (result != NcclApi::kInProgress) check(result, "ncclCommInitRankConfig", 0);
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (!comm_ || freed_) return;
+  (finalized_ ? api_.destroy : api_.abort)(comm_);
+}
+
+void NcclCommunicator::finalize() {
+  const int result = api_.finalize(comm_);
+  if (result != NcclApi::kInProgress) check(result, "ncclCommFinalize", 0);
+}
+
+bool NcclCommunicator::finalized() {
+  int error = NcclApi::kInProgress;
+  if (!finalized_) finalized_ = api_.get_async_error(comm_, &error) == 0 && error == NcclApi::kSuccess;
+  return finalized_;
+}
+
+void NcclCommunicator::check_usable() const {
+  if (aborted_) throw Aborted(concat(name_, " was aborted"));
+}
+
+void NcclCommunicator::check(int result, const char* what, double deadline) {
+  const double begin = now_seconds();
+  while (result == NcclApi::kInProgress) {
+    if (aborted_) throw Aborted(concat(name_, ": ", what, " was given up"));
+    const int asked = api_.get_async_error(comm_, &result);
+    if (asked != NcclApi::kSuccess) result = asked;
+    if (result != NcclApi::kInProgress) break;
+    TWOBP_CHECK(awake_seconds() < deadline, name_, ": ", what,
+                " is not done in time: another rank is stuck, or the network between their GPUs does not "
+                "work (NCCL_DEBUG=INFO shows more)");
+    if (look_around_) look_around_();
+    if (now_seconds() > begin + kNcclSpinSeconds) std::this_thread::sleep_for(kNcclPause);
+  }
+  TWOBP_CHECK(result == NcclApi::kSuccess, name_, ": ", what, ": ", api_.error_text(result),
+              " (NCCL_DEBUG=INFO shows more)");
+}
+
+void NcclCommunicator::connect(at::Device memory, double deadline, const std::function<void()>& look_around) {
+  const OnStream here(stream_);
+  look_around_ = look_around;
+  check(NcclApi::kInProgress, "the connection", deadline);
+  first_call(memory, deadline);
+  while (under_way() > 0) {
+    check(NcclApi::kInProgress, "the first number", deadline);
+    TWOBP_CHECK(awake_seconds() < deadline, name_, ": the first number has not arrived in time");
+    look_around_();
+    std::this_thread::sleep_for(kNcclPause);
+  }
+  look_around_ = nullptr;
+}
+
+DeviceEvent NcclCommunicator::launched(Values values, double begin, const Tag& tag) {
+  DeviceEvent done = stream_.record();
+  calls_.push_back({std::move(values), done, begin, tag});
+  return done;
+}
+
+size_t NcclCommunicator::under_way() {
+  while (!calls_.empty() && calls_.front().done.passed()) calls_.pop_front();
+  return calls_.size();
+}
+
+std::string NcclCommunicator::trouble(double timeout) {
+  if (!comm_ || aborted_) return {};
+  int error = NcclApi::kSuccess;
+  const int asked = api_.get_async_error(comm_, &error);
+  if (asked != NcclApi::kSuccess) error = asked;
+  if (error != NcclApi::kSuccess && error != NcclApi::kInProgress)
+    return concat(name_, ": ", api_.error_text(error), " (NCCL_DEBUG=INFO shows more)");
+  if (calls_.empty() || awake_seconds() < calls_.front().begin + timeout) return {};
+  if (calls_.front().done.passed()) return {};
+  return concat(name_, ": ", to_string(calls_.front().tag), " has not arrived in ", timeout,
+                " s: one of these ranks is stuck or the time-out (pipeline.timeout) is too short");
+}
+
+void NcclCommunicator::abort() {
+  interrupt();
+  if (comm_ && !freed_.exchange(true)) api_.abort(comm_);
+}
+
+}  // namespace twobp

@@ -1,0 +1,33 @@
+// Some ranks that sum tensors together: a communicator of all of them.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "twobp/transport/nccl/nccl_communicator.h"
+
+namespace twobp {
+
+// For the kernels of a group. More are faster between the GPUs of a machine, but F and I lack the
+// multiprocessors, also while a kernel waits for a slower replica. Not measured.
+inline constexpr int kNcclGroupCtas = 8;
+
+class NcclGroup : public NcclCommunicator {
+ public:
+  // `members`: the ranks, in their order in the group. `place`: this rank's in it.
+  NcclGroup(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id,
+            const std::vector<int>& members, int place);
+
+  // As those of GroupSums. `ready`: passes when the device has made the tensor.
+  DeviceEvent all_reduce(const at::Tensor& tensor, const DeviceEvent& ready);
+  DeviceEvent reduce(const at::Tensor& tensor, int owner, const DeviceEvent& ready);
+  DeviceEvent broadcast(const at::Tensor& tensor, int root, const DeviceEvent& ready);
+
+ private:
+  void first_call(at::Device memory, double deadline) override;
+  // `call(data, stream)` launches it.
+  DeviceEvent launch(const at::Tensor& tensor, const DeviceEvent& ready, const char* what,
+                     const std::function<int(void* data, void* stream)>& call);
+};
+
+}  // namespace twobp
