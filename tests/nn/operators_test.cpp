@@ -6,6 +6,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "tests/expect_error.h"
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/products/rows.h"
@@ -250,6 +251,30 @@ TEST(OnStandIn, RoundsNoProductOfWeightGradients) {
   for (int i = 0; i < 2; ++i) weight.accumulate_product(a.to(device.where()), b.to(device.where()));
   const at::Tensor exact = 2 * at::mm(a.to(at::kDouble), b.to(at::kDouble));
   EXPECT_LT(largest(weight.grad.cpu().to(at::kDouble) - exact), 1e-5 * largest(exact));
+}
+
+// A recorded step reads them there.
+TEST(LossFactors, HaveTheBitsOfNumbersOnADevice) {
+  constexpr double kWeight = 1. / 37, kScale = 3 << 16, kForm = 1. / 3;
+  std::vector<at::Device> devices = {stand_in_device(0).where()};
+  if (at::hasCUDA()) devices.push_back(Device::open("cuda", 0).where());
+  for (const at::Device device : devices) {
+    const auto there = [&](double number) {
+      return LossFactor(at::full({}, number, at::TensorOptions(at::kDouble).device(device)));
+    };
+    const LossFactor actual = there(kWeight) * kForm / 7 * there(kScale);
+    const LossFactor expected = kWeight * kForm / 7 * kScale;
+    EXPECT_EQ(actual.on_device().cpu().item<double>(), expected.number());
+    expect_error([&] { (void)actual.number(); }, {"pipeline.graphs"});
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(concat(device.str(), ' ', c10::toString(type)));
+      at::Tensor x = random({3, 50}, 1, at::kDouble).to(type).to(device);
+      at::Tensor same = x.clone();
+      EXPECT_TRUE(same_bits((x * actual).cpu(), (x * expected).cpu()));
+      EXPECT_TRUE(same_bits((x *= actual).cpu(), (same *= expected).cpu()));
+      EXPECT_TRUE(same_bits(actual.scalar(type, device).cpu(), expected.scalar(type, device).cpu()));
+    }
+  }
 }
 
 TEST_P(EveryLayer, GivesTheSameOnADevice) {

@@ -31,8 +31,12 @@ def random_ids(*sizes, end=VOCAB):
 
 
 def tokens():
+    """Batches differ in the number of labels that count."""
     ids = random_ids(SAMPLES, POSITIONS)
-    return {"input_ids": ids, "labels": ids.clone()}
+    labels = ids.clone()
+    for i in range(SAMPLES):
+        labels[i, POSITIONS - i % 7:] = -100
+    return {"input_ids": ids, "labels": labels}
 
 
 def gpt2():

@@ -1,6 +1,8 @@
 // Tests training with weights, activations and gradients on a device other than a CPU. Here it is the
 // stand-in, with streams and events. Only LibTorch's operators may touch its memory. The bits are those of
 // the same operators on a CPU.
+#include <set>
+
 #include <ATen/DeviceAccelerator.h>
 #include <gtest/gtest.h>
 
@@ -246,17 +248,20 @@ std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apar
   return std::make_unique<Trainer>(config, std::move(make_in_process_worlds(1, ranks, 0, devices).front()));
 }
 
-// Makes every label count, so that the scale of the loss is that of the previous step.
-std::vector<Batch> alike(std::vector<Batch> batches) {
+// Makes the numbers of targets differ, so that every step has another weight of the loss.
+std::vector<Batch> unlike(std::vector<Batch> batches) {
+  std::set<int64_t> seen;
   for (Batch& batch : batches) {
-    batch.targets = 0;
-    for (Fields& fields : batch.micro_batches) {
-      const auto labels = fields.find("labels");
-      if (labels != fields.end()) labels->second.clamp_(0);
-      batch.targets += (labels == fields.end() ? fields.at("target").select(-1, 0) : labels->second).numel();
-    }
+    while (!seen.insert(batch.targets).second) ++batch.targets;
   }
   return batches;
+}
+
+void expect_same_weights(const Trainer& actual, const Trainer& expected) {
+  for (size_t i = 0; i < actual.weights().size(); ++i) {
+    const Parameter& weight = *actual.weights()[i];
+    EXPECT_TRUE(at::equal(weight.master.cpu(), expected.weights()[i]->master.cpu())) << weight.name();
+  }
 }
 
 class AsGraph : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {};
@@ -264,7 +269,7 @@ class AsGraph : public ::testing::TestWithParam<std::tuple<const char*, const ch
 TEST_P(AsGraph, TrainsToTheSameBits) {
   const auto [model, device] = GetParam();
   if (!is_here(device)) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
-  const auto batches = alike(batches_of(config_of(model, 1, "cpu"), 4, 4));
+  const auto batches = unlike(batches_of(config_of(model, 1, "cpu"), 4, 4));
   for (const auto& [stages, schedule, policy, apart] :
        {std::tuple{1, "gpipe", P2Policy::kOff, false}, std::tuple{2, "1f1b", P2Policy::kFill, false},
         std::tuple{2, "1f1b", P2Policy::kFill, true}, std::tuple{3, "gpipe", P2Policy::kEnd, false},
@@ -287,10 +292,7 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
     }
     EXPECT_EQ(test::replays() - replays, device == std::string_view(kStandIn) ? 3 : 0)
         << "all steps but the first";
-    for (size_t i = 0; i < as_graph->weights().size(); ++i) {
-      const Parameter& weight = *as_graph->weights()[i];
-      EXPECT_TRUE(at::equal(weight.master.cpu(), one_by_one.weights()[i]->master.cpu())) << weight.name();
-    }
+    expect_same_weights(*as_graph, one_by_one);
   }
 }
 
@@ -301,12 +303,41 @@ INSTANTIATE_TEST_SUITE_P(Models, AsGraph,
                            return concat(std::get<0>(info.param), '_', std::get<1>(info.param));
                          });
 
+// The gradient's scale begins too high, and is halved after each step that overflows.
+TEST(AsGraphTest, ReadsTheScaleOfEachStep) {
+  constexpr int kSteps = 6;
+  Config config = config_of("llama", 2, kStandIn, "fp16");
+  config.train.loss_scale = 0x1p22;
+  const auto batches = test::random_batches(kSteps, 4);
+  Trainer one_by_one(config);
+  const auto as_graph = trainer_with_graphs(config, 2);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  const int replays = test::replays();
+  int skipped = 0;
+  for (const Batch& batch : batches) {
+    const StepResult expected = one_by_one.step(batch, variant);
+    const StepResult actual = as_graph->step(batch, variant);
+    SCOPED_TRACE(concat("step ", actual.step));
+    EXPECT_EQ(expected.loss, actual.loss);
+    EXPECT_EQ(expected.loss_scale, actual.loss_scale);
+    EXPECT_EQ(expected.skipped, actual.skipped);
+    if (!expected.skipped) {
+      EXPECT_EQ(expected.grad_norm, actual.grad_norm);
+    }
+    skipped += expected.skipped ? 1 : 0;
+  }
+  EXPECT_GE(skipped, 2) << "the scale also changes after the recording";
+  EXPECT_LT(skipped, kSteps - 1);
+  EXPECT_EQ(test::replays() - replays, kSteps - 1) << "all steps but the first";
+  expect_same_weights(*as_graph, one_by_one);
+}
+
 // A recorded step takes each batch's own mask.
 TEST(AsGraphTest, HonoursMasks) {
   for (const char* model : {"llama", "mamba"}) {
     SCOPED_TRACE(model);
     const Config config = config_of(model, 2, kStandIn);
-    const auto batches = test::padded(alike(batches_of(config_of(model, 1, "cpu"), 4, 4)));
+    const auto batches = test::padded(batches_of(config_of(model, 1, "cpu"), 4, 4));
     Trainer one_by_one(config);
     const auto as_graph = trainer_with_graphs(config, 2);
     const Variant variant{"1f1b", P2Policy::kFill};
@@ -325,7 +356,7 @@ TEST(AsGraphTest, RecordsRanksThatReceiveNothingFirst) {
   const std::string file = folder.write("schedule.csv", ",1F0,1B0,1F1,1B1\n0F0,0F1,0B0,,0B1\n");
   Config config = config_of("llama", 0, kStandIn);
   config.pipeline.schedule = file;
-  const auto batches = alike(test::random_batches(4, 2));
+  const auto batches = test::random_batches(4, 2);
   Trainer one_by_one(config);
   const auto as_graph = trainer_with_graphs(config, 2);
   const Variant variant{file, P2Policy::kFill};
@@ -339,8 +370,8 @@ TEST(AsGraphTest, RecordsRanksThatReceiveNothingFirst) {
   EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
 }
 
-// A recorded step cannot contain some changes: another number of targets, other sizes, another plan. These
-// changes are noticed. A step that comes only once is not recorded.
+// A recorded step cannot contain some changes: other sizes, another plan. These changes are noticed. A step
+// that comes only once is not recorded. Another number of targets is no such change.
 TEST(AsGraphTest, RecordsAgainAfterAChange) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
@@ -350,23 +381,24 @@ TEST(AsGraphTest, RecordsAgainAfterAChange) {
   };
   const Variant fill{"1f1b", P2Policy::kFill};
   const int before = test::replays();
-  for (const Batch& batch : alike(test::random_batches(3, 4))) same(batch, fill);
-  Batch fewer_targets = alike(test::random_batches(1, 4)).front();
-  fewer_targets.micro_batches[1].at("labels").select(1, 0).fill_(-100);
-  fewer_targets.targets -= fewer_targets.micro_batches[1].at("labels").size(0);
+  for (const Batch& batch : test::random_batches(3, 4)) same(batch, fill);
+  Batch fewer_targets = test::random_batches(1, 4).front();
+  const at::Tensor& labels = fewer_targets.micro_batches[1].at("labels");
+  fewer_targets.targets -= test::counted(labels);
+  labels.fill_(-100);
   for (int i = 0; i < 2; ++i) same(fewer_targets, fill);
-  for (const Batch& batch : alike(test::random_batches(3, 2))) same(batch, fill);
-  for (const Batch& batch : alike(test::random_batches(3, 4))) same(batch, {"gpipe", P2Policy::kEnd});
-  EXPECT_EQ(test::replays() - before, 2 + 1 + 2 + 2);
+  for (const Batch& batch : test::random_batches(3, 2)) same(batch, fill);
+  for (const Batch& batch : test::random_batches(3, 4)) same(batch, {"gpipe", P2Policy::kEnd});
+  EXPECT_EQ(test::replays() - before, 4 + 2 + 2);
   same(fewer_targets, fill);
-  EXPECT_EQ(test::replays() - before, 7);
+  EXPECT_EQ(test::replays() - before, 8);
   EXPECT_EQ(one_by_one.steps_done(), as_graph->steps_done());
 }
 
 // The host checks where documents begin.
 TEST(AsGraphTest, RefusesDocuments) {
   const auto trainer = trainer_with_graphs(config_of("llama", 2, kStandIn), 2);
-  std::vector<Batch> batches = alike(test::random_batches(2, 4));
+  std::vector<Batch> batches = test::random_batches(2, 4);
   for (Batch& batch : batches) {
     for (Fields& fields : batch.micro_batches)
       fields["document_starts"] = at::zeros_like(fields.at("input_ids"));
@@ -492,8 +524,10 @@ TEST(OnDeviceTest, DropsInItsStream) {
     for (size_t step = 0; step < batches.size(); ++step) {
       for (int m = 0; m < 2; ++m)  // large enough for two threads
         batches[step].micro_batches.push_back(test::random_fields(40, 2 * step + m));
+      for (const Fields& fields : batches[step].micro_batches)
+        batches[step].targets += test::counted(fields.at("labels"));
     }
-    return test::train(config, alike(batches), {"1f1b", P2Policy::kFill});
+    return test::train(config, batches, {"1f1b", P2Policy::kFill});
   };
   const auto expected = [&] {
     const OperatorsEverywhere operators;

@@ -72,9 +72,9 @@ Values AutogradLayer::backward_p1(Values dy, Context& context, Saved& saved) {
       "after each forward");
   const WithAutograd autograd;
   const at::Tensor& y = saved.p2(0);
-  // A loss is the end: its gradient is 1.
+  // A loss is the end: its gradient is 1, times the scale.
   at::Tensor gradient =
-      dy.empty() ? at::full_like(y, context.loss_scale, y.options().requires_grad(false)) : std::move(dy[0]);
+      dy.empty() ? at::ones_like(y, y.options().requires_grad(false)) * context.loss_scale : std::move(dy[0]);
   std::vector<at::Tensor> inputs;
   for (size_t i = 0; i < saved.p1_count(); ++i) {
     at::Tensor input = saved.take_p1(i);

@@ -132,9 +132,8 @@ CallContext ProgramLayer::call_context(const Context& context, uint64_t random, 
   return result;
 }
 
-at::Tensor ProgramLayer::scalar(double value) const {
-  const at::ScalarType dtype = graph_->description().dtype == at::kDouble ? at::kDouble : at::kFloat;
-  return at::scalar_tensor(value, at::TensorOptions().dtype(dtype).device(device()));
+at::Tensor ProgramLayer::scalar(const LossFactor& factor) const {
+  return factor.scalar(graph_->description().dtype == at::kDouble ? at::kDouble : at::kFloat, device());
 }
 
 at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values& x,

@@ -37,7 +37,7 @@ class ProgramLayer : public Layer {
   uint64_t random_of(const Context& context) const;
   // For code that runs in a context. `saved` is that of the layer.
   CallContext call_context(const Context& context, uint64_t random, const Plan& plan, Saved& saved) const;
-  at::Tensor scalar(double value) const;
+  at::Tensor scalar(const LossFactor& factor) const;
   at::Tensor input(const Input& input, const ForShape& shape, Values& x, const Context& context) const;
 
   std::shared_ptr<const Graph> graph_;

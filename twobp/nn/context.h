@@ -8,6 +8,8 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/loss_factor.h"
+
 namespace twobp {
 
 // The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the
@@ -36,8 +38,8 @@ struct Context {
   bool training = true;     // false: evaluation
   bool backward = true;     // false: no backward follows, because everything it would reach is frozen
   // Factor of the loss and its gradient: 1 / targets of the global batch.
-  double loss_weight = 1;
-  double loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
+  LossFactor loss_weight = 1;
+  LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
   int64_t past = 0;  // positions of the sequences before those of this call: of earlier slices, or generated
   // Generation computes a few positions per call. Attention finds the positions before `past` in its cache,

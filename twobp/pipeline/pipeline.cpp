@@ -282,7 +282,7 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
             return ends;
           });
     }
-    return graph->launch(*input.micro_batches);
+    return graph->launch(input);
   } catch (...) {
     failed_ = true;  // parameters may be marked as having gradients that were never computed
     throw;

@@ -31,14 +31,14 @@ struct StepInput {
   int64_t step = 0;               // of an evaluation: the number of its batch
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
-  double loss_weight = 1;  // see Context
-  double loss_scale = 1;
+  LossFactor loss_weight = 1;  // see Context
+  LossFactor loss_scale = 1;
   double timeout = 300;                 // seconds
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
   // On a device: launches the whole step as one graph (StepGraph). The graph is recorded when two steps in a
-  // row have the same schedule, loss weights and scales, and sizes of micro-batches. Not used for steps with
-  // events. Throws Error if ranks are not on devices of this process, if the device has no graphs, if another
-  // step is under way, or if there are gradients already.
+  // row have the same schedule and sizes of micro-batches. Not used for steps with events. Throws Error if
+  // ranks are not on devices of this process, if the device has no graphs, if another step is under way, or
+  // if there are gradients already.
   bool as_graph = false;
   bool want_events = false;  // the same on every process
   // Called on each rank's thread after its leading F, before it adds to a gradient or computes a loss. If the

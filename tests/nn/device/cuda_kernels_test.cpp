@@ -99,6 +99,10 @@ TEST_P(CudaKernels, LossesOfRows) {
     ASSERT_TRUE(cross_entropy_by_cuda(on_logits, targets.to(gpu_), -100, 0.25, gradient, loss));
     expect_close(loss, expected, type_ == at::kDouble ? 1e-13 : 1e-6, "loss");
     expect(on_logits, logits, "logits");
+    const LossFactor factor(at::full({}, 0.25, at::TensorOptions(at::kDouble).device(gpu_)));
+    at::Tensor again = there(x);
+    ASSERT_TRUE(cross_entropy_by_cuda(again, targets.to(gpu_), -100, factor, gradient, loss));
+    EXPECT_TRUE(again.equal(on_logits)) << "the scale is on the GPU";
   }
   at::Tensor loss, logits = there(x);
   ASSERT_TRUE(cross_entropy_by_cuda(logits, targets.to(gpu_).fill_(cols_), -100, 1, true, loss));

@@ -39,8 +39,8 @@ void soft_cap(at::Tensor& logits, double cap) {
   });
 }
 
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, double scale,
-                         bool gradient, double cap) {
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore,
+                         const LossFactor& scale, bool gradient, double cap) {
   const int64_t cols = logits.size(-1);
   const int64_t rows = labels.numel();
   if (labels.is_cpu()) check_labels(labels, cols, ignore);
@@ -51,6 +51,7 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t i
     if (slope.defined() && gradient) logits.mul_(slope);
     return loss;
   }
+  const double factor = scale.number();
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
   double* loss = losses.mutable_data_ptr<double>();
   const int64_t* target = labels.const_data_ptr<int64_t>();
@@ -65,13 +66,13 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t i
         for (int64_t r = begin; r < end; ++r) {
           S* const row = x + r * stride;
           kernels<S>().soft_cap(row, slope.data(), cols, static_cast<T>(cap));
-          kernels<S>().cross_entropy(row, stride, target + r, loss + r, 1, cols, ignore, scale, gradient);
+          kernels<S>().cross_entropy(row, stride, target + r, loss + r, 1, cols, ignore, factor, gradient);
           if (gradient) kernels<S>().multiply(row, slope.data(), cols);
         }
         return;
       }
       kernels<S>().cross_entropy(x + begin * stride, stride, target + begin, loss + begin, end - begin, cols,
-                                 ignore, scale, gradient);
+                                 ignore, factor, gradient);
     });
   });
   double sum = 0;

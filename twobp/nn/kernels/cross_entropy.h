@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/loss_factor.h"
+
 namespace twobp {
 
 // logits (..., classes) with even rows (padded_rows.h), labels (rows) int64 and contiguous, in [0, classes)
@@ -11,8 +13,8 @@ namespace twobp {
 // the logits' device. If `gradient`, the logits are overwritten by scale * dL/dlogits. Throws Error for
 // labels of another range, if they are in a CPU's memory. With a `cap`, the logits are cap * tanh(logits /
 // cap).
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, double scale,
-                         bool gradient, double cap = 0);
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore,
+                         const LossFactor& scale, bool gradient, double cap = 0);
 
 // logits = cap * tanh(logits / cap), in place; they have even rows.
 void soft_cap(at::Tensor& logits, double cap);

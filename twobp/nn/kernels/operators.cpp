@@ -211,8 +211,8 @@ at::Tensor sum_of_squares(const at::Tensor& x) {
   return sum;
 }
 
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
-                         bool gradient) {
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
+                         const LossFactor& scale, bool gradient) {
   if (at::Tensor loss; cross_entropy_by_cuda(logits, targets, ignore, scale, gradient, loss)) return loss;
   at::Tensor rows = as_rows(logits);
   const at::Tensor ignored = targets.eq(ignore);
@@ -222,7 +222,7 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t 
   if (gradient) {
     at::Tensor g = log_p.exp();
     g.scatter_add_(1, target, at::full_like(target, -1, g.options()));
-    rows.copy_(g.mul_(scale).masked_fill_(ignored.unsqueeze(1), 0));
+    rows.copy_((g *= scale).masked_fill_(ignored.unsqueeze(1), 0));
   }
   return losses.sum();
 }

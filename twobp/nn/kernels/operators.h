@@ -13,6 +13,7 @@
 #include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/loss_factor.h"
 
 namespace twobp {
 
@@ -79,8 +80,8 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
 at::Tensor sum_of_squares(const at::Tensor& x);
 
 // logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
-                         bool gradient);
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
+                         const LossFactor& scale, bool gradient);
 // x = cap * tanh(x / cap), in place. Returns its derivative.
 at::Tensor soft_cap(at::Tensor& x, double cap);
 

@@ -29,7 +29,7 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   logits = own_even_rows(std::move(logits));
   if (form_.scale != 1) logits.mul_(form_.scale);
-  const double of_gradient = context.loss_weight * context.loss_scale * form_.scale;
+  const LossFactor of_gradient = context.loss_weight * context.loss_scale * form_.scale;
   const at::Tensor sum = cross_entropy(logits, labels, kIgnoreLabel, of_gradient, context.keeps(), form_.cap);
   Values out = {sum * context.loss_weight};
   if (!context.training) out.push_back(at::scalar_tensor(right, at::TensorOptions().dtype(at::kLong)));

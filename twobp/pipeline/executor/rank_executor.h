@@ -157,7 +157,7 @@ class RankExecutor {
   GradientReducer* reducer_ = nullptr;
 
   const StepInput* input_ = nullptr;  // of the current step
-  double loss_scale_ = 1;
+  LossFactor loss_scale_ = 1;
   ProductTime products_;  // at the step's begin
   int64_t allocations_ = 0;
   int64_t cap_ = 0;

@@ -1,6 +1,6 @@
 // The instructions of a step, of all ranks of this process, as a graph (see WorkGraph), on one or several
 // devices. It holds F, I, W and the messages between ranks, in as many streams as they ran in. The host
-// launches all of it by one call. Micro-batches lie in the same place every time.
+// launches all of it by one call. Micro-batches and the loss's factors lie in the same place every time.
 #pragma once
 
 #include <memory>
@@ -31,8 +31,6 @@ class StepKey {
   P2Batching batching_ = P2Batching::kLoop;
   P2Order p2_order_ = P2Order::kOldest;
   std::vector<int64_t> cap_per_rank_;
-  double loss_weight_ = 0;
-  double loss_scale_ = 0;
   std::vector<Sizes> micro_batches_;
 };
 
@@ -44,15 +42,16 @@ class StepGraph {
       std::function<std::vector<DeviceEvent>(const std::vector<StepInput>& inputs, const DeviceEvent& begin)>;
   StepGraph(const std::vector<Device>& devices, const StepInput& input, const Record& record);
 
-  // Launches the graph after the work in the compute stream of each device's first rank, and returns its end.
-  // The micro-batches have the sizes that were recorded.
-  DeviceEvent launch(const std::vector<Fields>& micro_batches);
+  // Launches the graph for this step's micro-batches and loss factors, after the work in the compute stream
+  // of each device's first rank, and returns its end. The micro-batches have the sizes that were recorded.
+  DeviceEvent launch(const StepInput& input);
 
  private:
-  // The graph's own copies of the micro-batches on a device.
+  // What the graph reads on a device, in its own memory.
   struct Inputs {
     Device device;
     std::vector<Fields> micro_batches;
+    at::Tensor loss_factors;  // weight and scale, float64
   };
   Inputs& inputs_on(const at::Device& where);
 

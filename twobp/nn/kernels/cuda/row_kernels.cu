@@ -237,8 +237,9 @@ __global__ void __launch_bounds__(kThreads)
 template <int N, typename S>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy(int64_t cols, S* logits, int64_t stride, const int64_t* targets, int64_t ignore,
-                  Compute<S> scale, bool gradient, double* losses) {
+                  double host_scale, const double* device_scale, bool gradient, double* losses) {
   using T = Compute<S>;
+  const T scale = static_cast<T>(device_scale == nullptr ? host_scale : *device_scale);
   S* const row = logits + blockIdx.x * stride;
   const int64_t target = targets[blockIdx.x];
   if (target == ignore) {
@@ -453,11 +454,12 @@ int cuda_glu_backward(const CudaRows& on, Gate gate, const void* x, int64_t stri
 }
 
 int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const int64_t* targets,
-                       int64_t ignore, double scale, bool gradient, double* losses) {
+                       int64_t ignore, double scale, const double* device_scale, bool gradient,
+                       double* losses) {
   return for_packs(on.type, {on.cols, stride}, {logits}, [&](auto zero, auto n) {
     using S = decltype(zero);
     cross_entropy<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
-        on.cols, out<S>(logits), stride, targets, ignore, static_cast<Compute<S>>(scale), gradient, losses);
+        on.cols, out<S>(logits), stride, targets, ignore, scale, device_scale, gradient, losses);
   });
 }
 

@@ -49,9 +49,11 @@ int cuda_glu_backward(const CudaRows& on, Gate gate, const void* x, int64_t stri
                       void* dx, int64_t dx_stride);
 
 // losses (rows), float64: 0 where the target is `ignore`, NaN where it is no column. With `gradient`, a row
-// of logits becomes scale * (softmax - one_hot(target)), or 0 where the target is `ignore`.
+// of logits becomes scale * (softmax - one_hot(target)), or 0 where the target is `ignore`. If `device_scale`
+// is not null, the kernel reads the scale there.
 int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const int64_t* targets,
-                       int64_t ignore, double scale, bool gradient, double* losses);
+                       int64_t ignore, double scale, const double* device_scale, bool gradient,
+                       double* losses);
 
 // out (rows, cols): the mask's factors of these rows, 0 or its scale (dropout.h).
 int cuda_dropout_factors(const CudaRows& on, const DropoutMask& mask, const int64_t* rows, void* out);

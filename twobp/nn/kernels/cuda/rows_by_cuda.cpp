@@ -104,14 +104,17 @@ bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate
                                   dx.mutable_data_ptr(), row_stride(dx)));
 }
 
-bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
-                           bool gradient, at::Tensor& loss) {
+bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
+                           const LossFactor& scale, bool gradient, at::Tensor& loss) {
   const auto on = rows_of(logits, logits.size(-1));
   if (!on || !has_even_rows(logits) || !contiguous({targets})) return false;
   const c10::DeviceGuard here(logits.device());
   const at::Tensor losses = at::empty({on->rows}, logits.options().dtype(at::kDouble));
+  const at::Tensor& factor = scale.on_device();
+  const double number = factor.defined() ? 1 : scale.number();
   queued(cuda_cross_entropy(*on, logits.mutable_data_ptr(), row_stride(logits),
-                            targets.const_data_ptr<int64_t>(), ignore, scale, gradient,
+                            targets.const_data_ptr<int64_t>(), ignore, number,
+                            factor.defined() ? factor.const_data_ptr<double>() : nullptr, gradient,
                             losses.mutable_data_ptr<double>()));
   loss = losses.sum();
   return true;

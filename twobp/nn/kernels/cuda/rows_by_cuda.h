@@ -9,6 +9,7 @@
 #include "twobp/nn/kernels/encoder/dropout_mask.h"
 #include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/loss_factor.h"
 
 namespace twobp {
 
@@ -23,8 +24,8 @@ bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, c
                   double direction);
 bool glu_forward_by_cuda(const at::Tensor& x, Gate gate, at::Tensor& act);
 bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx);
-bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, double scale,
-                           bool gradient, at::Tensor& loss);
+bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
+                           const LossFactor& scale, bool gradient, at::Tensor& loss);
 bool dropout_factors_by_cuda(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
                              const at::TensorOptions& options, at::Tensor& factors);
 bool sum_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sum);

@@ -21,7 +21,7 @@ bool glu_forward_by_cuda(const at::Tensor&, Gate, at::Tensor&) {
 bool glu_backward_by_cuda(const at::Tensor&, const at::Tensor&, Gate, at::Tensor&) {
   return false;
 }
-bool cross_entropy_by_cuda(at::Tensor&, const at::Tensor&, int64_t, double, bool, at::Tensor&) {
+bool cross_entropy_by_cuda(at::Tensor&, const at::Tensor&, int64_t, const LossFactor&, bool, at::Tensor&) {
   return false;
 }
 bool dropout_factors_by_cuda(const DropoutMask&, const at::Tensor&, int64_t, const at::TensorOptions&,
