@@ -53,10 +53,11 @@ TEST(Operators, AttendAsTheKernelsDo) {
   window.window = 70;
   window.dropout = dropout;
   PackedAttention documents = causal;
-  documents.starts = at::zeros({2, 133}, at::kLong);
-  documents.starts[0].narrow(0, 40, 93).fill_(40);
-  documents.starts[1].narrow(0, 1, 131).fill_(1);
-  documents.starts[1][132] = 132;
+  const at::Tensor starts = at::zeros({2, 133}, at::kLong);
+  starts[0].narrow(0, 40, 93).fill_(40);
+  starts[1].narrow(0, 1, 131).fill_(1);
+  starts[1][132] = 132;
+  documents.documents = std::make_shared<const DocumentPlaces>(starts);
   documents.cap = 0.8;
   documents.scale = 0.5;
   PackedAttention both = documents;
@@ -101,9 +102,9 @@ TEST(Operators, DocumentsAttendAlone) {
     packed_attention_backward(x, attention, results[0], results[1], dy, results[2]);
     return results;
   };
-  attention.starts = starts;
+  attention.documents = std::make_shared<const DocumentPlaces>(starts);
   const auto together = run(packed, dout);
-  attention.starts = at::Tensor();
+  attention.documents = nullptr;
   int64_t begin = 0;
   for (const int64_t length : lengths) {
     const auto alone =

@@ -8,6 +8,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/attention/fused_heads.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
@@ -32,6 +33,40 @@ void check_apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               "attention has scores ", at::IntArrayRef(scores), ", but a mask ", attention.mask.sizes());
   TWOBP_CHECK(!attention.scale || std::isfinite(*attention.scale), "attention scales its scores by ",
               attention.scale.value_or(0));
+}
+
+// How the kernels for GPUs compute it. None: they do not.
+std::optional<FusedHeads> fused_form(const at::Tensor& q, const at::Tensor& k,
+                                     const ApartAttention& attention) {
+  const at::ScalarType type = q.scalar_type();
+  if (!fused_kernels_take(q.device(), type, q.size(3))) return std::nullopt;
+  const at::Tensor& mask = attention.mask;
+  // A wider mask would be rounded.
+  if (mask.defined() && mask.scalar_type() != at::kBool && mask.scalar_type() != type) return std::nullopt;
+  FusedHeads form;
+  if (attention.causal) form.causal = FusedHeads::Causal::kFromFirst;
+  form.scale = attention.scale;
+  form.bias = mask;
+  if (!fused_kernels_compute(type, q.size(0), q.size(2), q.size(1), k.size(2), form)) return std::nullopt;
+  if (mask.defined()) form.bias = score_bias(mask, {q.size(0), q.size(1), q.size(2), k.size(2)}, type);
+  return form;
+}
+
+// The queries that see no key, (batch or 1, heads or 1, queries or 1, 1), of bool.
+at::Tensor blind_queries(const ApartAttention& attention, int64_t queries, int64_t keys) {
+  at::Tensor seen = attention.mask;
+  if (seen.scalar_type() != at::kBool) seen = seen.ne(kUnseen);
+  while (seen.dim() < 4) seen = seen.unsqueeze(0);
+  seen = seen.expand({seen.size(0), seen.size(1), seen.size(2), keys});
+  if (!attention.causal) return seen.any(3, /*keepdim=*/true).logical_not_();
+  if (seen.size(2) > 1) return seen.tril().any(3, /*keepdim=*/true).logical_not_();
+  // The same keys for all queries: whether a key up to the query's own is seen.
+  const at::Tensor last = at::arange(queries, seen.options().dtype(at::kLong)).clamp_max_(keys - 1);
+  return seen.cumsum(3).index_select(3, last).eq(0).transpose(2, 3);
+}
+
+at::Tensor positions_first(const at::Tensor& heads) {
+  return heads.transpose(1, 2);
 }
 
 // Without a mask, the kernels of packed rows compute it.
@@ -118,6 +153,12 @@ bool attends_apart(const at::Tensor& q) {
 std::pair<at::Tensor, at::Tensor> apart_attention(const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, const ApartAttention& attention) {
   check_apart(q, k, v, attention);
+  if (const std::optional<FusedHeads> form = fused_form(q, k, attention)) {
+    auto [y, sums] = fused_heads_forward(positions_first(q), positions_first(k), positions_first(v), *form);
+    at::Tensor out = y.transpose(1, 2);
+    if (attention.mask.defined()) out.masked_fill_(blind_queries(attention, q.size(2), k.size(2)), 0);
+    return {std::move(out), std::move(sums)};
+  }
   const auto wide = q.options().dtype(compute_type(q.scalar_type()));
   at::Tensor log_sum_exp = at::empty({q.size(0), q.size(1), q.size(2)}, wide);
   if (are_packed(q, k, attention)) {
@@ -147,6 +188,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
                   out.scalar_type() == q.scalar_type() &&
                   log_sum_exp.scalar_type() == compute_type(q.scalar_type()),
               "the derivative of attention takes what attention took and gave, and a gradient of its result");
+  if (const std::optional<FusedHeads> form = fused_form(q, k, attention)) {
+    at::Tensor dy = dout;
+    if (attention.mask.defined()) dy = dy.masked_fill(blind_queries(attention, q.size(2), k.size(2)), 0);
+    auto [dq, dk, dv] = fused_heads_backward(positions_first(dy), positions_first(q), positions_first(k),
+                                             positions_first(v), positions_first(out), log_sum_exp, *form);
+    return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+  }
   if (are_packed(q, k, attention)) {
     const PackedAttention form = packed_form(q, k, attention);
     at::Tensor packed = packed_rows(q, k, v, form);

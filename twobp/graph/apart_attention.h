@@ -1,5 +1,6 @@
 // Attention of queries, keys and values that are tensors of their own, for a device that lacks ATen's kernel
-// for CPUs (`_scaled_dot_product_flash_attention_for_cpu`), by the kernels and operators of our layers.
+// for CPUs (`_scaled_dot_product_flash_attention_for_cpu`): by ATen's kernels for GPUs (fused_heads.h) where
+// they take it, and otherwise by the kernels and operators of our layers.
 #pragma once
 
 #include <optional>
@@ -11,9 +12,9 @@
 namespace twobp::graph {
 
 struct ApartAttention {
-  bool causal = false;          // query i sees the keys up to i
-  at::Tensor mask{};            // added to the scores, or of bool: true where a query sees a key
-  std::optional<double> scale;  // of the scores; none: 1 / sqrt(n)
+  bool causal = false;            // query i sees the keys up to i
+  at::Tensor mask{};              // added to the scores, or of bool: true where a query sees a key
+  std::optional<double> scale{};  // of the scores; none: 1 / sqrt(n)
 };
 
 // Whether tensors like q are computed here, and not by ATen's kernel.

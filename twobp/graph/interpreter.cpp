@@ -1,5 +1,7 @@
 #include "twobp/graph/interpreter.h"
 
+#include <mutex>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
@@ -22,7 +24,10 @@ Slots& table() {
 
 at::Generator generator_of(uint64_t seed, at::Device device) {
   if (device.is_cpu()) return at::make_generator<at::CPUGeneratorImpl>(seed);
-  at::Generator generator = at::globalContext().defaultGenerator(device).clone();
+  at::Generator all = at::globalContext().defaultGenerator(device);
+  std::unique_lock lock(all.mutex());  // another rank's attention may set its seed (fused_heads.cpp)
+  at::Generator generator = all.clone();
+  lock.unlock();
   generator.set_current_seed(seed);
   return generator;
 }

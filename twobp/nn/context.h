@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -11,6 +12,8 @@
 #include "twobp/nn/loss_factor.h"
 
 namespace twobp {
+
+class DocumentPlaces;
 
 // The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the
 // host if layers read their contents there, and otherwise on the rank's device.
@@ -32,6 +35,9 @@ struct Slice {
 
 struct Context {
   const Fields* fields = nullptr;
+  // Where the layers of a rank keep the documents of the fields, which the first that needs them makes
+  // (documents.h). Null: each layer makes them for itself.
+  std::shared_ptr<const DocumentPlaces>* documents = nullptr;
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t micro_batch = 0;  // index within the global step

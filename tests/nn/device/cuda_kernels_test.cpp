@@ -1,9 +1,13 @@
-// On a GPU, our kernels of rows and ATen's FlashAttention against the operators in float64 on a CPU.
+// On a GPU, our kernels of rows and ATen's fused attention against the operators in float64 on a CPU.
+#include <thread>
+
 #include <gtest/gtest.h>
 
+#include "tests/nn/device/attention_cases.h"
 #include "tests/nn/typed_options.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/nn/kernels/attention/fused_attention.h"
+#include "twobp/nn/kernels/attention/packed_heads.h"
 #include "twobp/nn/kernels/cuda/rows_by_cuda.h"
 #include "twobp/nn/kernels/operators.h"
 
@@ -197,6 +201,130 @@ TEST(CudaAttention, AttendsAsTheOperatorsDo) {
       for (size_t i = 0; i < expected.size(); ++i) {
         expect_close(actual[i], expected[i], narrow == at::kFloat ? 1e-5 : 2e-2, concat("result ", i));
         EXPECT_TRUE(actual[i].equal(again[i])) << i;
+      }
+    }
+  }
+}
+
+using Cases = test::AttentionCases<4>;  // several blocks of a kernel
+
+// What a GPU computes by fused kernels: documents, windows, slices, padding.
+TEST(CudaAttention, AttendsInDocumentsAsTheOperatorsDo) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const at::Device gpu = Device::open("cuda", 0).where();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto& [name, attention] : Cases::packed()) {
+      SCOPED_TRACE(concat(c10::toString(type), ", ", name));
+      const at::Tensor packed =
+          test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type);
+      const at::Tensor dout = Cases::gradient_of(attention, type);
+      const auto there = at::TensorOptions(type).device(gpu);
+      const bool fused = Cases::by(attention, type) != Cases::By::kOperators;
+      ASSERT_EQ(takes_fused_attention(packed.to(there), attention), fused);
+      if (!fused) continue;
+      const auto actual = Cases::run(attention, packed, dout, there, /*fused=*/true);
+      const auto again = Cases::run(attention, packed, dout, there, /*fused=*/true);
+      Cases::expect_same(attention, actual, Cases::run(attention, packed, dout, at::kDouble, /*fused=*/false),
+                         type);
+      for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(actual[i].equal(again[i])) << i;
+    }
+  }
+}
+
+// A result is linear in the values, so that dL/dv of L = <dout, out> gives <dL/dv, v> = <dout, out>, if
+// backward has the mask of forward.
+TEST(CudaAttention, DropsByItsKeyAlone) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const at::Device gpu = Device::open("cuda", 0).where();
+  at::Generator generator = at::globalContext().defaultGenerator(gpu);
+  at::rand({5}, at::TensorOptions(at::kFloat).device(gpu));
+  const at::Tensor state = generator.get_state();
+  const auto mask_of = [](uint32_t key, uint32_t micro_batch) {
+    return DropoutMask{{key, 9}, micro_batch, /*threshold=*/16384, 4. / 3, 0, 0, 0};  // 1/4, also of 8 bits
+  };
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (auto [name, attention] : Cases::packed()) {
+      if (Cases::by(attention, type) == Cases::By::kOperators || !attention.earlier.empty()) continue;
+      SCOPED_TRACE(concat(c10::toString(type), ", ", name));
+      if (attention.shift.defined()) attention.shift[0].zero_();  // no query sees padding alone
+      const auto there = at::TensorOptions(type).device(gpu);
+      at::Tensor packed =
+          test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type).to(there);
+      const auto run = [&](const DropoutMask& mask, const at::Tensor& dout) {
+        PackedAttention here = attention;
+        here.dropout = mask;
+        EXPECT_TRUE(takes_fused_attention(packed, here));
+        return Cases::run(here, packed, dout, there, /*fused=*/true);
+      };
+      const at::Tensor zero = at::zeros({Cases::kBatch, Cases::kPositions, Cases::kWidth}, there);
+      const at::Tensor dout = run(mask_of(1, 2), zero)[0];  // so <dout, out> is large
+      const auto results = run(mask_of(1, 2), dout);
+      const auto again = run(mask_of(1, 2), dout);
+      for (size_t i = 0; i < results.size(); ++i) EXPECT_TRUE(results[i].equal(again[i])) << i;
+      EXPECT_FALSE(run(mask_of(2, 2), dout)[0].equal(results[0])) << "another key";
+      EXPECT_FALSE(run(mask_of(1, 3), dout)[0].equal(results[0])) << "another micro-batch";
+      const auto inner = [](const at::Tensor& a, const at::Tensor& b) {
+        return (a.to(at::kDouble) * b.to(at::kDouble)).sum().item<double>();
+      };
+      const double expected = inner(dout, results[0]);
+      const PackedHeads values(packed, attention), gradients(results[2], attention);
+      EXPECT_NEAR(inner(values.v, gradients.v), expected, (type == at::kFloat ? 1e-4 : 2e-2) * expected);
+      if (name != "causal" && name != "documents" && name != "bidirectional, padded") continue;
+      // The mean over many keys is what is without dropout.
+      at::Tensor sum = at::zeros(zero.sizes(), zero.options().dtype(at::kDouble));
+      constexpr int kKeys = 100;
+      for (uint32_t key = 0; key < kKeys; ++key) sum += run(mask_of(key, 0), zero)[0].to(at::kDouble);
+      const at::Tensor whole = run({}, zero)[0].to(at::kDouble);
+      EXPECT_LT((sum / kKeys - whole).norm().item<double>(), 0.1 * whole.norm().item<double>());
+    }
+  }
+  EXPECT_TRUE(generator.get_state().equal(state)) << "others draw from the generator too";
+}
+
+TEST(CudaAttention, RanksOfAGpuDrawInTurn) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const at::Device gpu = Device::open("cuda", 0).where();
+  const auto there = at::TensorOptions(at::kBFloat16).device(gpu);
+  const at::Tensor packed =
+      test::numbers({Cases::kBatch, Cases::kPositions, Cases::causal().packed()}, 1, at::kBFloat16).to(there);
+  const at::Tensor dout =
+      test::numbers({Cases::kBatch, Cases::kPositions, Cases::kWidth}, 2, at::kBFloat16).to(there);
+  const auto run = [&](uint32_t key) {
+    PackedAttention attention = Cases::causal();
+    attention.dropout = {{key, 9}, 0, 16384, 4. / 3, 0, 0, 0};
+    const auto type = key % 2 == 0 ? at::kBFloat16 : at::kFloat;  // both kernels draw
+    return Cases::run(attention, packed, dout, there.dtype(type), /*fused=*/true)[2].cpu();
+  };
+  constexpr uint32_t kRanks = 4, kCalls = 20;
+  std::vector<std::vector<at::Tensor>> results(kRanks);
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const Device mine = Device::open("cuda", 0);
+      const OnStream here(mine.compute());
+      for (uint32_t i = 0; i < kCalls; ++i) results[rank].push_back(run(rank * kCalls + i));
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    for (uint32_t i = 0; i < kCalls; ++i)
+      EXPECT_TRUE(results[rank][i].equal(run(rank * kCalls + i))) << rank << " " << i;
+  }
+}
+
+// Of captured models: any mask, and other numbers of keys than of queries.
+TEST(CudaAttention, AttendsApartAsTheOperatorsDo) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
+  const at::Device gpu = Device::open("cuda", 0).where();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const Cases::ApartCase& one : Cases::apart(type)) {
+      for (const int64_t kv_heads : {Cases::kHeads, int64_t{2}}) {
+        SCOPED_TRACE(concat(c10::toString(type), ", ", one.name, ", ", kv_heads, " key-value heads"));
+        const auto there = at::TensorOptions(type).device(gpu);
+        const auto actual = Cases::run_apart(one, kv_heads, type, there);
+        const auto again = Cases::run_apart(one, kv_heads, type, there);
+        Cases::expect_same_apart(actual, Cases::run_apart(one, kv_heads, type, at::kDouble), type);
+        for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(actual[i].equal(again[i])) << i;
       }
     }
   }

@@ -62,25 +62,27 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
 
 PackedAttention Attention::form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
                                 const Saved& saved) const {
-  const at::Tensor starts = document_starts_of(context, packed.size(0), packed.size(1));
-  TWOBP_CHECK(!starts.defined() || shape_.rope.beyond(length_) == 0, "beyond ",
-              shape_.rope.original_positions,
+  auto documents = documents_of(context, packed.size(0), packed.size(1));
+  TWOBP_CHECK(!documents || shape_.rope.beyond(length_) == 0, "beyond ", shape_.rope.original_positions,
               " positions, this model's rotary embedding depends on the length of the whole sequence, so it "
               "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
               "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
-  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context),
-                                            starts.defined() ? on_device(starts, packed.device()) : starts);
-  if (context.sliced())
-    attention.earlier = earlier_keys(saved, attention, packed.size(0), attention_type(packed, attention));
+  PackedAttention attention =
+      shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
+  if (!context.sliced()) return attention;
+  attention.earlier = earlier_keys(saved, attention, packed.size(0), dtype_);
+  const at::ScalarType type = attention_type(packed, attention);  // depends on whether there are any
+  for (EarlierKeys& keys : attention.earlier) keys.rows = keys.rows.to(type);
   return attention;
 }
 
-at::Tensor Attention::blind(const at::Tensor& padding, const at::Tensor& starts, int64_t past) const {
+at::Tensor Attention::blind(const at::Tensor& padding, const PackedAttention& attention, int64_t past) const {
   const at::Tensor tokens = padding.logical_not().cumsum(1);
   const at::Tensor up_to_own = tokens.narrow(1, past, tokens.size(1) - past);
   const auto options = tokens.options();
-  at::Tensor first = starts.defined() ? starts.to(tokens.device()) : at::zeros_like(up_to_own);
+  at::Tensor first =
+      attention.documents ? attention.documents->starts_on(tokens.device()) : at::zeros_like(up_to_own);
   if (shape_.window > 0) {
     const int64_t begin = past + 1 - shape_.window;
     first = at::maximum(first, at::arange(begin, begin + up_to_own.size(1), options).unsqueeze(0));
@@ -126,7 +128,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   at::Tensor log_sum_exp =
       at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   packed_attention_forward(in, attention, out, log_sum_exp);
-  if (padding.defined()) out.masked_fill_(blind(padding, attention.starts, past), 0);
+  if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
 }
@@ -186,7 +188,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   PackedAttention attention = form(context, padding, packed, saved);
   const at::ScalarType type = attention_type(packed, attention);
   at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
-  if (padding.defined()) dy = dy.masked_fill(blind(padding, attention.starts, context.past), 0);
+  if (padding.defined()) dy = dy.masked_fill(blind(padding, attention, context.past), 0);
   if (context.sliced()) join_gradients(attention, saved);
   const at::Tensor out = saved.take_p1(1).to(type);
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());

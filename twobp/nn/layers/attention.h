@@ -32,10 +32,10 @@ struct AttentionShape {
 
   int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
   PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {},
-                         at::Tensor starts = {}) const {
-    return {heads,      kv_heads, head_dim,          /*causal=*/true, std::move(shift),
-            dropout,    window,   std::move(starts), scale,           cap,
-            interleaved};
+                         std::shared_ptr<const DocumentPlaces> documents = {}) const {
+    return {
+        heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
+        scale, cap,      interleaved};
   }
   int64_t packed() const { return causal().packed(); }
 };
@@ -67,7 +67,7 @@ class Attention : public Layer {
   PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
                        const Saved& saved) const;
   // The queries that see nothing but padding, (B, S, 1). `padding` has `past` positions before theirs.
-  at::Tensor blind(const at::Tensor& padding, const at::Tensor& starts, int64_t past) const;
+  at::Tensor blind(const at::Tensor& padding, const PackedAttention& attention, int64_t past) const;
   AttentionShape shape_;
   DropoutRate rate_;
   at::ScalarType dtype_;

@@ -4,7 +4,7 @@
 
 namespace twobp {
 
-at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t positions) {
+std::shared_ptr<const DocumentPlaces> documents_of(const Context& context, int64_t batch, int64_t positions) {
   if (context.fields == nullptr) return {};
   const auto found = context.fields->find(kDocumentStarts);
   if (found == context.fields->end()) return {};
@@ -12,7 +12,8 @@ at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t pos
                   found->second.size(0) == batch && found->second.size(1) == positions,
               kDocumentStarts, " must be int64 (", batch, ", ", positions, "), got ",
               c10::toString(found->second.scalar_type()), " ", found->second.sizes());
-  at::Tensor starts = found->second.cpu().contiguous();
+  if (context.documents != nullptr && *context.documents) return *context.documents;
+  const at::Tensor starts = found->second.cpu().contiguous();
   const int64_t* const all = starts.const_data_ptr<int64_t>();
   for (int64_t sample = 0; sample < batch; ++sample) {
     int64_t before = 0;
@@ -25,7 +26,9 @@ at::Tensor document_starts_of(const Context& context, int64_t batch, int64_t pos
       before = start;
     }
   }
-  return starts;
+  auto documents = std::make_shared<const DocumentPlaces>(starts);
+  if (context.documents != nullptr) *context.documents = documents;
+  return documents;
 }
 
 }  // namespace twobp

@@ -9,8 +9,9 @@ namespace {
 
 // The positions within their documents, (B S) int64. Undefined if samples are not packed.
 at::Tensor within_documents(const Context& context, const at::Tensor& x) {
-  const at::Tensor starts = document_starts_of(context, x.size(0), x.size(1));
-  if (!starts.defined()) return {};
+  const auto documents = documents_of(context, x.size(0), x.size(1));
+  if (!documents) return {};
+  const at::Tensor& starts = documents->starts();
   return on_device((at::arange(context.past, context.past + x.size(1), starts.options()) - starts).flatten(),
                    x.device());
 }

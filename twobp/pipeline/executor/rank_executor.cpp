@@ -48,13 +48,15 @@ void RankExecutor::progress() {
 void RankExecutor::clear() {
   pending_.clear();
   losses_.clear();
+  documents_.clear();
   for (auto& stage : stages_) stage->release_saved();
   for (auto& boundary : boundaries_) boundary = {};
 }
 
-Context RankExecutor::context_of(int micro_batch) const {
+Context RankExecutor::context_of(int micro_batch) {
   Context context;
   context.fields = &(*input_->micro_batches)[micro_batch];
+  context.documents = &documents_[micro_batch];
   context.seed = input_->seed;
   context.step = input_->step;
   const int slices = input_->schedule->slices;

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "twobp/nn/kernels/attention/document_places.h"
 #include "twobp/pipeline/executor/device_times.h"
 #include "twobp/pipeline/executor/event_log.h"
 #include "twobp/pipeline/gradient_reducer.h"
@@ -140,7 +141,7 @@ class RankExecutor {
   // The idle cause of a wait for a message that begins now.
   IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
   void log_p2(std::span<PendingP2> together, double begin, double end);
-  Context context_of(int micro_batch) const;
+  Context context_of(int micro_batch);
   MessageKind forward_kind() const {
     return input_->training ? MessageKind::kForward : MessageKind::kEvaluation;
   }
@@ -178,8 +179,9 @@ class RankExecutor {
   std::vector<StageTimes> stage_times_;
   DeviceTimes device_times_;
   Values losses_;  // of micro-batches on a device; the host waits for them at the end
-  std::unique_lock<std::mutex>* turn_ = nullptr;  // while it records
-  std::vector<at::Tensor> buffers_;               // copies
+  std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
+  std::unique_lock<std::mutex>* turn_ = nullptr;                  // while it records
+  std::vector<at::Tensor> buffers_;                               // copies
   // Written by the recorded instructions.
   Values recorded_losses_;
   std::vector<Parameter*> recorded_grads_;

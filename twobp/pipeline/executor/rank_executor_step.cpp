@@ -118,6 +118,7 @@ RankResult RankExecutor::end(const StepInput& input, bool whole) {
     for (int64_t i = 0; i < losses.numel(); ++i) result_.loss += losses[i].item<double>();
   }
   losses_.clear();
+  documents_.clear();
   result_.times.instructions = static_cast<int64_t>(instructions.size());
   // An evaluation leaves nothing on the books of the next step.
   if (!input.training) transport_.flush(input.timeout);
@@ -267,6 +268,7 @@ void RankExecutor::prepare(const StepInput& input) {
     }
     stage_times_[s] = {};
   }
+  documents_.assign(input.micro_batches->size(), nullptr);
   find_tail();
   work_.clear();
   if (reducer_ != nullptr && input.training) {

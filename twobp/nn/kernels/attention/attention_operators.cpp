@@ -33,15 +33,16 @@ void for_blocks(int64_t positions, const PackedAttention& attention, Visit&& vis
 
 // The first key that each query of the block sees, (B or 1, 1, count, 1). Undefined: key 0.
 at::Tensor starts_of(const PackedAttention& attention, const Block& block, at::Device device) {
-  if (!attention.causal || (attention.window == 0 && !attention.starts.defined())) return {};
+  if (!attention.causal || (attention.window == 0 && !attention.documents)) return {};
   const auto options = at::TensorOptions().dtype(at::kLong).device(device);
   at::Tensor starts = at::zeros({1, block.count}, options);
   if (attention.window > 0) {
     const int64_t first = attention.past() + block.first - attention.window + 1;
     starts = at::arange(first, first + block.count, options).clamp_min_(0).unsqueeze(0);
   }
-  if (attention.starts.defined()) {
-    starts = at::maximum(starts, attention.starts.narrow(1, block.first, block.count));
+  if (attention.documents) {
+    const at::Tensor& of_documents = attention.documents->starts_on(device);
+    starts = at::maximum(starts, of_documents.narrow(1, block.first, block.count));
   }
   return starts.unsqueeze(1).unsqueeze(3);
 }

@@ -1,6 +1,4 @@
-// Attention of a GPU's tensors by ATen's fused CUDA kernels, forward and backward: FlashAttention (arXiv
-// 2307.08691) for 16-bit types, and the memory-efficient kernels (arXiv 2112.05682) for float32 and padding.
-// Their bits are the same every time, because Device::open asks LibTorch for deterministic algorithms.
+// Attention of packed rows on a GPU by ATen's fused CUDA kernels (fused_heads.h).
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -8,7 +6,8 @@
 namespace twobp {
 
 // Whether a kernel computes this: float32, bfloat16 or float16 on a GPU, heads of up to 256 and a multiple of
-// 8 numbers, without dropout, documents and a cap.
+// 8 numbers, without a cap. Dropout in slices has the mask of the whole sequence, which kernels do not draw.
+// Documents take 16 bits, and neither padding nor earlier slices.
 bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention);
 
 // As packed_attention_forward and packed_attention_backward, for what takes_fused_attention(). `from_later`,

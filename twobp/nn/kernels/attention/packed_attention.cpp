@@ -22,9 +22,9 @@ constexpr int64_t kCausalBlock = 64;
 using Starts = std::vector<int64_t>;
 
 std::vector<Starts> starts_of(const PackedAttention& attention, int64_t positions) {
-  if (!attention.causal || (attention.window == 0 && !attention.starts.defined())) return {};
+  if (!attention.causal || (attention.window == 0 && !attention.documents)) return {};
   const at::Tensor given =
-      attention.starts.defined() ? attention.starts.cpu().contiguous() : at::zeros({1, positions}, at::kLong);
+      attention.documents ? attention.documents->starts() : at::zeros({1, positions}, at::kLong);
   const int64_t past = attention.past();
   std::vector<Starts> all(given.size(0));
   for (size_t b = 0; b < all.size(); ++b) {

@@ -9,10 +9,12 @@
 // not depend on the number of threads. (A single task leaves the threads to the products inside it.)
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/kernels/attention/document_places.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 
 namespace twobp {
@@ -31,11 +33,13 @@ struct PackedAttention {
   bool causal = false;   // a query attends only to the keys up to its own position
   at::Tensor shift;      // (B, S), added to the scores of each sample's keys; undefined: none
   DropoutMask dropout;   // of the probabilities; row (b H + h) S + s of the mask is query s of head h, and
-                         // column 0 the first key that it sees
+                         // column 0 the first key that it sees. Kernels of a GPU draw another mask from its
+                         // key (fused_attention.h)
 
   // Used by causal attention: query i sees keys [max(starts_i, i - window + 1), i].
-  int64_t window = 0;   // 0: no window
-  at::Tensor starts{};  // (B, S) int64, not falling along S, at most i; undefined: 0
+  int64_t window = 0;  // 0: no window
+  // starts (B, S), not falling along S, at most i; null: 0.
+  std::shared_ptr<const DocumentPlaces> documents{};
 
   double scale = 0;          // of the scores; 0: 1 / sqrt(D)
   double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
