@@ -66,6 +66,29 @@ TEST_P(CudaKernels, NormRows) {
   expect(on_dgain, dgain, "dgain");
 }
 
+TEST_P(CudaKernels, NormAndCentreRows) {
+  const at::Tensor x = numbers({3, 45, cols_}, 1) + 2, dy = numbers({3, 45, cols_}, 2);
+  const at::Tensor gain = numbers({cols_}, 3), bias = numbers({cols_}, 4);
+  at::Tensor y = at::empty_like(x), statistics = at::empty({2, 135}, at::kDouble), dx = at::empty_like(x);
+  const at::Tensor from = x.to(type_).to(at::kDouble);
+  operators::layer_norm_forward(from, gain, bias, 1e-5, y, statistics);
+  const at::Tensor sums = operators::layer_norm_backward(dy, from, gain, statistics, dx);
+  at::Tensor on_y = like(y), on_statistics = wide_there(statistics).fill_(NAN), on_sums;
+  ASSERT_TRUE(
+      layer_norm_forward_by_cuda(there(x), wide_there(gain), wide_there(bias), 1e-5, on_y, on_statistics));
+  expect(on_y, y, "y");
+  expect(on_statistics[0], statistics[0], "mean");
+  expect(on_statistics[1], statistics[1], "rstd");
+  at::Tensor on_dx[] = {like(dx), there(dy), there(x)};  // elsewhere, in dy, in x
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor on_dy = i == 1 ? on_dx[i] : there(dy), on_x = i == 2 ? on_dx[i] : there(x);
+    ASSERT_TRUE(layer_norm_backward_by_cuda(on_dy, on_x, wide_there(gain), on_statistics, on_dx[i], on_sums));
+    expect(on_dx[i], dx, "dx");
+    expect(on_sums[0], sums[0], "dgain");
+    expect(on_sums[1], sums[1], "dbias");
+  }
+}
+
 TEST_P(CudaKernels, RotateHeads) {
   at::Tensor x = numbers({3, 20, 7 * cols_}, 1);
   const at::Tensor cos = numbers({20, cols_ / 2}, 2), sin = numbers({20, cols_ / 2}, 3);

@@ -121,25 +121,129 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block sums kGainRows rows of kGainColumns columns: each of its rows of threads takes every fourth row.
+// add(row, i, sums) adds number i, which is in this row, to the thread's sums. write(i, sums) gets those of
+// the block's column i.
+template <int kSums, typename T, typename Add, typename Write>
+__device__ void sum_columns(int64_t rows, int64_t cols, const Add& add, const Write& write) {
+  constexpr int kSteps = kThreads / kGainColumns;
+  __shared__ T of_steps[kSums][kThreads];
+  const int64_t col = int64_t{blockIdx.y} * kGainColumns + threadIdx.x % kGainColumns;
+  const int step = threadIdx.x / kGainColumns;
+  const int64_t first = int64_t{blockIdx.x} * kGainRows;
+  T sums[kSums] = {};
+  if (col < cols) {
+    for (int64_t row = first + step; row < min(first + kGainRows, rows); row += kSteps)
+      add(row, row * cols + col, sums);
+  }
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) of_steps[k][threadIdx.x] = sums[k];
+  __syncthreads();
+  if (step > 0 || col >= cols) return;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    for (int other = 1; other < kSteps; ++other) sums[k] += of_steps[k][threadIdx.x + other * kGainColumns];
+  }
+  write(blockIdx.x * cols + col, sums);
+}
+
 template <typename S>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_dgain(int64_t rows, int64_t cols, const S* dy, const S* x, const Compute<S>* rstd, Compute<S>* dgain) {
   using T = Compute<S>;
-  constexpr int kSteps = kThreads / kGainColumns;
-  __shared__ T of_steps[kThreads];
-  const int64_t col = int64_t{blockIdx.y} * kGainColumns + threadIdx.x % kGainColumns;
-  const int step = threadIdx.x / kGainColumns;
-  const int64_t first = int64_t{blockIdx.x} * kGainRows;
+  sum_columns<1, T>(
+      rows, cols, [&](int64_t row, int64_t i, T(&sums)[1]) { sums[0] += wide(dy[i]) * (wide(x[i]) * rstd[row]); },
+      [&](int64_t i, const T(&sums)[1]) { dgain[i] = sums[0]; });
+}
+
+// ---------------------------------------------------------------- LayerNorm
+// The deviations are summed in a second pass, because a difference of large sums would lose digits. The row is
+// in the cache by then.
+template <int N, typename S>
+__global__ void __launch_bounds__(kThreads)
+    layer_norm_forward(int64_t cols, const S* x, const Compute<S>* gain, const Compute<S>* bias, Compute<S> eps, S* y,
+                       Compute<S>* means, Compute<S>* rstd) {
+  using T = Compute<S>;
+  x += blockIdx.x * cols;
+  y += blockIdx.x * cols;
   T sum = 0;
-  if (col < cols) {
-    for (int64_t row = first + step; row < min(first + kGainRows, rows); row += kSteps)
-      sum += wide(dy[row * cols + col]) * (wide(x[row * cols + col]) * rstd[row]);
+  for (int64_t i = threadIdx.x * N; i < cols; i += kThreads * N) {
+    T v[N];
+    load<N>(x + i, v);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += v[k];
   }
-  of_steps[threadIdx.x] = sum;
-  __syncthreads();
-  if (step > 0 || col >= cols) return;
-  for (int other = 1; other < kSteps; ++other) sum += of_steps[threadIdx.x + other * kGainColumns];
-  dgain[blockIdx.x * cols + col] = sum;
+  const T mean = block_sum(sum) / cols;
+  T squares = 0;
+  for (int64_t i = threadIdx.x * N; i < cols; i += kThreads * N) {
+    T v[N];
+    load<N>(x + i, v);
+#pragma unroll
+    for (int k = 0; k < N; ++k) squares += (v[k] - mean) * (v[k] - mean);
+  }
+  const T scale = 1 / sqrt(block_sum(squares) / cols + eps);
+  if (threadIdx.x == 0) {
+    means[blockIdx.x] = mean;
+    rstd[blockIdx.x] = scale;
+  }
+  for (int64_t i = threadIdx.x * N; i < cols; i += kThreads * N) {
+    T v[N];
+    load<N>(x + i, v);
+#pragma unroll
+    for (int k = 0; k < N; ++k) v[k] = (v[k] - mean) * scale * gain[i + k] + bias[i + k];
+    store<N>(y + i, v);
+  }
+}
+
+// dx = (g - mean(g) - xhat mean(g xhat)) rstd with g = dy gain and xhat = (x - mean(x)) rstd.
+template <int N, typename S>
+__global__ void __launch_bounds__(kThreads)
+    layer_norm_backward(int64_t cols, const S* dy, const S* x, const Compute<S>* gain, const Compute<S>* means,
+                        const Compute<S>* rstd, S* dx) {
+  using T = Compute<S>;
+  dy += blockIdx.x * cols;
+  x += blockIdx.x * cols;
+  dx += blockIdx.x * cols;
+  const T mean = means[blockIdx.x];
+  const T scale = rstd[blockIdx.x];
+  T of_g = 0, of_products = 0;
+  for (int64_t i = threadIdx.x * N; i < cols; i += kThreads * N) {
+    T g[N], v[N];
+    load<N>(dy + i, g);
+    load<N>(x + i, v);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      of_g += g[k] * gain[i + k];
+      of_products += g[k] * gain[i + k] * ((v[k] - mean) * scale);
+    }
+  }
+  const T mean_g = block_sum(of_g) / cols;
+  const T mean_product = block_sum(of_products) / cols;
+  for (int64_t i = threadIdx.x * N; i < cols; i += kThreads * N) {
+    T g[N], v[N];
+    load<N>(dy + i, g);
+    load<N>(x + i, v);
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+      g[k] = (g[k] * gain[i + k] - mean_g - (v[k] - mean) * scale * mean_product) * scale;
+    store<N>(dx + i, g);
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    layer_norm_sums(int64_t rows, int64_t cols, const S* dy, const S* x, const Compute<S>* means,
+                    const Compute<S>* rstd, Compute<S>* dgain, Compute<S>* dbias) {
+  using T = Compute<S>;
+  sum_columns<2, T>(
+      rows, cols,
+      [&](int64_t row, int64_t i, T(&sums)[2]) {
+        sums[0] += wide(dy[i]) * ((wide(x[i]) - means[row]) * rstd[row]);
+        sums[1] += wide(dy[i]);
+      },
+      [&](int64_t i, const T(&sums)[2]) {
+        dgain[i] = sums[0];
+        dbias[i] = sums[1];
+      });
 }
 
 // ---------------------------------------------------------------- rotary embedding
@@ -418,6 +522,33 @@ int cuda_rms_norm_backward(const CudaRows& on, const void* dy, const void* x, co
                                                            in<Compute<S>>(rstd), out<Compute<S>>(dgain));
     rms_norm_backward<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
         on.cols, in<S>(dy), in<S>(x), in<Compute<S>>(gain), in<Compute<S>>(rstd), out<S>(dx));
+  });
+}
+
+int cuda_layer_norm_forward(const CudaRows& on, const void* x, const void* gain, const void* bias, double eps,
+                            void* y, void* statistics) {
+  return for_packs(on.type, {on.cols}, {x, y}, [&](auto zero, auto n) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    T* const means = out<T>(statistics);
+    layer_norm_forward<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
+        on.cols, in<S>(x), in<T>(gain), in<T>(bias), static_cast<T>(eps), out<S>(y), means, means + on.rows);
+  });
+}
+
+int cuda_layer_norm_backward(const CudaRows& on, const void* dy, const void* x, const void* gain,
+                             const void* statistics, void* dx, void* sums) {
+  return for_packs(on.type, {on.cols}, {dy, x, dx}, [&](auto zero, auto n) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    const T* const means = in<T>(statistics);
+    T* const dgain = out<T>(sums);
+    const int64_t gain_blocks = cuda_gain_blocks(on.rows);
+    const dim3 blocks(gain_blocks, (on.cols + kGainColumns - 1) / kGainColumns);
+    layer_norm_sums<<<blocks, kThreads, 0, stream_of(on)>>>(on.rows, on.cols, in<S>(dy), in<S>(x), means,
+                                                            means + on.rows, dgain, dgain + gain_blocks * on.cols);
+    layer_norm_backward<n.value><<<on.rows, kThreads, 0, stream_of(on)>>>(
+        on.cols, in<S>(dy), in<S>(x), in<T>(gain), means, means + on.rows, out<S>(dx));
   });
 }
 

@@ -32,6 +32,14 @@ int64_t cuda_gain_blocks(int64_t rows);
 int cuda_rms_norm_backward(const CudaRows& on, const void* dy, const void* x, const void* gain,
                            const void* rstd, void* dx, void* dgain);
 
+// y = (x - mean) rstd gain + bias: x, y (rows, cols), gain and bias (cols), statistics (2, rows): mean, rstd.
+int cuda_layer_norm_forward(const CudaRows& on, const void* x, const void* gain, const void* bias, double eps,
+                            void* y, void* statistics);
+// sums (2, cuda_gain_blocks(rows), cols): of dgain and of dbias, for each block of rows. `dx` may be `dy` or
+// `x`.
+int cuda_layer_norm_backward(const CudaRows& on, const void* dy, const void* x, const void* gain,
+                             const void* statistics, void* dx, void* sums);
+
 // Rotates heads of rows in place: of each head's first 2 * half numbers, number i with number i + half.
 struct CudaRope {
   int64_t stride = 0;

@@ -79,6 +79,28 @@ bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const 
   return true;
 }
 
+bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias,
+                                double eps, at::Tensor& y, at::Tensor& statistics) {
+  const auto on = rows_of(x, x.size(-1));
+  if (!on || !contiguous({x, gain, bias, y, statistics})) return false;
+  const c10::DeviceGuard here(x.device());
+  return queued(cuda_layer_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), bias.const_data_ptr(),
+                                        eps, y.mutable_data_ptr(), statistics.mutable_data_ptr()));
+}
+
+bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                                 const at::Tensor& statistics, at::Tensor& dx, at::Tensor& sums) {
+  const auto on = rows_of(x, x.size(-1));
+  if (!on || !contiguous({dy, x, gain, statistics, dx})) return false;
+  const c10::DeviceGuard here(x.device());
+  const at::Tensor of_blocks = at::empty({2, cuda_gain_blocks(on->rows), on->cols}, gain.options());
+  queued(cuda_layer_norm_backward(*on, dy.const_data_ptr(), x.const_data_ptr(), gain.const_data_ptr(),
+                                  statistics.const_data_ptr(), dx.mutable_data_ptr(),
+                                  of_blocks.mutable_data_ptr()));
+  sums = of_blocks.sum(1);
+  return true;
+}
+
 bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
                   double direction) {
   const auto on = rows_of(x, x.size(-1));

@@ -20,6 +20,10 @@ bool rms_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, doubl
                               at::Tensor& rstd);
 bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                const at::Tensor& rstd, at::Tensor& dx, at::Tensor& dgain);
+bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias,
+                                double eps, at::Tensor& y, at::Tensor& statistics);
+bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                                 const at::Tensor& statistics, at::Tensor& dx, at::Tensor& sums);
 bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
                   double direction);
 bool glu_forward_by_cuda(const at::Tensor& x, Gate gate, at::Tensor& act);

@@ -12,6 +12,14 @@ bool rms_norm_backward_by_cuda(const at::Tensor&, const at::Tensor&, const at::T
                                at::Tensor&, at::Tensor&) {
   return false;
 }
+bool layer_norm_forward_by_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, at::Tensor&,
+                                at::Tensor&) {
+  return false;
+}
+bool layer_norm_backward_by_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 at::Tensor&, at::Tensor&) {
+  return false;
+}
 bool rope_by_cuda(at::Tensor&, const at::Tensor&, const at::Tensor&, const RowHeads&, double) {
   return false;
 }
