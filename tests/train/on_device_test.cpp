@@ -11,6 +11,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
+#include "twobp/core/clock.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
@@ -353,6 +354,23 @@ TEST(AsGraphTest, HonoursMasks) {
     }
     EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
   }
+}
+
+// The last stage is on a GPU of its own, whose stream is held up for longer than a step takes. The labels are
+// copied in that stream, and a replay waits for them.
+TEST(AsGraphTest, WaitsForInputsOnOtherDevices) {
+  const Config config = config_of("llama", 2, kStandIn);
+  Trainer one_by_one(config);
+  const auto as_graph = trainer_with_graphs(config, 2, /*apart=*/true);
+  const Variant variant{"1f1b", P2Policy::kFill};
+  const int replays = test::replays();
+  for (const Batch& batch : test::random_batches(4, 2)) {
+    const double expected = one_by_one.step(batch, variant).loss;
+    const double open = now_seconds() + 0.2;
+    test::hold(as_graph->world().device(1).compute(), [open] { return now_seconds() > open; });
+    EXPECT_EQ(as_graph->step(batch, variant).loss, expected);
+  }
+  EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
 }
 
 // A recording begins in the stream of rank 0. Here, rank 1 has the first stage, so it computes before it
