@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <optional>
 #include <random>
 #include <string>
 #include <sys/mman.h>
@@ -24,6 +25,7 @@ namespace {
 constexpr int kInvalidUsage = 5;
 constexpr off_t kDataBegin = 4096;  // in the file of a communicator
 constexpr int kMostRanks = 16;      // of a communicator
+enum Kind { kTransfer, kAllReduce, kReduce, kBroadcast, kKinds };
 constexpr int kFirstWithCtas = 21700;
 constexpr int kMostCtas = 32;  // of a communicator whose configuration has no limit
 
@@ -31,7 +33,7 @@ constexpr int kMostCtas = 32;  // of a communicator whose configuration has no l
 // at any time.
 struct Shared {
   std::atomic<bool> joined[kMostRanks], aborted[kMostRanks], finalized[kMostRanks];
-  std::atomic<bool> began[kMostRanks];  // a first call
+  std::atomic<bool> began[kKinds][kMostRanks];  // a first call of each kind
   std::atomic<int> error{};
   // Of a transfer between two.
   std::atomic<int64_t> wanted{};  // bytes that the receiver waits for; 0: none
@@ -193,18 +195,20 @@ int get_async_error(NcclComm comm, int* error) {
   *error = channel->error != 0 ? channel->error.load() : stand_in_nccl_state().error.load();
   if (*error != 0) return 0;
   const bool others_are_there = channel.all([&](int rank) {
-    return channel->joined[rank] && (channel->began[rank] || !channel->began[mine.rank]) &&
-           (channel->finalized[rank] || !channel->finalized[mine.rank]);
+    for (const auto& began : channel->began) {
+      if (began[mine.rank] && !began[rank]) return false;
+    }
+    return channel->joined[rank] && (channel->finalized[rank] || !channel->finalized[mine.rank]);
   });
   if (stand_in_nccl_state().stuck || !others_are_there || poll_send(mine)) *error = NcclApi::kInProgress;
   return 0;
 }
 
-int begin(const Comm& mine) {
+int begin(const Comm& mine, Kind kind) {
   Channel& channel = *mine.channel;
-  channel->began[mine.rank] = true;
-  const bool done =
-      !stand_in_nccl_state().stuck && channel.all([&](int rank) { return channel->began[rank].load(); });
+  channel->began[kind][mine.rank] = true;
+  const bool done = !stand_in_nccl_state().stuck &&
+                    channel.all([&](int rank) { return channel->began[kind][rank].load(); });
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
@@ -255,7 +259,7 @@ int send(const void* data, size_t count, int type, int peer, NcclComm comm, void
   put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   mine.polls_left = stand_in_nccl_state().polls_under_way;
   mine.poller = {};
-  const int result = begin(mine);
+  const int result = begin(mine, kTransfer);
   return mine.polls_left > 0 ? static_cast<int>(NcclApi::kInProgress) : result;
 }
 
@@ -264,7 +268,7 @@ int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* s
   if (mine.channel->ranks() != 2 || mine.rank != 1 || peer != 0 || type != NcclApi::kByte)
     return kInvalidUsage;
   put_receive(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
-  return begin(mine);
+  return begin(mine, kTransfer);
 }
 
 std::optional<at::ScalarType> type_of(int type) {
@@ -274,10 +278,25 @@ std::optional<at::ScalarType> type_of(int type) {
   return std::nullopt;
 }
 
+// The result of this thread's calls since group_start(), or nothing outside of a group.
+thread_local std::optional<int> group_result;
+
+int group_start() {
+  group_result = NcclApi::kSuccess;
+  return NcclApi::kSuccess;
+}
+
+// The calls' own result may be that they are under way.
+int group_end() {
+  const int result = group_result.value_or(kInvalidUsage);
+  group_result.reset();
+  return result;
+}
+
 // A call of all ends. Its kernel holds its stream up until all ends have begun. Then it gives this end's
 // memory what `result` makes of all ends' data, by rank.
-int together(NcclComm comm, const void* from, void* to, size_t count, int type, int operation, void* stream,
-             const std::function<at::Tensor(const std::vector<at::Tensor>&)>& result) {
+int together(Kind kind, NcclComm comm, const void* from, void* to, size_t count, int type, int operation,
+             void* stream, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& result) {
   Comm& mine = comm_of(comm);
   const auto dtype = type_of(type);
   if (from != to || operation != NcclApi::kSum || !dtype) return kInvalidUsage;
@@ -316,7 +335,10 @@ int together(NcclComm comm, const void* from, void* to, size_t count, int type, 
     stand_in_nccl_state().bytes += bytes;
     (*channel)->read[rank] = call;
   });
-  return begin(mine);
+  const int begun = begin(mine, kind);
+  if (!group_result) return begun;
+  if (begun != NcclApi::kSuccess) group_result = begun;
+  return NcclApi::kSuccess;
 }
 
 // In the order of the ranks, as our own sums. NCCL's order is another one.
@@ -328,18 +350,18 @@ at::Tensor sum_of(const std::vector<at::Tensor>& all) {
 
 int all_reduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
                void* stream) {
-  return together(comm, from, to, count, type, operation, stream, sum_of);
+  return together(kAllReduce, comm, from, to, count, type, operation, stream, sum_of);
 }
 
 int reduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
            void* stream) {
   const bool mine = comm_of(comm).rank == root;
-  return together(comm, from, to, count, type, operation, stream,
+  return together(kReduce, comm, from, to, count, type, operation, stream,
                   [mine](const std::vector<at::Tensor>& all) { return mine ? sum_of(all) : at::Tensor(); });
 }
 
 int broadcast(const void* from, void* to, size_t count, int type, int root, NcclComm comm, void* stream) {
-  return together(comm, from, to, count, type, NcclApi::kSum, stream,
+  return together(kBroadcast, comm, from, to, count, type, NcclApi::kSum, stream,
                   [root](const std::vector<at::Tensor>& all) { return all[root]; });
 }
 
@@ -365,6 +387,8 @@ NcclApi stand_in_nccl() {
   api.get_async_error = get_async_error;
   api.send = send;
   api.receive = receive;
+  api.group_start = group_start;
+  api.group_end = group_end;
   api.all_reduce = all_reduce;
   api.reduce = reduce;
   api.broadcast = broadcast;

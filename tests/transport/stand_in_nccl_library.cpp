@@ -43,6 +43,12 @@ int ncclSend(const void* data, size_t count, int type, int peer, NcclComm comm, 
 int ncclRecv(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   return api().receive(data, count, type, peer, comm, stream);
 }
+int ncclGroupStart() {
+  return api().group_start();
+}
+int ncclGroupEnd() {
+  return api().group_end();
+}
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
                   void* stream) {
   return api().all_reduce(from, to, count, type, operation, comm, stream);

@@ -193,7 +193,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
     if (attention.mask.defined()) dy = dy.masked_fill(blind_queries(attention, q.size(2), k.size(2)), 0);
     auto [dq, dk, dv] = fused_heads_backward(positions_first(dy), positions_first(q), positions_first(k),
                                              positions_first(v), positions_first(out), log_sum_exp, *form);
-    return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+    // FlashAttention gives them the strides of q, k and v.
+    const auto heads_first = [](const at::Tensor& x) { return x.contiguous().transpose(1, 2); };
+    return {heads_first(dq), heads_first(dk), heads_first(dv)};
   }
   if (are_packed(q, k, attention)) {
     const PackedAttention form = packed_form(q, k, attention);

@@ -165,9 +165,7 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
     return;
   }
   if (GroupSums* const sums = group_sums_for(transport, tensors[0])) {
-    DeviceEvent last;  // they end in their order
-    for (size_t i = 0; i < tensors.size(); ++i) last = sums->reduce(tensors[i], owners[i]);
-    group_.emplace(*sums, last);
+    group_.emplace(*sums, sums->reduce(tensors, owners));
     return;
   }
   std::vector<Values> by_owner(ranks);

@@ -1,10 +1,8 @@
-// Operations of all ranks of a transport together, made of messages alone, so that every transport has them.
-// A sum is taken in rank order, so its bits do not depend on the transport or on the order of arrival. All
-// ranks call the same operations in the same order. `number`, from 1, distinguishes operations that are under
-// way at the same time (all_reduce_sum uses 0).
-//
-// If the transport has sums of its own for these ranks and tensors (group_sums.h), AllReduce and
-// ReduceScatter use those, in their order.
+// Operations of all ranks of a transport together. They are made of messages, so that every transport has
+// them, and a sum is taken in rank order, so that its bits do not depend on the transport or on the order of
+// arrival. Only if the transport has sums of its own for these ranks and tensors (group_sums.h), AllReduce
+// and ReduceScatter use those, in their order. All ranks call the same operations in the same order.
+// `number`, from 1, distinguishes operations that are under way at the same time (all_reduce_sum uses 0).
 #pragma once
 
 #include <cstdint>
@@ -39,7 +37,8 @@ class AllReduce {
 
   // Processes what has arrived. Returns true when the tensor contains the sum. Never blocks. Throws Aborted.
   bool progress();
-  // Throws Aborted, or after `timeout` seconds Error that names the rank it waited for.
+  // Throws Aborted, or after `timeout` seconds Error that names the rank it waited for, or
+  // all ranks.
   void wait(double timeout);
   bool done() const { return done_; }
 

@@ -1,7 +1,9 @@
 // Sums and copies that all ranks of a group make together by a library, which knows faster ways between many
 // GPUs than messages (collectives.h). All ranks call the same operations in the same order. The library sums
-// in an order of its own, which repeats on the same machines, but not elsewhere.
+// in an order of its own, which should repeat on the same machines with the same library, but not elsewhere.
 #pragma once
+
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -17,13 +19,14 @@ class GroupSums {
   virtual bool takes(const at::Tensor& tensor) const = 0;
 
   // Each of these begins when the work is done that the caller has launched in its current stream, and works
-  // in place. `tensor` fills its memory without gaps, and has the same size and dtype on every rank. It is
-  // kept until the event passes. Throws Aborted.
+  // in place. The tensors fill their memory without gaps, and have the same sizes and dtypes on every rank.
+  // They are kept until the event has been seen to pass. Throws Aborted, and Error for tensors that do not
+  // fit.
   virtual DeviceEvent all_reduce(const at::Tensor& tensor) = 0;
-  // Only the tensor of rank `owner` becomes the sum. The others stay as they are.
-  virtual DeviceEvent reduce(const at::Tensor& tensor, int owner) = 0;
-  // The tensors become that of rank `root`.
-  virtual DeviceEvent broadcast(const at::Tensor& tensor, int root) = 0;
+  // Of each tensor, only that of its owner becomes the sum. The others stay as they are.
+  virtual DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners) = 0;
+  // Each tensor becomes that of its root.
+  virtual DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots) = 0;
 
   // Whether an operation is done. Never blocks. Throws Aborted.
   virtual bool passed(const DeviceEvent& done) = 0;

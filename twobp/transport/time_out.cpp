@@ -1,5 +1,6 @@
 #include "twobp/transport/time_out.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -11,6 +12,10 @@ namespace {
 
 constexpr const char* kAdvice = ": that rank is stuck or the time-out (pipeline.timeout) is too short";
 
+constexpr const char* kAdviceOnMany =
+    ": one of them is stuck or the time-out (pipeline.timeout) is too short";
+constexpr size_t kMostRanksNamed = 8;
+
 // Rounded, so that the rest of a time-out after an earlier wait is shown as the whole time-out.
 std::string seconds_text(double seconds) {
   std::array<char, 32> text{};
@@ -20,16 +25,22 @@ std::string seconds_text(double seconds) {
 
 }  // namespace
 
+std::string names_of_ranks(const std::vector<int>& ranks) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(ranks.size(), kMostRanksNamed); ++i)
+    names.push_back(std::to_string(ranks[i]));
+  const size_t more = ranks.size() - names.size();
+  return concat("ranks ", join(names), more > 0 ? concat(" and ", more, " more") : "");
+}
+
 void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
   fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from,
        kAdvice);
 }
 
 void fail_summing(int rank, double timeout, const std::vector<int>& ranks) {
-  std::vector<std::string> names;
-  for (const int one : ranks) names.push_back(std::to_string(one));
-  fail("rank ", rank, " waited ", seconds_text(timeout), " for a sum over ranks ", join(names),
-       ": one of them is stuck or the time-out (pipeline.timeout) is too short");
+  fail("rank ", rank, timeout > 0 ? concat(" waited ", seconds_text(timeout)) : " waited", " for a sum over ",
+       names_of_ranks(ranks), kAdviceOnMany);
 }
 
 void fail_sending(int rank, double timeout, int to) {

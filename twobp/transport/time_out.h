@@ -7,6 +7,9 @@
 
 namespace twobp {
 
+// "ranks 0, 1, 2", the first ones of many.
+std::string names_of_ranks(const std::vector<int>& ranks);
+
 // Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
 [[noreturn]] void fail_waiting(int rank, double timeout, const Tag& tag, int from);
 // Throws Error: `rank` waited `timeout` seconds for a sum over `ranks`.

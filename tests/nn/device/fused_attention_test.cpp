@@ -346,7 +346,10 @@ TEST(FusedAttention, AttendsApartWithAnyStrides) {
     const auto [out, sums] = graph::apart_attention(q, k, v, attention);
     EXPECT_EQ(last_fused_call().kernel, mask.defined() ? Kernel::kEfficient : Kernel::kFlash);
     const auto [dq, dk, dv] = graph::apart_attention_backward(dout, q, k, v, out, sums, attention);
-    return std::vector{out, dq, dk, dv};
+    const std::vector all{out, dq, dk, dv};
+    for (const at::Tensor& one : all)
+      EXPECT_TRUE(one.transpose(1, 2).is_contiguous()) << "as ATen's on a CPU";
+    return all;
   };
   const auto some = [](int seed) {
     return numbers({kBatch, kHeads, 9, kDim}, seed, at::kHalf).to(at::kHalf);

@@ -291,11 +291,11 @@ void flash_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     dk.push_back(of.k);
     dv.push_back(of.v);
   }
-  const auto all = [&](const std::vector<at::Tensor>& parts) {
+  const auto all = [&](const std::vector<at::Tensor>& parts, const at::Tensor& of) {
     const at::Tensor one = flash.bounds.defined() ? at::cat(parts, 1).squeeze(0) : parts[0];
-    return one.to(flash.q.scalar_type()).contiguous();
+    return at::empty_like(of).copy_(one);
   };
-  torch::jit::push(*stack, all(dq), all(dk), all(dv));
+  torch::jit::push(*stack, all(dq, flash.q), all(dk, flash.k), all(dv, flash.v));
 }
 
 // The memory-efficient kernels (attention.cu, attention_backward.cu, kernel_forward.h, kernel_backward.h).

@@ -59,14 +59,14 @@ OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> pa
 }
 
 void OptimizerShards::send(int64_t step) {
-  GroupSums* const sums = parameters_.empty() ? nullptr : group_sums_for(replicas_, parameters_[0]->master);
-  if (sums != nullptr) {
-    DeviceEvent last;  // they end in their order
-    for (const Message& message : messages_) {
-      for (const Parameter* parameter : message.parameters)
-        last = sums->broadcast(parameter->master, message.owner);
+  if (GroupSums* const sums = own_copies()) {
+    std::vector<at::Tensor> masters;
+    std::vector<int> owners;
+    for (const Parameter* parameter : parameters_) {
+      masters.push_back(parameter->master);
+      owners.push_back(owner_of(parameter));
     }
-    copies_.emplace(*sums, last);
+    copies_.emplace(*sums, sums->broadcast(masters, owners));
     return;
   }
   for (size_t m = 0; m < messages_.size(); ++m) {
@@ -80,7 +80,6 @@ void OptimizerShards::send(int64_t step) {
 }
 
 void OptimizerShards::receive(int64_t step, double timeout) {
-  const double deadline = awake_seconds() + timeout;
   if (copies_) {
     copies_->wait(timeout);
     copies_.reset();
@@ -89,6 +88,7 @@ void OptimizerShards::receive(int64_t step, double timeout) {
     }
     return;
   }
+  const double deadline = awake_seconds() + timeout;
   for (size_t m = 0; m < messages_.size(); ++m) {
     const Message& message = messages_[m];
     if (message.owner == replicas_.rank()) continue;
@@ -104,6 +104,15 @@ void OptimizerShards::receive(int64_t step, double timeout) {
       take_over(parameter);
     }
   }
+}
+
+GroupSums* OptimizerShards::own_copies() const {
+  GroupSums* sums = nullptr;
+  for (const Parameter* parameter : parameters_) {
+    sums = group_sums_for(replicas_, parameter->master);
+    if (sums == nullptr) break;
+  }
+  return sums;
 }
 
 void OptimizerShards::take_over(Parameter& parameter) {

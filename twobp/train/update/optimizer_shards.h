@@ -53,6 +53,8 @@ class OptimizerShards {
     std::vector<Parameter*> parameters;
   };
 
+  // The transport's own copies, if they take all weights. Otherwise null.
+  GroupSums* own_copies() const;
   // What a receive ends with.
   static void take_over(Parameter& parameter);
 

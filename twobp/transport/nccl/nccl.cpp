@@ -177,17 +177,18 @@ class NcclTransport : public Transport {
       return launch(
           [&](NcclGroup& group, const DeviceEvent& ready) { return group.all_reduce(tensor, ready); });
     }
-    DeviceEvent reduce(const at::Tensor& tensor, int owner) override {
+    DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners) override {
       return launch(
-          [&](NcclGroup& group, const DeviceEvent& ready) { return group.reduce(tensor, owner, ready); });
+          [&](NcclGroup& group, const DeviceEvent& ready) { return group.reduce(tensors, owners, ready); });
     }
-    DeviceEvent broadcast(const at::Tensor& tensor, int root) override {
+    DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots) override {
       return launch(
-          [&](NcclGroup& group, const DeviceEvent& ready) { return group.broadcast(tensor, root, ready); });
+          [&](NcclGroup& group, const DeviceEvent& ready) { return group.broadcast(tensors, roots, ready); });
     }
     bool passed(const DeviceEvent& done) override {
-      owner_.throw_if_aborted();
-      if (!done.passed()) return false;
+      const bool passed = done.passed();
+      owner_.throw_if_aborted();  // after the look: an abort ends the operation, too
+      if (!passed) return false;
       owner_.in_nccl([&] { return owner_.group_->under_way(); });  // frees what is done
       return true;
     }

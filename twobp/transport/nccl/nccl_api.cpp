@@ -53,6 +53,8 @@ NcclApi load_nccl(const std::string& library) {
   find(handle, name, "ncclCommGetAsyncError", api.get_async_error);
   find(handle, name, "ncclSend", api.send);
   find(handle, name, "ncclRecv", api.receive);
+  find(handle, name, "ncclGroupStart", api.group_start);
+  find(handle, name, "ncclGroupEnd", api.group_end);
   find(handle, name, "ncclAllReduce", api.all_reduce);
   find(handle, name, "ncclReduce", api.reduce);
   find(handle, name, "ncclBroadcast", api.broadcast);

@@ -48,6 +48,9 @@ struct NcclApi {
   int (*get_async_error)(NcclComm comm, int* error) = nullptr;
   int (*send)(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
   int (*receive)(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) = nullptr;
+  // Calls of one communicator between these two are one launch.
+  int (*group_start)() = nullptr;
+  int (*group_end)() = nullptr;
   int (*all_reduce)(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
                     void* stream) = nullptr;
   int (*reduce)(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,

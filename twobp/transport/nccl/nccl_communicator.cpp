@@ -1,5 +1,6 @@
 #include "twobp/transport/nccl/nccl_communicator.h"
 
+#include <algorithm>
 #include <thread>
 
 #include "twobp/core/awake_clock.h"
@@ -60,7 +61,7 @@ void NcclCommunicator::connect(at::Device memory, double deadline, const std::fu
   const OnStream here(stream_);
   look_around_ = look_around;
   check(NcclApi::kInProgress, "the connection", deadline);
-  first_call(memory, deadline);
+  first_calls(memory, deadline);
   while (under_way() > 0) {
     check(NcclApi::kInProgress, "the first number", deadline);
     TWOBP_CHECK(awake_seconds() < deadline, name_, ": the first number has not arrived in time");
@@ -88,9 +89,10 @@ std::string NcclCommunicator::trouble(double timeout) {
   if (asked != NcclApi::kSuccess) error = asked;
   if (error != NcclApi::kSuccess && error != NcclApi::kInProgress)
     return concat(name_, ": ", api_.error_text(error), " (NCCL_DEBUG=INFO shows more)");
-  if (calls_.empty() || awake_seconds() < calls_.front().begin + timeout) return {};
-  if (calls_.front().done.passed()) return {};
-  return concat(name_, ": ", to_string(calls_.front().tag), " has not arrived in ", timeout,
+  // What has passed is left to under_way(), whose caller's meter counts its memory.
+  const auto call = std::ranges::find_if(calls_, [](const Call& one) { return !one.done.passed(); });
+  if (call == calls_.end() || awake_seconds() < call->begin + timeout) return {};
+  return concat(name_, ": ", to_string(call->tag), " has not arrived in ", timeout,
                 " s: one of these ranks is stuck or the time-out (pipeline.timeout) is too short");
 }
 

@@ -22,9 +22,9 @@ class NcclCommunicator {
   // Where this rank is in the communicator. A kernel of it occupies at most `most_ctas` multiprocessors, also
   // while it waits for a peer; NCCL_MAX_CTAS overrides that.
   struct Place {
-    int ranks = 2;
-    int rank = 0;
-    int most_ctas = 1;
+    int ranks;
+    int rank;
+    int most_ctas;
   };
 
   // Ends the communicator: by an abort, unless it is finalized.
@@ -32,10 +32,10 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Waits until all ends are connected and a first number has travelled. NCCL makes its buffers and
-  // connections at the first call, which blocks the calling thread until then. All ends of all communicators
-  // must connect in the same order. The number lies on `memory`. Calls `look_around` while it waits. Throws
-  // Error after `deadline`, seconds of awake_seconds(), and whatever `look_around` throws.
+  // Waits until all ends are connected and first numbers have travelled. NCCL makes its buffers and
+  // connections at the first call of a kind, which blocks the calling thread until then. All ends of all
+  // communicators must connect in the same order. The number lies on `memory`. Calls `look_around` while it
+  // waits. Throws Error after `deadline`, seconds of awake_seconds(), and whatever `look_around` throws.
   void connect(at::Device memory, double deadline, const std::function<void()>& look_around);
 
   const DeviceStream& stream() const { return stream_; }
@@ -62,8 +62,8 @@ class NcclCommunicator {
   NcclCommunicator(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, const Place& place,
                    std::string name);
 
-  // Launches a first call, with one number on `memory`.
-  virtual void first_call(at::Device memory, double deadline) = 0;
+  // Launches a first call of each kind, with a number on `memory`.
+  virtual void first_calls(at::Device memory, double deadline) = 0;
 
   // Throws Aborted after an abort.
   void check_usable() const;

@@ -18,16 +18,21 @@ class NcclGroup : public NcclCommunicator {
   NcclGroup(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id,
             const std::vector<int>& members, int place);
 
-  // As those of GroupSums. `ready`: passes when the device has made the tensor.
+  // As those of GroupSums. `ready`: passes when the device has made the tensors.
   DeviceEvent all_reduce(const at::Tensor& tensor, const DeviceEvent& ready);
-  DeviceEvent reduce(const at::Tensor& tensor, int owner, const DeviceEvent& ready);
-  DeviceEvent broadcast(const at::Tensor& tensor, int root, const DeviceEvent& ready);
+  DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners,
+                     const DeviceEvent& ready);
+  DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots,
+                        const DeviceEvent& ready);
 
  private:
-  void first_call(at::Device memory, double deadline) override;
-  // `call(data, stream)` launches it.
-  DeviceEvent launch(const at::Tensor& tensor, const DeviceEvent& ready, const char* what,
-                     const std::function<int(void* data, void* stream)>& call);
+  void first_calls(at::Device memory, double deadline) override;
+  // `call(i)` is the NCCL call for tensor i.
+  DeviceEvent launch(const std::vector<at::Tensor>& tensors, const DeviceEvent& ready, const char* what,
+                     MessageKind kind, double seconds, const std::function<int(size_t i)>& call);
+  int all_reduce(const at::Tensor& tensor);
+  int reduce(const at::Tensor& tensor, int owner);
+  int broadcast(const at::Tensor& tensor, int root);
 };
 
 }  // namespace twobp

@@ -8,10 +8,10 @@ namespace twobp {
 // Rank 0 of the two sends.
 NcclLink::NcclLink(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, bool sender,
                    const std::string& name)
-    : NcclCommunicator(api, stream, id, {2, sender ? 0 : 1, kNcclMostCtas}, concat("NCCL from ", name)),
+    : NcclCommunicator(api, stream, id, {2, sender ? 0 : 1, kNcclLinkCtas}, concat("NCCL from ", name)),
       sender_(sender) {}
 
-void NcclLink::first_call(at::Device memory, double deadline) {
+void NcclLink::first_calls(at::Device memory, double deadline) {
   const auto place = at::TensorOptions(at::kByte).device(memory);
   const at::Tensor byte = sender_ ? at::zeros({1}, place) : at::empty({1}, place);
   put(byte, deadline);

@@ -8,7 +8,7 @@ namespace twobp {
 
 // For the kernels of a link. Left alone, NCCL may take 32 of an H100's 132 multiprocessors, and a rank in the
 // middle of a pipeline has four links.
-inline constexpr int kNcclMostCtas = 2;
+inline constexpr int kNcclLinkCtas = 2;
 
 class NcclLink : public NcclCommunicator {
  public:
@@ -23,7 +23,7 @@ class NcclLink : public NcclCommunicator {
   DeviceEvent receive(const Values& values, const Tag& tag);
 
  private:
-  void first_call(at::Device memory, double deadline) override;
+  void first_calls(at::Device memory, double deadline) override;
   void put(const at::Tensor& tensor, double deadline);
 
   bool sender_;

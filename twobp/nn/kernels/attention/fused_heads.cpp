@@ -114,7 +114,7 @@ struct FlashArguments {
   std::optional<int64_t> left, right;  // keys that a query sees before and behind its own
 };
 
-// The rows of `heads` for which `alone` is true, which has a number for each row.
+// `alone`, which has a number for each row, in a shape that fits `heads`.
 at::Tensor rows_alone(const at::Tensor& alone, const at::Tensor& heads) {
   return alone.view({heads.size(0), heads.size(1), 1, 1});
 }
