@@ -138,8 +138,8 @@ TEST(StoreConnection, NamesFewOfManyMissingRanks) {
   }
 }
 
-// A rank does not ask for each of the others. A rank also polls while it waits, so we take the one that waited
-// least: how long each waits is up to the machine.
+// A rank does not ask for each of the others. A rank also polls while it waits, so we take the one that
+// waited least: how long each waits is up to the machine.
 TEST(StoreConnection, ARankAsksLittleOfTheStore) {
   constexpr int kRanks = 48;
   const int port = test::free_port();
