@@ -147,8 +147,9 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
   // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
   // peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-  // NCCL would otherwise connect ranks anew when it first uses another algorithm, within a step.
-  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links
+  // have one algorithm, and would only take more memory.
+  if (config.sums == "nccl") setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   const int here = hosts.size();
   Here opened;
   json told = {{"machine", host_name()},
