@@ -30,7 +30,8 @@ std::string names_of_ranks(const std::vector<int>& ranks) {
   for (size_t i = 0; i < std::min(ranks.size(), kMostRanksNamed); ++i)
     names.push_back(std::to_string(ranks[i]));
   const size_t more = ranks.size() - names.size();
-  return concat("ranks ", join(names), more > 0 ? concat(" and ", more, " more") : "");
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", join(names),
+                more > 0 ? concat(" and ", more, " more") : "");
 }
 
 void fail_waiting(int rank, double timeout, const Tag& tag, int from) {

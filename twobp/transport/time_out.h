@@ -7,7 +7,7 @@
 
 namespace twobp {
 
-// "ranks 0, 1, 2", the first ones of many.
+// "rank 3", "ranks 0, 1, 2", and of many the first ones and the number of the others. `ranks` is not empty.
 std::string names_of_ranks(const std::vector<int>& ranks);
 
 // Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.

@@ -107,12 +107,10 @@ void OptimizerShards::receive(int64_t step, double timeout) {
 }
 
 GroupSums* OptimizerShards::own_copies() const {
-  GroupSums* sums = nullptr;
-  for (const Parameter* parameter : parameters_) {
-    sums = group_sums_for(replicas_, parameter->master);
-    if (sums == nullptr) break;
-  }
-  return sums;
+  if (parameters_.empty()) return nullptr;
+  GroupSums* const sums = group_sums_for(replicas_, parameters_[0]->master);
+  const auto taken = [&](const Parameter* parameter) { return sums->takes(parameter->master); };
+  return sums && std::ranges::all_of(parameters_, taken) ? sums : nullptr;
 }
 
 void OptimizerShards::take_over(Parameter& parameter) {

@@ -32,7 +32,7 @@
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
 // With NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together
 // (nccl_group.h). So a rank needs one communicator for any number of replicas, and no heads. Their bits
-// repeat on the same machines, but differ from those of a run on another transport.
+// should repeat on the same machines, but differ from those of a run on another transport.
 //
 // Start the program with torchrun --no-python or srun, or with mpirun if MPI is built in.
 #pragma once

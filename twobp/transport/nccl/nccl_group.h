@@ -18,21 +18,20 @@ class NcclGroup : public NcclCommunicator {
   NcclGroup(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id,
             const std::vector<int>& members, int place);
 
-  // As those of GroupSums. `ready`: passes when the device has made the tensors.
-  DeviceEvent all_reduce(const at::Tensor& tensor, const DeviceEvent& ready);
+  // As those of GroupSums. `ready`: passes when the device has made the tensors. `seconds`: the most that
+  // NCCL may take to launch them.
+  DeviceEvent all_reduce(const at::Tensor& tensor, const DeviceEvent& ready, double seconds = kCallSeconds);
   DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners,
-                     const DeviceEvent& ready);
+                     const DeviceEvent& ready, double seconds = kCallSeconds);
   DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots,
-                        const DeviceEvent& ready);
+                        const DeviceEvent& ready, double seconds = kCallSeconds);
 
  private:
   void first_calls(at::Device memory, double deadline) override;
-  // `call(i)` is the NCCL call for tensor i.
+  // `call(i, data, stream)` is the NCCL call for tensor i.
   DeviceEvent launch(const std::vector<at::Tensor>& tensors, const DeviceEvent& ready, const char* what,
-                     MessageKind kind, double seconds, const std::function<int(size_t i)>& call);
-  int all_reduce(const at::Tensor& tensor);
-  int reduce(const at::Tensor& tensor, int owner);
-  int broadcast(const at::Tensor& tensor, int root);
+                     MessageKind kind, double seconds,
+                     const std::function<int(size_t i, void* data, void* stream)>& call);
 };
 
 }  // namespace twobp

@@ -20,14 +20,13 @@
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/core/text.h"
+#include "twobp/transport/time_out.h"
 
 namespace twobp {
 namespace {
 
 constexpr double kRefusalSeconds = 0.5;  // time for the others to read the reason
 constexpr double kRetrySeconds = 0.02;
-constexpr size_t kMostNamed = 8;  // most ranks named in a message
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);
@@ -255,17 +254,11 @@ void StoreConnection::join(double timeout) {
 }
 
 std::string StoreConnection::missing_ranks(double timeout) {
-  std::vector<std::string> names;
-  size_t count = 0;
+  std::vector<int> missing;
   for (int rank = 0; rank < place_.size; ++rank) {
-    if (store_->has(came_key(rank))) continue;
-    if (++count <= kMostNamed) names.push_back(std::to_string(rank));
+    if (!store_->has(came_key(rank))) missing.push_back(rank);
   }
-  const size_t more = count - names.size();
-  return concat(count == 0   ? "a rank"
-                : count == 1 ? "rank "
-                             : "ranks ",
-                twobp::join(names), more > 0 ? concat(" and ", more, " more") : "", " of ", place_.size,
+  return concat(missing.empty() ? "a rank" : names_of_ranks(missing), " of ", place_.size,
                 " did not connect to ", name(), " within ", timeout, " s: check that they have started");
 }
 
