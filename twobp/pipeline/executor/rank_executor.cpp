@@ -46,7 +46,7 @@ void RankExecutor::progress() {
 }
 
 void RankExecutor::clear() {
-  pending_.clear();
+  queue_ = {};
   losses_.clear();
   documents_.clear();
   for (auto& stage : stages_) stage->release_saved();
@@ -133,7 +133,7 @@ void RankExecutor::forward(int s, int mb) {
   device_times_.open(&StageTimes::forward, s, cause_of_wait());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (training && cap_ > 0 && !pending_.empty()) {
+    if (training && cap_ > 0 && !queue_.empty()) {
       begin +=
           make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);  // W has its own time
     }
@@ -182,7 +182,10 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   device_times_.open(&StageTimes::backward_p1, s, cause_of_wait());
   double p2_seconds = 0;
   int units = 0;
-  const bool last = at_ == last_p1_;
+  const bool last = at_ == tail_.last_p1;
+  auto& made = made_[s][mb];
+  made.clear();
+  queue_.begin_p1(stage.index(), mb);
   const auto interrupt = [&](const auto& run_w) {
     const double p2_begin = now_seconds();
     events_.pause(p2_begin);
@@ -193,10 +196,10 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
     p2_seconds += p2_end - p2_begin;
     events_.resume(p2_end);
   };
-  if (last && !pending_.empty()) interrupt([&] { run_p2_by_layer(s, stage.layer_count()); });
+  if (last && !queue_.empty()) interrupt([&] { run_p2_by_layer(stage.index(), 0); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && !pending_.empty())
+    if (cap_ > 0 && !queue_.empty())
       begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
     dy = naming_layer([&] { return place_of(s, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
@@ -210,22 +213,22 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
       work_[s][i].p2 += static_cast<int>(units_.size());
       if (units_.empty()) check_done(s, i);
     }
-    const auto pending_of = [&](const P2Unit& unit) {
-      return PendingP2{unit, s, mb, i, static_cast<int>(&unit - units_.data())};
-    };
-    if (fused && !units_.empty()) {
+    for (const P2Unit& unit : units_) made.push_back({unit, i, static_cast<int>(&unit - units_.data())});
+    const int count = static_cast<int>(units_.size());
+    if (fused && count > 0) {
       interrupt([&] {
-        for (const P2Unit& unit : units_) {
-          PendingP2 pending = pending_of(unit);
-          run_p2({&pending, 1});
+        for (int unit = units - count; unit < units; ++unit) {
+          const WUnits one{stage.index(), mb, unit};
+          run_unit({&one, 1});
         }
       });
-    } else {
-      for (const P2Unit& unit : units_) pending_.push_back(pending_of(unit));
-      if (last && !units_.empty()) interrupt([&] { run_p2_by_layer(s, i); });
+    } else if (count > 0) {
+      queue_.add(count);
+      if (last) interrupt([&] { run_p2_by_layer(stage.index(), units); });
     }
     progress();
   }
+  queue_.end_p1();
   device_times_.close();
   const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
   if (previous >= 0 && local(previous) >= 0) {
@@ -252,12 +255,10 @@ void RankExecutor::receive(const Instruction& instruction) {
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
     const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
     Values values;
-    run_placed_p2();
+    while (run_p2(queue_.take_placed(at_))) continue;
     bool there = transport_.try_receive(from, tag, values);
-    while (!there && !pending_.empty() && input_->fills_waits) {
-      run_filling_p2();
+    while (!there && input_->fills_waits && run_p2(queue_.take_filling()))
       there = transport_.try_receive(from, tag, values);
-    }
     if (!there) {
       const double begin = now_seconds();
       values = wait_for(from, tag);
@@ -265,7 +266,7 @@ void RankExecutor::receive(const Instruction& instruction) {
     }
     const int64_t bytes = EventLog::bytes_of(values);
     // Makes room while the message is still on its sender's account.
-    while (cap_ > 0 && !pending_.empty() && meter_.held(rank_) + bytes + largest_p2_ > cap_) run_oldest_p2();
+    while (cap_ > 0 && meter_.held(rank_) + bytes + largest_p2_ > cap_ && run_p2(queue_.take_oldest())) continue;
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) {

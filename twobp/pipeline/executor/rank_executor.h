@@ -4,14 +4,12 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "twobp/nn/kernels/attention/document_places.h"
@@ -23,6 +21,7 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_input.h"
 #include "twobp/schedule/schedule.h"
+#include "twobp/schedule/w_queue.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -75,10 +74,9 @@ class RankExecutor {
   struct Boundary {
     std::vector<Values> input, output, output_gradient, input_gradient;
   };
-  struct PendingP2 {
+  // A unit of W that I has made.
+  struct MadeUnit {
     P2Unit unit;
-    int stage = 0;  // index into stages_
-    int micro_batch = 0;
     int layer = 0;
     int leaf = 0;  // within the layer
   };
@@ -111,25 +109,24 @@ class RankExecutor {
   void put_back();
   // Errors of `body` name rank and step, and say that they are from the update.
   void in_update(int64_t step, const std::function<void()>& body) const;
-  void find_tail();
+  // The step's queue of W, and its tail.
+  void prepare_w();
   void execute(const Instruction& instruction);
   void forward(int s, int micro_batch);
   void backward_p1(int s, int micro_batch, bool fused);
   void flush_p2(int s, int first, int last);
   void receive(const Instruction& instruction);
-  // Runs the oldest pending W: one layer with one micro-batch, or with all pending ones if they concatenate.
-  void run_oldest_p2();
-  // The same during a wait. Under bucket order it prefers a stage that has no more I, because the sums of its
-  // gradients can begin afterwards.
-  void run_filling_p2();
-  // On a device: runs W until the step has run as much as its simulation has at this receive.
-  void run_placed_p2();
-  static std::tuple<int, int, int> bucket_order(const PendingP2& pending);
-  void run_p2(std::span<PendingP2> together);
-  // Runs the pending W of all stages after `s`, and of the layers of `s` from `layer` on, last layer first.
-  void run_p2_by_layer(int s, int layer);
-  // Called before the first of the W at the end.
-  void run_tail_p2();
+  // Runs what the queue gave, if anything, and returns whether it gave something. If micro-batches of
+  // [first, last) concatenate, they run together.
+  bool run_p2(const std::optional<WUnits>& units, int first, int last);
+  bool run_p2(const std::optional<WUnits>& units) { return run_p2(units, 0, input_->schedule->micro_batches); }
+  // Runs one unit of W with these micro-batches.
+  void run_unit(std::span<const WUnits> together);
+  // See WQueue::take_by_layer.
+  void run_p2_by_layer(int stage, int units);
+  const MadeUnit& made(const WUnits& units) const {
+    return made_[local(units.stage)][units.micro_batch][units.first];
+  }
   void progress();
   void check_done(int s, int layer);
   // Transport::receive that keeps sums of gradients going.
@@ -139,8 +136,8 @@ class RankExecutor {
   double make_room(double peak, double held);
   void idle(IdleCause cause, double begin, double end);
   // The idle cause of a wait for a message that begins now.
-  IdleCause cause_of_wait() const { return pending_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
-  void log_p2(std::span<PendingP2> together, double begin, double end);
+  IdleCause cause_of_wait() const { return queue_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }
+  void log_p2(std::span<const WUnits> together, double begin, double end);
   Context context_of(int micro_batch);
   MessageKind forward_kind() const {
     return input_->training ? MessageKind::kForward : MessageKind::kEvaluation;
@@ -164,16 +161,12 @@ class RankExecutor {
   int64_t cap_ = 0;
   int64_t largest_p2_ = 0;  // bytes that the W of some layer needs while it runs
   std::vector<int> local_;  // stage -> index into stages_; -1 if it is on another rank
-  // Indices of instructions. `at_`: the current one. `tail_`: the first of the W at the end. `last_p1_`: with
-  // bucket order, the I right before `tail_` if nobody waits for its dL/dx, else past the end.
-  size_t at_ = 0;
-  size_t tail_ = 0;
-  size_t last_p1_ = 0;
+  size_t at_ = 0;           // the current instruction
+  WTail tail_;
   std::vector<std::vector<LayerWork>> work_;  // by index into stages_, layer; empty without a reducer
   std::vector<Boundary> boundaries_;
-  std::deque<PendingP2> pending_;
-  int p2_run_ = 0;  // units, in this step
-  std::vector<PendingP2> together_;
+  WQueue queue_;
+  std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by index into stages_, micro-batch; in their order
   std::vector<P2Unit> units_;
   std::vector<Saved*> batch_;
   std::vector<StageTimes> stage_times_;

@@ -201,7 +201,7 @@ void RankExecutor::run_until(size_t end) {
   for (; at_ < end; ++at_) {
     const Instruction& instruction = input_->schedule->ranks[rank_][at_];
     try {
-      if (at_ == tail_) run_tail_p2();
+      if (at_ == tail_.begin && input_->p2_order == P2Order::kBucket) run_p2_by_layer(-1, 0);
       execute(instruction);
     } catch (const Aborted&) {
       throw;
@@ -251,7 +251,6 @@ void RankExecutor::prepare(const StepInput& input) {
   input_ = &input;
   result_ = {};
   at_ = 0;
-  p2_run_ = 0;
   started_ = false;
   turn_ = nullptr;
   loss_scale_ = input.loss_scale;
@@ -269,7 +268,6 @@ void RankExecutor::prepare(const StepInput& input) {
     stage_times_[s] = {};
   }
   documents_.assign(input.micro_batches->size(), nullptr);
-  find_tail();
   work_.clear();
   if (reducer_ != nullptr && input.training) {
     reducer_->start();
@@ -277,6 +275,7 @@ void RankExecutor::prepare(const StepInput& input) {
       work_.emplace_back(stage->layer_count(), LayerWork{schedule.micro_batches, 0});
     }
   }
+  prepare_w();
   products_ = product_time();
   BlockCache::begin_step();
   allocations_ = BlockCache::allocations();

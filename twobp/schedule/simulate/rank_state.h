@@ -6,6 +6,7 @@
 
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/w_queue.h"
 
 namespace twobp {
 
@@ -28,11 +29,9 @@ struct RankState {
   bool trains = false;  // has a backward
   bool splits_p2 = false;
   int before_tail = -1;       // ops before the rest is all W, which then runs in bucket order
+  bool ends_by_layer = false;  // the last of these is WTail::last_p1
   bool started = false;       // the first F has begun
   int part = 0;               // of the F or I under way
-  std::vector<Slot> pending;  // in the order of their I; those before `head` are done, later ones may be done
-  size_t head = 0;
-  int not_yet = 0;  // pieces of the last one: its I is under way and has not reached their layers
 };
 
 // Whether `op` continues the last entry of the timeline. If so, the two become one.
@@ -58,22 +57,18 @@ inline size_t compute_ops(const std::vector<Instruction>& list) {
   return ops;
 }
 
-// The number of micro-batches in the instructions before the W at the end.
-inline int ops_before_tail(const std::vector<Instruction>& list) {
-  size_t tail = list.size();
-  while (tail > 0 && list[tail - 1].op == Op::kBackwardP2) --tail;
-  int ops = 0;
-  for (size_t i = 0; i < tail; ++i) ops += list[i].count;
-  return ops;
-}
-
-inline RankState rank_at_begin(const std::vector<Instruction>& list, bool by_bucket) {
+inline RankState rank_at_begin(const std::vector<Instruction>& list, P2Order order,
+                               const std::vector<bool>& gives_gradient) {
   RankState state;
   for (const Instruction& instruction : list) {
     state.trains |= is_compute(instruction.op) && instruction.op != Op::kForward;
     state.splits_p2 |= instruction.op == Op::kBackwardP1;
   }
-  if (by_bucket) state.before_tail = ops_before_tail(list);
+  if (order != P2Order::kBucket) return state;
+  const WTail tail = w_tail(list, order, gives_gradient);
+  state.before_tail = 0;
+  for (size_t i = 0; i < tail.begin; ++i) state.before_tail += list[i].count;
+  state.ends_by_layer = tail.last_p1 < list.size();
   return state;
 }
 

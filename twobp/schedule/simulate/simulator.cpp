@@ -6,6 +6,7 @@
 #include "twobp/schedule/simulate/simulator.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -18,6 +19,7 @@
 #include "twobp/schedule/simulate/rank_state.h"
 #include "twobp/schedule/simulate/recorded.h"
 #include "twobp/schedule/simulate/stage_model.h"
+#include "twobp/schedule/w_queue.h"
 
 namespace twobp {
 namespace {
@@ -36,15 +38,16 @@ class Simulator {
         memory_(schedule.stages, schedule.rank_of_stage, schedule.rank_count()) {
     const size_t slots = slot(schedule.stages, 0);
     forward_ = backward_ = std::vector<Message>(slots);
-    pieces_left_.assign(slots, kNoP1Yet);
     if (!recorded_.empty()) pieces_recorded_.assign(slots, 0);
     slots_done_.assign(schedule.stages, 0);
-    slots_p1_done_.assign(schedule.stages, 0);
     gradients_done_.assign(schedule.stages, 0);
     result_.ranks.resize(schedule.ranks.size());
-    by_bucket_ = options.p2_order == P2Order::kBucket && recorded_.empty();
+    const P2Order order = recorded_.empty() ? options.p2_order : P2Order::kOldest;
+    std::vector<bool> gives_gradient(schedule.stages);
+    for (int stage = 0; stage < schedule.stages; ++stage) gives_gradient[stage] = !schedule.is_first(stage);
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
-      ranks_.push_back(rank_at_begin(schedule.ranks[rank], by_bucket_));
+      ranks_.push_back(rank_at_begin(schedule.ranks[rank], order, gives_gradient));
+      queues_.emplace_back(schedule, rank, WQueue::Rules{order, options.data_parallel.replicas > 1});
       has_backward_ |= ranks_[rank].trains;
       if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
@@ -79,8 +82,6 @@ class Simulator {
   }
 
  private:
-  static constexpr int kNoP1Yet = -1;
-
   size_t slot(int stage, int m) const { return static_cast<size_t>(stage) * schedule_.micro_batches + m; }
   // Messages are indexed by their receive.
   Message& message(Op receive, int stage, int m) {
@@ -101,8 +102,8 @@ class Simulator {
       state.now = from;
     }
     ++visited_[rank];
-    if (ranks_[rank].before_tail == 0) run_by_layer(rank, 0, p2_units(0));
-    --ranks_[rank].before_tail;
+    if (state.before_tail == 0) run_by_layer(rank, -1, 0);
+    --state.before_tail;
     if (is_compute(op) && op != Op::kBackwardP2) run_recorded_w(rank);
     memory_.settle(rank, ranks_[rank].now);
     switch (op) {
@@ -113,7 +114,7 @@ class Simulator {
       case Op::kBackward:
         return backward(rank, stage, m);
       case Op::kBackwardP2:
-        return run_pieces(rank, {stage, m}, pieces_left_[slot(stage, m)]);
+        return run_if(rank, queues_[rank].take_rest(stage, m));
       default: {
         const int peer = stage + (op == Op::kSendForward || op == Op::kRecvBackward ? 1 : -1);
         return is_receive(op) ? receive(rank, op, stage, m, peer) : send(rank, op, stage, m, peer);
@@ -169,19 +170,16 @@ class Simulator {
   void backward_p1(int rank, int stage, int m) {
     recorded_.take(rank, Op::kBackwardP1, stage, m);
     RankState& state = ranks_[rank];
-    const int units = p2_units(stage);
-    pieces_left_[slot(stage, m)] = state.not_yet = units;
-    if (units > 0) state.pending.push_back({stage, m});
-    if (state.before_tail == 0 && schedule_.is_first(stage)) {
+    queues_[rank].begin_p1(stage, m);
+    if (state.before_tail == 0 && state.ends_by_layer) {
       run_last_p1(rank, {stage, m});
     } else {
       sums_.p1_ran(stage, model(stage, m), state.now);
       run_steps(rank, Op::kBackwardP1, {stage, m}, model(stage, m).backward_p1);
     }
-    state.not_yet = 0;
-    ++slots_p1_done_[stage];
+    queues_[rank].end_p1();
     hand_back(rank, stage, m);
-    if (units == 0) micro_batch_done(rank, stage);
+    if (p2_units(stage) == 0) micro_batch_done(rank, stage);
   }
 
   // Layer by layer, so that the whole stash never exists at once.
@@ -197,8 +195,8 @@ class Simulator {
     sums_.backward_ran(stage, model, begin);
     grow(rank, stage, model.backward.whole, begin, Op::kBackward, m);
     hand_back(rank, stage, m);
-    pieces_left_[slot(stage, m)] = 0;
-    ++slots_p1_done_[stage];
+    queues_[rank].begin_p1(stage, m);
+    queues_[rank].end_p1();
     micro_batch_done(rank, stage);
   }
 
@@ -216,34 +214,41 @@ class Simulator {
       compute(rank, op, at, step.seconds, 0);
       grow(rank, at.stage, step, begin, op, at.micro_batch);
     };
+    WQueue& queue = queues_[rank];
+    const int units = op == Op::kBackwardP1 ? p2_units(at.stage) : 0;
     const bool fits = state.cap <= 0 || !exceeds(memory_.bytes(rank) + model.whole.need, state.cap);
-    if (fits || (state.not_yet == 0 && !has_pending(rank))) return run(model.whole);
+    if (fits || (units == 0 && queue.empty())) {
+      run(model.whole);
+      if (units > 0) queue.add(units);
+      return;
+    }
     for (const Growth& step : model.steps) {
       make_room(rank, step.need);
       run(step);
-      state.not_yet -= step.p2_units;
+      if (step.p2_units > 0) queue.add(step.p2_units);
     }
   }
 
-  void run_pieces(int rank, Slot at, int pieces) {
-    if (pieces == 0) return;  // they ran in a wait, or to make room
-    const StageModel& model = this->model(at.stage, at.micro_batch);
-    int& left = pieces_left_[slot(at.stage, at.micro_batch)];
-    const int first = model.p2_units() - left;
+  void run_if(int rank, const std::optional<WUnits>& units) {
+    if (units) run_units(rank, *units);
+  }
+
+  void run_units(int rank, const WUnits& units) {
+    const auto [stage, m, first, count] = units;
+    const StageModel& model = this->model(stage, m);
     const P2Piece& before = model.pieces[first];
-    const P2Piece& after = model.pieces[first + pieces];
+    const P2Piece& after = model.pieces[first + count];
     Growth growth{after.begin - before.begin, 0, before.freed - after.freed};
     if (model.p2_peaks) {
-      for (int i = first; i < first + pieces; ++i) {
+      for (int i = first; i < first + count; ++i) {
         growth.peak = std::max(growth.peak, before.freed - model.pieces[i].freed + model.pieces[i].peak);
       }
     }
     const double begin = ranks_[rank].now;
-    compute(rank, Op::kBackwardP2, at, growth.seconds, pieces);
-    sums_.pieces_ran(at.stage, model, first, pieces, begin);
-    grow(rank, at.stage, growth, begin, Op::kBackwardP2, at.micro_batch);
-    left -= pieces;
-    if (left == 0) micro_batch_done(rank, at.stage);
+    compute(rank, Op::kBackwardP2, {stage, m}, growth.seconds, count);
+    sums_.pieces_ran(stage, model, first, count, begin);
+    grow(rank, stage, growth, begin, Op::kBackwardP2, m);
+    if (first + count == p2_units(stage)) micro_batch_done(rank, stage);
   }
 
   void micro_batch_done(int rank, int stage) {
@@ -251,30 +256,9 @@ class Simulator {
     if (++slots_done_[stage] == schedule_.micro_batches) gradients_done_[stage] = ranks_[rank].now;
   }
 
-  bool has_pending(int rank) {
-    RankState& state = ranks_[rank];
-    for (; state.head < state.pending.size(); ++state.head) {
-      const Slot& oldest = state.pending[state.head];
-      const int left = pieces_left_[slot(oldest.stage, oldest.micro_batch)];
-      if (left > 0) return state.head + 1 < state.pending.size() || left > state.not_yet;
-    }
-    return false;
-  }
-
-  // Runs the remaining W of the rank's stages after `first`, and of stage `first` the first `pieces` of each
-  // micro-batch. The last layer goes first, with all its micro-batches.
-  void run_by_layer(int rank, int first, int pieces) {
-    for (int stage = schedule_.stages - 1; stage >= first; --stage) {
-      if (schedule_.rank_of_stage[stage] != rank) continue;
-      const int units = p2_units(stage);
-      for (int piece = 0; piece < (stage == first ? pieces : units); ++piece) {
-        for (int place = 0; place < schedule_.micro_batches; ++place) {
-          const int m = schedule_.backward_order(place);
-          // Never so before its I: kNoP1Yet pieces are left.
-          if (units - pieces_left_[slot(stage, m)] == piece) run_pieces(rank, {stage, m}, 1);
-        }
-      }
-    }
+  // Runs W layer by layer; see WQueue::take_by_layer.
+  void run_by_layer(int rank, int stage, int units) {
+    queues_[rank].take_by_layer(stage, units, [&](const WUnits& one) { run_units(rank, one); });
   }
 
   // Runs an I that nobody waits for, with each layer's W right after it.
@@ -283,6 +267,7 @@ class Simulator {
     const StageModel& model = this->model(at.stage, at.micro_batch);
     state.part = 0;
     run_by_layer(rank, at.stage, 0);
+    int made = 0;
     for (size_t i = 0; i < model.backward_p1.steps.size(); ++i) {
       const Growth& step = model.backward_p1.steps[i];
       make_room(rank, step.need);
@@ -290,12 +275,10 @@ class Simulator {
       compute(rank, Op::kBackwardP1, at, step.seconds, 0);
       grow(rank, at.stage, step, begin, Op::kBackwardP1, at.micro_batch);
       sums_.layer_ran(at.stage, i, state.now);
-      state.not_yet -= step.p2_units;
-      run_by_layer(rank, at.stage, model.p2_units() - state.not_yet);
+      queues_[rank].add(step.p2_units);
+      run_by_layer(rank, at.stage, made += step.p2_units);
     }
   }
-
-  void run_oldest_piece(int rank) { run_pieces(rank, ranks_[rank].pending[ranks_[rank].head], 1); }
 
   bool lacks_room(int rank, double need) const {
     const double cap = ranks_[rank].cap;
@@ -303,7 +286,7 @@ class Simulator {
   }
 
   void make_room(int rank, double need) {
-    while (lacks_room(rank, need) && has_pending(rank)) run_oldest_piece(rank);
+    while (lacks_room(rank, need) && !queues_[rank].empty()) run_if(rank, queues_[rank].take_oldest());
   }
 
   // Runs the W that a recorded run has before its next F or I, unless it is done already.
@@ -313,17 +296,19 @@ class Simulator {
 
   bool run_recorded_piece(int rank) {
     while (const RecordedOp* op = recorded_.next_w(rank)) {
-      const size_t at = slot(op->stage, op->micro_batch);
-      const int left = pieces_left_[at];
-      TWOBP_CHECK(left != kNoP1Yet, "the recorded order of rank ", rank, " has ",
-                  to_string({Op::kBackwardP2, op->stage, op->micro_batch}), " before its I");
-      const int units = p2_units(op->stage);
-      const int recorded = op->pieces == 0 ? units : std::min(units, pieces_recorded_[at] + op->pieces);
-      if (units - left < recorded && left > 0) {
-        run_pieces(rank, {op->stage, op->micro_batch}, 1);
+      const int stage = op->stage;
+      const int m = op->micro_batch;
+      WQueue& queue = queues_[rank];
+      TWOBP_CHECK(queue.has_begun(stage, m), "the recorded order of rank ", rank, " has ",
+                  to_string({Op::kBackwardP2, stage, m}), " before its I");
+      int& recorded = pieces_recorded_[slot(stage, m)];
+      const int units = p2_units(stage);
+      const int until = op->pieces == 0 ? units : std::min(units, recorded + op->pieces);
+      if (queue.ran(stage, m) < until && queue.left(stage, m) > 0) {
+        run_if(rank, queue.take_next(stage, m));
         return true;
       }
-      pieces_recorded_[at] = recorded;
+      recorded = until;
       recorded_.take_w(rank);
     }
     return false;
@@ -331,25 +316,9 @@ class Simulator {
 
   bool fill_wait(int rank) {
     if (!recorded_.empty()) return run_recorded_piece(rank);
-    if (!has_pending(rank)) return false;
-    if (!by_bucket_ || !run_piece_of_ended_stage(rank)) run_oldest_piece(rank);
-    return true;
-  }
-
-  // With replicas: runs W of a stage that has no more I, also layer by layer.
-  bool run_piece_of_ended_stage(int rank) {
-    for (int stage = schedule_.stages - 1; stage >= 0 && options_.data_parallel.replicas > 1; --stage) {
-      if (schedule_.rank_of_stage[stage] != rank || slots_p1_done_[stage] < schedule_.micro_batches) continue;
-      int most = schedule_.backward_order(0);  // the first in order with the most pieces left
-      for (int place = 1; place < schedule_.micro_batches; ++place) {
-        const int m = schedule_.backward_order(place);
-        if (pieces_left_[slot(stage, m)] > pieces_left_[slot(stage, most)]) most = m;
-      }
-      if (pieces_left_[slot(stage, most)] == 0) continue;
-      run_pieces(rank, {stage, most}, 1);
-      return true;
-    }
-    return false;
+    const std::optional<WUnits> next = queues_[rank].take_filling();
+    run_if(rank, next);
+    return next.has_value();
   }
 
   // Runs W until the message is there. Returns whether it ran any.
@@ -365,7 +334,7 @@ class Simulator {
     fill_wait_for(rank, message);
     if (message.arrived <= state.now) return;
     book_wait(result_.ranks[rank],
-              {state.now, message.arrived, message.sent, state.started, has_pending(rank), state.splits_p2});
+              {state.now, message.arrived, message.sent, state.started, !queues_[rank].empty(), state.splits_p2});
     state.now = message.arrived;
   }
 
@@ -426,12 +395,11 @@ class Simulator {
   MemoryBook memory_;
   std::vector<StageModel> models_;
   bool has_backward_ = false;
-  bool by_bucket_ = false;
   std::vector<Message> forward_;   // per (receiving stage, micro-batch)
   std::vector<Message> backward_;  // likewise
-  std::vector<int> pieces_left_;   // of W, by (stage, micro-batch)
-  std::vector<int> pieces_recorded_;
-  std::vector<int> slots_p1_done_, slots_done_;  // by stage: micro-batches with I done, with W done
+  std::vector<WQueue> queues_;     // by rank
+  std::vector<int> pieces_recorded_;  // by (stage, micro-batch)
+  std::vector<int> slots_done_;    // by stage: micro-batches with W done
   std::vector<double> gradients_done_;           // by stage: when the last of them was done
   std::vector<size_t> leading_;                  // see leading_forwards; empty: no norm to wait for
   std::vector<size_t> visited_;                  // by rank: micro-batches of instructions so far
