@@ -2,6 +2,7 @@
 // so does the simulation: both run W in one order.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -90,6 +91,17 @@ class WQueue {
   int pending_ = 0;
   int ran_ = 0;
 };
+
+// Sums of the same costs in another order differ in the last digits. This must not cause another unit of W to
+// run.
+inline bool exceeds(double a, double b) {
+  return a > b + 1e-9 * std::abs(b);
+}
+// Whether old W must run before an op that needs these bytes beside those that are held. A cap of 0 is none. An
+// op that needs nothing runs, also above the cap.
+inline bool lacks_room(double held, double need, double cap) {
+  return cap > 0 && need > 0 && exceeds(held + need, cap);
+}
 
 // Where the rest of a rank's list is all W.
 struct WTail {

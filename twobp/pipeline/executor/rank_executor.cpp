@@ -266,7 +266,8 @@ void RankExecutor::receive(const Instruction& instruction) {
     }
     const int64_t bytes = EventLog::bytes_of(values);
     // Makes room while the message is still on its sender's account.
-    while (cap_ > 0 && meter_.held(rank_) + bytes + largest_p2_ > cap_ && run_p2(queue_.take_oldest())) continue;
+    const double need = bytes > 0 ? static_cast<double>(bytes + largest_p2_) : 0;
+    while (lacks_room(need) && run_p2(queue_.take_oldest())) continue;
     const double arrived = events_.now();
     if (!started_) events_.start_up(arrived);
     for (const auto& tensor : values) {

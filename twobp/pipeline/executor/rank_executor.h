@@ -134,6 +134,7 @@ class RankExecutor {
   // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must
   // still fit after it. Returns the seconds it took.
   double make_room(double peak, double held);
+  bool lacks_room(double need) const;
   void idle(IdleCause cause, double begin, double end);
   // The idle cause of a wait for a message that begins now.
   IdleCause cause_of_wait() const { return queue_.empty() ? IdleCause::kNothing : IdleCause::kMessage; }

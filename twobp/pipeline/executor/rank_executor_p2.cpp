@@ -78,9 +78,13 @@ void RankExecutor::flush_p2(int s, int first, int last) {
   }
 }
 
+bool RankExecutor::lacks_room(double need) const {
+  return twobp::lacks_room(static_cast<double>(meter_.held(rank_)), need, static_cast<double>(cap_));
+}
+
 double RankExecutor::make_room(double peak, double held) {
-  const int64_t bytes = std::max(static_cast<int64_t>(peak), static_cast<int64_t>(held) + largest_p2_);
-  const auto lacks = [&] { return !queue_.empty() && meter_.held(rank_) + bytes > cap_; };
+  const double need = std::max(peak, held + static_cast<double>(largest_p2_));
+  const auto lacks = [&] { return !queue_.empty() && lacks_room(need); };
   if (!lacks()) return 0;
   const double begin = now_seconds();
   events_.pause(begin);

@@ -281,8 +281,7 @@ class Simulator {
   }
 
   bool lacks_room(int rank, double need) const {
-    const double cap = ranks_[rank].cap;
-    return cap > 0 && need > 0 && exceeds(memory_.bytes(rank) + need, cap);
+    return twobp::lacks_room(memory_.bytes(rank), need, ranks_[rank].cap);
   }
 
   void make_room(int rank, double need) {

@@ -1,0 +1,388 @@
+// Runs random schedules, costs, caps and policies through the executor and through the simulation, and compares
+// the order of the work unit by unit. Time is not real here: each rank has a clock that its layers move on, and
+// a message arrives when the receiver's clock has reached its time.
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+#include "tests/pipeline/support.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/schedule/placement.h"
+#include "twobp/schedule/simulate/simulate.h"
+#include "twobp/schedule/simulate/simulator.h"
+#include "twobp/schedule/w_queue.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+// W of one micro-batch that ran back to back, or an F or I without a break.
+struct Work {
+  Op op = Op::kForward;
+  int stage = 0;
+  int micro_batch = 0;
+  double begin = 0;
+  double end = 0;
+  int units = 0;  // of W
+};
+
+std::ostream& operator<<(std::ostream& out, const Work& work) {
+  return out << to_string(Instruction{work.op, work.stage, work.micro_batch}) << " [" << work.begin << ", " << work.end
+             << "] " << work.units;
+}
+
+bool alike(const Work& a, const Work& b) {
+  return a.op == b.op && a.stage == b.stage && a.micro_batch == b.micro_batch && a.units == b.units &&
+         std::abs(a.begin - b.begin) < 1e-6 && std::abs(a.end - b.end) < 1e-6;
+}
+
+// A rank's clock, and what the rank did.
+struct Clock {
+  double now = 0;
+  std::vector<Work> done;
+
+  void run(Op op, int stage, int micro_batch, double seconds) {
+    const Work work{op, stage, micro_batch, now, now + seconds, op == Op::kBackwardP2 ? 1 : 0};
+    now = work.end;
+    if (!done.empty() && done.back().op == op && done.back().stage == stage &&
+        done.back().micro_batch == micro_batch && done.back().end == work.begin) {
+      done.back().end = work.end;
+      done.back().units += work.units;
+    } else {
+      done.push_back(work);
+    }
+  }
+};
+
+struct Costs {
+  LayerCost cost;
+  int64_t input = 0;  // bytes
+  int64_t output = 0;
+  int64_t activation = 0;
+  int64_t stash = 0;
+  int stage = 0;
+  Clock* clock = nullptr;
+};
+
+at::Tensor bytes(int64_t count) {
+  return at::empty({count}, at::kByte);
+}
+
+class Timed : public Layer {
+ public:
+  Timed(const Costs& costs, bool last) : costs_(costs), last_(last) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override {
+    costs_.clock->run(Op::kForward, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.forward);
+    saved.keep_until_p1(bytes(costs_.activation));
+    Values y{last_ ? at::zeros({}, at::kDouble) : bytes(costs_.output)};
+    x.clear();
+    return y;
+  }
+  Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.backward_p1);
+    Values dx;
+    if (costs_.input > 0) dx.push_back(bytes(costs_.input));
+    if (costs_.cost.p2_units > 0) {
+      at::Tensor stash = bytes(costs_.stash);
+      micro_batch_of_[stash.data_ptr()] = static_cast<int>(context.micro_batch);
+      saved.keep_until_p2(std::move(stash));
+    }
+    saved.take_p1(0);
+    dy.clear();
+    return dx;
+  }
+  void backward_p2(std::span<Saved* const> saved) override {
+    for (const Saved* one : saved)
+      costs_.clock->run(Op::kBackwardP2, costs_.stage, micro_batch_of_.at(one->p2(0).data_ptr()), costs_.cost.backward_p2);
+  }
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override {
+    if (costs_.cost.p2_units > 0) units.push_back({this, &saved});
+  }
+
+ private:
+  Costs costs_;
+  bool last_;
+  std::map<const void*, int> micro_batch_of_;
+};
+
+// Messages take `latency` seconds of their receiver's clock. Their memory is nobody's in between.
+struct Mail {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::tuple<int, int, int>, std::pair<double, std::vector<int64_t>>> letters;  // arrival and sizes
+  bool aborted = false;
+};
+
+class TimedTransport : public Transport {
+ public:
+  TimedTransport(int rank, std::vector<Clock>& clocks, Mail& mail, double latency)
+      : rank_(rank), clocks_(clocks), mail_(mail), latency_(latency) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(clocks_.size()); }
+  void isend(int, const Tag& tag, Values values) override {
+    std::vector<int64_t> sizes;
+    for (const at::Tensor& tensor : values) sizes.push_back(tensor.numel());
+    const std::lock_guard lock(mail_.mutex);
+    mail_.letters[key(tag)] = {clocks_[rank_].now + latency_, sizes};
+    mail_.changed.notify_all();
+  }
+  bool try_receive(int, const Tag& tag, Values& values) override {
+    const auto [arrival, sizes] = letter(tag);
+    if (exceeds(arrival, clocks_[rank_].now)) return false;
+    take(sizes, values);
+    return true;
+  }
+  Values receive(int, const Tag& tag, double) override {
+    const auto [arrival, sizes] = letter(tag);
+    clocks_[rank_].now = std::max(clocks_[rank_].now, arrival);
+    Values values;
+    take(sizes, values);
+    return values;
+  }
+  void abort(const std::string&) override {
+    const std::lock_guard lock(mail_.mutex);
+    mail_.aborted = true;
+    mail_.changed.notify_all();
+  }
+
+ private:
+  static std::tuple<int, int, int> key(const Tag& tag) {
+    return {tag.stage, tag.micro_batch, static_cast<int>(tag.kind)};
+  }
+  std::pair<double, std::vector<int64_t>> letter(const Tag& tag) {
+    std::unique_lock lock(mail_.mutex);
+    mail_.changed.wait(lock, [&] { return mail_.aborted || mail_.letters.contains(key(tag)); });
+    if (mail_.aborted) throw Aborted("another rank failed");
+    return mail_.letters.at(key(tag));
+  }
+  static void take(const std::vector<int64_t>& sizes, Values& values) {
+    const MemoryMeter::Scope unseen(-1, MemoryCategory::kActivations);  // the executor books it
+    for (const int64_t size : sizes) values.push_back(bytes(size));
+  }
+
+  int rank_;
+  std::vector<Clock>& clocks_;
+  Mail& mail_;
+  double latency_;
+};
+
+struct Case {
+  std::string schedule;
+  P2Policy policy = P2Policy::kFill;
+  P2Order order = P2Order::kOldest;
+  int ranks = 1;
+  int micro_batches = 1;
+  std::vector<int> split;
+  std::vector<int> rank_of_stage;
+  std::vector<Costs> layers;
+  double latency = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
+             << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
+             << c.latency;
+}
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  int number(int low, int high) { return std::uniform_int_distribution(low, high)(random_); }
+  bool chance(int percent) { return number(1, 100) <= percent; }
+  template <typename T>
+  const T& of(const std::vector<T>& all) {
+    return all[number(0, static_cast<int>(all.size()) - 1)];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+Case draw_case(Draw& draw) {
+  while (true) {
+    Case c;
+    c.schedule = draw.of(schedule_names());
+    c.policy = draw.of(policies_of(c.schedule));
+    c.order = draw.chance(40) ? P2Order::kBucket : P2Order::kOldest;
+    c.ranks = draw.number(1, 4);
+    c.micro_batches = draw.number(1, 9);
+    const Placement placement = named_schedule(c.schedule).placement;
+    const int stages = c.ranks * usual_stages_per_rank(placement);
+    if (!admits(c.schedule, stages, c.ranks, c.micro_batches)) continue;
+    c.rank_of_stage = place_stages(placement, stages, c.ranks);
+    int64_t input = 0;
+    const double unit = 1.0 / 64;
+    for (int stage = 0; stage < stages; ++stage) {
+      c.split.push_back(draw.number(1, 4));
+      for (int i = 0; i < c.split.back(); ++i) {
+        Costs& layer = c.layers.emplace_back();
+        layer.stage = stage;
+        layer.input = input;
+        layer.output = input = draw.number(1, 64);
+        layer.activation = draw.number(1, 200);
+        layer.cost.forward = unit * draw.number(1, 100);
+        layer.cost.backward_p1 = unit * draw.number(1, 100);
+        if (draw.chance(70)) {
+          layer.cost.p2_units = 1;
+          layer.cost.backward_p2 = unit * draw.number(1, 100);
+          layer.stash = draw.number(1, 200);
+        }
+      }
+    }
+    c.layers.back().output = sizeof(double);
+    c.latency = draw.chance(50) ? 0 : unit * draw.number(1, 60);
+    return c;
+  }
+}
+
+void fill_in_bytes(std::vector<Costs>& layers) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Costs& one = layers[i];
+    LayerCost& cost = one.cost;
+    const bool last = i + 1 == layers.size();
+    const auto input = static_cast<double>(one.input);
+    const auto output = static_cast<double>(one.output);
+    const auto activation = static_cast<double>(one.activation);
+    const auto stash = static_cast<double>(one.stash);
+    cost.forward_peak = activation + output;
+    cost.forward_held = activation + output - input;
+    cost.p1_peak = input + stash;
+    cost.p1_held = input + stash - activation - (last ? 0 : output);
+    cost.stash = stash;
+    cost.output = output;
+    cost.input_gradient = input;
+  }
+}
+
+// The simulation runs all I of a B before its W. Both become one op.
+std::vector<Work> with_whole_b(const std::vector<Work>& list, const std::set<std::pair<int, int>>& fused) {
+  std::vector<Work> whole;
+  for (Work work : list) {
+    if (fused.contains({work.stage, work.micro_batch}) && work.op == Op::kBackwardP2) work.op = Op::kBackwardP1;
+    if (!whole.empty() && whole.back().op == work.op && whole.back().stage == work.stage &&
+        whole.back().micro_batch == work.micro_batch && whole.back().end == work.begin) {
+      whole.back().end = work.end;
+      whole.back().units += work.units;
+    } else {
+      whole.push_back(work);
+    }
+  }
+  return whole;
+}
+
+std::set<std::pair<int, int>> fused_of(const Schedule& schedule) {
+  std::set<std::pair<int, int>> fused;
+  for (const auto& list : schedule.ranks) {
+    for (const Instruction& instruction : list) {
+      for (int i = 0; i < instruction.count && instruction.op == Op::kBackward; ++i)
+        fused.emplace(instruction.stage, instruction.micro_batch + i);
+    }
+  }
+  return fused;
+}
+
+std::string text_of(const std::vector<Work>& list, size_t end) {
+  std::ostringstream out;
+  for (size_t i = end > 6 ? end - 6 : 0; i < std::min(end + 2, list.size()); ++i) out << "  " << list[i] << '\n';
+  return out.str();
+}
+
+struct Run {
+  int64_t cap = 0;
+  std::vector<std::vector<Work>> executed;  // by rank
+  std::vector<std::vector<Work>> simulated;
+};
+
+std::vector<std::vector<Work>> work_of(const Simulation& simulation) {
+  std::vector<std::vector<Work>> work;
+  for (const RankSimulation& rank : simulation.ranks) {
+    auto& list = work.emplace_back();
+    for (const SimulatedOp& op : rank.timeline) list.push_back({op.op, op.stage, op.micro_batch, op.begin, op.end, op.pieces});
+  }
+  return work;
+}
+
+// None: the two do not agree on whether waits run W, because a cap is meant for another transport.
+std::optional<Run> run(Draw& draw, const Case& c) {
+  std::vector<Clock> clocks(c.ranks);
+  Mail mail;
+  std::vector<Costs> layers = c.layers;
+  fill_in_bytes(layers);
+  ModelSpec model;
+  Profile profile;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    layers[i].clock = &clocks[c.rank_of_stage[layers[i].stage]];
+    const std::string name = concat("layers.", i);
+    profile[name] = layers[i].cost;
+    model.layers.push_back({name, name, [costs = layers[i], last = i + 1 == layers.size()] {
+                              return std::make_unique<Timed>(costs, last);
+                            }});
+  }
+  World world = std::move(make_thread_worlds(1, c.ranks, {}).front());
+  world.all_local = false;  // so that ranks book their messages
+  for (int rank = 0; rank < c.ranks; ++rank)
+    world.pipeline[rank] = std::make_unique<TimedTransport>(rank, clocks, mail, c.latency);
+  Pipeline pipeline(model, profile, test::options_of(c.split, c.rank_of_stage), std::move(world));
+
+  SimulationOptions options;
+  options.message_seconds = c.latency;
+  options.p2_order = c.order;
+  StepSetup setup = pipeline.setup(c.schedule, c.micro_batches, c.policy, P2Batching::kLoop, MemoryCap::none());
+  const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
+  if (draw.chance(60)) {
+    const Simulation free = simulate(setup.schedule, costs, options);
+    double most = 0;
+    for (const RankSimulation& rank : free.ranks) most = std::max(most, rank.peak_bytes);
+    setup.memory_cap = MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
+    options.cap_per_rank.assign(c.ranks, static_cast<double>(setup.memory_cap.bytes()));
+    SimulationOptions own = options;
+    own.message_holder = MessageHolder::kSender;
+    own.message_seconds = 0;
+    own.p2_order = P2Order::kOldest;
+    if (fills_waits(setup.schedule, costs, options) != fills_waits(setup.schedule, costs, own)) return std::nullopt;
+  }
+  StepInput input = test::step_input();
+  input.p2_order = c.order;
+  pipeline.run(setup, std::vector<Fields>(c.micro_batches), input);
+  Run result;
+  result.cap = setup.memory_cap.bytes();
+  const std::set<std::pair<int, int>> fused = fused_of(setup.schedule);
+  for (const auto& list : work_of(simulate(setup.schedule, costs, options)))
+    result.simulated.push_back(with_whole_b(list, fused));
+  for (const Clock& clock : clocks) result.executed.push_back(with_whole_b(clock.done, fused));
+  return result;
+}
+
+void compare(uint64_t seed, int& compared) {
+  Draw draw(seed);
+  const Case c = draw_case(draw);
+  const std::optional<Run> both = run(draw, c);
+  if (!both) return;
+  ++compared;
+  for (int rank = 0; rank < c.ranks; ++rank) {
+    const auto& executed = both->executed[rank];
+    const auto& simulated = both->simulated[rank];
+    const size_t common = std::min(executed.size(), simulated.size());
+    for (size_t i = 0; i < common; ++i) {
+      ASSERT_TRUE(alike(executed[i], simulated[i]))
+          << "seed " << seed << ": " << c << ", cap " << both->cap << ": rank " << rank << "\nexecuted\n" << text_of(executed, i)
+          << "simulated\n" << text_of(simulated, i);
+    }
+    ASSERT_EQ(executed.size(), simulated.size()) << "seed " << seed << ": " << c << ": rank " << rank;
+  }
+}
+
+TEST(WOrder, OfTheExecutorIsThatOfTheSimulation) {
+  int compared = 0;
+  for (uint64_t seed = 1; seed <= 400 && !HasFailure(); ++seed) compare(seed, compared);
+  EXPECT_GT(compared, 300);
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE
