@@ -1,6 +1,6 @@
-// Runs random schedules, costs, caps and policies through the executor and through the simulation, and compares
-// the order of the work unit by unit. Time is not real here: each rank has a clock that its layers move on, and
-// a message arrives when the receiver's clock has reached its time.
+// Runs random schedules, costs, caps and policies through the executor and through the simulation, and
+// compares the order of the work unit by unit. Time is not real here: each rank has a clock that its layers
+// move on, and a message arrives when the receiver's clock has reached its time.
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -31,8 +31,8 @@ struct Work {
 };
 
 std::ostream& operator<<(std::ostream& out, const Work& work) {
-  return out << to_string(Instruction{work.op, work.stage, work.micro_batch}) << " [" << work.begin << ", " << work.end
-             << "] " << work.units;
+  return out << to_string(Instruction{work.op, work.stage, work.micro_batch}) << " [" << work.begin << ", "
+             << work.end << "] " << work.units;
 }
 
 bool alike(const Work& a, const Work& b) {
@@ -84,7 +84,8 @@ class Timed : public Layer {
     return y;
   }
   Values backward_p1(Values dy, Context& context, Saved& saved) override {
-    costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.backward_p1);
+    costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch),
+                      costs_.cost.backward_p1);
     Values dx;
     if (costs_.input > 0) dx.push_back(bytes(costs_.input));
     if (costs_.cost.p2_units > 0) {
@@ -98,7 +99,8 @@ class Timed : public Layer {
   }
   void backward_p2(std::span<Saved* const> saved) override {
     for (const Saved* one : saved)
-      costs_.clock->run(Op::kBackwardP2, costs_.stage, micro_batch_of_.at(one->p2(0).data_ptr()), costs_.cost.backward_p2);
+      costs_.clock->run(Op::kBackwardP2, costs_.stage, micro_batch_of_.at(one->p2(0).data_ptr()),
+                        costs_.cost.backward_p2);
   }
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override {
     if (costs_.cost.p2_units > 0) units.push_back({this, &saved});
@@ -185,9 +187,9 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
-             << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
-             << c.latency;
+  return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "")
+             << ", " << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size()
+             << " layers, latency " << c.latency;
 }
 
 class Draw {
@@ -264,7 +266,8 @@ void fill_in_bytes(std::vector<Costs>& layers) {
 std::vector<Work> with_whole_b(const std::vector<Work>& list, const std::set<std::pair<int, int>>& fused) {
   std::vector<Work> whole;
   for (Work work : list) {
-    if (fused.contains({work.stage, work.micro_batch}) && work.op == Op::kBackwardP2) work.op = Op::kBackwardP1;
+    if (fused.contains({work.stage, work.micro_batch}) && work.op == Op::kBackwardP2)
+      work.op = Op::kBackwardP1;
     if (!whole.empty() && whole.back().op == work.op && whole.back().stage == work.stage &&
         whole.back().micro_batch == work.micro_batch && whole.back().end == work.begin) {
       whole.back().end = work.end;
@@ -289,7 +292,8 @@ std::set<std::pair<int, int>> fused_of(const Schedule& schedule) {
 
 std::string text_of(const std::vector<Work>& list, size_t end) {
   std::ostringstream out;
-  for (size_t i = end > 6 ? end - 6 : 0; i < std::min(end + 2, list.size()); ++i) out << "  " << list[i] << '\n';
+  for (size_t i = end > 6 ? end - 6 : 0; i < std::min(end + 2, list.size()); ++i)
+    out << "  " << list[i] << '\n';
   return out.str();
 }
 
@@ -303,7 +307,8 @@ std::vector<std::vector<Work>> work_of(const Simulation& simulation) {
   std::vector<std::vector<Work>> work;
   for (const RankSimulation& rank : simulation.ranks) {
     auto& list = work.emplace_back();
-    for (const SimulatedOp& op : rank.timeline) list.push_back({op.op, op.stage, op.micro_batch, op.begin, op.end, op.pieces});
+    for (const SimulatedOp& op : rank.timeline)
+      list.push_back({op.op, op.stage, op.micro_batch, op.begin, op.end, op.pieces});
   }
   return work;
 }
@@ -333,19 +338,22 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   SimulationOptions options;
   options.message_seconds = c.latency;
   options.p2_order = c.order;
-  StepSetup setup = pipeline.setup(c.schedule, c.micro_batches, c.policy, P2Batching::kLoop, MemoryCap::none());
+  StepSetup setup =
+      pipeline.setup(c.schedule, c.micro_batches, c.policy, P2Batching::kLoop, MemoryCap::none());
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
   if (draw.chance(60)) {
     const Simulation free = simulate(setup.schedule, costs, options);
     double most = 0;
     for (const RankSimulation& rank : free.ranks) most = std::max(most, rank.peak_bytes);
-    setup.memory_cap = MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
+    setup.memory_cap =
+        MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
     options.cap_per_rank.assign(c.ranks, static_cast<double>(setup.memory_cap.bytes()));
     SimulationOptions own = options;
     own.message_holder = MessageHolder::kSender;
     own.message_seconds = 0;
     own.p2_order = P2Order::kOldest;
-    if (fills_waits(setup.schedule, costs, options) != fills_waits(setup.schedule, costs, own)) return std::nullopt;
+    if (fills_waits(setup.schedule, costs, options) != fills_waits(setup.schedule, costs, own))
+      return std::nullopt;
   }
   StepInput input = test::step_input();
   input.p2_order = c.order;
@@ -371,8 +379,9 @@ void compare(uint64_t seed, int& compared) {
     const size_t common = std::min(executed.size(), simulated.size());
     for (size_t i = 0; i < common; ++i) {
       ASSERT_TRUE(alike(executed[i], simulated[i]))
-          << "seed " << seed << ": " << c << ", cap " << both->cap << ": rank " << rank << "\nexecuted\n" << text_of(executed, i)
-          << "simulated\n" << text_of(simulated, i);
+          << "seed " << seed << ": " << c << ", cap " << both->cap << ": rank " << rank << "\nexecuted\n"
+          << text_of(executed, i) << "simulated\n"
+          << text_of(simulated, i);
     }
     ASSERT_EQ(executed.size(), simulated.size()) << "seed " << seed << ": " << c << ": rank " << rank;
   }

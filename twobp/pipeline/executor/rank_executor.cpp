@@ -199,8 +199,7 @@ void RankExecutor::backward_p1(int s, int mb, bool fused) {
   if (last && !queue_.empty()) interrupt([&] { run_p2_by_layer(stage.index(), 0); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && !queue_.empty())
-      begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
+    if (cap_ > 0 && !queue_.empty()) begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
     dy = naming_layer([&] { return place_of(s, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
     saved.release_p1();

@@ -119,7 +119,9 @@ class RankExecutor {
   // Runs what the queue gave, if anything, and returns whether it gave something. If micro-batches of
   // [first, last) concatenate, they run together.
   bool run_p2(const std::optional<WUnits>& units, int first, int last);
-  bool run_p2(const std::optional<WUnits>& units) { return run_p2(units, 0, input_->schedule->micro_batches); }
+  bool run_p2(const std::optional<WUnits>& units) {
+    return run_p2(units, 0, input_->schedule->micro_batches);
+  }
   // Runs one unit of W with these micro-batches.
   void run_unit(std::span<const WUnits> together);
   // See WQueue::take_by_layer.
@@ -167,7 +169,8 @@ class RankExecutor {
   std::vector<std::vector<LayerWork>> work_;  // by index into stages_, layer; empty without a reducer
   std::vector<Boundary> boundaries_;
   WQueue queue_;
-  std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by index into stages_, micro-batch; in their order
+  std::vector<std::vector<std::vector<MadeUnit>>>
+      made_;  // by index into stages_, micro-batch; in their order
   std::vector<P2Unit> units_;
   std::vector<Saved*> batch_;
   std::vector<StageTimes> stage_times_;

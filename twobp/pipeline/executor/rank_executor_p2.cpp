@@ -13,7 +13,8 @@ void RankExecutor::prepare_w() {
   const Schedule& schedule = *input_->schedule;
   const P2Order order = input_->training ? input_->p2_order : P2Order::kOldest;
   const bool sums = reducer_ != nullptr && input_->training;
-  queue_ = WQueue(schedule, rank_, {order, sums, input_->p2_places.empty() ? nullptr : &input_->p2_places[rank_]});
+  queue_ =
+      WQueue(schedule, rank_, {order, sums, input_->p2_places.empty() ? nullptr : &input_->p2_places[rank_]});
   std::vector<bool> gives_gradient(schedule.stages);
   for (const auto& stage : stages_) gives_gradient[stage->index()] = stage->gives_gradient();
   tail_ = w_tail(schedule.ranks[rank_], order, gives_gradient);
@@ -114,7 +115,8 @@ void RankExecutor::log_p2(std::span<const WUnits> together, double begin, double
     event.unit = unit.leaf;
     event.begin = begin + static_cast<double>(i) * each;
     event.end = next == together.size() ? end : begin + static_cast<double>(next) * each;
-    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer), std::move(event));
+    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer),
+                        std::move(event));
   }
 }
 

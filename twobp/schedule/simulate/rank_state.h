@@ -28,10 +28,10 @@ struct RankState {
   int in_flight = 0;
   bool trains = false;  // has a backward
   bool splits_p2 = false;
-  int before_tail = -1;       // ops before the rest is all W, which then runs in bucket order
+  int before_tail = -1;        // ops before the rest is all W, which then runs in bucket order
   bool ends_by_layer = false;  // the last of these is WTail::last_p1
-  bool started = false;       // the first F has begun
-  int part = 0;               // of the F or I under way
+  bool started = false;        // the first F has begun
+  int part = 0;                // of the F or I under way
 };
 
 // Whether `op` continues the last entry of the timeline. If so, the two become one.

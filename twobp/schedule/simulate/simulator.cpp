@@ -332,8 +332,8 @@ class Simulator {
     RankState& state = ranks_[rank];
     fill_wait_for(rank, message);
     if (message.arrived <= state.now) return;
-    book_wait(result_.ranks[rank],
-              {state.now, message.arrived, message.sent, state.started, !queues_[rank].empty(), state.splits_p2});
+    book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.started,
+                                    !queues_[rank].empty(), state.splits_p2});
     state.now = message.arrived;
   }
 
@@ -394,14 +394,14 @@ class Simulator {
   MemoryBook memory_;
   std::vector<StageModel> models_;
   bool has_backward_ = false;
-  std::vector<Message> forward_;   // per (receiving stage, micro-batch)
-  std::vector<Message> backward_;  // likewise
-  std::vector<WQueue> queues_;     // by rank
-  std::vector<int> pieces_recorded_;  // by (stage, micro-batch)
-  std::vector<int> slots_done_;    // by stage: micro-batches with W done
-  std::vector<double> gradients_done_;           // by stage: when the last of them was done
-  std::vector<size_t> leading_;                  // see leading_forwards; empty: no norm to wait for
-  std::vector<size_t> visited_;                  // by rank: micro-batches of instructions so far
+  std::vector<Message> forward_;        // per (receiving stage, micro-batch)
+  std::vector<Message> backward_;       // likewise
+  std::vector<WQueue> queues_;          // by rank
+  std::vector<int> pieces_recorded_;    // by (stage, micro-batch)
+  std::vector<int> slots_done_;         // by stage: micro-batches with W done
+  std::vector<double> gradients_done_;  // by stage: when the last of them was done
+  std::vector<size_t> leading_;         // see leading_forwards; empty: no norm to wait for
+  std::vector<size_t> visited_;         // by rank: micro-batches of instructions so far
   std::vector<RankState> ranks_;
   Simulation result_;
 };
