@@ -1,5 +1,6 @@
 #include "twobp/train/weights/save_model.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
