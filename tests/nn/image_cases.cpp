@@ -33,6 +33,7 @@ LayerCase conv2d_case(const std::string& name, int64_t height, int64_t width, co
   // Sums over a window's channels, over the outputs that use a number, and over pixels.
   const int64_t pixels = 2 * (height / o.stride + 1) * (width / o.stride + 1);
   c.roundings = static_cast<double>(std::max({o.kernel * o.kernel * std::max(o.in, o.out), pixels}) + 2);
+  c.other_way_on_cpu = !WindowShape{height, width, o.in, o.kernel, o.stride, o.padding}.every_tap_meets();
   return c;
 }
 
@@ -69,6 +70,9 @@ std::vector<LayerCase> image_cases() {
       conv2d_case("Conv2dStrided", 7, 6, {3, 5, 3, 2, 1}),
       conv2d_case("Conv2dNotPadded", 5, 4, {2, 3, 3, 1, 0}),
       conv2d_case("Conv2dOneChannel", 9, 8, {1, 4, 7, 2, 3}),
+      // Taps that meet only zeros: LibTorch leaves their gradients uninitialised (every_tap_meets).
+      conv2d_case("Conv2dOnePixelStrided", 1, 1, {8, 16, 3, 2, 1}),
+      conv2d_case("Conv2dTwoPixelsStrided", 2, 1, {3, 4, 3, 2, 1}),
       conv2d_case("Conv2dManyPixels", 17, 18, {5, 7, 3, 1, 1}),  // oneDNN in float32
       conv2d_case("Conv2dManyPixelsStrided", 34, 33, {3, 5, 7, 2, 3}),
       max_pool_case("MaxPool2d", 5, 3, 3, 2, 1),

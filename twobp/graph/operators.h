@@ -1,5 +1,5 @@
 // The operators that a captured program may call: a list of ATen's functional operators, and our own. None
-// reaches files, processes or other memory than its arguments'.
+// reaches files, processes or other memory than its arguments', whatever these are.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include "twobp/graph/argument_checks.h"
 #include "twobp/nn/saved.h"
 
 namespace twobp::graph {
@@ -44,8 +45,10 @@ struct Operator {
   std::optional<c10::OperatorHandle> over;  // the operator that works in place
   bool masks = false;                       // its second argument is a mask of bool
   bool view = false;                        // the result mostly shares the memory of the first argument
+  bool trusts_layout = false;               // ATen's kernel takes contiguous tensors only, without a check
+  ArgumentCheck check = nullptr;            // of what LibTorch does not check
 
-  void call(Stack& stack) const { own != nullptr ? own(stack) : aten->callBoxed(stack); }
+  void call(Stack& stack) const;
 };
 
 // The operator of this name, "aten::add.Tensor". Any thread may call it; the result lives for ever. Throws

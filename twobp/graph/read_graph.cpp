@@ -8,6 +8,7 @@
 
 #include <torch/headeronly/version.h>
 
+#include "twobp/core/check.h"
 #include "twobp/core/hash.h"
 #include "twobp/core/text_file.h"
 #include "twobp/files/json_file.h"
@@ -56,6 +57,22 @@ std::vector<std::string> read_names(const JsonNode& node) {
   return names;
 }
 
+Projections read_projections(const JsonNode& node, const std::vector<int64_t>& sizes) {
+  Projections read;
+  if (sizes.size() != 2) node.refuse("the parameter has ", sizes.size(), " dimensions, not two");
+  if (const auto columns = node.find("columns")) read.columns = columns->boolean();
+  if (const auto groups = node.find("groups")) read.groups = groups->integer(1, kMostElements);
+  int64_t sum = 0;
+  for (const JsonNode& one : node["outputs"].elements(kMostNames)) {
+    const int64_t count = one.integer(1, kMostElements / read.groups);
+    read.outputs.push_back(count * read.groups);
+    sum += read.outputs.back();
+  }
+  const int64_t of = sizes[read.columns ? 1 : 0];
+  if (sum != of) node["outputs"].refuse("they are ", sum, " in all groups, but the parameter has ", of);
+  return read;
+}
+
 void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
   for (const auto& [name, node] : root["parameters"].members(kMostNames)) {
     ParameterType& parameter = graph.parameters[name];
@@ -66,6 +83,11 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
                   ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
+    const auto product = node.find("product");
+    parameter.factor = product.has_value();
+    if (product) parameter.projections = read_projections(*product, parameter.type.sizes);
+    const auto table = node.find("table");
+    parameter.table = table && table->boolean();
   }
   for (const auto& [name, node] : root["buffers"].members(kMostNames)) {
     graph.buffers[name] = read_type(node);
@@ -81,11 +103,14 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
     LayerParameter& parameter = parameters.emplace_back();
     parameter.names = one.value().is_array() ? read_names(one) : std::vector<std::string>{one.text()};
     if (parameter.names.empty()) one.refuse("there is no name");
+    const bool stacked = parameter.names.size() > 1;
     for (const std::string& name : parameter.names) {
       const auto found = graph.parameters.find(name);
       if (found == graph.parameters.end()) one.refuse("there is no parameter \"", name, "\"");
       if (!seen.insert(name).second) one.refuse("\"", name, "\" is there twice");
       const ParameterType& part = found->second;
+      if (stacked && part.projections.columns)
+        one.refuse("the outputs of \"", name, "\" are columns, so that it cannot be stacked");
       TensorType& whole = parameter.type.type;
       if (&name == &parameter.names.front()) {
         parameter.type = part;
@@ -93,9 +118,10 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
       }
       const auto columns = [](const TensorType& type) { return at::IntArrayRef(type.sizes).slice(1); };
       if (whole.sizes.empty() || part.type.sizes.empty() || part.type.dtype != whole.dtype ||
-          part.frozen != parameter.type.frozen || columns(part.type) != columns(whole))
+          part.frozen != parameter.type.frozen || part.factor != parameter.type.factor ||
+          part.table != parameter.type.table || columns(part.type) != columns(whole))
         one.refuse("the rows of \"", name, "\" cannot be stacked below those of \"", parameter.names[0],
-                   "\": dtype, \"frozen\" and all sizes but the first must be equal");
+                   "\": dtype, all sizes but the first, and their uses must be equal");
       whole.sizes[0] += part.type.sizes[0];
     }
   }
@@ -154,11 +180,14 @@ std::set<int> parameters_with_gradient(const Program& program) {
 // Checks that a layer has what its program reads, and that it fits the layer before it.
 void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
   const GraphLayer& layer = graph.layers[index];
-  const Program& program = shape.programs[static_cast<size_t>(layer.kind)];
+  const auto program_of = [&](size_t layer) -> const Program& {
+    return shape
+        .programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
+  };
+  const Program& program = program_of(index);
   const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
   static const std::vector<Program::Output> none;
-  const auto& values =
-      index == 0 ? none : shape.programs[static_cast<size_t>(graph.layers[index - 1].kind)].outputs;
+  const auto& values = index == 0 ? none : program_of(index - 1).outputs;
   const size_t constants = shape.constants.empty() ? layer.constants.size() : shape.constants[index].size();
   for (const Input& input : program.inputs) {
     const auto within = [&](size_t count, const char* what) {
@@ -219,8 +248,14 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   read_slices(node, shape);
   const JsonNode programs = node["programs"];
   const std::vector<JsonNode> each = programs.elements(kMostLayers);
-  if (each.size() != graph.kinds.size())
+  if (const auto kinds = node.find("kinds")) {
+    for (const JsonNode& kind : kinds->elements(kMostLayers))
+      shape.kinds.push_back(static_cast<int>(kind.integer(0, static_cast<int64_t>(each.size()) - 1)));
+    if (shape.kinds.size() != graph.layers.size())
+      kinds->refuse("has ", shape.kinds.size(), " numbers for ", graph.layers.size(), " layers");
+  } else if (each.size() != graph.kinds.size()) {
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
+  }
   for (const JsonNode& program : each)
     shape.programs.push_back(read_program(program, shape.fields, shape.positions));
   shape.targets = read_targets(node["targets"], shape.fields);
@@ -288,7 +323,8 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   for (const JsonNode& node : shapes) {
     Shape shape = read_shape(node, graph->description(),
                              [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields)) node.refuse("an earlier shape has the same fields: remove one of them");
+    if (graph->knows(shape.fields, 0))
+      node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;
@@ -299,13 +335,15 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
   return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
-void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants) {
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants,
+               int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
     return constants.contains(name) || graph.has_constant(name);
   });
-  if (!graph.knows(shape.fields)) graph.add(std::move(shape), std::move(constants));
+  shape.variant = variant;
+  if (!graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
 }
 
 }  // namespace twobp::graph
