@@ -100,7 +100,7 @@ void check_saved_adapter(const Config& config) {
 // Before ranks are made for stages that get no layer.
 void check_layers(const Config& config) {
   if (ScheduleSource::is_file(config.pipeline.schedule)) return;  // read for a run
-  check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).stages);
+  check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).rank_of_stage);
 }
 
 // The program of a captured model is for micro-batches of one size.
@@ -113,6 +113,20 @@ void check_captured(const Config& config, const ModelInput& input) {
   TWOBP_CHECK(!config.data.arrays.empty() || sizes.size() < 2 || config.data.sequence == sizes[1],
               "data.sequence is ", config.data.sequence, ", but the model was captured with sequences of ",
               sizes.at(sizes.size() < 2 ? 0 : 1), ": set it to that, or capture the model again.");
+}
+
+// An older bundle does not say which parameters are matrices.
+void check_muon(const Config& config) {
+  if (config.optimizer.type != "muon") return;
+  const auto& groups = config.optimizer.groups;
+  const bool named = std::any_of(groups.begin(), groups.end(), [](const std::string& group) {
+    return group.find("rule=muon") != std::string::npos;
+  });
+  TWOBP_CHECK(
+      named || !last_matrix(build_model(config.model)).empty(),
+      "optimizer.type is \"muon\", but no parameter of the model is a matrix that multiplies, so Muon would "
+      "update nothing: set it to \"adamw\". If the model was captured before bundles named their matrices, "
+      "capture it again.");
 }
 
 void check_precision(const Config& config) {
@@ -141,6 +155,7 @@ void check_contradictions_without_data(const Config& config) {
   check_pipeline(config.pipeline);
   check_layers(config);
   check_precision(config);
+  check_muon(config);
   check_training(config);
 }
 
@@ -156,6 +171,7 @@ void check_contradictions(const Config& config) {
   check_saved_adapter(config);
   check_layers(config);
   check_precision(config);
+  check_muon(config);
   check_training(config);
 }
 
