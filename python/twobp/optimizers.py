@@ -2,12 +2,16 @@
 import dataclasses
 from collections.abc import Mapping
 
+from twobp import checks
+from twobp._native import Error
+
 Groups = Mapping[str, Mapping[str, float | str]]  # settings for the parameters whose names match a pattern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Optimizer:
-    """Matrices decay. Biases and norm gains do not. `groups` has other values for the parameters whose names match a pattern (*
+    """Matrices and convolution kernels decay. Biases and norm gains do not, where torch.optim decays every parameter:
+    groups={"*": {"weight_decay": 0.01}} does so, too. `groups` has other values for the parameters whose names match a pattern (*
     and ?): {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override
     earlier ones.
 
@@ -27,13 +31,24 @@ class _Optimizer:
 
     def settings(self) -> dict:
         """Returns the section `optimizer`."""
-        groups = [" ".join([pattern, *(f"{key}={value}" for key, value in group.items())]) for pattern, group in self.groups.items()]
-        return {"type": type(self).__name__.lower(), **dataclasses.asdict(self), "groups": groups}
+        groups = []
+        for pattern, group in self._mapping(self.groups, "groups").items():
+            values = [f"{key}={value}" for key, value in self._mapping(group, f"groups[{pattern!r}]").items()]
+            groups.append(" ".join([checks.text(pattern, "a pattern of groups"), *values]))
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"type": type(self).__name__.lower(), **own, "groups": groups}
+
+    @staticmethod
+    def _mapping(value: Mapping, what: str) -> dict:
+        if not isinstance(value, Mapping):
+            raise Error(f"{what} is {checks.shown(value)}, but must be a dict")
+        with checks.readable(what):
+            return dict(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(_Optimizer):
-    """AdamW, whose weight decay is decoupled."""
+    """AdamW, whose weight decay is decoupled. Unlike torch.optim.AdamW, it does not decay biases and norm gains: see `groups`."""
     lr: float = 3e-4
     _: dataclasses.KW_ONLY
     weight_decay: float = 0.01
