@@ -194,7 +194,7 @@ def cut(forward: Forward) -> list[Layer]:
         leaving = [] if final else points[at[piece[-1]]]
         outputs = [(("value", n.name), n) for n in leaving] + ([(("loss", ""), forward.loss)] if final else [])
         mine = set(piece)
-        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n in free)]
+        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n not in at)]
         layers.append(piece_graph(forward, name, piece, free, arriving, outputs, position))
         arriving = leaving
     owners: dict[str, int] = {}
@@ -204,6 +204,7 @@ def cut(forward: Forward) -> list[Layer]:
                 owners[buffer] = i
     for i, layer in enumerate(layers):
         for buffer in layer.names("buffer"):
+            owners.setdefault(buffer, i)  # nothing changes it here
             if owners.get(buffer) != i:
                 use = next(user for node, one in zip(layer.graph_module.graph.find_nodes(op="placeholder"), layer.inputs) if one.name == buffer for user in node.users)
                 raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes{where(use)}. Give each its own")

@@ -8,7 +8,7 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,16 +17,19 @@ from torch import fx, nn
 from twobp.batches import named
 
 from . import ops
-from .errors import CaptureError, recording_lines, user_line, where
+from .draws import number_draws
+from .errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
-from .parts import InParts
+from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
-from .passes.masked import fuse_masked_attention
 
-REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
+REMOVED = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
+ASSERTIONS = {aten._assert_async.msg, aten._assert_async.default}
 LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}  # these take a generator
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
+
+MOST_TEXT = 1000  # bytes of a text in a bundle
 
 
 class Input(NamedTuple):
@@ -36,18 +39,48 @@ class Input(NamedTuple):
     name: str
 
 
+class Check(NamedTuple):
+    """An assertion of the module about the fields of its batch. `says` is the error."""
+    condition: fx.Node
+    says: str
+
+
 @dataclasses.dataclass
 class Forward:
-    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input."""
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says for each call that draws random
+    numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new value of each of `buffers`, and until weigh_loss the condition of
+    each assertion, which `asserted` has the text of. They are read from the graph, where a pass may replace them."""
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
-    loss: fx.Node
-    new_buffers: dict[str, fx.Node]
+    drops: list[bool]
+    buffers: list[str]
+    asserted: list[str]
 
     @property
     def graph(self) -> fx.Graph:
         return self.graph_module.graph
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        return self.graph.output_node().args[0]
+
+    @property
+    def loss(self) -> fx.Node:
+        return self.outputs[0]
+
+    @property
+    def new_buffers(self) -> dict[str, fx.Node]:
+        return dict(zip(self.buffers, self.outputs[1:]))
+
+    @property
+    def checks(self) -> list[Check]:
+        return [Check(*one) for one in zip(self.outputs[1 + len(self.buffers):], self.asserted)]
+
+    def without_checks(self, loss: fx.Node) -> None:
+        """Makes `loss` the loss, and the conditions no outputs."""
+        self.asserted = []
+        self.graph.output_node().args = ((loss, *self.outputs[1:1 + len(self.buffers)]),)
 
 
 class WithLoss(nn.Module):
@@ -62,10 +95,24 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         output = self.output(batch)
-        return loss_of(output) if self.loss_fn is None else self.loss_fn(output, batch)
+        return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
 
     def output(self, batch: dict[str, torch.Tensor]) -> Any:
         return self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
+
+
+def checked_loss(loss: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+        return loss
+    if isinstance(loss, torch.Tensor):
+        found, advice = f"a tensor of shape {list(loss.shape)}", "Reduce it, such as by mean()"
+    elif isinstance(loss, Mapping):
+        found, advice = f"a {type(loss).__name__} with the keys {', '.join(map(repr, loss))}", "Return one of its values alone"
+    elif isinstance(loss, (tuple, list)):
+        found, advice = f"a {type(loss).__name__} of {len(loss)}", "Return the loss alone, without other values"
+    else:
+        found, advice = f"a {type(loss).__name__}", "Return a tensor that depends on the module's output"
+    raise CaptureError(f"loss_fn returned {found}, but the loss must be one floating-point scalar. {advice}")
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -157,14 +204,16 @@ def check_hooks(module: nn.Module) -> None:
             raise CaptureError(f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it")
 
 
-def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
-    """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
+def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = ()) -> Forward:
+    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises CaptureError with export's reason
+    and the line of user code."""
     try:
-        with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
+        with causal_attention_without_mask(fields), keeping_assertions(), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
-            with InParts():
+            with InParts(fields):
                 program = torch.export.export(whole, (fields,), strict=False)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
+            drops = number_draws(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -172,9 +221,20 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     except Exception as error:
         raise refusal(error) from error
     graph_module = program.graph_module
+    asserted = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
-    return with_meaning(program, whole, fields)
+    return with_meaning(program, whole, fields, drops, buffers, asserted)
+
+
+def take_checks(graph: fx.Graph) -> list[str]:
+    """Makes the condition of each assertion an output, in place. Returns what the assertions say."""
+    found = [node for node in graph.nodes if node.target in ASSERTIONS]
+    outputs = graph.output_node()
+    outputs.args = ((*outputs.args[0], *(node.args[0] for node in found)),)
+    for node in found:
+        graph.erase_node(node)
+    return [node.args[1] if len(node.args) > 1 else f"its fields do not pass a check of the module{where(node)}" for node in found]
 
 
 def check_values(graph: fx.Graph) -> None:
@@ -205,10 +265,13 @@ def refusal(error: Exception) -> CaptureError:
         advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
-    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
+    if "dynamic_frequency_update" in (line := user_line(error)):
+        advice = DYNAMIC
+    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{line}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str],
+                 asserted: list[str]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -216,7 +279,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
     canonical: dict[int, str] = {}
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
-    changed = {canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values()}
+    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values() if name in buffers)}
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}
@@ -248,10 +311,13 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
             node.replace_all_uses_with(first)
             del inputs[node]
             graph.erase_node(node)
-    loss, new_buffers = None, {}
-    for spec, node in zip(signature.output_specs, list(graph.nodes)[-1].args[0]):
+    loss, new_buffers, outputs = None, {}, graph.output_node().args[0]
+    for spec, node in zip(signature.output_specs, outputs):
         if spec.kind.name == "BUFFER_MUTATION":
-            new_buffers[canonical[id(buffers[spec.target])]] = node
+            if spec.target in buffers:  # others are made by the forward pass, for its next call
+                name = canonical[id(buffers[spec.target])]
+                with graph.inserting_before(graph.output_node()):
+                    new_buffers[name] = in_form_of(graph, node, by_input[Input("buffer", name)].meta["val"])
         elif spec.kind.name == "USER_OUTPUT":
             loss = node
         elif spec.kind.name == "PARAMETER_MUTATION":
@@ -266,7 +332,8 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
         found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
         raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
                            "module or in loss_fn")
-    return Forward(program.graph_module, inputs, tensors, loss, new_buffers)
+    graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs):]),)
+    return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
 
 
 def clean(graph_module: fx.GraphModule) -> None:
@@ -303,7 +370,6 @@ def clean(graph_module: fx.GraphModule) -> None:
             node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
             node.args = node.args[:3]
     fuse(graph)
-    fuse_masked_attention(graph)
     graph_module.recompile()
 
 
@@ -316,15 +382,21 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
     """x[...] = y is exported as copy(x, y), which has no derivative. Its value is y in x's dtype and shape."""
     into, source = node.args[:2]
     with graph.inserting_before(node):
-        if into.meta["val"].dtype != source.meta["val"].dtype:
-            value = source.meta["val"].to(into.meta["val"].dtype)
-            source = graph.call_function(aten._to_copy.default, (source,), {"dtype": into.meta["val"].dtype})
-            source.meta["val"] = value
-        if into.meta["val"].shape != source.meta["val"].shape:
-            source = graph.call_function(aten.expand.default, (source, list(into.meta["val"].shape)))
-            source.meta["val"] = into.meta["val"]
+        source = in_form_of(graph, source, into.meta["val"])
     node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:
+    """Returns what value.copy_(source) writes."""
+    if value.dtype != source.meta["val"].dtype:
+        converted = source.meta["val"].to(value.dtype)
+        source = graph.call_function(aten._to_copy.default, (source,), {"dtype": value.dtype})
+        source.meta["val"] = converted
+    if value.shape != source.meta["val"].shape:
+        source = graph.call_function(aten.expand.default, (source, list(value.shape)))
+        source.meta["val"] = value
+    return source
 
 
 def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:

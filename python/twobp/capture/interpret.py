@@ -8,6 +8,7 @@ import torch
 
 from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
+from .own_operators import with_neighbours
 from .sequences.over_slices import Sequences, Slice
 
 DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
@@ -93,8 +94,35 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
                 slots[slot] = one
 
 
+def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
+    """Runs TARGETS of a bundle."""
+    if "code" not in targets:
+        return targets["count"]
+    slots = {one["slot"]: fields[one["name"]] for one in targets["inputs"]}
+    run(targets["code"], slots, name="the targets")
+    for check in targets.get("checks", []):
+        if not slots[check["slot"]].all():
+            raise CaptureError(check["says"])
+    return targets["count"] if "count" in targets else int(slots[targets["slot"]])
+
+
+# Of the arguments, those whose heads must lie as wholes.
+ROWS = {"aten::_scaled_dot_product_flash_attention_for_cpu": 3, "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5}
+
+
+def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
+    """Returns whether the fields pass the checks of TARGETS."""
+    try:
+        count(targets, fields)
+    except CaptureError:
+        return False
+    return True
+
+
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
+    if name in ROWS:
+        arguments = [*with_neighbours(*arguments[:ROWS[name]]), *arguments[ROWS[name]:]]
     schema = op._schema.arguments
     return op(*(a for a, s in zip(arguments, schema) if not s.kwarg_only), **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
 
@@ -110,16 +138,14 @@ class Chain:
         self.graph, self.shape = graph, graph["shapes"][shape]
         self.tensors, self.constants = tensors, constants
 
+    def program(self, number: int) -> dict:
+        return self.shape["programs"][self.shape["kinds"][number] if "kinds" in self.shape else self.graph["layers"][number]["kind"]]
+
     def parameter(self, name: str | list[str]) -> torch.Tensor:
         return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
 
     def count(self, fields: dict[str, torch.Tensor]) -> int:
-        targets = self.shape["targets"]
-        if "count" in targets:
-            return targets["count"]
-        slots = {i["slot"]: fields[i["name"]] for i in targets["inputs"]}
-        run(targets["code"], slots, name="the targets")
-        return int(slots[targets["slot"]])
+        return count(self.shape["targets"], fields)
 
     def whole(self) -> Slice:
         return Whole(self.shape.get("positions", 0))
@@ -131,7 +157,7 @@ class Chain:
         part = part or self.whole()
         cut = fields if isinstance(part, Whole) else {name: field.narrow(1, part.begin, part.length) for name, field in fields.items()}
         for number, layer in enumerate(self.graph["layers"]):
-            program = self.shape["programs"][layer["kind"]]
+            program = self.program(number)
             constants = self.shape["constants"][number] if "constants" in self.shape else layer["constants"]
             slots = {}
             for i in program["inputs"]:
@@ -154,7 +180,7 @@ class Chain:
         gradients: dict[str, torch.Tensor] = {}
         for number in reversed(range(len(slots_of))):
             layer, slots = self.graph["layers"][number], slots_of[number]
-            program = self.shape["programs"][layer["kind"]]
+            program = self.program(number)
             wanted = [o["gradient"] for o in program["outputs"] if "gradient" in o]
             arriving = [torch.ones_like(slots[program["outputs"][0]["slot"]])] if arriving is None and wanted else arriving or []
             assert len(arriving) == len(wanted), (layer["name"], len(arriving), len(wanted))

@@ -2,9 +2,15 @@
 module is exported, the parts of these functions are called instead."""
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from .errors import current_line
+from .from_fields import FromFields
 
 
 def drop(x: torch.Tensor, p: float, shape: torch.Size) -> torch.Tensor:
@@ -87,10 +93,38 @@ RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class InParts(TorchFunctionMode):
+    def __init__(self, fields: dict[str, torch.Tensor]):
+        super().__init__()
+        self.known = FromFields(fields)
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool \
+                and (chosen := self.known.chosen(*args)) is not None:
+            return chosen
+        if function is torch.Tensor.item and (number := self.known.number(args[0])) is not None:  # tolist() calls it, too
+            return number
+        if function is torch.Tensor.__bool__ and (truth := self.known.truth(args[0])) is not None:
+            return truth
         if function in PARTS:
             return PARTS[function](*args, **kwargs)
         if function in RECURRENT and len(args) == 9 and isinstance(args[4], int):  # another form takes packed sequences
             return recurrent(function, *args)
         return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def keeping_assertions():
+    """torch makes a number of an assertion about a tensor. This keeps the tensor."""
+    thread, before = threading.get_ident(), torch._check_tensor_all_with
+
+    def check(error_type, condition, message=None):
+        if threading.get_ident() != thread:
+            return before(error_type, condition, message)
+        return torch.ops.aten._assert_async.msg(condition.all(), f"its fields do not pass a check of the module{current_line()}")
+
+    torch._check_tensor_all_with = check
+    try:
+        yield
+    finally:
+        torch._check_tensor_all_with = before

@@ -6,12 +6,16 @@ import contextlib
 import dataclasses
 import sys
 import threading
+from collections.abc import Collection
 
 import torch
 from torch import nn
+from torch._functorch import eager_transforms
 
-from . import export
+from . import export, matrices
+from .as_before import AsBefore
 from .cut import Layer, cut, structure
+from .draws import Draw, draws_of
 from .emit import emit
 from .errors import CaptureError, current_line
 from .fingerprint import is_installed, is_installed_module, tensor_digest
@@ -25,7 +29,10 @@ from .sequences.slices import Refused, positions_of, sliced_programs
 from .split import split
 from .targets import weigh_loss
 
-MOST_REASON = 1000  # bytes of a text in a bundle
+
+# What these functions call first, however a module has imported them.
+DERIVATIVES = {"torch.autograd.grad or backward": (torch.autograd, "_engine_run_backward"), "torch.func.grad or vjp": (eager_transforms, "grad_increment_nesting"),
+               "torch.func.jvp": (eager_transforms, "jvp_increment_nesting")}
 
 
 @dataclasses.dataclass
@@ -33,7 +40,9 @@ class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
     that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
-    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
+    `factors` is what matrices.describe found. `reads` has the attributes that the trace read, by the number of the object in the walk of fingerprint.py.
+    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the
+    forward pass's calls that draw random numbers, in order."""
     layers: list[dict]
     programs: list[dict]
     positions: int
@@ -41,8 +50,11 @@ class Traced:
     targets: dict
     buffers: list[str]
     read: dict[str, str]
+    factors: dict[str, dict]
     names: list[str | None]
+    draws: list[Draw]
     constants: list[torch.Tensor]
+    reads: dict[int, list[str]] = dataclasses.field(default_factory=dict)
 
 
 class Constants:
@@ -62,14 +74,18 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str) -> Traced:
-    """Traces `whole`. `no_slices` says why its programs must not take slices. Raises CaptureError."""
-    with refusing_prints(), refusing_own_backward():
-        forward = export.export(whole, fields)
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str,
+          before: AsBefore, buffers: Collection[str] = ()) -> Traced:
+    """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it only reads them. Raises CaptureError."""
+    with refusing_prints(), refusing_own_backward(), before:
+        forward = export.export(whole, fields, buffers)
+        before.check()
     own = own_tensors(whole)
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
+    factors = matrices.describe(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
+    draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
@@ -82,13 +98,13 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
                                    list(zip(programs, made)))
         positions = length
     except Refused as reason:
-        no_slices = str(reason).encode()[:MOST_REASON].decode(errors="ignore")
+        no_slices = str(reason).encode()[:export.MOST_TEXT].decode(errors="ignore")
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
         described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
+    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, factors, constants.names, draws, constants.tensors)
 
 
 @contextlib.contextmanager
@@ -132,11 +148,24 @@ def refusing_own_backward():
             raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor{current_line()}, which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
         return register_hook(tensor, hook)
 
+    def refusing(call: str, original):
+        def refuse(*arguments, **keywords):
+            if threading.get_ident() != thread:
+                return original(*arguments, **keywords)
+            raise CaptureError(f"{call} is called within the forward pass or loss_fn{current_line()}, but programs have the derivatives of the loss alone. "
+                               "Write this one out with operators of torch, or take it before the batch is made")
+        return refuse
+
+    before = [(torch.autograd.Function, "apply", apply), (torch.Tensor, "register_hook", register_hook)]
     torch.autograd.Function.apply, torch.Tensor.register_hook = classmethod(checked_apply), checked_hook
+    for call, (holder, name) in DERIVATIVES.items():
+        before.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, refusing(call, getattr(holder, name)))
     try:
         yield
     finally:
-        torch.autograd.Function.apply, torch.Tensor.register_hook = apply, register_hook
+        for holder, name, original in before:
+            setattr(holder, name, original)
 
 
 def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
