@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 600
 SLOW_TIMEOUT_SECONDS = 3600
 FOREIGN_LIMIT = 0.03  # share of the cores that other programs may use during a run; above it, the run is repeated
 ATTEMPTS = 3
-RIVALS = (*contenders.PIPELINES, *contenders.SINGLES)
+RIVALS = (*contenders.PIPELINES, *contenders.UNDIVIDED, *contenders.SINGLES)
 
 
 # ---------------------------------------------------------------- one run
@@ -159,7 +159,7 @@ def parse_arguments():
     parser.add_argument("--sizes", type=list_of(str), help=f"sizes from sizes.py (default: all sizes of the model except {', '.join(sizes.NOT_BY_DEFAULT)})")
     parser.add_argument("--micro-batches", type=list_of(int), help="default 2,4; with --quick 2")
     parser.add_argument("--rivals", type=list_of(str, RIVALS),
-                        help=f"some of {','.join(contenders.PIPELINES)}; with --single, some of {','.join(contenders.SINGLES)} "
+                        help=f"some of {','.join([*contenders.PIPELINES, *contenders.UNDIVIDED])}; with --single, some of {','.join(contenders.SINGLES)} "
                              f"(default: all for the model except {', '.join(contenders.NOT_BY_DEFAULT)})")
     parser.add_argument("--repeats", type=int, help="default 5; with --quick 1")
     parser.add_argument("--slow-repeats", type=int, default=1,
@@ -191,7 +191,7 @@ def check_arguments(parser, args):
         parser.error("--mpi needs two stages: leave out --single")
     if args.quick and args.sizes:
         parser.error("--quick has its own size: leave out --sizes")
-    allowed = contenders.SINGLES if args.single else contenders.PIPELINES
+    allowed = contenders.SINGLES if args.single else contenders.PIPELINES | contenders.UNDIVIDED
     for name in args.rivals or ():
         if name not in allowed or not allowed[name].takes_part(args.model, sys.maxsize):
             parser.error(f"{name} is not available with --model {args.model}{' --single' if args.single else ''}")

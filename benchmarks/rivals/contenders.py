@@ -21,6 +21,7 @@ class Contender:
     processes: bool = False          # twobp: one process per stage, over MPI
     captured: bool = False           # twobp, from Python
     sliced: bool = False             # twobp, with the slices of --slices
+    threads: int = 1                 # of each process or rank; with 2 there is one rank
 
     def takes_part(self, model, micro_batches):
         return (self.models is None or model in self.models) and micro_batches >= self.micro_batches
@@ -37,10 +38,13 @@ BASES = {
     "twobp_captured": Contender("twobp ZB-V, 2BP `fill`, captured", plan=("zb-v", "fill"), captured=True, models=CAPTURED),
     "twobp_captured_1f1b": Contender("twobp 1F1B, 2BP `fill`, captured", plan=("1f1b", "fill"), captured=True, models=CAPTURED),
     "twobp_single": Contender("twobp, one stage, p2 `off`", plan=("1f1b", "off")),
+    "twobp_two_threads": Contender("twobp, one rank with two threads", plan=("1f1b", "off"), threads=2),
 }
 PIPELINES = {
     "1f1b": Contender("PyTorch `Schedule1F1B`", "1f1b"),
     "gpipe": Contender("PyTorch `ScheduleGPipe`", "gpipe"),
+    "interleaved_1f1b": Contender("PyTorch `ScheduleInterleaved1F1B`, 2 stages a rank", "interleaved_1f1b"),
+    "interleaved_1f1b_4": Contender("PyTorch `ScheduleInterleaved1F1B`, 4 stages a rank", "interleaved_1f1b_4"),
     "interleaved_zb": Contender("PyTorch `ScheduleInterleavedZeroBubble`", "interleaved_zb"),
     "zbv": Contender("PyTorch `ScheduleZBVZeroBubble`", "zbv"),
     "dualpipev": Contender("PyTorch `ScheduleDualPipeV`", "dualpipev", micro_batches=4),
@@ -57,15 +61,21 @@ SINGLES = {
     "transformers": Contender("`transformers` MambaForCausalLM on PyTorch eager", "single", ("--variant", "transformers"),
                               models=("mamba",), slow=True),
 }
-ALL = BASES | PIPELINES | SINGLES
+# The same two cores without a pipeline: one process with two threads, or two replicas.
+UNDIVIDED = {
+    "eager": Contender("PyTorch eager, two threads, whole batch", "single", ("--batch", "whole"), threads=2),
+    "compiled": Contender("`torch.compile`, two threads, whole batch", "single", ("--batch", "whole", "--compile"), threads=2),
+    "replicas": Contender("PyTorch DistributedDataParallel, two processes", "replicas"),
+}
+ALL = BASES | PIPELINES | SINGLES | UNDIVIDED
 NOT_BY_DEFAULT = ("gpipe", "1f1b_loop")
-QUICK = ("1f1b", "zbv", *SINGLES)
+QUICK = ("1f1b", "zbv", "compiled", "replicas", *SINGLES)
 
 
 def names_of(args, micro_batches):
     """The names of the contenders. twobp is the first, and ratios are relative to it."""
-    table = SINGLES if args.single else PIPELINES
-    ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned"]
+    table = SINGLES if args.single else PIPELINES | UNDIVIDED
+    ours = ["twobp_single"] if args.single else ["twobp", "twobp_1f1b", "twobp_planned", "twobp_two_threads"]
     if args.model in CAPTURED:
         ours = ["twobp_captured", "twobp_captured_1f1b"]
     if args.slices > 1:
@@ -76,7 +86,7 @@ def names_of(args, micro_batches):
 
 
 def default_rivals(args):
-    table = SINGLES if args.single else PIPELINES
+    table = SINGLES if args.single else PIPELINES | UNDIVIDED
     names = [name for name in table if table[name].takes_part(args.model, sys.maxsize) and name not in NOT_BY_DEFAULT]
     return [name for name in names if name in QUICK] if args.quick else names
 
@@ -119,13 +129,13 @@ def command(args, name, size, micro_batches, layers, planned, json_path):
                 "--micro-batches", micro_batches, "--steps", steps, "--warmup", warmup, "--json", json_path]
     if contender.schedule is None:
         _, config, *settings = shared_options(args, size)
-        way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single else 2}", "--schedules",
+        way = planned if not contender.plan else ["--set", f"pipeline.ranks={1 if args.single or contender.threads > 1 else 2}", "--schedules",
                                                   contender.plan[0], "--p2", contender.plan[1]]
         if contender.sliced:
             settings += ["--set", f"pipeline.slices={args.slices}"]
-        return [args.twobp, "bench", config, *settings, "--set", "pipeline.threads=1", *way, "--micro-batches", micro_batches,
+        return [args.twobp, "bench", config, *settings, "--set", f"pipeline.threads={contender.threads}", *way, "--micro-batches", micro_batches,
                 "--repeat", 1, "--steps", steps, "--warmup", warmup, "--json", json_path]
-    stages = [] if args.single else ["--layers", layers, "--cut-at", args.cut_at]
-    return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", 1,
+    stages = [] if args.single or name in UNDIVIDED else ["--layers", layers, "--cut-at", args.cut_at]
+    return [sys.executable, HERE / "pytorch_pipeline.py", "--schedule", contender.schedule, "--threads", contender.threads,
             *shared_options(args, size), *stages, *contender.options, "--micro-batches", micro_batches,
             "--steps", steps, "--warmup", warmup, "--timeout", args.timeout, *(["--start", "fork"] if args.quick else [])]

@@ -1,7 +1,8 @@
 """Trains a benchmark's model with PyTorch and prints one JSON line. This is PyTorch's side of compare.py.
 
 One call is one run of one configuration. Two ranks over Gloo (or one, with `--ranks 1`) run one of the schedules of torch.distributed.pipelining. Each is pinned to its own
-cores, in the order of those that this process may use. `single` is one process with the whole model. It runs eager and accumulates gradients over the micro-batches. All runs use
+cores, in the order of those that this process may use. `single` is one process with the whole model. It accumulates gradients over the micro-batches, or takes the batch as a whole,
+eager or compiled. `replicas` is DistributedDataParallel with a process for each half of the batch. All runs use
 fp32, the fused optimizer that the configuration names, and the same seeded batch at every step.
 
     python pytorch_pipeline.py --config configs/bench_bert.json --schedule zbv --micro-batches 4
@@ -31,7 +32,7 @@ except ImportError:
 
 import balance
 import work as work_module
-from rank import RANKS, STAGES_PER_RANK, run_rank, stages_of_rank
+from rank import RANKS, STAGES_PER_RANK, WHOLE_MODEL, run_rank, stages_of_rank
 
 
 def first_cause(error):
@@ -129,6 +130,8 @@ def main(arguments=None):
                         help="1 puts all stages of a schedule on one rank, with equally many layers each and inferred shapes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs a single rank")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 uses autocast and needs a single rank")
+    parser.add_argument("--batch", choices=("parts", "whole"), default="parts", help="single: micro-batch by micro-batch, or the whole batch at once")
+    parser.add_argument("--compile", action="store_true", help="single: torch.compile the model")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--seed", type=int, default=1)
@@ -145,7 +148,9 @@ def main(arguments=None):
         sys.exit(f"pytorch_pipeline.py: --schedule {args.schedule} has one stage per rank, so it needs two ranks")
     if args.ranks > 1 and (args.device != "cpu" or args.precision != "fp32"):
         sys.exit("pytorch_pipeline.py: --device and --precision need one rank: use --schedule single or --ranks 1")
-    if args.ranks == 1:
+    if args.schedule == "replicas":
+        cuts = [0, len(work.module.units(work))]
+    elif args.ranks == 1:
         args.shapes = "inferred"
         units = len(work.module.units(work))
         cuts = [units * stage // stages for stage in range(stages + 1)]

@@ -9,14 +9,18 @@ import work as work_module
 from work import loss_function
 
 RANKS = 2
-STAGES_PER_RANK = {"single": 1, "1f1b": 1, "gpipe": 1, "interleaved_zb": 2, "zbv": 2, "dualpipev": 2}
+STAGES_PER_RANK = {"single": 1, "replicas": 1, "1f1b": 1, "gpipe": 1, "interleaved_1f1b": 2, "interleaved_1f1b_4": 4, "interleaved_zb": 2, "zbv": 2,
+                   "dualpipev": 2}
+WHOLE_MODEL = ("single", "replicas")  # every rank has all layers
 V_SHAPED = ("zbv", "dualpipev")
 
 
 def stages_of_rank(schedule, rank, ranks=RANKS):
-    if STAGES_PER_RANK[schedule] == 1:
-        return [rank]
-    return [rank, 2 * ranks - 1 - rank] if schedule in V_SHAPED else [rank, ranks + rank]
+    if schedule in WHOLE_MODEL:
+        return [0]
+    if schedule in V_SHAPED:
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + ranks * turn for turn in range(STAGES_PER_RANK[schedule])]
 
 
 def memory_bytes(key):
@@ -90,15 +94,22 @@ def autocast(args):
 
 
 class EagerTrainer:
-    def __init__(self, modules, args):
-        self.model, self.micro_batches = modules[0], args.micro_batches
-        self.args = args
+    """Accumulates gradients over parts of the batch: its micro-batches, or the whole at once. A replica takes its share."""
+
+    def __init__(self, modules, args, rank):
+        self.model, self.args, self.rank = modules[0], args, rank
+        self.parts = 1 if args.batch == "whole" or args.ranks > 1 else args.micro_batches
+        if args.ranks > 1:
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        if args.compile:
+            self.model = torch.compile(self.model)
 
     def step(self, inputs, labels):
         losses = []
-        for x, y in zip(inputs.chunk(self.micro_batches), labels.chunk(self.micro_batches)):
+        inputs, labels = (whole.chunk(self.args.ranks)[self.rank] for whole in (inputs, labels))
+        for x, y in zip(inputs.chunk(self.parts), labels.chunk(self.parts)):
             with autocast(self.args):
-                loss = loss_function(self.model(x, y), y) / self.micro_batches
+                loss = loss_function(self.model(x, y), y) / self.parts
             loss.backward()
             losses.append(loss.detach())
         return losses
@@ -119,6 +130,7 @@ class PipelineTrainer:
         stages = [PipelineStage(module, index, stage_count, torch.device(args.device), **shape)
                   for index, module, shape in zip(stages_here, modules, shapes)]
         kind = {"gpipe": schedules.ScheduleGPipe, "1f1b": schedules.Schedule1F1B,
+                "interleaved_1f1b": schedules.ScheduleInterleaved1F1B, "interleaved_1f1b_4": schedules.ScheduleInterleaved1F1B,
                 "interleaved_zb": schedules.ScheduleInterleavedZeroBubble,
                 "zbv": schedules.ScheduleZBVZeroBubble, "dualpipev": schedules.ScheduleDualPipeV}[args.schedule]
         self.schedule = kind(stages if len(stages) > 1 else stages[0], args.micro_batches, loss_fn=loss_function)
@@ -142,7 +154,7 @@ def keep_state(modules, loss, path):
 
 
 def run_rank(rank, args, layers, cuts, folder):
-    single = args.schedule == "single"
+    whole = args.schedule in WHOLE_MODEL
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                             world_size=args.ranks)
 
@@ -157,12 +169,12 @@ def run_rank(rank, args, layers, cuts, folder):
     units = work.module.units(work)
     stages = stages_of_rank(args.schedule, rank, args.ranks)
     modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed).to(args.device) for i in stages]
-    matrix = TiedMatrix(work, units, modules, share=single or args.tied == "shared")
+    matrix = TiedMatrix(work, units, modules, share=whole or args.tied == "shared")
     parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
     inputs, labels = (part.to(args.device) for part in work_module.make_batch(work, args.micro_batches, args.seed))
     synchronize = torch.cuda.synchronize if args.device == "cuda" else lambda: None
-    if single:
-        trainer = EagerTrainer(modules, args)
+    if whole:
+        trainer = EagerTrainer(modules, args, rank)
     else:
         first = inputs[:work.micro_batch_size]
         shapes = [examples(layers, cuts[i], cuts[i + 1], first) if args.shapes == "given" else {} for i in stages]
