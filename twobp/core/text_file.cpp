@@ -62,7 +62,8 @@ std::string read_text(const std::string& path, uint64_t max_bytes) {
   const OpenFile file(path);
   const std::optional<uint64_t> size = file.size();
   const auto check_length = [&](uint64_t bytes) {
-    TWOBP_CHECK(bytes <= max_bytes, path, ": longer than the ", max_bytes, " bytes that such a file may have");
+    TWOBP_CHECK(bytes <= max_bytes, path, ": longer than the ", max_bytes,
+                " bytes that such a file may have");
   };
   if (size) check_length(*size);
   constexpr size_t kBlock = size_t{1} << 20U;

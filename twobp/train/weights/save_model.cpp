@@ -238,7 +238,8 @@ std::vector<std::string> all_but_weights(const fs::path& folder) {
 }
 
 // What is copied into `to`: files of model.from, and those of the run's tokenizer if it is another one.
-std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& tokenizer, const fs::path& to) {
+std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& tokenizer,
+                                     const fs::path& to) {
   std::vector<Companion> all;
   std::error_code ignored;
   const fs::path from(config.from);
@@ -320,8 +321,8 @@ void check_room(fs::path folder, const std::vector<Companion>& companions) {
     const uint64_t more = InputFile(one.from.string()).size();
     bytes += more;
     TWOBP_CHECK(bytes <= free, one.from.string(), ": has ", more,
-                " bytes and is copied into the saved model, but the disk of ", folder.string(), " has only ", free,
-                ": remove it, or set save.model to a folder on another disk");
+                " bytes and is copied into the saved model, but the disk of ", folder.string(), " has only ",
+                free, ": remove it, or set save.model to a folder on another disk");
   }
 }
 
