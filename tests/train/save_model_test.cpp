@@ -440,6 +440,61 @@ TEST_F(SaveModel, KeepsTheCompanionsOfTheLoadedModel) {
   EXPECT_EQ(files_in(folder_.path("last")), (std::vector<std::string>{"config.json", "model.safetensors"}));
 }
 
+// A stranger's folder may link to files that are not his, which would be published with the model.
+TEST_F(SaveModel, RefusesLinksOutOfTheFolderBeforeTraining) {
+  const std::string from = folder_.path("from");
+  save(from);
+  SaveConfig to;
+  to.model = folder_.path("model");
+  config_.model.from = from;
+  const std::string secret = folder_.write("secret", "of the user");
+  const std::string link = from + "/generation_config.json";
+  std::filesystem::create_symlink(secret, link);
+  test::expect_error([&] { check_save(to, config_.model, ""); }, {link, secret, "outside of its folder"});
+  test::expect_error([&] { save(to.model); }, {link, "outside of its folder"});
+  EXPECT_FALSE(std::filesystem::exists(to.model));
+  std::filesystem::remove(link);
+  std::filesystem::create_directory(folder_.path("templates"));
+  folder_.write("templates/tool_use.jinja", "of the user");
+  std::filesystem::create_directory_symlink(folder_.path("templates"), from + "/additional_chat_templates");
+  test::expect_error([&] { check_save(to, config_.model, ""); }, {"tool_use.jinja", "outside of its folder"});
+  std::filesystem::remove(from + "/additional_chat_templates");
+  folder_.write("from/real.json", "a configuration");
+  std::filesystem::create_symlink("real.json", link);
+  check_save(to, config_.model, "");
+  save(to.model);
+  EXPECT_EQ(read_file(to.model + "/generation_config.json"), "a configuration");
+  EXPECT_FALSE(std::filesystem::is_symlink(to.model + "/generation_config.json"));
+}
+
+// Hugging Face's cache has the files of a model as links: snapshots/REVISION/NAME -> ../../blobs/HASH.
+TEST_F(SaveModel, FollowsTheLinksOfHuggingFacesCache) {
+  const std::string from = folder_.path("models--a--b/snapshots/0123");
+  save(from);
+  std::filesystem::create_directory(folder_.path("models--a--b/blobs"));
+  folder_.write("models--a--b/blobs/4567", "a tokenizer");
+  std::filesystem::create_symlink("../../blobs/4567", from + "/tokenizer.json");
+  config_.model.from = from;
+  const std::string model = folder_.path("model");
+  save(model);
+  EXPECT_EQ(read_file(model + "/tokenizer.json"), "a tokenizer");
+}
+
+// After training, a full disk would leave the weights unsaved.
+TEST_F(SaveModel, RefusesFilesThatTheDiskCannotHoldBeforeTraining) {
+  const std::string from = folder_.path("from");
+  save(from);
+  config_.model.from = from;
+  folder_.write("from/vocab.txt", "");
+  const uint64_t free = std::filesystem::space(from).available;
+  std::error_code too_large;
+  std::filesystem::resize_file(from + "/vocab.txt", 2 * free, too_large);
+  if (too_large) GTEST_SKIP() << "this file system has no sparse files of such a size";
+  SaveConfig to;
+  to.model = folder_.path("model");
+  test::expect_error([&] { check_save(to, config_.model, ""); }, {from + "/vocab.txt", "the disk of"});
+}
+
 // The run's own tokenizer is saved as a whole, instead of that of the model from which it began.
 TEST_F(SaveModel, SavesTheTokenizerOfTheRun) {
   for (const char* name : {"from", "own"}) std::filesystem::create_directory(folder_.path(name));

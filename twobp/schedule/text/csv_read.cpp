@@ -2,7 +2,6 @@
 // the result is a schedule.
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -11,6 +10,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/text_file.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/text/csv.h"
@@ -332,12 +332,8 @@ Schedule from_csv(const std::string& text, const std::string& name) {
 }
 
 Schedule read_csv(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file, path, ": cannot read the schedule: no such file, or no permission");
-  file.peek();  // a folder can be opened, but not read
-  TWOBP_CHECK(!file.bad(), path, ": cannot read the schedule: it is a folder, or an input error");
-  file.clear();
-  return from_csv(file, path);
+  constexpr uint64_t kMostBytes = uint64_t{1} << 30U;
+  return from_csv(read_text(path, kMostBytes), path);
 }
 
 }  // namespace twobp

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <string_view>
 #include <sys/file.h>
@@ -19,6 +17,7 @@
 
 #include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/text_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 
@@ -32,6 +31,7 @@ constexpr std::string_view kNew = ".new";  // being written
 constexpr std::string_view kOld = ".old";  // being removed
 constexpr const char* kLock = ".lock";     // contains the run's id
 constexpr size_t kIdLength = 16;
+constexpr uint64_t kMostOfLock = 1 << 10;
 
 std::string name_of(int64_t step) {
   std::array<char, 32> name{};
@@ -125,9 +125,8 @@ CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart
     : path_(normal(path)), part_(part), run_id_(run_id) {
   const double begin = awake_seconds();
   while (true) {
-    std::ifstream file(path_ / kLock, std::ios::binary);
-    const std::string there{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (there == run_id) return;
+    const fs::path lock = path_ / kLock;
+    if (fs::is_regular_file(lock) && read_text(lock.string(), kMostOfLock) == run_id) return;
     TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
                 part.process,
                 " is not the folder of process 0: use a folder on a file system that all "

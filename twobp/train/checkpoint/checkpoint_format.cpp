@@ -1,10 +1,8 @@
 #include "twobp/train/checkpoint/checkpoint_format.h"
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <vector>
 #include <zlib.h>
 
@@ -12,6 +10,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
+#include "twobp/core/text_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 
@@ -51,15 +51,8 @@ void write_checked(const fs::path& path, const char* key, const json& value) {
 
 // The value under `key`, checked against its checksum.
 json read_checked(const fs::path& path, const char* key) {
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file.good(), path.string(), " is missing");
-  std::error_code error;
-  const uint64_t bytes = fs::file_size(path, error);
-  TWOBP_CHECK(!error && bytes <= kMaxStateBytes, path.string(),
-              " is not a file of a checkpoint: ", error ? "its size cannot be read" : "it is too large");
-  std::string text(bytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(bytes));
-  text.resize(static_cast<size_t>(file.gcount()));
+  TWOBP_CHECK(fs::exists(path), path.string(), " is missing");
+  const std::string text = read_text(path.string(), kMaxStateBytes);
   try {
     const json whole = json::parse(text, [&](int depth, json::parse_event_t, json&) {
       TWOBP_CHECK(depth <= kMaxDepth, path.string(), " is not a file of a checkpoint: nested too deeply");
@@ -132,17 +125,15 @@ uint32_t crc32_of(const void* data, size_t bytes, uint32_t crc) {
 // Reads the file instead of mapping it, because page faults of a low-priority thread would block the other
 // threads.
 FileFacts facts_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  TWOBP_CHECK(file.good(), "cannot read ", path.string(), ": ", std::strerror(errno));
+  const InputFile file(path.string());
   FileFacts facts;
   std::vector<char> buffer(1 << 16);
-  while (file) {
-    file.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
-    const auto bytes = static_cast<size_t>(file.gcount());
+  while (facts.bytes < file.size()) {
+    const size_t bytes = std::min(buffer.size(), file.size() - facts.bytes);
+    file.read(facts.bytes, buffer.data(), bytes);
     facts.crc = crc32_of(buffer.data(), bytes, facts.crc);
     facts.bytes += bytes;
   }
-  TWOBP_CHECK(file.eof(), "cannot read ", path.string(), ": ", std::strerror(errno));
   return facts;
 }
 

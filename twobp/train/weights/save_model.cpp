@@ -165,20 +165,38 @@ void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
   files.add(kIndex).write(index.dump(2) + "\n");
 }
 
-void copy_file(NewFiles& files, const fs::path& from, const std::string& name) {
-  std::error_code ignored;
-  if (!fs::is_regular_file(from, ignored)) return;
-  const std::vector<uint8_t> bytes = read_whole_file(from.string());
-  files.add(name).write(bytes.data(), bytes.size());
+// A file that is copied into the saved model.
+struct Companion {
+  fs::path from;
+  std::string name;
+};
+
+bool is_below(const fs::path& file, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
 }
 
-// Without the tokenizer's files if the run's tokenizer is another one.
-void copy_companions(NewFiles& files, const fs::path& from, const fs::path& to, bool with_tokenizer) {
-  std::error_code ignored;
-  if (fs::equivalent(from, to, ignored)) return;
-  for (const char* name : kOtherFiles) copy_file(files, from / name, name);
-  if (!with_tokenizer) return;
-  for (const std::string& name : tokenizer_files(from)) copy_file(files, from / name, name);
+// Whoever made the model's folder must not choose which of the user's files are copied into another one. So a
+// link may lead to a file of the same folder or, as in Hugging Face's cache, of the same model:
+// snapshots/REVISION/NAME -> ../../blobs/HASH. Throws Error for other links.
+void check_link(const fs::path& folder, const fs::path& file) {
+  const fs::path home = fs::canonical(folder);
+  const fs::path target = fs::canonical(file);
+  const bool cached = home.parent_path().filename() == "snapshots" &&
+                      is_below(target, home.parent_path().parent_path() / "blobs");
+  TWOBP_CHECK(cached || is_below(target, home), file.string(), ": links to ", target.string(),
+              ", outside of its folder, and would be copied into the saved model: replace the link by the "
+              "file, or remove it");
+}
+
+// Adds the files of `names` that the folder has. Throws Error as check_link does.
+template <typename Names>
+void add_companions(std::vector<Companion>& all, const fs::path& folder, const Names& names) {
+  for (const auto& name : names) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(folder / name, ignored)) continue;
+    check_link(folder, folder / name);
+    all.push_back({folder / name, name});
+  }
 }
 
 bool is_weights_file(const std::string& name) {
@@ -210,22 +228,49 @@ NamedTensors with_others(NamedTensors weights, const ModelConfig& config, const 
 }
 
 // A bundle's graph, its constants, and what the module came with.
-void copy_all_but_weights(NewFiles& files, const fs::path& from, const fs::path& to) {
-  std::error_code ignored;
-  if (fs::equivalent(from, to, ignored)) return;
-  for (const auto& entry : fs::directory_iterator(from)) {
+std::vector<std::string> all_but_weights(const fs::path& folder) {
+  std::vector<std::string> names = additional_chat_templates(folder);
+  for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (!is_weights_file(name) && name.front() != '.') copy_file(files, entry.path(), name);
+    if (!is_weights_file(name) && name.front() != '.') names.push_back(name);
   }
-  for (const std::string& name : additional_chat_templates(from)) copy_file(files, from / name, name);
+  return names;
 }
 
-// A tokenizer.json may have another name where it comes from.
-void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& to) {
+// What is copied into `to`: files of model.from, and those of the run's tokenizer if it is another one.
+std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& tokenizer,
+                                     const fs::path& to) {
+  std::vector<Companion> all;
   std::error_code ignored;
-  if (fs::equivalent(tokenizer, to / "tokenizer.json", ignored)) return;
-  for (const std::string& name : tokenizer_files(tokenizer.parent_path())) {
-    copy_file(files, name == "tokenizer.json" ? tokenizer : tokenizer.parent_path() / name, name);
+  const fs::path from(config.from);
+  if (!from.empty() && !fs::equivalent(from, to, ignored)) {
+    if (is_saved_as_bundle(config)) {
+      add_companions(all, from, all_but_weights(from));
+    } else {
+      add_companions(all, from, kOtherFiles);
+      if (tokenizer.empty()) add_companions(all, from, tokenizer_files(from));
+    }
+  }
+  // A tokenizer.json may have another name where it comes from.
+  if (!tokenizer.empty() && fs::exists(tokenizer, ignored)) {
+    const fs::path file = tokenizer_file(tokenizer);
+    if (fs::equivalent(file, to / "tokenizer.json", ignored)) return all;
+    std::vector<std::string> names = tokenizer_files(file.parent_path());
+    std::erase(names, "tokenizer.json");
+    add_companions(all, file.parent_path(), names);
+    all.push_back({file, "tokenizer.json"});
+  }
+  return all;
+}
+
+void copy(NewFiles& files, const Companion& companion) {
+  const InputFile from(companion.from.string());
+  NewFile& to = files.add(companion.name);
+  std::vector<char> block(std::min(from.size(), size_t{1} << 20U));
+  for (size_t at = 0; at < from.size(); at += block.size()) {
+    const size_t bytes = std::min(block.size(), from.size() - at);
+    from.read(at, block.data(), bytes);
+    to.write(block.data(), bytes);
   }
 }
 
@@ -262,6 +307,23 @@ void check_writable(const fs::path& folder, const char* file) {
               above.string(), " is a file");
   TWOBP_CHECK(::access(above.c_str(), W_OK | X_OK) == 0, "cannot create the folder ", folder.string(), ": ",
               std::strerror(errno));
+}
+
+// Before training: afterwards, a full disk would leave the weights unsaved.
+void check_room(fs::path folder, const std::vector<Companion>& companions) {
+  std::error_code error;
+  folder = fs::absolute(folder).lexically_normal();
+  while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  const uint64_t free = fs::space(folder, error).available;
+  if (error) return;
+  uint64_t bytes = 0;
+  for (const Companion& one : companions) {
+    const uint64_t more = InputFile(one.from.string()).size();
+    bytes += more;
+    TWOBP_CHECK(bytes <= free, one.from.string(), ": has ", more,
+                " bytes and is copied into the saved model, but the disk of ", folder.string(), " has only ",
+                free, ": remove it, or set save.model to a folder on another disk");
+  }
 }
 
 void check_no_adapter(const std::string& directory) {
@@ -314,6 +376,7 @@ void check_save(const SaveConfig& save, const ModelConfig& model,
   } else {
     check_no_adapter(save.model);
     check_companions(save.model, model, tokenizer);
+    check_room(save.model, companions_of(model, tokenizer.value_or(""), save.model));
   }
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
@@ -384,13 +447,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     if (!first) return;
     write_index(others, layout, dtype);
-    if (is_saved_as_bundle(config)) {
-      copy_all_but_weights(others, config.from, folder);
-    } else {
-      others.add(kModelConfig).write(description);
-      if (!config.from.empty()) copy_companions(others, config.from, folder, options.tokenizer.empty());
-    }
-    if (fs::exists(options.tokenizer)) copy_tokenizer(others, tokenizer_file(options.tokenizer), folder);
+    if (!is_saved_as_bundle(config)) others.add(kModelConfig).write(description);
+    for (const Companion& one : companions_of(config, options.tokenizer, folder)) copy(others, one);
     others.finish();
   });
   processes.together([&] { weight_files.commit(); });
