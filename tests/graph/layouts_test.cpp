@@ -1,9 +1,12 @@
 // Sweeps ATen's operators as captured programs call them (Operator::call): small and odd shapes, each tensor in
 // other layouts, four dtypes. Results must be those of float64 and contiguous tensors. Fresh memory is NaN, so
 // results that were never written show.
+#include <algorithm>
+#include <array>
 #include <cstring>
-#include <limits>
-#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -135,6 +138,7 @@ class Sweep {
       if (x.is_floating_point()) x = x.to(type);
       stack[i] = one < 0 || one == static_cast<int>(i) ? layout.of(x) : x.clone();
     }
+    if (name.ends_with("_backward_data")) stack.back() = static_cast<int64_t>(type);  // the dtype of the input
     const std::string what = concat(name, ", ", c10::toString(type), ", ", layout.name, " argument ", one);
     try {
       graph::find_operator(name).call(stack);
@@ -309,8 +313,8 @@ TEST_F(Layouts, LossesAndSums) {
     const auto type = static_cast<int64_t>(at::kDouble);
     sweep_.run("aten::_log_softmax", {x, 1, false});
     sweep_.run("aten::_softmax", {x, 1, false});
-    // The last argument is the dtype of the input, which follows the sweep's only in float64.
-    if (false) sweep_.run("aten::_softmax_backward_data", {dy, soft, 1, type});
+    sweep_.run("aten::_log_softmax_backward_data", {dy, log, 1, type});
+    sweep_.run("aten::_softmax_backward_data", {dy, soft, 1, type});
     Stack made = {log, labels, kNone, 1, -100};
     sweep_.run("aten::nll_loss_forward", made);
     graph::find_operator("aten::nll_loss_forward").call(made);
