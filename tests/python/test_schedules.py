@@ -158,7 +158,7 @@ def test_too_few_layers_for_zb_v_name_a_schedule_that_fits():
         twobp.Trainer(module, batch, ranks=4, schedule="zb-v", **arguments)
     with pytest.raises(twobp.Error, match="one stage on each of 2 ranks .pipeline.schedule 1f1b or zb-h1"):
         twobp.Trainer(module, batch, ranks=2, schedule="zb-v", **arguments)
-    twobp.Trainer(module, batch, ranks=2, schedule="zb-h1", **arguments).close() if hasattr(twobp.Trainer, "close") else None
+    assert twobp.Trainer(module, batch, ranks=2, schedule="zb-h1", **arguments).ranks == 2
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
