@@ -52,7 +52,8 @@ Made make(const ScheduleSource& source, std::optional<int> stages, std::optional
   int count = 0;
   for (const int rank : placed) count = std::max(count, rank + 1);
   const int each = micro_batches.value_or(source.default_micro_batches(all, count));
-  return {source.make(all, count, each, policy, slices), source.make(all, count, each, P2Policy::kOff, slices)};
+  return {source.make(all, count, each, policy, slices),
+          source.make(all, count, each, P2Policy::kOff, slices)};
 }
 
 double peak_of(const Simulation& simulation) {
@@ -92,9 +93,8 @@ void add_schedules(py::module_& module) {
       [](const std::string& name, std::optional<int> stages, std::optional<int> ranks,
          std::optional<int> micro_batches, const std::optional<std::string>& p2,
          int slices) { return make(ScheduleSource(name), stages, ranks, micro_batches, p2, slices); },
-      py::arg("name"), py::arg("stages") = py::none(),
-             py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(),
-             py::arg("slices") = 1);
+      py::arg("name"), py::arg("stages") = py::none(), py::arg("ranks") = py::none(),
+      py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(), py::arg("slices") = 1);
   module.def(
       "schedule_from_csv",
       [](const std::string& text, const std::string& name, const std::optional<std::string>& p2) {
@@ -104,8 +104,7 @@ void add_schedules(py::module_& module) {
 
   py::class_<Made>(module, "Schedule")
       .def_property_readonly("name", [](const Made& s) { return s.schedule.name; })
-      .def_property_readonly("p2",
-                             [](const Made& s) { return std::string(policy_name(s.schedule.policy)); })
+      .def_property_readonly("p2", [](const Made& s) { return std::string(policy_name(s.schedule.policy)); })
       .def_property_readonly("stages", [](const Made& s) { return s.schedule.stages; })
       .def_property_readonly("micro_batches",
                              [](const Made& s) { return s.schedule.micro_batches / s.schedule.slices; })
@@ -129,9 +128,8 @@ void add_schedules(py::module_& module) {
           },
           py::arg("rendezvous") = false, py::arg("buffers") = -1)
       .def("simulate", &run)
-      .def("csv", [](const Made& s, const std::string& form) {
-        return to_csv(s.schedule, parse_csv_form(form));
-      });
+      .def("csv",
+           [](const Made& s, const std::string& form) { return to_csv(s.schedule, parse_csv_form(form)); });
 
   py::class_<Simulated>(module, "Simulation")
       .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })

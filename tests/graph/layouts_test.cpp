@@ -1,6 +1,6 @@
-// Sweeps ATen's operators as captured programs call them (Operator::call): small and odd shapes, each tensor in
-// other layouts, four dtypes. Results must be those of float64 and contiguous tensors. Fresh memory is NaN, so
-// results that were never written show.
+// Sweeps ATen's operators as captured programs call them (Operator::call): small and odd shapes, each tensor
+// in other layouts, four dtypes. Results must be those of float64 and contiguous tensors. Fresh memory is
+// NaN, so results that were never written show.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -31,7 +31,9 @@ class NanMemory : public c10::Allocator {
     if (bytes > 0) std::memset(data.mutable_get(), 0xFF, bytes);
     return data;
   }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
  private:
   static constexpr uint8_t kPriority = 255;
@@ -49,7 +51,8 @@ at::Tensor above_zero(at::IntArrayRef sizes) {
   return numbers(sizes).abs_().add_(0.5);
 }
 at::Tensor indices(int64_t below, at::IntArrayRef sizes) {
-  return at::randint(below, sizes, at::detail::createCPUGenerator(++seed), at::TensorOptions().dtype(at::kLong));
+  return at::randint(below, sizes, at::detail::createCPUGenerator(++seed),
+                     at::TensorOptions().dtype(at::kLong));
 }
 
 struct Layout {
@@ -86,16 +89,20 @@ constexpr Layout kLayouts[] = {{"contiguous", [](const at::Tensor& x) { return x
                                {"spread", &spread},
                                {"unaligned", &unaligned}};
 
-// Roundings of sums and intermediate results, in units of the largest number of a result. Operators that round
-// to 16 bits on their way have many.
+// Roundings of sums and intermediate results, in units of the largest number of a result. Operators that
+// round to 16 bits on their way have many.
 constexpr double kRoundings = 48;
 
 double unit_of(at::ScalarType type) {
   switch (type) {
-    case at::kBFloat16: return 0x1p-8;
-    case at::kHalf: return 0x1p-11;
-    case at::kFloat: return 0x1p-24;
-    default: return 0x1p-53;
+    case at::kBFloat16:
+      return 0x1p-8;
+    case at::kHalf:
+      return 0x1p-11;
+    case at::kFloat:
+      return 0x1p-24;
+    default:
+      return 0x1p-53;
   }
 }
 
@@ -138,7 +145,8 @@ class Sweep {
       if (x.is_floating_point()) x = x.to(type);
       stack[i] = one < 0 || one == static_cast<int>(i) ? layout.of(x) : x.clone();
     }
-    if (name.ends_with("_backward_data")) stack.back() = static_cast<int64_t>(type);  // the dtype of the input
+    if (name.ends_with("_backward_data"))
+      stack.back() = static_cast<int64_t>(type);  // the dtype of the input
     const std::string what = concat(name, ", ", c10::toString(type), ", ", layout.name, " argument ", one);
     try {
       graph::find_operator(name).call(stack);
@@ -150,7 +158,8 @@ class Sweep {
     ++calls_;
     const std::vector<at::Tensor> results = results_of(stack);
     ASSERT_EQ(results.size(), wanted.size()) << what;
-    for (size_t i = 0; i < results.size(); ++i) compare(results[i], wanted[i], type, concat(what, ", result ", i));
+    for (size_t i = 0; i < results.size(); ++i)
+      compare(results[i], wanted[i], type, concat(what, ", result ", i));
   }
 
   static void compare(const at::Tensor& result, const at::Tensor& wanted, at::ScalarType type,
@@ -206,14 +215,15 @@ TEST_F(Layouts, Convolution) {
     const at::Tensor y = at::conv2d(x, weight, {}, stride, padding);
     sweep_.run("aten::convolution", {x, weight, kNone, stride, padding, one, false, kZero2, 1});
     for (const int output : {-1, 0, 1}) {
-      sweep_.run("aten::convolution_backward", {numbers(y.sizes()), x, weight, std::vector<int64_t>{s.out}, stride,
-                                                padding, one, false, kZero2, 1, only(output)});
+      sweep_.run("aten::convolution_backward", {numbers(y.sizes()), x, weight, std::vector<int64_t>{s.out},
+                                                stride, padding, one, false, kZero2, 1, only(output)});
     }
   }
 }
 
 TEST_F(Layouts, BatchNormAndGroupNorm) {
-  for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 4}, {2, 4, 3}, {2, 4, 1, 1}, {3, 4, 5, 2}, {2, 4, 3, 1, 2}}) {
+  for (const auto& sizes :
+       std::vector<std::vector<int64_t>>{{3, 4}, {2, 4, 3}, {2, 4, 1, 1}, {3, 4, 5, 2}, {2, 4, 3, 1, 2}}) {
     const at::Tensor x = numbers(sizes), dy = numbers(sizes), gain = numbers({4}), bias = numbers({4});
     const at::Tensor mean = numbers({4}), variance = above_zero({4});
     Stack made = {x, gain, bias, kNone, kNone, true, 0.1, 1e-2};
@@ -249,9 +259,11 @@ TEST_F(Layouts, LayerNorm) {
 }
 
 TEST_F(Layouts, Attention) {
-  for (const auto& [queries, keys, dim] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 1, 1}, {5, 7, 3}, {33, 33, 16}}) {
+  for (const auto& [queries, keys, dim] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 1, 1}, {5, 7, 3}, {33, 33, 16}}) {
     for (const bool masked : {false, true}) {
-      const at::Tensor q = numbers({2, 3, queries, dim}), k = numbers({2, 3, keys, dim}), v = numbers({2, 3, keys, dim});
+      const at::Tensor q = numbers({2, 3, queries, dim}), k = numbers({2, 3, keys, dim}),
+                       v = numbers({2, 3, keys, dim});
       const c10::IValue mask = masked ? c10::IValue(numbers({2, 1, queries, keys})) : kNone;
       const bool causal = !masked && queries == keys;
       Stack made = {q, k, v, 0.0, causal, mask, 0.25};
@@ -264,7 +276,8 @@ TEST_F(Layouts, Attention) {
 }
 
 TEST_F(Layouts, Products) {
-  for (const auto& [m, n, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 1, 1}, {3, 5, 2}, {0, 2, 3}, {2, 3, 0}, {17, 33, 65}}) {
+  for (const auto& [m, n, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {1, 1, 1}, {3, 5, 2}, {0, 2, 3}, {2, 3, 0}, {17, 33, 65}}) {
     const at::Tensor a = numbers({m, k}), b = numbers({k, n}), row = numbers({n});
     sweep_.run("aten::mm", {a, b});
     sweep_.run("aten::addmm", {row, a, b, 1, 1});
@@ -284,7 +297,8 @@ TEST_F(Layouts, Pooling) {
     sweep_.run("aten::max_pool2d_with_indices", made);
     graph::find_operator("aten::max_pool2d_with_indices").call(made);
     const at::Tensor dy = numbers(made[0].toTensor().sizes());
-    sweep_.run("aten::max_pool2d_with_indices_backward", {dy, x, kernel, stride, padding, one, false, made[1]});
+    sweep_.run("aten::max_pool2d_with_indices_backward",
+               {dy, x, kernel, stride, padding, one, false, made[1]});
     sweep_.run("aten::avg_pool2d", {x, kernel, stride, padding, false, true, kNone});
     sweep_.run("aten::avg_pool2d_backward", {dy, x, kernel, stride, padding, false, true, kNone});
     sweep_.run("aten::_adaptive_avg_pool2d", {x, two});
@@ -292,8 +306,9 @@ TEST_F(Layouts, Pooling) {
     Stack largest = {x, two};
     graph::find_operator("aten::adaptive_max_pool2d").call(largest);
     sweep_.run("aten::adaptive_max_pool2d_backward", {numbers({sizes[0], sizes[1], 2, 1}), x, largest[1]});
-    sweep_.run("aten::upsample_nearest2d_backward", {numbers({sizes[0], sizes[1], 2 * sizes[2], 3 * sizes[3]}),
-                                                     std::vector<int64_t>{2 * sizes[2], 3 * sizes[3]}, sizes, kNone, kNone});
+    sweep_.run("aten::upsample_nearest2d_backward",
+               {numbers({sizes[0], sizes[1], 2 * sizes[2], 3 * sizes[3]}),
+                std::vector<int64_t>{2 * sizes[2], 3 * sizes[3]}, sizes, kNone, kNone});
   }
   const std::vector<int64_t> kernel = {2, 2, 2}, none = {0, 0, 0}, one = {1, 1, 1}, out = {2, 1, 2};
   const at::Tensor x = numbers({2, 3, 4, 2, 4});
@@ -328,7 +343,8 @@ TEST_F(Layouts, LossesAndSums) {
     sweep_.run("aten::logsumexp", {x, std::vector<int64_t>{1}, false});
     sweep_.run("aten::linalg_vector_norm", {x, 2, std::vector<int64_t>{1}, false, kNone});
     sweep_.run("aten::var_mean.correction", {x, std::vector<int64_t>{0}, 0, false});
-    for (const char* name : {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward"}) {
+    for (const char* name :
+         {"aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward"}) {
       const bool gelu = std::string(name) == "aten::gelu_backward";
       sweep_.run(name, gelu ? Stack{dy, x, "none"} : Stack{dy, x});
     }
@@ -346,7 +362,8 @@ TEST_F(Layouts, Indices) {
     sweep_.run("aten::gather", {table, 0, indices(rows, {2, 5}), false});
     sweep_.run("aten::scatter_add", {table, 0, indices(rows, {2, 5}), numbers({2, 5})});
     sweep_.run("aten::constant_pad_nd", {table, std::vector<int64_t>{1, 2, 0, 1}, 3});
-    sweep_.run("aten::reflection_pad2d_backward", {numbers({2, 3, 5, rows + 2}), numbers({2, 3, 3, rows + 2}), std::vector<int64_t>{0, 0, 1, 1}});
+    sweep_.run("aten::reflection_pad2d_backward", {numbers({2, 3, 5, rows + 2}), numbers({2, 3, 3, rows + 2}),
+                                                   std::vector<int64_t>{0, 0, 1, 1}});
     sweep_.run("aten::tril", {table, 0});
     sweep_.run("aten::flip", {table, std::vector<int64_t>{0}});
     sweep_.run("aten::roll", {table, std::vector<int64_t>{1}, std::vector<int64_t>{0}});

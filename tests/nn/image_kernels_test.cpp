@@ -12,7 +12,8 @@ using namespace test;
 class ImageKernelsTest : public KernelFamilyTest<ImageKernels> {};
 
 TEST(EveryTap, MeetsTheImage) {
-  const auto by_walking = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+  const auto by_walking = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                             int64_t dilation) {
     for (int64_t tap = 0; tap < kernel; ++tap) {
       bool meets = false;
       for (int64_t at = -padding; at + dilation * (kernel - 1) < size + padding; at += stride)

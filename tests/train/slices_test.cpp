@@ -13,9 +13,9 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/same_run.h"
-#include "twobp/train/build_model.h"
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/measure_slices.h"
 
@@ -151,7 +151,9 @@ class SlowStart : public Layer {
     return layer_->backward_p1(std::move(dy), context, saved);
   }
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
-  void collect_parameters(std::vector<Parameter*>& parameters) override { layer_->collect_parameters(parameters); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    layer_->collect_parameters(parameters);
+  }
 
  private:
   std::unique_ptr<Layer> layer_;

@@ -151,8 +151,8 @@ struct ApartCall {
   at::Tensor packed() const { return at::cat({q, k, v}, 1).transpose(1, 2).flatten(2).contiguous(); }
 };
 
-// ATen's attention for CPUs trusts that the numbers of a head lie side by side. SDPA checks that at capture, but
-// here they may be laid out in another way.
+// ATen's attention for CPUs trusts that the numbers of a head lie side by side. SDPA checks that at capture,
+// but here they may be laid out in another way.
 at::Tensor with_whole_heads(const at::Tensor& x) {
   return x.dim() == 0 || x.stride(-1) == 1 ? x : x.contiguous();
 }
@@ -160,8 +160,7 @@ at::Tensor with_whole_heads(const at::Tensor& x) {
 // Arguments from `i`: q, k, v; and the scale at `scale`.
 ApartCall apart_call(Arguments& arguments, size_t i, size_t scale) {
   ApartCall call{with_whole_heads(arguments.tensor(i)), with_whole_heads(arguments.tensor(i + 1)),
-                 with_whole_heads(arguments.tensor(i + 2)),
-                 arguments.maybe_number(scale)};
+                 with_whole_heads(arguments.tensor(i + 2)), arguments.maybe_number(scale)};
   const auto& [q, k, v, factor] = call;
   TWOBP_CHECK(q.dim() == 4 && k.dim() == 4 && is_wide(q) && q.numel() > 0 && k.numel() > 0 &&
                   v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&

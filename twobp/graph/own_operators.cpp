@@ -259,8 +259,8 @@ void run_addmm(Stack& stack) {
 }
 
 // ATen's kernels of GroupNorm trust that x and dy are laid out in the same way, and that the others are
-// contiguous. Autograd sees to that, but here a convolution may lay out its result in another way than it did at
-// capture.
+// contiguous. Autograd sees to that, but here a convolution may lay out its result in another way than it did
+// at capture.
 template <size_t arguments, size_t x, size_t dy>
 void run_group_norm(Stack& stack, const char* name) {
   const size_t first = stack.size() - arguments;
@@ -282,9 +282,11 @@ void run_group_norm_backward(Stack& stack) {
 }
 
 // Whether a tap of the weight meets only zeros (every_tap_meets).
-bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
-                   at::IntArrayRef dilation) {
-  const auto of = [](at::IntArrayRef values, size_t i) { return values.size() == 1 ? values[0] : values.at(i); };
+bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride,
+                   at::IntArrayRef padding, at::IntArrayRef dilation) {
+  const auto of = [](at::IntArrayRef values, size_t i) {
+    return values.size() == 1 ? values[0] : values.at(i);
+  };
   for (int64_t dim = 2; dim < std::min(image.dim(), weight.dim()); ++dim) {
     const auto i = static_cast<size_t>(dim - 2);
     constexpr int64_t kMost = 1 << 20;  // ATen refuses what is wrong, and no image needs more
@@ -295,8 +297,8 @@ bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArr
   return false;
 }
 
-// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A clone,
-// because an image of one pixel is contiguous in both layouts.
+// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A
+// clone, because an image of one pixel is contiguous in both layouts.
 void run_convolution_backward(Stack& stack) {
   constexpr size_t kArguments = 11;
   const size_t first = stack.size() - kArguments;

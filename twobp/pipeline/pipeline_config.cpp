@@ -138,9 +138,10 @@ const Section& pipeline_section() {
        TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by slice_cost")
            .in("positions")
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, slice_cost,
-                 "the cost by which sequences are cut; flops: the operations of products and attention, which "
-                 "give the same cuts in all runs; measured: seconds, which differ from run to run")
+       TWOBP_KEY(
+           PipelineConfig, slice_cost,
+           "the cost by which sequences are cut; flops: the operations of products and attention, which "
+           "give the same cuts in all runs; measured: seconds, which differ from run to run")
            .one_of({"flops", std::string(kMeasuredSliceCost)})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2,

@@ -3,8 +3,9 @@
 // zeros beyond the border.
 //
 // A 1 x 1 convolution is a matrix product over pixels. Other convolutions are a product over gathered windows
-// if the image has few pixels and the weight is large, if the image is smaller than the kernel, and for dtypes
-// that oneDNN lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows in memory.
+// if the image has few pixels and the weight is large, if the image is smaller than the kernel, and for
+// dtypes that oneDNN lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows
+// in memory.
 #pragma once
 
 #include "twobp/nn/kernels/image/image_kernels.h"

@@ -17,7 +17,7 @@ constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int
                                int64_t dilation = 1) {
   const int64_t windows = (size + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
   for (int64_t tap = 0; tap < kernel; ++tap) {
-    const int64_t begin = tap * dilation - padding;  // under the first window
+    const int64_t begin = tap * dilation - padding;                        // under the first window
     const int64_t window = begin < 0 ? (stride - 1 - begin) / stride : 0;  // the first within the image
     if (window >= windows || begin + window * stride >= size) return false;
   }
