@@ -31,6 +31,7 @@ class NanMemory : public c10::Allocator {
     if (bytes > 0) std::memset(data.mutable_get(), 0xFF, bytes);
     return data;
   }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
