@@ -33,25 +33,39 @@ double cost_of(const char* name, const Costs& costs, size_t row, size_t rows, in
   return of_stages[of_stages.size() == 1 ? 0 : static_cast<size_t>(stage)];
 }
 
+// A schedule ready to run, and the same work without 2BP, which gives the cap `auto`.
+struct Made {
+  Schedule schedule;
+  Schedule standard;
+};
+
 struct Simulated {
   Schedule schedule;
   Simulation simulation;
 };
 
-Schedule make(const std::string& name, std::optional<int> stages, std::optional<int> ranks,
-              std::optional<int> micro_batches, const std::optional<std::string>& p2, int slices) {
-  const ScheduleSource source(name);
+Made make(const ScheduleSource& source, std::optional<int> stages, std::optional<int> ranks,
+          std::optional<int> micro_batches, const std::optional<std::string>& p2, int slices) {
   const P2Policy policy = p2 ? parse_policy(*p2) : source.default_policy();
   const auto placed = source.rank_of_stage(stages.value_or(0), ranks.value_or(0));
   const auto all = static_cast<int>(placed.size());
   int count = 0;
   for (const int rank : placed) count = std::max(count, rank + 1);
-  return source.make(all, count, micro_batches.value_or(source.default_micro_batches(all, count)), policy,
-                     slices);
+  const int each = micro_batches.value_or(source.default_micro_batches(all, count));
+  return {source.make(all, count, each, policy, slices),
+          source.make(all, count, each, P2Policy::kOff, slices)};
 }
 
-Simulated run(const Schedule& schedule, const Costs& forward, const Costs& backward_p1,
-              const Costs& backward_p2, int p2_units, double latency, double cap) {
+double peak_of(const Simulation& simulation) {
+  double most = 0;
+  for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
+  return most;
+}
+
+// cap 0: none; no cap: that of training, the peak of the fullest rank without 2BP.
+Simulated run(const Made& made, const Costs& forward, const Costs& backward_p1, const Costs& backward_p2,
+              int p2_units, double latency, std::optional<double> cap) {
+  const Schedule& schedule = made.schedule;
   const size_t rows = std::max({forward.size(), backward_p1.size(), backward_p2.size()});
   std::vector<StageCost> costs;
   for (size_t row = 0; row < rows; ++row) {
@@ -65,41 +79,41 @@ Simulated run(const Schedule& schedule, const Costs& forward, const Costs& backw
   }
   SimulationOptions options;
   options.message_seconds = latency;
-  if (cap > 0) options.cap_per_rank.assign(schedule.ranks.size(), cap);
+  const double most = cap ? *cap : peak_of(simulate(made.standard, costs, options));
+  if (most > 0) options.cap_per_rank.assign(schedule.ranks.size(), most);
   return {schedule, simulate(schedule, costs, options)};
-}
-
-double peak_of(const Simulation& simulation) {
-  double most = 0;
-  for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
-  return most;
 }
 
 }  // namespace
 
 void add_schedules(py::module_& module) {
   module.def("schedule_names", &schedule_names);
-  module.def("make_schedule", &make, py::arg("name"), py::arg("stages") = py::none(),
-             py::arg("ranks") = py::none(), py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(),
-             py::arg("slices") = 1);
-  module.def("schedule_from_csv", [](const std::string& text, const std::string& name) {
-    Schedule schedule = from_csv(text, name);
-    const P2Policy policy = ScheduleSource(schedule).default_policy();
-    const int stages = schedule.stages, ranks = schedule.rank_count(), count = schedule.micro_batches;
-    return ScheduleSource(std::move(schedule)).make(stages, ranks, count, policy);
-  });
+  module.def(
+      "make_schedule",
+      [](const std::string& name, std::optional<int> stages, std::optional<int> ranks,
+         std::optional<int> micro_batches, const std::optional<std::string>& p2,
+         int slices) { return make(ScheduleSource(name), stages, ranks, micro_batches, p2, slices); },
+      py::arg("name"), py::arg("stages") = py::none(), py::arg("ranks") = py::none(),
+      py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(), py::arg("slices") = 1);
+  module.def(
+      "schedule_from_csv",
+      [](const std::string& text, const std::string& name, const std::optional<std::string>& p2) {
+        return make(ScheduleSource(from_csv(text, name)), {}, {}, {}, p2, 1);
+      },
+      py::arg("text"), py::arg("name"), py::arg("p2") = py::none());
 
-  py::class_<Schedule>(module, "Schedule")
-      .def_readonly("name", &Schedule::name)
-      .def_property_readonly("p2", [](const Schedule& s) { return std::string(policy_name(s.policy)); })
-      .def_readonly("stages", &Schedule::stages)
-      .def_property_readonly("micro_batches", [](const Schedule& s) { return s.micro_batches / s.slices; })
-      .def_readonly("slices", &Schedule::slices)
-      .def_readonly("rank_of_stage", &Schedule::rank_of_stage)
+  py::class_<Made>(module, "Schedule")
+      .def_property_readonly("name", [](const Made& s) { return s.schedule.name; })
+      .def_property_readonly("p2", [](const Made& s) { return std::string(policy_name(s.schedule.policy)); })
+      .def_property_readonly("stages", [](const Made& s) { return s.schedule.stages; })
+      .def_property_readonly("micro_batches",
+                             [](const Made& s) { return s.schedule.micro_batches / s.schedule.slices; })
+      .def_property_readonly("slices", [](const Made& s) { return s.schedule.slices; })
+      .def_property_readonly("rank_of_stage", [](const Made& s) { return s.schedule.rank_of_stage; })
       .def("instructions",
-           [](const Schedule& s) {
+           [](const Made& s) {
              std::vector<std::vector<std::tuple<std::string, int, int, int>>> ranks;
-             for (const auto& rank : s.ranks) {
+             for (const auto& rank : s.schedule.ranks) {
                auto& list = ranks.emplace_back();
                for (const Instruction& one : rank)
                  list.emplace_back(std::string(op_name(one.op)), one.stage, one.micro_batch, one.count);
@@ -108,16 +122,16 @@ void add_schedules(py::module_& module) {
            })
       .def(
           "validate",
-          [](const Schedule& s, bool rendezvous, int buffers) {
-            validate(s,
+          [](const Made& s, bool rendezvous, int buffers) {
+            validate(s.schedule,
                      {.sends = rendezvous ? Sends::kRendezvous : Sends::kBuffered, .buffer_limit = buffers});
           },
           py::arg("rendezvous") = false, py::arg("buffers") = -1)
       .def("simulate", &run)
-      .def("csv", [](const Schedule& s, const std::string& form) { return to_csv(s, parse_csv_form(form)); });
+      .def("csv",
+           [](const Made& s, const std::string& form) { return to_csv(s.schedule, parse_csv_form(form)); });
 
   py::class_<Simulated>(module, "Simulation")
-      .def_readonly("schedule", &Simulated::schedule)
       .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })
       .def_property_readonly("bubble", [](const Simulated& s) { return s.simulation.bubble_ratio(); })
       .def_property_readonly("peak", [](const Simulated& s) { return peak_of(s.simulation); })

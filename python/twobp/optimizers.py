@@ -7,7 +7,8 @@ Groups = Mapping[str, Mapping[str, float | str]]  # settings for the parameters 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Optimizer:
-    """Matrices decay. Biases and norm gains do not. `groups` has other values for the parameters whose names match a pattern (*
+    """Matrices and convolution kernels decay. Biases and norm gains do not, where torch.optim decays every parameter:
+    groups={"*": {"weight_decay": 0.01}} does so, too. `groups` has other values for the parameters whose names match a pattern (*
     and ?): {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override
     earlier ones.
 
@@ -33,7 +34,7 @@ class _Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(_Optimizer):
-    """AdamW, whose weight decay is decoupled."""
+    """AdamW, whose weight decay is decoupled. Unlike torch.optim.AdamW, it does not decay biases and norm gains: see `groups`."""
     lr: float = 3e-4
     _: dataclasses.KW_ONLY
     weight_decay: float = 0.01

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from twobp import _native
 
@@ -31,9 +31,21 @@ class Operation(NamedTuple):
 
 
 class Schedule:
-    """The work of each rank in order. `twobp.schedule` and `Schedule.from_csv` make it."""
+    """The work of each rank in order: `twobp.schedule` makes it from a name, `Schedule.from_csv` from a file, and `Schedule` from lists."""
 
-    def __init__(self, native: _native.Schedule):
+    def __init__(self, ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]], *, p2: str | None = None, name: str = "schedule"):
+        """`ranks` has a list of actions for each rank, or by number of rank. An action is a cell of the text form ("0F1": stage, op,
+        micro-batch), an `Instruction`, or an action of torch.distributed.pipelining; None is an idle step. Messages may be left out. `p2` is
+        as for `from_csv`. Raises twobp.Error, which names the rank (row) and the place (column) of a mistake."""
+        self._take(_native.schedule_from_csv(_text(ranks), name, p2))
+
+    @classmethod
+    def _of(cls, native: _native.Schedule) -> Schedule:
+        schedule = cls.__new__(cls)
+        schedule._take(native)
+        return schedule
+
+    def _take(self, native: _native.Schedule) -> None:
         self._native = native
         self.ranks: list[list[Instruction]] = [[Instruction(*one) for one in rank] for rank in native.instructions()]
 
@@ -71,14 +83,15 @@ class Schedule:
         self._native.validate(rendezvous, -1 if buffers is None else buffers)
 
     def simulate(self, forward: Cost = 1, backward_p1: Cost = 1, backward_p2: Cost = 1, *, p2_units: int = 1, latency: float = 0,
-                 cap: float | None = None) -> Simulation:
+                 cap: float | Literal["auto"] | None = "auto") -> Simulation:
         """Times the schedule by the executor's rules.
 
         Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. Where micro-batches cost
         unequally, a cost is a list of such lists (or an array or tensor of them), one for each micro-batch; the numbers of a list may be one for all stages
         (`[[1], [1.5]]`). Fewer lists than micro-batches repeat, so that with slices there may be one for each slice. W has
         `p2_units` pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit.
-        `cap` is the largest number of micro-batches that a rank may hold. Raises twobp.Error for costs that are negative, for
+        `cap` is the largest number of micro-batches that a rank may hold. "auto" is the default, as in training (docs/memory.md): what
+        the fullest rank holds without 2BP. None is no limit. Raises twobp.Error for costs that are negative, for
         another number of stages, and for a number of lists that does not divide that of the micro-batches."""
         def rows(cost: Cost) -> list[list[float]]:
             if hasattr(cost, "tolist"):  # an array or a tensor
@@ -92,7 +105,8 @@ class Schedule:
             except (TypeError, ValueError):
                 raise _native.Error(f"a cost must be a number, a list with one for each stage, or a list of such lists, not {cost!r}") from None
 
-        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), p2_units, latency, cap or 0), self)
+        most = None if cap == "auto" else cap or 0  # the native side has 0 for no limit
+        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), p2_units, latency, most), self)
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
         """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule has no fixed
@@ -100,10 +114,17 @@ class Schedule:
         return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
 
     @staticmethod
-    def from_csv(path: str | os.PathLike) -> Schedule:
-        """Reads a file in PyTorch's text form. Raises twobp.Error, which names row, column and cell of a mistake."""
-        path = pathlib.Path(path)
-        return Schedule(_native.schedule_from_csv(path.read_text(), path.name))
+    def from_csv(source: str | os.PathLike, *, p2: str | None = None) -> Schedule:
+        """Reads PyTorch's text form from a file, or from a text with line breaks, as `to_csv` returns it. It runs as written unless `p2` is
+        given: placed if it has W, else off. Raises twobp.Error, which names row, column and cell of a mistake."""
+        if isinstance(source, str) and "\n" in source:
+            return Schedule._of(_native.schedule_from_csv(source, "schedule", p2))
+        path = pathlib.Path(source)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _native.Error(f"{path}: cannot read the schedule: {error}") from None
+        return Schedule._of(_native.schedule_from_csv(text, path.name, p2))
 
     def _repr_svg_(self) -> str:
         return self.simulate().svg()
@@ -176,7 +197,35 @@ def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, 
     Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end, cooldown,
     fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown
     name (with the nearest one) and for numbers that do not fit."""
-    return Schedule(_native.make_schedule(name, stages, ranks, micro_batches, p2, slices))
+    return Schedule._of(_native.make_schedule(name, stages, ranks, micro_batches, p2, slices))
+
+
+def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
+    """Returns the text form of lists of actions."""
+    if isinstance(ranks, Mapping):
+        if set(ranks) != set(range(len(ranks))):
+            raise _native.Error(f"a schedule by rank has the ranks 0 to {len(ranks) - 1}, not {list(ranks)}")
+        ranks = [ranks[rank] for rank in range(len(ranks))]
+    try:
+        rows = [None if isinstance(row, str) else list(row) for row in ranks]
+    except TypeError:
+        rows = [None]
+    if isinstance(ranks, str) or None in rows:
+        raise _native.Error(f"a schedule is a list of actions for each rank, not {ranks!r:.200} (text: Schedule.from_csv)")
+    return "".join(",".join(cell for action in row for cell in _cells(action)) + "\n" for row in rows)
+
+
+def _cells(action: Any) -> list[str]:
+    """Returns the cells of an action in the text form."""
+    if action is None:
+        return [""]
+    if isinstance(action, tuple) and 3 <= len(action) <= 4 and isinstance(action[0], str):
+        op, stage, micro_batch, count = Instruction(*action)
+        return [f"{stage}{op}{one}" for one in range(micro_batch, micro_batch + count)]
+    cell = str(action)
+    if set(cell) & set(",\r\n"):
+        raise _native.Error(f"{action!r} is not an action: give a cell such as \"0F1\", or (op, stage, micro-batch)")
+    return [cell]
 
 
 def _write(path: str | os.PathLike | None, text: str) -> str:

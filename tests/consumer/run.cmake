@@ -3,6 +3,16 @@ function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 run(${CMAKE_COMMAND} --install ${TWOBP_BUILD} --prefix ${WORK}/prefix)
+# Where a library is not built yet, as after ./demo, nothing is installed, and the error says what to build.
+file(READ ${TWOBP_BUILD}/cmake_install.cmake rules)
+string(REPLACE "libtwobp_autograd.a" "not_built.a" rules "${rules}")
+file(WRITE ${WORK}/rules.cmake "${rules}")
+execute_process(COMMAND ${CMAKE_COMMAND} -DCMAKE_INSTALL_PREFIX=${WORK}/half -P ${WORK}/rules.cmake
+  RESULT_VARIABLE failed OUTPUT_VARIABLE ignored ERROR_VARIABLE message)
+string(REGEX REPLACE "[ \n]+" " " message "${message}")
+if(NOT failed OR EXISTS ${WORK}/half OR NOT message MATCHES "not built yet: twobp_autograd. Nothing was installed. First run: cmake --build")
+  message(FATAL_ERROR "an installation without a library should do nothing and say why, not: ${message}")
+endif()
 # The project's CMakeLists.txt is the one that README.md prints.
 file(READ ${README} readme)
 string(REGEX MATCH "```cmake\n([^`]*)```" found "${readme}")

@@ -11,6 +11,35 @@ using namespace test;
 
 class ImageKernelsTest : public KernelFamilyTest<ImageKernels> {};
 
+TEST(EveryTap, MeetsTheImage) {
+  const auto by_walking = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                             int64_t dilation) {
+    for (int64_t tap = 0; tap < kernel; ++tap) {
+      bool meets = false;
+      for (int64_t at = -padding; at + dilation * (kernel - 1) < size + padding; at += stride)
+        meets |= at + tap * dilation >= 0 && at + tap * dilation < size;
+      if (!meets) return false;
+    }
+    return true;
+  };
+  for (int64_t size = 1; size < 9; ++size) {
+    for (const int64_t kernel : {1, 2, 3, 5}) {
+      for (const int64_t stride : {1, 2, 3}) {
+        for (const int64_t padding : {0, 1, 2, 3}) {
+          for (const int64_t dilation : {1, 2}) {
+            if (size + 2 * padding < dilation * (kernel - 1) + 1) continue;
+            EXPECT_EQ(every_tap_meets(size, kernel, stride, padding, dilation),
+                      by_walking(size, kernel, stride, padding, dilation))
+                << size << ' ' << kernel << ' ' << stride << ' ' << padding << ' ' << dilation;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(every_tap_meets(1, 3, 2, 1));
+  EXPECT_TRUE(every_tap_meets(3, 3, 2, 1));
+}
+
 // Images, a gradient, and the per-channel quantities of two norms.
 template <typename T>
 struct NormData {

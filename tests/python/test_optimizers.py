@@ -154,3 +154,27 @@ def test_the_running_mean_is_torch_s(tmp_path):
         trainer.evaluate(data[0] for _ in range(2) if trainer.state_dict())
     for name, tensor in trainer.state_dict().items():  # training goes on from the weights themselves
         torch.testing.assert_close(tensor, module.state_dict()[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("groups, torch_s", [({}, False), ({"*": {"weight_decay": DECAY}}, True)])
+def test_gains_and_biases_decay_as_in_torch_if_asked(groups, torch_s):
+    """With weight decay of everything, the weights are those of torch.optim.AdamW. Without it, those of matrices alone decay."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+    torch.nn.init.normal_(module[1].bias)
+    batch = {"input": torch.randn(8, 4).double(), "wanted": torch.randn(8, 3).double()}
+
+    def loss(out, batch):
+        return torch.nn.functional.mse_loss(out, batch["wanted"])
+    trainer = twobp.Trainer(copy.deepcopy(module), {name: one[:4] for name, one in batch.items()}, loss_fn=loss, ranks=1, schedule="1f1b",
+                            micro_batches=2, optimizer=twobp.AdamW(lr=LR, weight_decay=DECAY, groups=groups))
+    decayed = [one for one in module.parameters() if torch_s or one.dim() > 1]
+    others = [one for one in module.parameters() if not torch_s and one.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}] if others else decayed, lr=LR, weight_decay=DECAY)
+    for _ in range(10):
+        trainer.step(batch)
+        optimizer.zero_grad()
+        loss(module(batch["input"]), batch).backward()
+        optimizer.step()
+    for name, weight in trainer.state_dict().items():
+        torch.testing.assert_close(weight, module.state_dict()[name], rtol=0, atol=1e-9)

@@ -1,7 +1,9 @@
 """Schedules from Python: the same as the program's, as data."""
 import json
 import os
+import pathlib
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,3 +99,79 @@ def test_micro_batches_may_cost_unequally():
 def test_bad_costs_are_an_error(costs):
     with pytest.raises(twobp.Error):
         twobp.schedule("1f1b", stages=2).simulate(**costs)
+
+
+def test_lists_of_actions_are_a_schedule():
+    cells = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    mine = twobp.Schedule(cells)
+    assert (mine.p2, mine.stages, mine.micro_batches, mine.rank_of_stage) == ("off", 2, 2, [0, 1])
+    assert mine.simulate().step == twobp.schedule("1f1b", stages=2, micro_batches=2, p2="off").simulate().step
+    assert twobp.Schedule(mine.ranks).ranks == mine.ranks  # instructions, with messages
+    assert twobp.Schedule({1: cells[1], 0: [("F", 0, 0), ("F", 0, 1), None, ("B", 0, 0), ("B", 0, 1)]}).ranks == mine.ranks
+    assert twobp.Schedule(cells, p2="fill").p2 == "fill"
+    many = twobp.schedule("1f1b", stages=2, micro_batches=4, p2="end")  # a W over several micro-batches
+    assert twobp.Schedule(many.ranks).simulate(cap=None).step == many.simulate(cap=None).step
+    with pytest.raises(twobp.Error, match=r"row 2 \(rank 1\), column 2.*1Q0"):
+        twobp.Schedule([["0F0", "0B0"], ["1F0", "1Q0"]])
+
+
+def test_pytorch_s_actions_are_a_schedule():
+    from torch.distributed.pipelining.schedules import _Action, _ComputationType as Kind
+    mine = twobp.Schedule({0: [_Action(0, Kind.FORWARD, 0), None, _Action(0, Kind.FULL_BACKWARD, 0)], 1: [_Action(1, Kind.FORWARD, 0), _Action(
+        1, Kind.BACKWARD_INPUT, 0), _Action(1, Kind.BACKWARD_WEIGHT, 0)]})
+    assert mine.p2 == "placed" and [one.op for one in mine.ranks[1] if len(one.op) == 1] == ["F", "I", "W"]
+
+
+@pytest.mark.parametrize("ranks", ["0F0,0B0", [], ["0F0", "0B0"], 3, [["0F0,0B0"]], [["0F0\n1F0"]], [[]], [[("F", 0)]], {1: ["0F0", "0B0"]}, [[3]]])
+def test_lists_that_are_no_schedule_are_an_error(ranks):
+    with pytest.raises(twobp.Error):
+        twobp.Schedule(ranks)
+
+
+def test_a_csv_runs_as_it_was_written():
+    off = twobp.schedule("1f1b", ranks=2, micro_batches=4, p2="off")
+    again = twobp.Schedule.from_csv(off.to_csv())  # a text
+    assert again.p2 == "off" and again.ranks == off.ranks and again.simulate().step == off.simulate().step
+    assert twobp.Schedule.from_csv(off.to_csv(), p2="fill").simulate().step == twobp.schedule("1f1b", ranks=2, micro_batches=4, p2="fill").simulate().step
+    placed = twobp.schedule("zb-h1", ranks=2, micro_batches=4, p2="placed")
+    assert twobp.Schedule.from_csv(placed.to_csv()).p2 == "placed"
+    with pytest.raises(twobp.Error, match="gone.csv"):
+        twobp.Schedule.from_csv("gone.csv")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v"])
+def test_by_default_a_rank_holds_no_more_than_without_2bp(name):
+    made = {p2: twobp.schedule(name, ranks=8, micro_batches=16, p2=p2) for p2 in ("off", "fill")}
+    off = made["off"].simulate()
+    fill = made["fill"].simulate()
+    assert fill.peak == off.peak and fill.step < off.step
+    if name == "1f1b":
+        assert (fill.peak, made["fill"].simulate(cap=None).peak) == (8, 16)
+    assert made["fill"].simulate(cap=off.peak).step == fill.step
+
+
+def test_too_few_layers_for_zb_v_name_a_schedule_that_fits():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    batch = {"input": torch.randn(2, 4), "wanted": torch.randn(2, 1)}
+    arguments = {"loss_fn": lambda out, batch: torch.nn.functional.mse_loss(out, batch["wanted"]), "micro_batches": 2}
+    with pytest.raises(twobp.Error, match="layers, too few for 8 stages: use a schedule with one stage on each of 4 ranks|use at most . ranks"):
+        twobp.Trainer(module, batch, ranks=4, schedule="zb-v", **arguments)
+    with pytest.raises(twobp.Error, match="one stage on each of 2 ranks .pipeline.schedule 1f1b or zb-h1"):
+        twobp.Trainer(module, batch, ranks=2, schedule="zb-v", **arguments)
+    assert twobp.Trainer(module, batch, ranks=2, schedule="zb-h1", **arguments).ranks == 2
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run_in_root(code, **environment):
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, check=False)
+
+
+def test_the_root_s_folder_of_sources_is_not_taken_for_the_package():
+    none = run_in_root("import sys; sys.path[1:] = [one for one in sys.path[1:] if 'site-packages' not in one]; import twobp")
+    assert none.returncode == 1 and "ModuleNotFoundError" in none.stderr and "pip install" in none.stderr
+    found = run_in_root("import twobp, twobp.transformers; print(twobp.__file__, twobp.schedules()[0])", PYTHONPATH=os.environ["PYTHONPATH"])
+    assert found.returncode == 0, found.stderr
+    assert pathlib.Path(found.stdout.split()[0]).resolve().parent == pathlib.Path(twobp.__file__).resolve().parent

@@ -7,13 +7,17 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/core/clock.h"
 #include "twobp/models/mamba.h"
+#include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/same_run.h"
 #include "twobp/train/measure_costs.h"
+#include "twobp/train/measure_slices.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -132,7 +136,88 @@ TEST(Slices, WorkInMamba) {
   expect_same_bits(sliced, test::train(config, batches, {"1f1b", P2Policy::kOff}), "one stage");
 }
 
-// The slices are cut by measured cost. Whatever the cuts are, they cover the sequence in whole blocks.
+// Takes longer the earlier the slice is, as no model does.
+class SlowStart : public Layer {
+ public:
+  SlowStart(std::unique_ptr<Layer> layer, double seconds) : layer_(std::move(layer)), seconds_(seconds) {}
+  Values forward(Values x, Context& context, Saved& saved) override {
+    const double end = now_seconds() + (context.past == 0 ? seconds_ : 0);
+    Values y = layer_->forward(std::move(x), context, saved);
+    while (now_seconds() < end) {
+    }
+    return y;
+  }
+  Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    return layer_->backward_p1(std::move(dy), context, saved);
+  }
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    layer_->collect_parameters(parameters);
+  }
+
+ private:
+  std::unique_ptr<Layer> layer_;
+  double seconds_;
+};
+
+// Whatever the measured times are, two runs have the same cuts, unless pipeline.slice_cost asks for times.
+TEST(Slices, AreCutByOperationsWhateverTheTimes) {
+  Config config = config_of({8}, {});
+  config.data.sequence = 512;
+  config.pipeline.slices = 4;
+  const ProfiledBatch batch(test::random_fields(1, 3, 512));
+  const auto cuts = [&](double seconds, const std::string& by, int threads) {
+    ModelSpec model = build_model(config.model);
+    for (LayerSpec& layer : model.layers) {
+      layer.make = [make = layer.make, seconds] { return std::make_unique<SlowStart>(make(), seconds); };
+    }
+    config.pipeline.slice_cost = by;
+    at::set_num_threads(threads);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Cuts found = measured_slices(model, batch, config.pipeline, Device(), /*seconds=*/0).cuts;
+    EXPECT_EQ(at::get_num_threads(), threads);
+    at::set_num_threads(1);
+    return found;
+  };
+  const Cuts expected = cuts(0, "flops", 1);
+  EXPECT_GT(expected[1], expected[4] - expected[3]) << "later positions have more keys";
+  EXPECT_EQ(cuts(0.03, "flops", 1), expected);
+  EXPECT_EQ(cuts(0.03, "flops", 2), expected);
+  const Cuts measured = cuts(0.03, "measured", 1);
+  EXPECT_LT(measured[1], measured[4] - measured[3]) << "the times that were injected";
+  {
+    const OperatorsEverywhere operators;  // attention counts itself, and not block by block
+    const Cuts other = cuts(0, "flops", 1);
+    for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], expected[i], 2 * kSliceBlock) << i;
+  }
+}
+
+TEST(Slices, TwoRunsHaveTheSameBits) {
+  Config config = config_of({3, 5}, {});
+  config.data.sequence = 512;
+  config.pipeline.slices = 4;
+  config.pipeline.schedule = "1f1b";
+  const auto run = [&](double seconds) {
+    ModelSpec model = build_model(config.model);
+    for (LayerSpec& layer : model.layers)
+      layer.make = [make = layer.make, seconds] { return std::make_unique<SlowStart>(make(), seconds); };
+    Trainer trainer(config, model, open_data(config.data, config.model.input(), config.train.seed));
+    std::pair<Cuts, Outcome> result{trainer.pipeline().cuts(), {}};
+    for (int step = 0; step < 2; ++step) {
+      const StepResult one = trainer.step();
+      result.second.losses.push_back(one.loss);
+      result.second.norms.push_back(one.grad_norm);
+    }
+    return result;
+  };
+  const auto [cuts, outcome] = run(0);
+  const auto [again_cuts, again] = run(0.005);
+  EXPECT_EQ(again_cuts, cuts);
+  EXPECT_EQ(again.losses, outcome.losses);
+  EXPECT_EQ(again.norms, outcome.norms);
+}
+
+// The slices are cut by cost. Whatever the cuts are, they cover the sequence in whole blocks.
 TEST(Slices, AreCutByCost) {
   Config config = config_of({3, 5}, {});
   config.data.sequence = 64;

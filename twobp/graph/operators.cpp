@@ -101,6 +101,12 @@ constexpr std::string_view kInPlaceEither[] = {"add", "mul"};
 constexpr std::string_view kInPlaceOut[] = {"gelu_backward", "silu_backward", "sigmoid_backward",
                                             "tanh_backward", "threshold_backward"};
 
+// Kernels for CPUs that read wrong memory, and say nothing, if one of their tensors is not contiguous.
+// Autograd passes them tensors of another operator's making, but a program may lay them out in another way
+// than they were at capture. tests/graph/layouts_test.cpp looks for such operators. Those of GroupNorm, of
+// attention and of convolutions are in own_operators.cpp and own_attention.cpp.
+constexpr std::string_view kTrustsLayout[] = {"adaptive_max_pool3d_backward", "native_layer_norm_backward"};
+
 template <size_t n>
 bool contains(const std::string_view (&names)[n], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
@@ -165,12 +171,19 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
   for (const OwnOperator& other : replaced_operators()) {
     if (whole == other.schema) op->own = other.run;
   }
+  op->trusts_layout = contains(kTrustsLayout, name);
   op->view = is_view(name, *op->schema);
   find_in_place(name, overload, *op);
   return op;
 }
 
 }  // namespace
+
+void Operator::call(Stack& stack) const {
+  if (own != nullptr) return own(stack);
+  if (trusts_layout) make_contiguous(stack, schema->arguments().size());
+  aten->callBoxed(stack);
+}
 
 const Operator& find_operator(const std::string& name) {
   static std::mutex mutex;

@@ -44,8 +44,9 @@ struct Operator {
   std::optional<c10::OperatorHandle> over;  // the operator that works in place
   bool masks = false;                       // its second argument is a mask of bool
   bool view = false;                        // the result mostly shares the memory of the first argument
+  bool trusts_layout = false;               // ATen's kernel takes contiguous tensors only, without a check
 
-  void call(Stack& stack) const { own != nullptr ? own(stack) : aten->callBoxed(stack); }
+  void call(Stack& stack) const;
 };
 
 // The operator of this name, "aten::add.Tensor". Any thread may call it; the result lives for ever. Throws

@@ -151,10 +151,16 @@ struct ApartCall {
   at::Tensor packed() const { return at::cat({q, k, v}, 1).transpose(1, 2).flatten(2).contiguous(); }
 };
 
+// ATen's attention for CPUs trusts that the numbers of a head lie side by side. SDPA checks that at capture,
+// but here they may be laid out in another way.
+at::Tensor with_whole_heads(const at::Tensor& x) {
+  return x.dim() == 0 || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
 // Arguments from `i`: q, k, v; and the scale at `scale`.
 ApartCall apart_call(Arguments& arguments, size_t i, size_t scale) {
-  ApartCall call{arguments.tensor(i), arguments.tensor(i + 1), arguments.tensor(i + 2),
-                 arguments.maybe_number(scale)};
+  ApartCall call{with_whole_heads(arguments.tensor(i)), with_whole_heads(arguments.tensor(i + 1)),
+                 with_whole_heads(arguments.tensor(i + 2)), arguments.maybe_number(scale)};
   const auto& [q, k, v, factor] = call;
   TWOBP_CHECK(q.dim() == 4 && k.dim() == 4 && is_wide(q) && q.numel() > 0 && k.numel() > 0 &&
                   v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
@@ -198,7 +204,7 @@ struct ApartGradients {
   explicit ApartGradients(Arguments& arguments)
       : dout(arguments.tensor(0)),
         call(apart_call(arguments, 1, 6)),
-        out(arguments.tensor(4)),
+        out(with_whole_heads(arguments.tensor(4))),
         log_sum_exp(arguments.tensor(5)) {
     TWOBP_CHECK(dout.sizes() == call.q.sizes() && out.sizes() == call.q.sizes() &&
                     log_sum_exp.sizes() == call.q.sizes().slice(0, 3) &&
@@ -249,7 +255,10 @@ void run_causal_attention_backward_of_slice(Stack& stack, const SliceCall& slice
 constexpr const char* kOfCpus = "aten::_scaled_dot_product_flash_attention_for_cpu";
 constexpr const char* kOfCpusBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
 
-void call_aten(const char* name, Stack& stack) {
+// The first `tensors` of the arguments are q, k, v and the like.
+void call_aten(const char* name, Stack& stack, size_t tensors, size_t arguments) {
+  for (size_t i = stack.size() - arguments; i < stack.size() - arguments + tensors; ++i)
+    stack[i] = with_whole_heads(stack[i].toTensor());
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
 }
 
@@ -260,7 +269,7 @@ ApartAttention attention_of(Arguments& arguments, size_t tensors) {
 }
 
 void run_attention_of_cpus(Stack& stack) {
-  if (!attends_apart(stack[stack.size() - 7].toTensor())) return call_aten(kOfCpus, stack);
+  if (!attends_apart(stack[stack.size() - 7].toTensor())) return call_aten(kOfCpus, stack, 3, 7);
   Arguments arguments(stack, 7);
   const at::Tensor q = arguments.tensor(0), k = arguments.tensor(1), v = arguments.tensor(2);
   auto [out, log_sum_exp] = apart_attention(q, k, v, attention_of(arguments, 3));
@@ -268,7 +277,7 @@ void run_attention_of_cpus(Stack& stack) {
 }
 
 void run_attention_of_cpus_backward(Stack& stack) {
-  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack);
+  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack, 6, 10);
   Arguments arguments(stack, 10);
   const at::Tensor dout = arguments.tensor(0), q = arguments.tensor(1), k = arguments.tensor(2);
   const at::Tensor v = arguments.tensor(3), out = arguments.tensor(4), log_sum_exp = arguments.tensor(5);

@@ -1,5 +1,6 @@
 #include "twobp/graph/own_operators.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "twobp/nn/kernels/cross_entropy.h"
 #include "twobp/nn/kernels/encoder/dropout.h"
 #include "twobp/nn/kernels/glu.h"
+#include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
@@ -256,13 +258,18 @@ void run_addmm(Stack& stack) {
   arguments.give(std::move(y));
 }
 
-// ATen's kernels of GroupNorm trust that all tensors are laid out in the same way. Autograd sees to that, but
-// here a convolution may lay out its result in another way than it did at capture.
+// ATen's kernels of GroupNorm trust that x and dy are laid out in the same way, and that the others are
+// contiguous. Autograd sees to that, but here a convolution may lay out its result in another way than it did
+// at capture.
 template <size_t arguments, size_t x, size_t dy>
 void run_group_norm(Stack& stack, const char* name) {
   const size_t first = stack.size() - arguments;
   const at::MemoryFormat format = stack[first + x].toTensor().suggest_memory_format();
-  for (const size_t i : {x, dy}) stack[first + i] = stack[first + i].toTensor().contiguous(format);
+  const at::Tensor image = stack[first + x].toTensor().contiguous(format);
+  const at::Tensor gradient = stack[first + dy].toTensor().contiguous(format);
+  make_contiguous(stack, arguments);
+  stack[first + x] = image;
+  stack[first + dy] = gradient;
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
 }
 
@@ -274,7 +281,40 @@ void run_group_norm_backward(Stack& stack) {
   run_group_norm<10, 1, 0>(stack, "aten::native_group_norm_backward");
 }
 
+// Whether a tap of the weight meets only zeros (every_tap_meets).
+bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride,
+                   at::IntArrayRef padding, at::IntArrayRef dilation) {
+  const auto of = [](at::IntArrayRef values, size_t i) {
+    return values.size() == 1 ? values[0] : values.at(i);
+  };
+  for (int64_t dim = 2; dim < std::min(image.dim(), weight.dim()); ++dim) {
+    const auto i = static_cast<size_t>(dim - 2);
+    constexpr int64_t kMost = 1 << 20;  // ATen refuses what is wrong, and no image needs more
+    if (of(stride, i) < 1 || std::max({of(stride, i), of(padding, i), of(dilation, i)}) > kMost) return false;
+    if (!every_tap_meets(image.size(dim), weight.size(dim), of(stride, i), of(padding, i), of(dilation, i)))
+      return true;
+  }
+  return false;
+}
+
+// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A
+// clone, because an image of one pixel is contiguous in both layouts.
+void run_convolution_backward(Stack& stack) {
+  constexpr size_t kArguments = 11;
+  const size_t first = stack.size() - kArguments;
+  const at::Tensor dy = stack[first].toTensor(), x = stack[first + 1].toTensor();
+  const at::Tensor weight = stack[first + 2].toTensor();
+  const at::Tensor& image = stack[first + 7].toBool() ? dy : x;  // the wide side of a transposed convolution
+  const auto numbers = [&](size_t i) { return stack[first + i].toIntVector(); };
+  if (x.is_cpu() && has_idle_taps(image, weight, numbers(4), numbers(5), numbers(6))) {
+    for (size_t i = first; i < first + 3; ++i)
+      stack[i] = stack[i].toTensor().clone(at::MemoryFormat::Contiguous);
+  }
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "").callBoxed(stack);
+}
+
 constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},
+                                     {"aten::convolution_backward", &run_convolution_backward},
                                      {"aten::addmm", &run_addmm},
                                      {"aten::native_group_norm", &run_group_norm_forward},
                                      {"aten::native_group_norm_backward", &run_group_norm_backward}};
@@ -301,6 +341,12 @@ std::vector<OwnOperator> together(std::span<const OwnOperator> here, std::span<c
 }
 
 }  // namespace
+
+void make_contiguous(Stack& stack, size_t arguments) {
+  for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) stack[i] = stack[i].toTensor().contiguous();
+  }
+}
 
 void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
                   at::ScalarType dtype) {

@@ -8,6 +8,9 @@
 
 namespace twobp::graph {
 
+// The last `arguments` tensors of the stack become contiguous.
+void make_contiguous(Stack& stack, size_t arguments);
+
 struct OwnOperator {
   const char* schema;  // an argument `int random` is a key that tells random calls apart
   void (*run)(Stack& stack);
@@ -17,7 +20,7 @@ struct OwnOperator {
 std::span<const OwnOperator> own_operators();
 
 // Operators of ATen, by name alone, that we compute in another way: products by our kernels, GroupNorm with
-// equal layouts, attention for CPUs on a GPU.
+// equal layouts, gradients of convolutions over tiny images, attention for CPUs on a GPU.
 std::span<const OwnOperator> replaced_operators();
 
 }  // namespace twobp::graph

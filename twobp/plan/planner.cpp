@@ -252,7 +252,8 @@ class Planner {
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
     request.slices = choice.slices;
-    request.policy = choice.policy == P2Policy::kOff ? choice.schedule.default_policy() : choice.policy;
+    request.policy =
+        choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
     request.costs = costs_of(model, choice);
     request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
     request.memory = request_.memory;

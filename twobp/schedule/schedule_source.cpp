@@ -52,7 +52,7 @@ bool ScheduleSource::places_p2() const {
 }
 
 P2Policy ScheduleSource::default_policy() const {
-  return written_ && places_p2() ? P2Policy::kPlaced : P2Policy::kFill;
+  return written_ ? written_->policy : P2Policy::kFill;
 }
 
 Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy, int slices) const {

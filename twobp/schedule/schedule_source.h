@@ -39,7 +39,7 @@ class ScheduleSource {
   int default_micro_batches(int stages, int ranks) const;
   // Whether the schedule itself says where W runs.
   bool places_p2() const;
-  // The default policy: placed for a written schedule that places W, which runs as written; else fill.
+  // The default policy: a written schedule runs as written (placed if it has W, else off), others fill.
   P2Policy default_policy() const;
   // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages
   // and ranks. If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing

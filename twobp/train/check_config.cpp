@@ -100,7 +100,7 @@ void check_saved_adapter(const Config& config) {
 // Before ranks are made for stages that get no layer.
 void check_layers(const Config& config) {
   if (ScheduleSource::is_file(config.pipeline.schedule)) return;  // read for a run
-  check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).stages);
+  check_stages(build_model(config.model).layers.size(), pipeline_shape(config.pipeline).rank_of_stage);
 }
 
 // The program of a captured model is for micro-batches of one size.

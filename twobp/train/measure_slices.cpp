@@ -31,11 +31,12 @@ SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch
     by_hand = cuts_by_hand(config.slice_lengths, sequence_length(batch.fields));
   if (config.slices == 1) return {{}, {measure_profile(model, batch, seconds, device)}};
   if (!by_hand.empty()) return measure_slices(model, batch, by_hand, seconds, device);
-  SliceProfiles measured =
-      measure_slices(model, batch, equal_cuts(sequence_length(batch.fields), config.slices), seconds, device);
-  const Cuts better =
-      step ? fastest_cuts(model, measured, step) : growing_cuts(model, measured, /*growth=*/1);
-  return better == measured.cuts ? measured : measure_slices(model, batch, better, seconds, device);
+  const Cuts equal = equal_cuts(sequence_length(batch.fields), config.slices);
+  const bool by_time = config.slice_cost == kMeasuredSliceCost;
+  SliceProfiles found = by_time ? measure_slices(model, batch, equal, seconds, device)
+                                : count_operations_of_slices(model, batch, equal, device);
+  const Cuts better = step ? fastest_cuts(model, found, step) : growing_cuts(model, found, /*growth=*/1);
+  return by_time && better == equal ? found : measure_slices(model, batch, better, seconds, device);
 }
 
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,

@@ -12,8 +12,9 @@
 namespace twobp {
 
 // The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `batch`, of whole
-// sequences. Without slice_lengths, the fastest cuts; without `step` either, slices that cost the same.
-// Without slices, the profile of whole sequences. Throws Error if the sequences are too short, or the lengths
+// sequences. Without slice_lengths, the fastest cuts by pipeline.slice_cost; without `step` either, slices
+// that cost the same. By operations, which are counted, cuts are the same in all runs. Without slices, the
+// profile of whole sequences. Throws Error if the sequences are too short, or the lengths
 // do not add up to one. Measures for about `seconds`, once or twice.
 SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch,
                               const PipelineConfig& config, const Device& device, double seconds = 0.3,

@@ -51,8 +51,8 @@ std::vector<int64_t> Convolution::output_sizes(at::IntArrayRef x) const {
   return {x[0], shape.out_height(), shape.out_width(), options_.out};
 }
 
-bool Convolution::by_library(const at::Tensor& image, int64_t pixels) const {
-  if (is_product()) return false;
+bool Convolution::by_library(const at::Tensor& image, at::IntArrayRef x_sizes, int64_t pixels) const {
+  if (is_product() || (image.is_cpu() && !window(x_sizes).every_tap_meets())) return false;
   const at::ScalarType type = weight_.value.scalar_type();
   if (by_operators(image) && (!image.is_cpu() || type == compute_type(type))) return true;
   if (type == at::kFloat) return pixels >= kOneDnnPixels;
@@ -100,7 +100,7 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
               ", which is larger than the image: ", x.sizes());
   const std::vector<int64_t> sizes = output_sizes(x.sizes());
   const int64_t pixels = sizes[0] * sizes[1] * sizes[2];
-  if (by_library(x, pixels)) {
+  if (by_library(x, x.sizes(), pixels)) {
     const int64_t s = options_.stride;
     const int64_t p = options_.padding;
     const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
@@ -150,7 +150,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     dx.slice(1, 0, x_sizes[1], s).slice(2, 0, x_sizes[2], s).add_(read);
     return dx;
   }
-  if (by_library(dy, pixels)) {
+  if (by_library(dy, x_sizes, pixels)) {
     // Only the sizes of x are used.
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
     const auto gradients = [&] {
@@ -201,7 +201,7 @@ void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy)
   }
   const int64_t s = options_.stride;
   const int64_t p = options_.padding;
-  if (by_library(dy, pixels)) {
+  if (by_library(dy, x.sizes(), pixels)) {
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight_.value.numel() / options_.out);
       return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s},

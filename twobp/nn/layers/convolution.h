@@ -3,8 +3,9 @@
 // zeros beyond the border.
 //
 // A 1 x 1 convolution is a matrix product over pixels. Other convolutions are a product over gathered windows
-// if the image has few pixels and the weight is large, and for dtypes that oneDNN lacks. Otherwise, and on
-// devices, LibTorch's convolution is used, which needs no windows in memory.
+// if the image has few pixels and the weight is large, if the image is smaller than the kernel, and for
+// dtypes that oneDNN lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows
+// in memory.
 #pragma once
 
 #include "twobp/nn/kernels/image/image_kernels.h"
@@ -38,8 +39,9 @@ class Convolution {
 
  private:
   bool is_product() const { return options_.kernel == 1 && options_.padding == 0; }
-  // Whether LibTorch's convolution is used: oneDNN's on a CPU, for an output of `pixels` pixels.
-  bool by_library(const at::Tensor& image, int64_t pixels) const;
+  // Whether LibTorch's convolution is used: oneDNN's on a CPU, for an output of `pixels` pixels from an x of
+  // these sizes. Never on a CPU where a tap meets only zeros (every_tap_meets).
+  bool by_library(const at::Tensor& image, at::IntArrayRef x_sizes, int64_t pixels) const;
   WindowShape window(at::IntArrayRef x_sizes) const;
   // The pixels of x that a 1 x 1 convolution reads, (rows, in).
   at::Tensor read_pixels(const at::Tensor& x) const;

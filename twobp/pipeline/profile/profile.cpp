@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
 
+#include <ATen/Parallel.h>
+
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/core/median.h"
+#include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/pipeline/layer_error.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -74,16 +78,27 @@ std::vector<size_t> layers_to_measure(const ModelSpec& model) {
   return chain;
 }
 
+// What is measured as cost.
+enum class Unit : uint8_t { kSeconds, kOperations };
+
+double now_in(Unit unit) {
+  return unit == Unit::kSeconds ? now_seconds() : product_time().operations;
+}
+
 class Measurement {
  public:
-  Measurement(MemoryMeter& meter, const Device& device)
-      : meter_(meter), device_(device), begin_held_(meter.held(0)), begin_total_(meter.rank_use(0).total()) {
+  Measurement(MemoryMeter& meter, const Device& device, Unit unit)
+      : meter_(meter),
+        device_(device),
+        unit_(unit),
+        begin_held_(meter.held(0)),
+        begin_total_(meter.rank_use(0).total()) {
     meter_.take_high_water(0);
-    begin_ = now_seconds();
+    begin_ = now_in(unit_);
   }
-  double seconds() const {
-    device_.compute().wait_on_host();
-    return now_seconds() - begin_;
+  double cost() const {
+    if (unit_ == Unit::kSeconds) device_.compute().wait_on_host();
+    return now_in(unit_) - begin_;
   }
   // Bytes. Below 0 only if other work disturbed the measurement.
   double peak() {
@@ -94,6 +109,7 @@ class Measurement {
  private:
   MemoryMeter& meter_;
   const Device& device_;
+  Unit unit_;
   int64_t begin_held_;
   int64_t begin_total_;  // the high water includes parameters and gradients
   double begin_ = 0;
@@ -103,23 +119,24 @@ std::string measured(const Specimen& specimen, const char* op) {
   return concat("layer ", specimen.name, ", ", op, " of the measurement before the first step");
 }
 
-// F of one slice through all specimens.
+// F of one slice through all specimens. Nothing is recorded without a unit.
 void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context,
-                 const std::string& input_field, MemoryMeter& meter, const Device& device, bool count) {
+                 const std::string& input_field, MemoryMeter& meter, const Device& device,
+                 std::optional<Unit> unit) {
   Values x;
   // A copy, so that it is held and released like the output of a previous layer.
   if (!input_field.empty())
     x.push_back(context.field(input_field).to(device.where(), /*non_blocking=*/false, /*copy=*/true));
   for (auto& s : specimens) {
     OfSlice& of = *s.slices[slice];
-    Measurement measurement(meter, device);
+    Measurement measurement(meter, device, unit.value_or(Unit::kSeconds));
     context.backward = s.backward;
     x = naming_layer([&] { return measured(s, "F"); },
                      [&] { return s.layer->forward(std::move(x), context, of.saved); });
-    const double seconds = measurement.seconds();
+    const double cost = measurement.cost();
     if (x.size() == 1 && x[0].is_floating_point()) of.output = x[0].sizes().vec();
-    if (!count) continue;
-    of.forward.push_back(seconds);
+    if (!unit) continue;
+    of.forward.push_back(cost);
     of.cost.forward_peak = measurement.peak();
     of.cost.forward_held = measurement.held();
     of.cost.output = bytes_of(x);
@@ -136,12 +153,12 @@ void check_gradient(const Values& dy, const OfSlice& before) {
 
 // I and W of one slice.
 void run_backward(std::vector<Specimen>& specimens, size_t slice, Context context, MemoryMeter& meter,
-                  const Device& device, bool count) {
+                  const Device& device, std::optional<Unit> unit) {
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
     OfSlice& of = *s->slices[slice];
-    Measurement p1(meter, device);
+    Measurement p1(meter, device, unit.value_or(Unit::kSeconds));
     dy = naming_layer([&] { return measured(*s, "I"); },
                       [&] { return s->layer->backward_p1(std::move(dy), context, of.saved); });
     const auto before = std::next(s);
@@ -149,23 +166,23 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
       naming_layer([&] { return measured(*s, "I"); }, [&] { check_gradient(dy, *before->slices[slice]); });
     }
     of.saved.release_p1();
-    const double p1_seconds = p1.seconds();
-    if (count) {
-      of.backward_p1.push_back(p1_seconds);
+    const double p1_cost = p1.cost();
+    if (unit) {
+      of.backward_p1.push_back(p1_cost);
       of.cost.p1_peak = p1.peak();
       of.cost.p1_held = p1.held();
       of.cost.input_gradient = bytes_of(dy);
     }
     std::vector<P2Unit> units;
     s->layer->collect_p2(of.saved, units);
-    Measurement p2(meter, device);
+    Measurement p2(meter, device, unit.value_or(Unit::kSeconds));
     for (auto& unit : units) {
       naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
       unit.saved->release_p2();
     }
     // Without W there is nothing to free, and the time is only that of finding this out.
-    if (count && !units.empty()) {
-      of.backward_p2.push_back(p2.seconds());
+    if (unit && !units.empty()) {
+      of.backward_p2.push_back(p2.cost());
       of.cost.stash = std::max(0.0, -p2.held());
       of.cost.p2_peak = p2.peak();
       of.cost.p2_units = static_cast<int>(units.size());
@@ -204,6 +221,110 @@ LayerCost at_mean(LayerCost cost, const LayerCost& costly, const ProfiledBatch& 
   return cost;
 }
 
+// The layers to measure, with the slices of a micro-batch of cheap samples, and of one of costly samples.
+class Chain {
+ public:
+  Chain(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts, const Device& device)
+      : model_(model), batch_(batch), cuts_(cuts), device_(device) {
+    batches_ = {&batch.fields};
+    if (!batch.costly.empty()) batches_.push_back(&batch.costly);
+    for (const Fields* fields : batches_) {
+      for (size_t s = 0; s + 1 < cuts.size(); ++s) {
+        parts_.push_back(slice_of(*fields, cuts[s], cuts[s + 1] - cuts[s]));
+      }
+      if (cuts.empty()) parts_.push_back(*fields);
+    }
+    contexts_ = contexts_of(batches_, cuts, parts_);
+    add_specimens();
+  }
+
+  // F, I and W of all slices. Without a unit, nothing is recorded.
+  void run(std::optional<Unit> unit) {
+    const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
+    const size_t slices = this->slices();
+    for (size_t first = 0; first < parts_.size(); first += slices) {
+      for (size_t slice = first; slice < first + slices; ++slice) {
+        run_forward(specimens_, slice, contexts_[slice], model_.input_field, meter_, device_, unit);
+      }
+      for (size_t slice = first + slices; slice-- > first;) {
+        run_backward(specimens_, slice, contexts_[slice], meter_, device_, unit);
+      }
+      // Layers without a backward pass.
+      for (Specimen& s : specimens_) {
+        for (const auto& of : s.slices) of->saved.forget_slice();
+      }
+    }
+  }
+
+  // The medians of what was recorded.
+  SliceProfiles profiles() {
+    const size_t slices = this->slices();
+    SliceProfiles result{cuts_, std::vector<Profile>(slices)};
+    for (Specimen& s : specimens_) {
+      for (const auto& of : s.slices) of->take_medians(s.backward);
+      for (size_t slice = 0; slice < slices; ++slice) {
+        LayerCost cost = s.slices[slice]->cost;
+        if (batches_.size() > 1) cost = at_mean(cost, s.slices[slices + slice]->cost, batch_);
+        result.profiles[slice].emplace(s.kind, cost);  // the first of its kind
+      }
+    }
+    return result;
+  }
+
+ private:
+  size_t slices() const { return parts_.size() / batches_.size(); }
+
+  void add_specimens() {
+    std::map<std::string, bool> backward;
+    for (size_t i = 0; i < model_.layers.size(); ++i)
+      backward[model_.layers[i].kind] |= static_cast<int>(i) >= model_.first_trainable;
+    for (const size_t i : layers_to_measure(model_)) {
+      const LayerSpec& spec = model_.layers[i];
+      const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
+      Specimen s;
+      s.kind = spec.kind;
+      s.name = spec.name;
+      s.backward = backward[spec.kind];
+      s.layer = spec.make();
+      s.layer->collect_parameters(s.parameters);
+      for (Parameter* parameter : s.parameters) {
+        parameter->allocate_value(0);
+        parameter->move_to(device_.where());
+        parameter->allocate_grad();
+      }
+      for (size_t slice = 0; slice < parts_.size(); ++slice) {
+        s.slices.push_back(std::make_unique<OfSlice>());
+        if (slice % slices() > 0) s.slices[slice]->saved.follow(&s.slices[slice - 1]->saved);
+      }
+      specimens_.push_back(std::move(s));
+    }
+  }
+
+  const ModelSpec& model_;
+  const ProfiledBatch& batch_;
+  const Cuts& cuts_;
+  const Device& device_;
+  BlockCache::Use blocks_;  // as on the ranks
+  MemoryMeter meter_{{0}};
+  MemoryMeter::Watch watch_{meter_};
+  std::vector<const Fields*> batches_;
+  std::vector<Fields> parts_;  // slices of each batch
+  std::vector<Context> contexts_;
+  std::vector<Specimen> specimens_;
+};
+
+// While this object lives, products run on the calling thread alone.
+class OneThread {
+ public:
+  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
 }  // namespace
 
 Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds,
@@ -216,72 +337,22 @@ SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch,
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();
-  const BlockCache::Use blocks;  // as on the ranks
-  MemoryMeter meter({0});
-  const MemoryMeter::Watch watch(meter);
-  std::vector<const Fields*> batches = {&batch.fields};
-  if (!batch.costly.empty()) batches.push_back(&batch.costly);
-  const size_t slices = std::max<size_t>(cuts.size(), 2) - 1;
-  std::vector<Fields> parts;
-  for (const Fields* fields : batches) {
-    for (size_t s = 0; s + 1 < cuts.size(); ++s) {
-      parts.push_back(slice_of(*fields, cuts[s], cuts[s + 1] - cuts[s]));
-    }
-    if (cuts.empty()) parts.push_back(*fields);
-  }
-  const std::vector<Context> contexts = contexts_of(batches, cuts, parts);
-  std::vector<Specimen> specimens;
-  std::map<std::string, bool> backward;
-  for (size_t i = 0; i < model.layers.size(); ++i)
-    backward[model.layers[i].kind] |= static_cast<int>(i) >= model.first_trainable;
-  for (const size_t i : layers_to_measure(model)) {
-    const LayerSpec& spec = model.layers[i];
-    const MemoryMeter::Scope scope(0, MemoryCategory::kParameters);
-    Specimen s;
-    s.kind = spec.kind;
-    s.name = spec.name;
-    s.backward = backward[spec.kind];
-    s.layer = spec.make();
-    s.layer->collect_parameters(s.parameters);
-    for (Parameter* parameter : s.parameters) {
-      parameter->allocate_value(0);
-      parameter->move_to(device.where());
-      parameter->allocate_grad();
-    }
-    for (size_t slice = 0; slice < slices * batches.size(); ++slice) {
-      s.slices.push_back(std::make_unique<OfSlice>());
-      if (slice % slices > 0) s.slices[slice]->saved.follow(&s.slices[slice - 1]->saved);
-    }
-    specimens.push_back(std::move(s));
-  }
-  const auto run_once = [&](bool count) {
-    for (size_t first = 0; first < slices * batches.size(); first += slices) {
-      for (size_t slice = first; slice < first + slices; ++slice) {
-        run_forward(specimens, slice, contexts[slice], model.input_field, meter, device, count);
-      }
-      for (size_t slice = first + slices; slice-- > first;) {
-        run_backward(specimens, slice, contexts[slice], meter, device, count);
-      }
-      // Layers without a backward pass.
-      for (Specimen& s : specimens) {
-        for (const auto& of : s.slices) of->saved.forget_slice();
-      }
-    }
-  };
-  const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-  run_once(/*count=*/false);
+  Chain chain(model, batch, cuts, device);
+  chain.run(std::nullopt);
   const double end = now_seconds() + seconds;
-  for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) run_once(/*count=*/true);
-  SliceProfiles result{cuts, std::vector<Profile>(slices)};
-  for (Specimen& s : specimens) {
-    for (const auto& of : s.slices) of->take_medians(s.backward);
-    for (size_t slice = 0; slice < slices; ++slice) {
-      LayerCost cost = s.slices[slice]->cost;
-      if (batches.size() > 1) cost = at_mean(cost, s.slices[slices + slice]->cost, batch);
-      result.profiles[slice].emplace(s.kind, cost);  // the first of its kind
-    }
-  }
-  return result;
+  for (int i = 0; i < 3 || (i < 25 && now_seconds() < end); ++i) chain.run(Unit::kSeconds);
+  return chain.profiles();
+}
+
+SliceProfiles count_operations_of_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
+                                         const Device& device) {
+  TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
+  const OnStream here(device.compute());
+  const OneThread alone;  // whose count has all products
+  BlockCache::install();
+  Chain chain(model, batch, cuts, device);
+  chain.run(Unit::kOperations);
+  return chain.profiles();
 }
 
 std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile) {

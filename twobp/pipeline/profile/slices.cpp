@@ -107,6 +107,7 @@ Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double 
   }
   const int64_t positions = measured.cuts.back();
   const Line line = line_of(measured.cuts, seconds);
+  if (line.seconds(0, positions) == 0) return measured.cuts;
   double all = 0;
   for (size_t s = 0; s < seconds.size(); ++s) all += std::pow(growth, s);
   std::vector<double> wanted = {0};

@@ -33,10 +33,12 @@ Cuts equal_cuts(int64_t positions, int slices);
 Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
 
 // Cuts that make each slice of these profiles cost `growth` times as much as the previous one, if the cost of
-// a position grows linearly along the sequence, as it does in causal attention.
+// a position grows linearly along the sequence, as it does in causal attention. The measured cuts, if nothing
+// costs anything.
 Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth);
 
-// Estimates the slices at other cuts from the measured ones: seconds and units of W, without bytes.
+// Estimates the slices at other cuts from the measured ones: seconds and units of W, without bytes. (Seconds
+// or operations, here and below.)
 SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts);
 
 // The seconds of a step with these slices.
@@ -51,6 +53,11 @@ Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& equal_lengths, co
 // last to first.
 SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
                              double seconds = 0.3, const Device& device = {});
+
+// The same with the additions and multiplications of products and attention (FLOPs) in place of seconds. They
+// are counted in one pass on one thread, and are equal in all runs.
+SliceProfiles count_operations_of_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
+                                         const Device& device = {});
 
 // The profile of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
 Profile sum_of(const SliceProfiles& slices);

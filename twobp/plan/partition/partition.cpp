@@ -66,7 +66,7 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   const size_t layers = layer_seconds.size();
   const int stages = static_cast<int>(rank_of_stage.size());
   TWOBP_CHECK(stages >= 1, "a partition of ", layers, " layers needs a placement of at least one stage");
-  check_stages(layers, stages);
+  check_stages(layers, rank_of_stage);
   check_size(layer_seconds, layers, "seconds");
   std::vector<bool> used(stages, false);
   for (const int rank : rank_of_stage) {
@@ -216,9 +216,18 @@ double imbalance(const std::vector<double>& stage_seconds) {
   return sum > 0 ? slowest * static_cast<double>(stage_seconds.size()) / sum : 1;
 }
 
-void check_stages(size_t layers, int stages) {
-  TWOBP_CHECK(std::cmp_less_equal(stages, layers), "the model has ", layers, " layers, too few for ", stages,
-              " stages: use at most ", layers, " (pipeline.stages, pipeline.ranks)");
+void check_stages(size_t layers, const std::vector<int>& rank_of_stage) {
+  const size_t stages = rank_of_stage.size();
+  if (stages <= layers) return;
+  const int ranks = *std::max_element(rank_of_stage.begin(), rank_of_stage.end()) + 1;
+  const std::string remedy =
+      std::cmp_less_equal(ranks, layers)
+          ? concat("use a schedule with one stage on each of ", ranks, ranks == 1 ? " rank" : " ranks",
+                   " (pipeline.schedule 1f1b or zb-h1), or at most ", layers, " stages (pipeline.stages)")
+          : concat("use at most ", layers, layers == 1 ? " rank" : " ranks",
+                   " (pipeline.ranks), with one stage on each (pipeline.schedule 1f1b or zb-h1)");
+  fail("the model has ", layers, layers == 1 ? " layer" : " layers", ", too few for ", stages,
+       " stages: ", remedy);
 }
 
 void check_split(const std::vector<int>& split, int layers, int stages) {

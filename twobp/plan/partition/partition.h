@@ -44,8 +44,8 @@ std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, 
 // The imbalance of a split: the slowest stage's seconds over the mean of all.
 double imbalance(const std::vector<double>& stage_seconds);
 
-// Throws Error if there are more stages than layers.
-void check_stages(size_t layers, int stages);
+// Throws Error if there are more stages than layers. It says what would fit.
+void check_stages(size_t layers, const std::vector<int>& rank_of_stage);
 
 // Throws Error unless `split` has `stages` counts >= 1 that sum to `layers`.
 void check_split(const std::vector<int>& split, int layers, int stages);

@@ -8,6 +8,7 @@
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/blas.h"
 #include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
@@ -295,6 +296,19 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   });
 }
 
+// Additions and multiplications of one product of queries and keys, of which forward has two and backward
+// five: what gemm() counts on a CPU. Documents count as one.
+double operations_of_product(const at::Tensor& packed, const PackedAttention& attention) {
+  const int64_t positions = packed.size(1), past = attention.past();
+  int64_t pairs = attention.causal ? 0 : positions * positions;
+  for (int64_t query = 0; attention.causal && query < positions; ++query) {
+    const int64_t keys = past + query + 1;
+    pairs += attention.window == 0 ? keys : std::min(keys, attention.window);
+  }
+  return 2.0 * static_cast<double>(pairs) *
+         static_cast<double>(packed.size(0) * attention.heads * attention.head_dim);
+}
+
 }  // namespace
 
 at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& attention) {
@@ -304,8 +318,9 @@ at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& a
 
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp) {
-  if (takes_fused_attention(packed, attention))
-    return fused_attention_forward(packed, attention, out, log_sum_exp);
+  const bool fused = takes_fused_attention(packed, attention);
+  if (fused || by_operators(packed)) count_operations(2 * operations_of_product(packed, attention));
+  if (fused) return fused_attention_forward(packed, attention, out, log_sum_exp);
   if (by_operators(packed)) return operators::attention_forward(packed, attention, out, log_sum_exp);
   dispatch_wide(packed, [&](auto zero) { forward<decltype(zero)>(packed, attention, out, log_sum_exp); });
 }
@@ -313,8 +328,9 @@ void packed_attention_forward(const at::Tensor& packed, const PackedAttention& a
 void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
                                const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
                                at::Tensor& dpacked) {
-  if (takes_fused_attention(packed, attention))
-    return fused_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
+  const bool fused = takes_fused_attention(packed, attention);
+  if (fused || by_operators(packed)) count_operations(5 * operations_of_product(packed, attention));
+  if (fused) return fused_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   if (by_operators(packed)) {
     return operators::attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   }

@@ -10,12 +10,30 @@
 
 namespace twobp {
 
+// Whether each of the kernel's taps along a dimension meets a number of the image under some window, and not
+// only zeros beyond the border. LibTorch's gradient of a weight in the layout channels last, by oneDNN's
+// kernels for bfloat16, leaves the other taps uninitialised: 3 taps at stride 2 over 1 number, for example.
+constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                               int64_t dilation = 1) {
+  const int64_t windows = (size + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
+  for (int64_t tap = 0; tap < kernel; ++tap) {
+    const int64_t begin = tap * dilation - padding;                        // under the first window
+    const int64_t window = begin < 0 ? (stride - 1 - begin) / stride : 0;  // the first within the image
+    if (window >= windows || begin + window * stride >= size) return false;
+  }
+  return true;
+}
+
 // How a window of `kernel` x `kernel` pixels moves over an image.
 struct WindowShape {
   int64_t height = 0, width = 0, channels = 0;  // of the image
   int64_t kernel = 1, stride = 1, padding = 0;
   int64_t out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
   int64_t out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
+  bool every_tap_meets() const {
+    return twobp::every_tap_meets(height, kernel, stride, padding) &&
+           twobp::every_tap_meets(width, kernel, stride, padding);
+  }
 };
 
 // The numbers of a batch norm for each channel: the four rows of a (4, cols) array.

@@ -13,8 +13,12 @@ ProductTime product_time() {
   return here;
 }
 
-ProductTimer::ProductTimer(double operations) : begin_(now_seconds()) {
+void count_operations(double operations) {
   here.operations += operations;
+}
+
+ProductTimer::ProductTimer(double operations) : begin_(now_seconds()) {
+  count_operations(operations);
 }
 
 ProductTimer::~ProductTimer() {

@@ -24,6 +24,10 @@ struct ProductTime {
 // not included.
 ProductTime product_time();
 
+// Adds the additions and multiplications of products that no timer sees: those of attention by operators and
+// by fused kernels.
+void count_operations(double operations);
+
 // Times one product for as long as this object lives. Timers must not be nested.
 class ProductTimer {
  public:
