@@ -109,7 +109,7 @@ ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
         {block + ".in_proj", "in_proj", [o, s, shape, block] {
            return std::make_unique<ResidualBegin>(
                make_sequential(std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, s.dtype),
-                               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner}}, o.dim,
+                               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner, {{shape.inner, shape.inner}}}}, o.dim,
                                            o.init_std, s.dtype, s.lora)));
          }});
     model.layers.push_back({block + ".mixer", "mixer", [o, s, shape, block] {
