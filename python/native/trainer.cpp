@@ -329,9 +329,7 @@ class PyTrainer {
   }
 
   // On all replicas.
-  int64_t targets(const std::vector<Fields>& micro_batches) const {
-    return batch_of(micro_batches).targets;
-  }
+  int64_t targets(const std::vector<Fields>& micro_batches) const { return batch_of(micro_batches).targets; }
 
   // Each process is a rank. On GPUs, tensors go by NCCL, and the group carries what describes them.
   static World world_of(const PipelineConfig& config, c10::intrusive_ptr<c10d::ProcessGroup> group,

@@ -216,22 +216,23 @@ TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
             (std::pair<std::string, std::string>{"u:hi\na:yes\na:no\n", "yes|no|"}));
 }
 
-// With offsets without spaces, as GPT-2's tokenizer has them. transformers before 5.24 counts other tokens: the
-// whole chat after a turn of one token, none from a turn that begins with a space on, and what follows a turn
-// that ends with one.
+// With offsets without spaces, as GPT-2's tokenizer has them. transformers before 5.24 counts other tokens:
+// the whole chat after a turn of one token, none from a turn that begins with a space on, and what follows a
+// turn that ends with one.
 TEST_F(Chats, CountTheMarkedTextWhateverItsOffsetsAre) {
   json trimmed = test::byte_tokenizer();
   trimmed["post_processor"] = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   folder_.write("tokenizer.json", trimmed.dump());
-  const std::string turn = "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
-                           "{% else %}{{ m.content }}{% endif %}";
+  const std::string turn =
+      "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+      "{% else %}{{ m.content }}{% endif %}";
   const std::string bare = "{% for m in messages %}" + turn + "{% endfor %}";
   const std::string laid_out =
       "{% for m in messages %}\n{{ m.role[0] + ':' }}\n{% if m.role == 'assistant' %}\n  {%- generation -%}\n"
       "  {{ m.content }}\n  {%- endgeneration %}\n{% else %}\n{{ m.content }}\n{% endif %};\n{% endfor %}";
-  const std::string within =
-      "{% macro turn(m) %}{{ m.role[0] + ':' }}" + turn + "{% endmacro %}{% for m in messages %}{{ turn(m) }};{% endfor %}";
+  const std::string within = "{% macro turn(m) %}{{ m.role[0] + ':' }}" + turn +
+                             "{% endmacro %}{% for m in messages %}{{ turn(m) }};{% endfor %}";
   const auto counted = [&](const std::string& chat_template, const json& chat) {
     ChatEncoder encoder(tokenizer(chat_template));
     return texts_of(encoder.encode({chat.dump(), true, "chats.jsonl:7"})).second;

@@ -140,8 +140,8 @@ TEST(Muon, TakesTheStepOfEachProjection) {
   Parameter by_columns({{"columns", 5, {{8, 4, 4}, 1, true}}}, {5, 16}, at::kDouble, 1.0);
   Parameter by_heads({{"heads", 18, {{6, 6, 6}, 3}}}, {18, 4}, at::kDouble, 1.0);
   Parameter below({{"both", 8, {{4, 4}}}, {"plain", 4}}, {12, 6}, at::kDouble, 1.0);
-  for (const auto& [whole, select] : {std::pair<Parameter*, Select>{&by_columns, columns},
-                                      {&by_heads, of_heads}, {&below, stacked}}) {
+  for (const auto& [whole, select] :
+       {std::pair<Parameter*, Select>{&by_columns, columns}, {&by_heads, of_heads}, {&below, stacked}}) {
     whole->allocate_value(3);
     whole->allocate_grad();
     const at::Tensor grad = random_matrix(whole->sizes()[0], whole->sizes()[1], 7);

@@ -1,5 +1,5 @@
-// The labels of a model that predicts the next token. Users give label t for token t, as for transformers. The
-// model reads, for each position, the label that the position predicts.
+// The labels of a model that predicts the next token. Users give label t for token t, as for transformers.
+// The model reads, for each position, the label that the position predicts.
 #pragma once
 
 #include "twobp/nn/context.h"

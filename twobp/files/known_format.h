@@ -8,8 +8,8 @@
 namespace twobp {
 
 struct KnownFormat {
-  std::string_view mark;  // the first bytes
-  std::string_view is;    // "is a NumPy file"
+  std::string_view mark;       // the first bytes
+  std::string_view is;         // "is a NumPy file"
   std::string_view as_tokens;  // what to do if it was given as tokens; empty: tokens may begin like this
   std::string_view as_text;    // the same for a text
 };

@@ -13,8 +13,8 @@
 
 namespace twobp {
 
-// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of `groups`
-// of its outputs, such as heads, those of the projections follow each other.
+// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of
+// `groups` of its outputs, such as heads, those of the projections follow each other.
 struct Projections {
   std::vector<int64_t> outputs{};  // of each projection in all groups; empty: the weight is one projection
   int64_t groups = 1;

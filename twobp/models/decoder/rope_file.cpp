@@ -95,8 +95,8 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
   }
   for (const auto& [key, value] : rope.object.items()) {
     const bool asks = !value.is_null() && std::find(known.begin(), known.end(), key) == known.end();
-    TWOBP_CHECK(!asks || (key == kPart && value == json(1)), rope.origin, ": ",
-                printable(key), " ", shown(value), " is not supported with rope_type ", shown(type));
+    TWOBP_CHECK(!asks || (key == kPart && value == json(1)), rope.origin, ": ", printable(key), " ",
+                shown(value), " is not supported with rope_type ", shown(type));
   }
 }
 
@@ -106,9 +106,9 @@ bool is_empty(const CheckedJson& file, const char* key) {
   return found == nullptr || found->empty() || *found == json(false) || *found == json("");
 }
 
-// Gemma 3's files have an object for each of two types of layers. `rope_scaling` changes that of full attention
-// key by key, so that its old name "type" loses against a rope_type that is there or is the default. Other
-// keys of rope_parameters are not read.
+// Gemma 3's files have an object for each of two types of layers. `rope_scaling` changes that of full
+// attention key by key, so that its old name "type" loses against a rope_type that is there or is the
+// default. Other keys of rope_parameters are not read.
 void read_rope_of_layers(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   json full = {{"rope_type", "default"}};
   std::string origin = file.origin;
