@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include "python/native/given_fields.h"
 #include "python/native/module.h"
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"
@@ -89,7 +90,9 @@ class PyTrainer {
                 int64_t{replicas} * pipeline_shape(made.pipeline).ranks,
                 " processes by torchrun, or leave out data_parallel");
     const ModelSpec model = build_model(made);
-    auto data = std::make_shared<ExampleDataset>(example);
+    input_ = made.model.input();
+    check_given(example, input_);
+    auto data = std::make_shared<ExampleDataset>(as_read(example, input_));
     DataSplit split{std::move(data), nullptr};
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
@@ -326,9 +329,7 @@ class PyTrainer {
   }
 
   // On all replicas.
-  int64_t targets(const std::vector<Fields>& micro_batches) const {
-    return make_batch(micro_batches, trainer_->pipeline().model().count_targets).targets;
-  }
+  int64_t targets(const std::vector<Fields>& micro_batches) const { return batch_of(micro_batches).targets; }
 
   // Each process is a rank. On GPUs, tensors go by NCCL, and the group carries what describes them.
   static World world_of(const PipelineConfig& config, c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -349,7 +350,12 @@ class PyTrainer {
     const int64_t begin = int64_t{trainer_->world().replica} * trainer_->micro_batches();
     const auto from = of_all.begin() + std::min<int64_t>(begin, of_all.size());
     const auto end = of_all.begin() + std::min<int64_t>(begin + trainer_->micro_batches(), of_all.size());
-    return make_batch({from, end}, trainer_->pipeline().model().count_targets);
+    return batch_of({from, end});
+  }
+
+  Batch batch_of(std::vector<Fields> given) const {
+    for (Fields& fields : given) fields = as_read(std::move(fields), input_);
+    return make_batch(std::move(given), trainer_->pipeline().model().count_targets);
   }
 
   Processes processes() const {
@@ -478,6 +484,7 @@ class PyTrainer {
   std::atomic<bool> used_{false};
   bool reads_ = false;  // evaluate() reads a batch, with the GIL
   std::shared_ptr<graph::Graph> graph_;
+  ModelInput input_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Checkpointer> checkpointer_;
   std::string checkpoints_;

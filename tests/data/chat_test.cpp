@@ -216,6 +216,59 @@ TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
             (std::pair<std::string, std::string>{"u:hi\na:yes\na:no\n", "yes|no|"}));
 }
 
+// With offsets without spaces, as GPT-2's tokenizer has them. transformers before 5.24 counts other tokens:
+// the whole chat after a turn of one token, none from a turn that begins with a space on, and what follows a
+// turn that ends with one.
+TEST_F(Chats, CountTheMarkedTextWhateverItsOffsetsAre) {
+  json trimmed = test::byte_tokenizer();
+  trimmed["post_processor"] = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  folder_.write("tokenizer.json", trimmed.dump());
+  const std::string turn =
+      "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+      "{% else %}{{ m.content }}{% endif %}";
+  const std::string bare = "{% for m in messages %}" + turn + "{% endfor %}";
+  const std::string laid_out =
+      "{% for m in messages %}\n{{ m.role[0] + ':' }}\n{% if m.role == 'assistant' %}\n  {%- generation -%}\n"
+      "  {{ m.content }}\n  {%- endgeneration %}\n{% else %}\n{{ m.content }}\n{% endif %};\n{% endfor %}";
+  const std::string within = "{% macro turn(m) %}{{ m.role[0] + ':' }}" + turn +
+                             "{% endmacro %}{% for m in messages %}{{ turn(m) }};{% endfor %}";
+  const auto counted = [&](const std::string& chat_template, const json& chat) {
+    ChatEncoder encoder(tokenizer(chat_template));
+    return texts_of(encoder.encode({chat.dump(), true, "chats.jsonl:7"})).second;
+  };
+  const json first = {message("assistant", "y"), message("user", "hi"), message("assistant", "no")};
+  EXPECT_EQ(counted(bare, first), "y|no|");
+  const json spaces = {message("user", "hi"), message("assistant", "b yes"), message("user", "so"),
+                       message("assistant", "no")};
+  EXPECT_EQ(counted(bare, spaces), "b yes|no|");
+  const json ended = {message("user", "hi"), message("assistant", "yes \n"), message("user", "so")};
+  EXPECT_EQ(counted(bare, ended).substr(0, 3), "yes");
+  EXPECT_EQ(counted(bare, ended).find("so"), std::string::npos);
+  EXPECT_EQ(counted(laid_out, spaces), "b yes|no|");
+  EXPECT_EQ(counted(within, spaces), "b yes|no|") << "transformers counts from the beginning of the macro";
+  const std::string stripped =
+      "{% for m in messages %}{% set text %}" + turn + "{% endset %}{{ text | trim }};{% endfor %}";
+  const json padded = {message("user", "hi"), message("assistant", " yes ")};
+  expect_error([&] { counted(stripped, padded); }, {"chats.jsonl:7", "after it has marked it"});
+}
+
+// Words keep their leading space, and their offsets do not.
+TEST_F(Chats, CountATurnThatBeginsWithASpace) {
+  json words = test::byte_tokenizer(/*merge=*/true);
+  words["model"]["vocab"]["\xc4\xa0he"] = 258;
+  words["model"]["merges"].push_back("\xc4\xa0 he");
+  words["post_processor"] = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  folder_.write("tokenizer.json", words.dump());
+  ChatEncoder encoder(tokenizer(kMarked));
+  const json chat = {message("user", "a"), message("assistant", " he"), message("user", "b"),
+                     message("assistant", "c")};
+  const EncodedChat encoded = encoder.encode({chat.dump(), true, ""});
+  EXPECT_EQ(encoded.ids[6], 258);
+  EXPECT_EQ(encoded.counted, (std::vector<std::pair<int64_t, int64_t>>{{6, 7}, {14, 15}}));
+}
+
 // This template renders calls of tools and drops what it does not know (Qwen2.5 and LLaMa 3.1 do).
 constexpr const char* kCalling =
     "{% for m in messages %}{% if 'tool_calls' in m %}{{ 'a:' }}{% if m.content %}{{ m.content + ' ' }}{% "

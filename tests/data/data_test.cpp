@@ -63,10 +63,52 @@ TEST(TextData, CutsSortedFilesIntoShiftedWindows) {
 
 TEST(TextData, ReadsBytesAboveAsciiAsTokens128To255) {
   const TempFolder folder;
-  const std::string path = folder.write("a.txt", "\xff\x80\x01z");
+  const std::string path = folder.write("a.txt", "\xc3\xa9\x01z");
   const Fields fields = open_data(text_config(path, 3), ModelInput{}, 1).train->read({0}, 0);
-  EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{255, 128, 1}));
-  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{128, 1, 'z'}));
+  EXPECT_EQ(list(fields.at("input_ids")), (std::vector<int64_t>{0xc3, 0xa9, 1}));
+  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{0xa9, 1, 'z'}));
+}
+
+// What is no text, with what the error says. `plain`: also as documents, packed and with a tokenizer.
+TEST(TextData, RefusesWhatIsNoText) {
+  const TempFolder folder;
+  const std::string rest(40, ' ');
+  const auto utf16 = [](const std::string& text) {
+    std::string out;
+    for (const char c : text) out += {c, '\0'};
+    return out;
+  };
+  const std::vector<std::pair<std::string, std::string>> all = {
+      {"\x1f\x8b\x08" + rest, "compressed by gzip: decompress it"},
+      {"\x28\xb5\x2f\xfd" + rest, "compressed by zstd: decompress it"},
+      {std::string("\xfd\x37zXZ\0", 6) + rest, "compressed by xz: decompress it"},
+      {"BZh91AY&SY" + rest, "compressed by bzip2: decompress it"},
+      {"\xff\xfe" + utf16("hello"), "UTF-16 or UTF-32: convert it to UTF-8"},
+      {utf16("hello"), "byte 1 is zero"},
+      {"caf\xe9 " + rest, "byte 3 is not UTF-8"},
+      {"PAR1" + rest, "is a parquet file: give its name the ending .parquet"},
+      {"\x93NUMPY" + rest, "is a NumPy file: name its folder in data.arrays"},
+      {std::string(1 << 20, 'x') + "\xc3", "byte 1048576 is not UTF-8"},
+      {std::string((1 << 20) - 1, 'x') + std::string("\0yz", 3), "byte 1048575 is zero"}};
+  for (const auto& [bytes, message] : all) {
+    const std::string path = folder.write("a.txt", bytes);
+    for (const char* packing : {"stream", "split"}) {
+      DataConfig config = text_config(path, 3);
+      config.packing = packing;
+      ModelInput model;
+      model.documents = true;
+      refuse(config, model, {"a.txt", message});
+    }
+    const std::string lines = folder.write("a.jsonl", bytes);
+    refuse(text_config(lines, 3), ModelInput{}, {"a.jsonl"});
+  }
+  refuse(text_config(folder.write("a.jsonl", all[0].first), 3), ModelInput{}, {"a.jsonl", all[0].second});
+  refuse(text_config(folder.write("a.jsonl", all[4].first), 3), ModelInput{}, {"a.jsonl", all[4].second});
+  for (const char* name : {"a.json", "a.JSON"})
+    refuse(text_config(folder.write(name, R"([{"text": "hello"}])"), 3), ModelInput{}, {name, ".jsonl file"});
+  // A character may lie across two blocks that are read.
+  const std::string across = std::string((1 << 20) - 1, 'x') + "\xc3\xa9z";
+  EXPECT_EQ(open_data(text_config(folder.write("b.txt", across), 3), ModelInput{}, 1).train->size(), 349525);
 }
 
 TEST(TextData, ReadsANameWithGlobCharactersAsItIs) {
@@ -108,7 +150,7 @@ TEST(TextData, RefusesBadInput) {
 TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
   const TempFolder folder;
   std::string text(101, '\0');
-  std::iota(text.begin(), text.end(), '\0');
+  std::iota(text.begin(), text.end(), '\1');
   const std::string path = folder.write("a.txt", text);
   const auto sizes = [&](double fraction) {
     const DataSplit split = open_data(text_config(path, 5, fraction), ModelInput{}, 1);
@@ -120,9 +162,9 @@ TEST(HeldOut, IsTheLastFractionAndAtLeastOne) {
   EXPECT_EQ(sizes(0.999), (std::pair<int64_t, int64_t>{1, 19}));
 
   const DataSplit split = open_data(text_config(path, 5, 0.25), ModelInput{}, 1);
-  EXPECT_EQ(list(split.train->read({14}, 0).at("input_ids"))[0], 70);
-  EXPECT_EQ(list(split.held_out->read({0}, 0).at("input_ids"))[0], 75);
-  EXPECT_EQ(list(split.held_out->read({4}, 0).at("input_ids"))[0], 95);
+  EXPECT_EQ(list(split.train->read({14}, 0).at("input_ids"))[0], 71);
+  EXPECT_EQ(list(split.held_out->read({0}, 0).at("input_ids"))[0], 76);
+  EXPECT_EQ(list(split.held_out->read({4}, 0).at("input_ids"))[0], 96);
   expect_error([&] { split.train->read({15}, 0); }, {"no sample 15", "there are 15"});
   expect_error([&] { split.held_out->read({5}, 0); }, {"no sample 5"});
 }

@@ -40,6 +40,19 @@ TEST(Documents, ReadLinesAndFiles) {
   EXPECT_EQ(read({folder.write("c.jsonl", "{\"t\": \"" + text + "\"}\n")}, "t").at(0).text, text);
 }
 
+TEST(Documents, ReadLinesByTheEndingOfTheName) {
+  const TempFolder folder;
+  for (const char* name : {"a.ndjson", "a.JSONL", "a.Ndjson"}) {
+    const std::string path = folder.write(name, "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    EXPECT_TRUE(has_records(path));
+    const std::vector<Document> all = read({path});
+    ASSERT_EQ(all.size(), 2u) << name;
+    EXPECT_EQ(all[1].text, "two");
+  }
+  EXPECT_TRUE(has_records("a.Parquet"));
+  EXPECT_FALSE(has_records("ajsonl"));
+}
+
 TEST(Documents, NameTheLineThatIsWrong) {
   const TempFolder folder;
   const auto refuse = [&](const std::string& line, const std::vector<std::string>& parts) {
@@ -51,6 +64,7 @@ TEST(Documents, NameTheLineThatIsWrong) {
   refuse("{\"text\": \"cut", {});
   refuse("[1]", {"not a JSON object"});
   refuse("{\"txt\": \"a\", \"id\": 1}", {"no field \"text\"", "txt", "data.field"});
+  refuse("{\"text\": null}", {"\"text\" holds null", "remove the record"});
   refuse("{\"text\": 3}", {"\"text\" holds number", "list of messages"});
   refuse("{\"text\": \"a\", \"text\": \"b\"}", {"text"});
   refuse("{\"text\": \"\xff\"}", {});
@@ -79,6 +93,7 @@ TEST(Documents, ReadParquet) {
   folder.write("make.py",
                "import sys, pyarrow, pyarrow.parquet\n"
                "pyarrow.parquet.write_table(pyarrow.table({'text': ['one', 'two \\u00e9', None],\n"
+               "  'bytes': [b'one', b'two', b'three'], 'parts': [[{'role': 'user', 'content': b'hi'}]] * 3,\n"
                "  'chat': [[{'role': 'user', 'content': 'hi'}]] * 3,\n"
                "  'calls': [[{'role': 'user', 'content': 'a'}, {'content': None, 'call': {'x': 1}}, {'call': "
                "{'y': 2}}]] * 3,\n"
@@ -89,7 +104,11 @@ TEST(Documents, ReadParquet) {
   std::vector<std::string> texts;
   expect_error(
       [&] { for_each_document({path}, "text", [&](const Document& one) { texts.push_back(one.text); }); },
-      {path + ", row 3", "holds null"});
+      {path + ", row 3", "holds null", "remove the record"});
+  for (const char* column : {"bytes", "parts"}) {
+    expect_error([&] { read({path}, column); },
+                 {path, "row 1", concat('"', column, '"'), "type bytes", "cast(\"string\")"});
+  }
   EXPECT_EQ(texts, (std::vector<std::string>{"one", "two \xc3\xa9"}));
   const std::vector<Document> chats = read({path}, "chat");
   ASSERT_EQ(chats.size(), 3u);
@@ -102,7 +121,7 @@ TEST(Documents, ReadParquet) {
       read({path}, "calls")[0].text,
       R"([{"role":"user","content":"a"},{"content":null,"call":{"x":1}},{"content":null,"call":{"y":2}}])");
   expect_error([&] { read({path}, "body"); },
-               {path, "no field \"body\"", "text, chat, calls, tools", "data.field"});
+               {path, "no field \"body\"", "text, bytes, parts, chat, calls, tools", "data.field"});
   expect_error([&] { read({folder.write("bad.parquet", "no parquet")}); }, {"bad.parquet"});
 }
 

@@ -156,7 +156,7 @@ TEST_F(TokenCache, RemakesDamagedEntries) {
         replaced("\"tokens\": 5", "\"tokens\": -5"), replaced("\"tokens\": 5", "\"tokens\": \"5\""),
         replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
         replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
-        replaced("\"format\": 5", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
+        replaced("\"format\": 6", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
         "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
     damage(as_tokens("hello"), text);
   }

@@ -3,7 +3,9 @@
 #include "twobp/train/update/muon.h"
 
 #include <cmath>
+#include <functional>
 #include <map>
+#include <memory>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -114,6 +116,56 @@ TEST(Muon, TakesTheStepOfTheFormula) {
     for (const auto& [name, rows] : parameter->parts_of(parameter->master)) {
       EXPECT_LT((rows - value[name]).abs().max().item<double>(), 1e-12) << name;
     }
+  }
+}
+
+// Weights of one name with several projections: of q, k and v as columns (GPT-2), or in each of three heads
+// (GPT-NeoX), and a plain one below another. Each projection takes the step of a weight of its own.
+TEST(Muon, TakesTheStepOfEachProjection) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  OptimizerConfig config;
+  config.type = "muon";
+  config.weight_decay = 0.1;
+  const auto rows_of = [](const at::Tensor& w, int64_t heads, int64_t size, int64_t part) {
+    std::vector<at::Tensor> rows;
+    for (int64_t head = 0; head < heads; ++head) rows.push_back(w.narrow(0, (3 * head + part) * size, size));
+    return at::cat(rows);
+  };
+  using Select = std::function<at::Tensor(const at::Tensor&, int64_t)>;
+  const Select columns = [](const at::Tensor& w, int64_t part) {
+    return part == 0 ? w.narrow(1, 0, 8) : w.narrow(1, 4 + 4 * part, 4);
+  };
+  const Select of_heads = [&](const at::Tensor& w, int64_t part) { return rows_of(w, 3, 2, part); };
+  const Select stacked = [](const at::Tensor& w, int64_t part) { return w.narrow(0, 4 * part, 4); };
+  Parameter by_columns({{"columns", 5, {{8, 4, 4}, 1, true}}}, {5, 16}, at::kDouble, 1.0);
+  Parameter by_heads({{"heads", 18, {{6, 6, 6}, 3}}}, {18, 4}, at::kDouble, 1.0);
+  Parameter below({{"both", 8, {{4, 4}}}, {"plain", 4}}, {12, 6}, at::kDouble, 1.0);
+  for (const auto& [whole, select] :
+       {std::pair<Parameter*, Select>{&by_columns, columns}, {&by_heads, of_heads}, {&below, stacked}}) {
+    whole->allocate_value(3);
+    whole->allocate_grad();
+    const at::Tensor grad = random_matrix(whole->sizes()[0], whole->sizes()[1], 7);
+    whole->grad_to_add().copy_(grad);
+    std::vector<std::unique_ptr<Parameter>> parts;
+    std::vector<Optimizer::Item> items;
+    for (int64_t part = 0; part < 3; ++part) {
+      const at::Tensor value = select(whole->master, part).contiguous();
+      parts.push_back(std::make_unique<Parameter>(concat("part", part), value.clone()));
+      parts.back()->allocate_value(0);
+      parts.back()->allocate_grad();
+      parts.back()->grad_to_add().copy_(select(grad, part));
+      items.push_back({parts.back().get(), 0, true});
+    }
+    Optimizer(config, {{whole, 0, true}}).step(0.1, 1);
+    Optimizer(config, items).step(0.1, 1);
+    int64_t work = 0;
+    for (int64_t part = 0; part < 3; ++part) {
+      const Parameter& one = *parts[static_cast<size_t>(part)];
+      EXPECT_LT((select(whole->master, part) - one.master).abs().max().item<double>(), 1e-12)
+          << whole->name() << ' ' << part;
+      work += muon_work(one);
+    }
+    EXPECT_EQ(muon_work(*whole), work) << whole->name();
   }
 }
 

@@ -9,6 +9,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/data/extension.h"
+#include "twobp/data/next_token.h"
 
 namespace twobp {
 namespace {
@@ -189,13 +190,9 @@ Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
     };
     copy_row(input_, index, row("input_ids"));
     copy_row(labels_, index, row("labels"));
-    if (label_of_ == LabelOf::kNextToken) {
-      int64_t* labels = row("labels");
-      std::copy(labels + 1, labels + sequence, labels);
-      labels[sequence - 1] = kIgnoredLabel;
-    }
     for (const auto& [name, array] : optional_) copy_row(array, index, row(name));
   }
+  if (label_of_ == LabelOf::kNextToken) return to_predicting_positions(std::move(fields));
   return fields;
 }
 

@@ -95,7 +95,7 @@ std::vector<std::string> text_files(const DataConfig& data) {
   std::vector<std::string> files = matching_files(data.text, "data.text", ".txt");
   TWOBP_CHECK(data.field == DataConfig().field || std::any_of(files.begin(), files.end(), has_records),
               "data.field is \"", data.field, "\", but no file of data.text (", data.text,
-              ") is .jsonl or .parquet: remove it.");
+              ") is .jsonl, .ndjson or .parquet: remove it.");
   return files;
 }
 

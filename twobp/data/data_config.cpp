@@ -157,13 +157,15 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
 const Section& data_section() {
   static const Section section = make_section<DataConfig>(
       "data",
-      {TWOBP_KEY(DataConfig, text,
-                 "glob of text files, or of .jsonl or .parquet files with a document in each record; read as "
-                 "bytes unless there is a tokenizer")
+      {TWOBP_KEY(
+           DataConfig, text,
+           "glob of text files, or of .jsonl, .ndjson or .parquet files with a document in each record; read "
+           "as bytes unless there is a tokenizer")
            .path(),
-       TWOBP_KEY(DataConfig, field,
-                 "field of the records in .jsonl and .parquet files with the text, or with the list of "
-                 "messages of a chat"),
+       TWOBP_KEY(
+           DataConfig, field,
+           "field of the records in .jsonl, .ndjson and .parquet files with the text, or with the list of "
+           "messages of a chat"),
        TWOBP_KEY(
            DataConfig, packing,
            "how documents become samples: stream joins all and cuts; none pads each; split and whole keep "

@@ -13,6 +13,7 @@
 #include "twobp/graph/liveness.h"
 #include "twobp/graph/program.h"
 #include "twobp/nn/context.h"
+#include "twobp/nn/parameter.h"
 
 namespace twobp::graph {
 
@@ -21,6 +22,9 @@ using Tensors = std::map<std::string, at::Tensor>;
 struct ParameterType {
   TensorType type;
   bool frozen = false;
+  bool factor = false;  // of a product of matrices
+  bool table = false;   // its rows are looked up
+  Projections projections{};
 };
 
 // A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below

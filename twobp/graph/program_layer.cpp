@@ -56,18 +56,13 @@ ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
     std::vector<ParameterPart> parts;
     for (const std::string& name : one.names) {
       const std::vector<int64_t>& sizes = of.parameters.at(name).type.sizes;
-      parts.push_back({name, sizes.empty() ? 1 : sizes[0]});
+      parts.push_back({name, sizes.empty() ? 1 : sizes[0], of.parameters.at(name).projections});
     }
     const TensorType& type = one.type.type;
     parameters_.push_back(std::make_unique<Parameter>(std::move(parts), type.sizes, type.dtype, /*std=*/0));
     if (one.type.frozen) parameters_.back()->freeze();
+    parameters_.back()->used_as(one.type.factor, one.type.table);
     trained_or_not_.push_back(parameters_.back().get());
-  }
-  for (const Program::Unit& unit : graph_->shape().programs[static_cast<size_t>(names.kind)].backward_p2) {
-    for (const Instruction& one : unit.code) {
-      if (one.kind == Instruction::Kind::kEmbedding)
-        parameters_[static_cast<size_t>(one.parameter)]->is_table();
-    }
   }
   for (const std::string& name : names.buffers) {
     const TensorType& type = of.buffers.at(name);

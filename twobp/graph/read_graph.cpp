@@ -56,6 +56,22 @@ std::vector<std::string> read_names(const JsonNode& node) {
   return names;
 }
 
+Projections read_projections(const JsonNode& node, const std::vector<int64_t>& sizes) {
+  Projections read;
+  if (sizes.size() != 2) node.refuse("the parameter has ", sizes.size(), " dimensions, not two");
+  if (const auto columns = node.find("columns")) read.columns = columns->boolean();
+  if (const auto groups = node.find("groups")) read.groups = groups->integer(1, kMostElements);
+  int64_t sum = 0;
+  for (const JsonNode& one : node["outputs"].elements(kMostNames)) {
+    const int64_t count = one.integer(1, kMostElements / read.groups);
+    read.outputs.push_back(count * read.groups);
+    sum += read.outputs.back();
+  }
+  const int64_t of = sizes[read.columns ? 1 : 0];
+  if (sum != of) node["outputs"].refuse("they are ", sum, " in all groups, but the parameter has ", of);
+  return read;
+}
+
 void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
   for (const auto& [name, node] : root["parameters"].members(kMostNames)) {
     ParameterType& parameter = graph.parameters[name];
@@ -66,6 +82,11 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
                   ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
+    const auto product = node.find("product");
+    parameter.factor = product.has_value();
+    if (product) parameter.projections = read_projections(*product, parameter.type.sizes);
+    const auto table = node.find("table");
+    parameter.table = table && table->boolean();
   }
   for (const auto& [name, node] : root["buffers"].members(kMostNames)) {
     graph.buffers[name] = read_type(node);
@@ -81,11 +102,14 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
     LayerParameter& parameter = parameters.emplace_back();
     parameter.names = one.value().is_array() ? read_names(one) : std::vector<std::string>{one.text()};
     if (parameter.names.empty()) one.refuse("there is no name");
+    const bool stacked = parameter.names.size() > 1;
     for (const std::string& name : parameter.names) {
       const auto found = graph.parameters.find(name);
       if (found == graph.parameters.end()) one.refuse("there is no parameter \"", name, "\"");
       if (!seen.insert(name).second) one.refuse("\"", name, "\" is there twice");
       const ParameterType& part = found->second;
+      if (stacked && part.projections.columns)
+        one.refuse("the outputs of \"", name, "\" are columns, so that it cannot be stacked");
       TensorType& whole = parameter.type.type;
       if (&name == &parameter.names.front()) {
         parameter.type = part;
@@ -93,9 +117,10 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
       }
       const auto columns = [](const TensorType& type) { return at::IntArrayRef(type.sizes).slice(1); };
       if (whole.sizes.empty() || part.type.sizes.empty() || part.type.dtype != whole.dtype ||
-          part.frozen != parameter.type.frozen || columns(part.type) != columns(whole))
+          part.frozen != parameter.type.frozen || part.factor != parameter.type.factor ||
+          part.table != parameter.type.table || columns(part.type) != columns(whole))
         one.refuse("the rows of \"", name, "\" cannot be stacked below those of \"", parameter.names[0],
-                   "\": dtype, \"frozen\" and all sizes but the first must be equal");
+                   "\": dtype, all sizes but the first, and their uses must be equal");
       whole.sizes[0] += part.type.sizes[0];
     }
   }

@@ -107,10 +107,10 @@ ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(
         {block + ".in_proj", "in_proj", [o, s, shape, block] {
-           return std::make_unique<ResidualBegin>(
-               make_sequential(std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, s.dtype),
-                               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner}}, o.dim,
-                                           o.init_std, s.dtype, s.lora)));
+           return std::make_unique<ResidualBegin>(make_sequential(
+               std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, s.dtype),
+               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner, {{shape.inner, shape.inner}}}},
+                           o.dim, o.init_std, s.dtype, s.lora)));
          }});
     model.layers.push_back({block + ".mixer", "mixer", [o, s, shape, block] {
                               return std::make_unique<ResidualEnd>(std::make_unique<MambaMixer>(

@@ -66,6 +66,27 @@ std::vector<std::pair<std::string, at::Tensor>> Parameter::parts_of(const at::Te
   return all;
 }
 
+std::vector<at::Tensor> Parameter::projections_of(const at::Tensor& whole) const {
+  std::vector<at::Tensor> all;
+  const auto parts = parts_of(whole);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& [outputs, groups, columns] = parts_[i].projections;
+    if (outputs.empty()) {
+      all.push_back(parts[i].second);
+      continue;
+    }
+    const int64_t dim = columns ? 1 : 0;
+    const at::Tensor grouped = parts[i].second.unflatten(dim, {groups, -1});
+    int64_t begin = 0;
+    for (const int64_t count : outputs) {
+      const at::Tensor one = grouped.narrow(dim + 1, begin, count / groups);
+      begin += count / groups;
+      all.push_back(groups == 1 ? one.squeeze(dim) : columns ? one.permute({1, 2, 0}) : one);
+    }
+  }
+  return all;
+}
+
 int64_t Parameter::numel() const {
   int64_t n = 1;
   for (const int64_t size : sizes_) n *= size;

@@ -13,10 +13,19 @@
 
 namespace twobp {
 
+// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of
+// `groups` of its outputs, such as heads, those of the projections follow each other.
+struct Projections {
+  std::vector<int64_t> outputs{};  // of each projection in all groups; empty: the weight is one projection
+  int64_t groups = 1;
+  bool columns = false;  // whether the outputs are the columns; else the rows
+};
+
 // Several weights may be stored as one matrix that stacks their rows (the projections to q, k and v).
 struct ParameterPart {
   std::string name;  // as in Hugging Face's LLaMa: "model.layers.0.self_attn.q_proj.weight"
   int64_t rows = 0;
+  Projections projections{};
 };
 
 // A view (rows, the rest) of the same memory. The tensor is contiguous, or has four dimensions in
@@ -48,10 +57,15 @@ class Parameter {
   bool decays() const { return decays_ && sizes_.size() > 1; }
   // Switches weight decay off for a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
-  // Marks an embedding, whose rows are looked up.
-  void is_table() { table_ = true; }
+  // Says how the weight is used, if it is no factor of a product, or if its rows are looked up. Neither holds
+  // for positions that are added, and both for an embedding that is tied to the head.
+  void used_as(bool factor, bool table) {
+    factor_ = factor;
+    table_ = table;
+  }
+  bool is_table() const { return table_; }
   // Whether it is a matrix that multiplies activations.
-  bool multiplies() const { return sizes_.size() == 2 && decays_ && !table_; }
+  bool multiplies() const { return sizes_.size() == 2 && decays_ && factor_; }
   // Whether the weight of a product is stored as (in, out) in place of (out, in).
   bool transposed() const { return transposed_; }
   void is_transposed() { transposed_ = true; }
@@ -65,6 +79,9 @@ class Parameter {
   int64_t numel() const;
   // The rows of each part within `whole`, which is the parameter or a tensor of its shape.
   std::vector<std::pair<std::string, at::Tensor>> parts_of(const at::Tensor& whole) const;
+  // The matrix of each projection within `whole`, a matrix: (outputs, inputs), (inputs, outputs), or (groups,
+  // outputs of a group, inputs). Views.
+  std::vector<at::Tensor> projections_of(const at::Tensor& whole) const;
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
@@ -113,6 +130,7 @@ class Parameter {
   bool is_buffer_ = false;
   bool decays_ = true;
   bool table_ = false;
+  bool factor_ = true;
   bool transposed_ = false;
   bool channels_last_ = false;
   bool discards_ = false;

@@ -115,6 +115,20 @@ void check_captured(const Config& config, const ModelInput& input) {
               sizes.at(sizes.size() < 2 ? 0 : 1), ": set it to that, or capture the model again.");
 }
 
+// An older bundle does not say which parameters are matrices.
+void check_muon(const Config& config) {
+  if (config.optimizer.type != "muon") return;
+  const auto& groups = config.optimizer.groups;
+  const bool named = std::any_of(groups.begin(), groups.end(), [](const std::string& group) {
+    return group.find("rule=muon") != std::string::npos;
+  });
+  TWOBP_CHECK(
+      named || !last_matrix(build_model(config.model)).empty(),
+      "optimizer.type is \"muon\", but no parameter of the model is a matrix that multiplies, so Muon would "
+      "update nothing: set it to \"adamw\". If the model was captured before bundles named their matrices, "
+      "capture it again.");
+}
+
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
   TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
@@ -141,6 +155,7 @@ void check_contradictions_without_data(const Config& config) {
   check_pipeline(config.pipeline);
   check_layers(config);
   check_precision(config);
+  check_muon(config);
   check_training(config);
 }
 
@@ -156,6 +171,7 @@ void check_contradictions(const Config& config) {
   check_saved_adapter(config);
   check_layers(config);
   check_precision(config);
+  check_muon(config);
   check_training(config);
 }
 

@@ -52,8 +52,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
     costs.gradient_bytes += bytes_of(parameter->grad);
     if (parameter->is_buffer()) continue;
     if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
-    if (parameter->trainable())
-      items.push_back({parameter, 0, parameter->multiplies() && parameter->name() != last});
+    if (parameter->trainable()) items.push_back({parameter, 0, in_hidden_layer(*parameter, last)});
   }
   if (items.empty()) return costs;
   Optimizer optimizer(config, items);

@@ -157,6 +157,8 @@ class Captured:
             graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])
             buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
             self.buffers = {name: buffers[name] for name in traced.buffers}
+            for name, factor in traced.factors.items():
+                graph["parameters"][name].update(factor)
             graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
         else:
             tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]

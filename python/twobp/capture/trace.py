@@ -10,7 +10,7 @@ import threading
 import torch
 from torch import nn
 
-from . import export
+from . import export, matrices
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError, current_line
@@ -33,6 +33,7 @@ class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
     that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
+    `factors` is what matrices.describe found.
     `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
     layers: list[dict]
     programs: list[dict]
@@ -41,6 +42,7 @@ class Traced:
     targets: dict
     buffers: list[str]
     read: dict[str, str]
+    factors: dict[str, dict]
     names: list[str | None]
     constants: list[torch.Tensor]
 
@@ -69,6 +71,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     own = own_tensors(whole)
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
+    factors = matrices.describe(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
     layers = cut(forward)
     constants = Constants()
@@ -88,7 +91,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
         described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
+    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, factors, constants.names, constants.tensors)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,9 @@ def load(folder):
     return tokenizer
 
 
+GENERATION, END_OF_GENERATION = (re.compile(rf"\{{%([-+]?)\s*{name}\s*([-+]?)%\}}") for name in ("generation", "endgeneration"))
+
+
 class Template:
     """A tokenizer's template for chats with these tools. Of several templates, transformers takes `tool_use` for chats with tools, else `default`."""
 
@@ -56,12 +59,24 @@ class Template:
 
     def is_marked(self):
         """Whether the template itself marks what the assistant generates."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.tokenizer.get_chat_template(tools=self.tools)) is not None
+        return GENERATION.search(self.tokenizer.get_chat_template(tools=self.tools)) is not None
+
+    def render_marks(self, messages, begin, end):
+        """Returns the text with the characters `begin` and `end` around what the template marks. Statements print them, so that the template's spaces
+        and newlines stay as they are."""
+        source = self.tokenizer.get_chat_template(tools=self.tools)
+        source = GENERATION.sub(rf'{{%\1 generation %}}{{% print "{begin}" \2%}}', source)
+        source = END_OF_GENERATION.sub(rf'{{%\1 print "{end}" %}}{{% endgeneration \2%}}', source)
+        return self.render(messages, tokenize=False, chat_template=source)
+
+
+def marks_for(text):
+    """Yields characters for private use that the text does not have."""
+    return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
 def mark_for(text):
-    """Returns a character for private use that the text does not have."""
-    return next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
+    return next(marks_for(text))
 
 
 def refuse_lost_messages(template, messages, text):
@@ -74,9 +89,24 @@ def refuse_lost_messages(template, messages, text):
                                "give it a role that the template knows there, and a content that is a text")
 
 
-def encode_marked(template, messages):
-    encoding = template.render(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-    return encoding["input_ids"], list(map(bool, encoding["assistant_masks"]))
+def encode_marked(template, messages, text):
+    """Every token counts that has a character of a marked span, as in transformers 5.24. Earlier versions find other tokens."""
+    marks = marks_for(text)
+    begin, end = next(marks), next(marks)
+    spans, place = [], 0
+    parts = re.split(f"([{begin}{end}])", template.render_marks(messages, begin, end))
+    for part in parts:
+        if part == begin:
+            spans.append((place, None))
+        elif part == end and spans and spans[-1][1] is None:
+            spans[-1] = (spans[-1][0], place)
+        else:
+            place += len(part)
+    if "".join(parts[::2]) != text or any(last is None for _, last in spans):
+        raise RuntimeError("the template changes the text between {% generation %} and {% endgeneration %} after it has marked it, so that the marked tokens "
+                           "cannot be told: put the marks around what it prints in the end")
+    encoding = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return encoding["input_ids"], [any(first < end and last > begin for begin, end in spans) for first, last in encoding["offset_mapping"]]
 
 
 def with_mark(message, mark):
@@ -171,7 +201,7 @@ def encode(tokenizer, messages, tools):
     text = template.render(messages, tokenize=False)
     refuse_lost_messages(template, messages, text)
     refuse_lost_tools(template, messages, text)
-    ids, counted = encode_marked(template, messages) if template.is_marked() else encode_unmarked(template, messages, text)
+    ids, counted = encode_marked(template, messages, text) if template.is_marked() else encode_unmarked(template, messages, text)
     if not any(counted):
         raise RuntimeError("the template renders nothing of the assistant's turns")
     return {"ids": ids, "counted": ranges(counted)}

@@ -7,7 +7,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
+#include "twobp/data/extension.h"
 #include "twobp/data/text/python.h"
+#include "twobp/data/text/text_file.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/json_file.h"
 
@@ -24,6 +26,15 @@ constexpr double kParquetTimeout = 300;
 constexpr size_t kMostNames = 100;  // characters of a message
 constexpr size_t kLineBuffer = 1 << 20;
 constexpr const char* kTools = "tools";  // the field with the tools that a chat's assistant may call
+
+bool has_lines(const std::string& file) {
+  const std::string extension = lower_extension(file);
+  return extension == ".jsonl" || extension == ".ndjson";
+}
+
+bool has_rows(const std::string& file) {
+  return lower_extension(file) == ".parquet";
+}
 
 // Calls visit(line, number), numbers counted from 1. The last line may lack its newline.
 template <typename Visit>
@@ -62,6 +73,8 @@ std::string tools_of(const ordered_json& value, const std::string& origin) {
 Document document_of(const ordered_json& value, const ordered_json& tools, const std::string& field,
                      const std::string& origin) {
   if (value.is_string()) return {.text = value.get<std::string>(), .origin = origin};
+  TWOBP_CHECK(!value.is_null(), origin, ": the field \"", field,
+              "\" holds null: remove the record, or give it a text, which may be empty.");
   TWOBP_CHECK(value.is_array(), origin, ": the field \"", field, "\" holds ", value.type_name(),
               ", but must hold a text, or the list of messages of a chat: name another field in data.field.");
   return {.text = value.dump(), .chat = true, .origin = origin, .tools = tools_of(tools, origin)};
@@ -69,7 +82,9 @@ Document document_of(const ordered_json& value, const ordered_json& tools, const
 
 void read_lines(const std::string& path, const std::string& field,
                 const std::function<void(const Document&)>& visit) {
-  for_each_line(InputFile(path), [&](const std::string& line, int64_t number) {
+  const InputFile file(path);
+  check_no_other_format(file);
+  for_each_line(file, [&](const std::string& line, int64_t number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) return;
     const std::string origin = concat(path, ":", number);
     const ordered_json record = parse_json_object<ordered_json>(line, origin, kRecordDepth);
@@ -101,19 +116,22 @@ void read_rows(const std::string& path, const std::string& field,
 }  // namespace
 
 bool has_records(const std::string& file) {
-  return file.ends_with(".jsonl") || file.ends_with(".parquet");
+  return has_lines(file) || has_rows(file);
 }
 
 void for_each_document(const std::vector<std::string>& files, const std::string& field,
                        const std::function<void(const Document&)>& visit) {
   for (const std::string& path : files) {
-    if (path.ends_with(".jsonl")) {
+    if (has_lines(path)) {
       read_lines(path, field, visit);
-    } else if (path.ends_with(".parquet")) {
+    } else if (has_rows(path)) {
       read_rows(path, field, visit);
     } else {
-      const std::vector<uint8_t> bytes = read_whole_file(path);
-      visit({.text = std::string(bytes.begin(), bytes.end()), .origin = path});
+      const InputFile file(path);
+      check_text(file);
+      std::string text(file.size(), 0);
+      file.read(0, text.data(), text.size());
+      visit({.text = std::move(text), .origin = path});
     }
   }
 }

@@ -25,6 +25,12 @@ def without_nulls(value):
     return value
 
 
+def refuse(value, row, column):
+    """Raises an error for a value that JSON does not have."""
+    raise RuntimeError(f"row {row}: the field \"{column}\" or its tools hold a value of the type {type(value).__name__}, but must hold texts: write the column "
+                       "as strings, such as by column.cast(\"string\")")
+
+
 def main(path, column, other):
     try:
         import pyarrow.parquet
@@ -37,8 +43,9 @@ def main(path, column, other):
         rows = 0
         for batch in file.iter_batches(columns=[column, *({other} & set(names) - {column})], batch_size=1024):
             for row in batch.to_pylist():
-                answers.write(json.dumps([without_nulls(row[column]), without_nulls(row.get(other))]).encode() + b"\n")
                 rows += 1
+                values = [without_nulls(row[column]), without_nulls(row.get(other))]
+                answers.write(json.dumps(values, default=lambda value: refuse(value, rows, column)).encode() + b"\n")
     answers.write(json.dumps({"rows": rows}).encode() + b"\n")
 
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/data/text/text_file.h"
 #include "twobp/files/glob.h"
 #include "twobp/files/input_file.h"
 
@@ -17,6 +18,7 @@ TextDataset::TextDataset(const std::string& pattern, int64_t sequence)
   files_ = paths.size();
   for (const auto& path : paths) {
     const InputFile file(path);
+    check_text(file);
     const size_t before = bytes_.size();
     bytes_.resize(before + file.size());
     file.read(0, bytes_.data() + before, file.size());

@@ -13,6 +13,7 @@
 #include "twobp/core/hash.h"
 #include "twobp/data/text/chat.h"
 #include "twobp/data/text/documents.h"
+#include "twobp/data/text/text_file.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/cache_folder.h"
 #include "twobp/files/input_file.h"
@@ -25,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kFormat = 5;  // increase it when the same text would give other tokens
+constexpr int kFormat = 6;  // increase it when the same text would give other tokens
 constexpr const char* kWhat = "tokenized text";
 constexpr size_t kMostName = 60;
 constexpr int kMaxDepth = 4;  // of a description
@@ -200,7 +201,9 @@ void write_texts(const Request& request, Tokenizer& tokenizer, EntryFiles& files
   const std::string end = end_bytes(request, tokenizer);
   for (const std::string& text : request.texts) {
     std::string last;
-    tokenizer.encode_all(InputFile(text), [&](std::string_view part) {
+    const InputFile file(text);
+    check_text(file);
+    tokenizer.encode_all(file, [&](std::string_view part) {
       files.write(part);
       if (part.size() >= files.width()) last = part.substr(part.size() - files.width());
     });

@@ -1,10 +1,9 @@
 #include "twobp/data/text/token_header.h"
 
 #include <array>
-#include <cstring>
-#include <string_view>
 
 #include "twobp/core/check.h"
+#include "twobp/files/known_format.h"
 
 namespace twobp {
 namespace {
@@ -17,26 +16,6 @@ struct Format {
 constexpr std::array<Format, 2> kFormats = {
     {{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
 
-// Files that are no bare tokens, by their first bytes.
-struct Other {
-  std::string_view mark;
-  std::string_view is;
-  std::string_view advice;
-};
-constexpr std::string_view kDecompress = "decompress it.";
-constexpr std::array<Other, 8> kOthers = {
-    {{"\x93NUMPY", "is a NumPy file", "write its numbers alone, with array.tofile(), or use data.arrays."},
-     {{"PK\3\4", 4}, "is a zip or .npz file", "write the numbers alone, with array.tofile()."},
-     {{"\x1f\x8b\x08", 3}, "is compressed by gzip", kDecompress},
-     {"\x28\xb5\x2f\xfd", "is compressed by zstd", kDecompress},
-     {{"\xfd"
-       "7zXZ\0",
-       6},
-      "is compressed by xz",
-      kDecompress},
-     {"PAR1", "is a parquet file", "use data.text."},
-     {"\x89HDF", "is an HDF5 file", "write its numbers alone, with array.tofile()."},
-     {"MMIDIDX", "is the index of Megatron's token files", "give the .bin file alone."}}};
 constexpr int32_t kChoicesMark = 20240522;  // questions with several answers, such as HellaSwag
 
 }  // namespace
@@ -47,10 +26,9 @@ std::optional<TokenType> read_token_header(const std::string& name, const InputF
   std::array<int32_t, 3> head{};
   if (file.size() < sizeof(head)) return std::nullopt;
   file.read(0, head.data(), sizeof(head));
-  for (const Other& other : kOthers) {
-    TWOBP_CHECK(std::memcmp(head.data(), other.mark.data(), other.mark.size()) != 0, name, ": ", path, " ",
-                other.is, ": ", other.advice);
-  }
+  const KnownFormat* other = known_format(file);
+  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ",
+              other->as_tokens);
   TWOBP_CHECK(head[0] != kChoicesMark, name, ": ", path,
               " holds llm.c's questions with several answers, not a text: remove it from ", name, ".");
   for (const Format& format : kFormats) {

@@ -46,14 +46,14 @@ struct Decoder {
     }
   }
 
-  // The projections to `rows`, or one that has all their rows.
+  // The projections to `rows`, or one weight that has all their rows, in `groups`.
   static std::vector<ParameterPart> parts(const std::string& block, const std::vector<std::string>& names,
-                                          const std::vector<int64_t>& rows) {
+                                          const std::vector<int64_t>& rows, int64_t groups = 1) {
     std::vector<ParameterPart> parts;
     if (names.size() == 1) {
       int64_t sum = 0;
       for (const int64_t count : rows) sum += count;
-      return {{block + names[0] + ".weight", sum}};
+      return {{block + names[0] + ".weight", sum, {rows, groups}}};
     }
     for (size_t i = 0; i < rows.size(); ++i) parts.push_back({block + names[i] + ".weight", rows[i]});
     return parts;
@@ -81,7 +81,9 @@ struct Decoder {
     const int64_t q_rows = o.heads * o.head_dim;
     const int64_t kv_rows = o.kv_heads * o.head_dim;
     auto half = [&](Layers& layers) {
-      layers.push_back(linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}), o.dim, o.attention_bias));
+      const int64_t groups = family.interleaved ? o.heads : 1;
+      layers.push_back(
+          linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}, groups), o.dim, o.attention_bias));
       if (!n.query_norm.empty()) {
         const QueryKeyNormShape norm{o.heads, o.kv_heads, o.head_dim, family.whole_head_norm};
         layers.push_back(std::make_unique<QueryKeyNorm>(block + n.query_norm + ".weight",

@@ -14,6 +14,9 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kScaling = "rope_scaling";
+constexpr const char* kParameters = "rope_parameters";
+constexpr const char* kPart = "partial_rotary_factor";
 constexpr const char* kLocalTheta = "rope_local_base_freq";
 constexpr const char* kMostPositions = "max_position_embeddings";
 constexpr const char* kOriginalPositions = "original_max_position_embeddings";
@@ -57,7 +60,7 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
                   DecoderOptions& o) {
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   std::vector<std::string> known = {"rope_type", "type", "rope_theta"};
-  if (family.part != nullptr) known.emplace_back("partial_rotary_factor");
+  if (family.part != nullptr) known.emplace_back(kPart);
   std::vector<std::string> supported = {"default"};
   supported.insert(supported.end(), family.scalings.begin(), family.scalings.end());
   TWOBP_CHECK(std::find(supported.begin(), supported.end(), type) != supported.end(), rope.origin,
@@ -92,16 +95,53 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
   }
   for (const auto& [key, value] : rope.object.items()) {
     const bool asks = !value.is_null() && std::find(known.begin(), known.end(), key) == known.end();
-    TWOBP_CHECK(!asks || (key == "partial_rotary_factor" && value == json(1)), rope.origin, ": ",
-                printable(key), " ", shown(value), " is not supported with rope_type ", shown(type));
+    TWOBP_CHECK(!asks || (key == kPart && value == json(1)), rope.origin, ": ", printable(key), " ",
+                shown(value), " is not supported with rope_type ", shown(type));
   }
+}
+
+// Whether transformers takes the key for missing.
+bool is_empty(const CheckedJson& file, const char* key) {
+  const json* found = file.find(key);
+  return found == nullptr || found->empty() || *found == json(false) || *found == json("");
+}
+
+// Gemma 3's files have an object for each of two types of layers. `rope_scaling` changes that of full
+// attention key by key, so that its old name "type" loses against a rope_type that is there or is the
+// default. Other keys of rope_parameters are not read.
+void read_rope_of_layers(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
+  json full = {{"rope_type", "default"}};
+  std::string origin = file.origin;
+  if (!is_empty(file, kParameters)) {
+    const CheckedJson both = section_of(file, kParameters);
+    if (both.find("full_attention")) {
+      const CheckedJson given = section_of(both, "full_attention");
+      full = given.object;
+      origin = given.origin;
+    }
+    if (both.find("sliding_attention")) {
+      const CheckedJson local = section_of(both, "sliding_attention");
+      const std::string type = local.text("rope_type", local.text("type", "default"));
+      TWOBP_CHECK(type == "default", local.origin, ": rope_type ", shown(type),
+                  " is not supported: default is");
+      o.rope_local_theta = local.number("rope_theta", o.rope_local_theta);
+    }
+  }
+  if (!is_empty(file, kScaling)) {
+    const CheckedJson scaling = section_of(file, kScaling);
+    full.update(scaling.object);
+    origin = scaling.origin;
+  }
+  const CheckedJson rope{full, origin};
+  o.rope_theta = rope.number("rope_theta", o.rope_theta);
+  read_scaling(family, file, rope, o);
 }
 
 }  // namespace
 
 std::vector<std::string> rope_keys(const DecoderFamily& family) {
-  std::vector<std::string> keys = {"rope_scaling", "rope_parameters", "rope_theta", family.theta};
-  if (family.part != nullptr) keys.insert(keys.end(), {"partial_rotary_factor", family.part});
+  std::vector<std::string> keys = {kScaling, kParameters, "rope_theta", family.theta};
+  if (family.part != nullptr) keys.insert(keys.end(), {kPart, family.part});
   if (family.local_rope) keys.emplace_back(kLocalTheta);
   if (family.scales("longrope")) keys.emplace_back(kOriginalPositions);
   return keys;
@@ -110,41 +150,26 @@ std::vector<std::string> rope_keys(const DecoderFamily& family) {
 void read_rope(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   if (!family.rotary) return;
   const DecoderOptions usual;
-  o.rope_theta = file.number(family.theta, file.number("rope_theta", family.default_theta));
+  o.rope_theta = file.number(family.theta, family.default_theta);
   o.rope_local_theta = file.number(kLocalTheta, usual.rope_local_theta);
-  const double part = family.part == nullptr ? 1 : family.default_part;
-  o.rope_part =
-      family.part == nullptr ? 1 : file.number(family.part, file.number("partial_rotary_factor", part));
-  TWOBP_CHECK(family.part != nullptr || file.number("partial_rotary_factor", 1) == 1, file.origin,
-              ": a partial_rotary_factor other than 1 is not supported");
-  // If both exist, transformers 5 uses the first.
-  const char* key = file.find("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  if (file.find(key) == nullptr) return;
-  CheckedJson rope = section_of(file, key);
-  if (family.local_rope && (rope.find("full_attention") || rope.find("sliding_attention"))) {
-    if (rope.find("sliding_attention")) {
-      const CheckedJson local = section_of(rope, "sliding_attention");
-      TWOBP_CHECK(local.text("rope_type", "default") == "default", local.origin, ": rope_type ",
-                  shown(local.text("rope_type", "")), " is not supported: default is");
-      o.rope_local_theta = local.number("rope_theta", o.rope_local_theta);
-    }
-    if (!rope.find("full_attention")) return;
-    const CheckedJson full = section_of(rope, "full_attention");
-    o.rope_theta = full.number("rope_theta", o.rope_theta);
-    return read_scaling(family, file, full, o);
-  }
+  o.rope_part = family.part == nullptr ? 1 : file.number(family.part, family.default_part);
+  if (family.local_rope) return read_rope_of_layers(family, file, o);
+  // If both have keys, transformers 5 uses the first.
+  const char* key = is_empty(file, kScaling) ? kParameters : kScaling;
+  if (is_empty(file, key)) return;
+  const CheckedJson rope = section_of(file, key);
   o.rope_theta = rope.number("rope_theta", o.rope_theta);
-  if (family.part != nullptr) o.rope_part = rope.number("partial_rotary_factor", o.rope_part);
+  if (family.part != nullptr) o.rope_part = rope.number(kPart, o.rope_part);
   read_scaling(family, file, rope, o);
 }
 
 void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out) {
   if (!family.rotary) return;
-  out.erase("rope_parameters");  // a synonym of the keys below
+  out.erase(kParameters);  // a synonym of the keys below
   out[family.theta] = o.rope_theta;
   if (family.part != nullptr) out[family.part] = o.rope_part;
   if (family.local_rope) out[kLocalTheta] = o.rope_local_theta;
-  json& rope = out["rope_scaling"];
+  json& rope = out[kScaling];
   rope = nullptr;
   if (o.rope_scaling == "none") return;
   rope = {{"rope_type", o.rope_scaling}, {"factor", o.rope_factor}};

@@ -34,7 +34,7 @@ BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape
       padding_(shape.padding),
       norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
       rate_(dropout, prefix + ".dropout") {
-  for (Parameter* table : {&words_, &positions_, &types_}) table->is_table();
+  for (Parameter* table : {&words_, &positions_, &types_}) table->used_as(/*factor=*/false, /*table=*/true);
 }
 
 LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tensor& types,

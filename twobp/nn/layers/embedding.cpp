@@ -20,7 +20,7 @@ void check_ids(const at::Tensor& ids, int64_t vocab) {
 Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_std, at::ScalarType dtype,
                      int64_t padding, double scale)
     : weight_({{std::move(name), vocab}}, {vocab, dim}, dtype, init_std), padding_(padding), scale_(scale) {
-  weight_.is_table();
+  weight_.used_as(/*factor=*/false, /*table=*/true);
 }
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {

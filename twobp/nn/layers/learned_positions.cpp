@@ -21,7 +21,7 @@ at::Tensor within_documents(const Context& context, const at::Tensor& x) {
 LearnedPositions::LearnedPositions(std::string name, int64_t positions, int64_t dim, double init_std,
                                    at::ScalarType dtype)
     : weight_({{std::move(name), positions}}, {positions, dim}, dtype, init_std) {
-  weight_.is_table();
+  weight_.used_as(/*factor=*/false, /*table=*/true);
 }
 
 Values LearnedPositions::forward(Values values, Context& context, Saved& saved) {

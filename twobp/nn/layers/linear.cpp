@@ -27,7 +27,9 @@ Parameter weight_of(const std::vector<ParameterPart>& parts, int64_t in, double 
   const int64_t out = total_rows(parts);
   if (!transposed) return Parameter(parts, {out, in}, dtype, init_std);
   TWOBP_CHECK(parts.size() == 1, "Linear ", parts.front().name, ": a transposed weight has one part");
-  Parameter weight({{parts.front().name, in}}, {in, out}, dtype, init_std);
+  Projections projections = parts.front().projections;
+  projections.columns = true;
+  Parameter weight({{parts.front().name, in, projections}}, {in, out}, dtype, init_std);
   weight.is_transposed();
   return weight;
 }
@@ -37,6 +39,7 @@ std::vector<ParameterPart> biases_of(std::vector<ParameterPart> parts) {
   for (ParameterPart& part : parts) {
     if (part.name.ends_with(kWeight)) part.name.resize(part.name.size() - kWeight.size());
     part.name += ".bias";
+    part.projections = {};
   }
   return parts;
 }

@@ -47,8 +47,9 @@ LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, doub
       const std::string module = module_of(part.name);
       adapters_.push_back(std::make_unique<Adapter>(
           Adapter{Parameter({{module + ".lora_A.weight", lora.rank}}, {lora.rank, in}, dtype, std),
-                  Parameter({{module + ".lora_B.weight", part.rows}}, {part.rows, lora.rank}, dtype, 0), row,
-                  part.rows}));
+                  Parameter({{module + ".lora_B.weight", part.rows, part.projections}},
+                            {part.rows, lora.rank}, dtype, 0),
+                  row, part.rows}));
     }
     row += part.rows;
   }

@@ -42,8 +42,10 @@ MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, do
                        at::ScalarType dtype, const LoraOptions& lora)
     : shape_(shape),
       conv_(name + ".conv1d", shape.inner, shape.conv_kernel, dtype),
-      x_proj_(make_linear({{name + ".x_proj.weight", shape.dt_rank + 2 * shape.state}}, shape.inner, init_std,
-                          dtype, lora)),
+      x_proj_(make_linear({{name + ".x_proj.weight",
+                            shape.dt_rank + 2 * shape.state,
+                            {{shape.dt_rank, shape.state, shape.state}}}},
+                          shape.inner, init_std, dtype, lora)),
       dt_proj_(make_linear({{name + ".dt_proj.weight", shape.inner}}, shape.dt_rank, init_std, dtype, lora)),
       scan_(name, shape.inner, shape.state, dtype),
       out_proj_(make_linear({{name + ".out_proj.weight", shape.dim}}, shape.inner, init_std, dtype, lora)) {

@@ -22,9 +22,27 @@ int64_t batch_of(const at::Tensor& matrix) {
   return matrix.is_cpu() ? 1 : std::max<int64_t>(1, kBatchNumbers / matrix.numel());
 }
 
+struct MatrixShape {
+  int64_t rows, columns;
+
+  bool tall() const { return rows > columns; }
+  int64_t shorter() const { return std::min(rows, columns); }
+  int64_t longer() const { return std::max(rows, columns); }
+};
+
+MatrixShape shape_of(const at::Tensor& matrix) {
+  return {matrix.numel() / matrix.size(-1), matrix.size(-1)};
+}
+
 // The matrix or its transpose, with no more rows than columns.
 at::Tensor wide(const at::Tensor& matrix) {
-  return matrix.size(0) > matrix.size(1) ? matrix.t() : matrix;
+  return shape_of(matrix).tall() ? matrix.flatten(0, -2).t() : matrix.flatten(0, -2);
+}
+
+// The inverse, as a matrix of the given sizes.
+at::Tensor from_wide(const at::Tensor& wide, at::IntArrayRef sizes, bool tall) {
+  const at::Tensor matrix = tall ? wide.t() : wide;
+  return sizes.size() == 2 ? matrix : matrix.unflatten(0, sizes.slice(0, sizes.size() - 1));
 }
 
 // a b^T, or beta y + alpha a b^T, if that is symmetric: a, b (batch, m, n), y (batch, m, m). On a CPU the
@@ -74,20 +92,21 @@ at::Tensor iterate(const at::Tensor& x, int steps) {
 
 void step_batch(const Matrices& batch, const MuonStep& step) {
   const at::Tensor& first = batch.front()->value;
-  const at::Tensor sample = wide(first);
+  const MatrixShape shape = shape_of(first);
   at::Tensor updates =
-      at::empty({static_cast<int64_t>(batch.size()), sample.size(0), sample.size(1)}, first.options());
+      at::empty({static_cast<int64_t>(batch.size()), shape.shorter(), shape.longer()}, first.options());
   for (size_t i = 0; i < batch.size(); ++i) {
     const auto& [value, grad, momentum, type] = *batch[i];
     momentum.lerp_(grad, 1 - step.momentum);
     updates[static_cast<int64_t>(i)].copy_(wide(grad.lerp(momentum, step.momentum)));
   }
   updates = orthogonalized(std::move(updates), batch.front()->type);
-  const double scale = 0.2 * std::sqrt(static_cast<double>(sample.size(1)));
+  const double scale = 0.2 * std::sqrt(static_cast<double>(shape.longer()));
   for (size_t i = 0; i < batch.size(); ++i) {
-    at::Tensor value = wide(batch[i]->value);
+    const at::Tensor& value = batch[i]->value;
     value.mul_(1 - step.lr * step.weight_decay);
-    value.add_(updates[static_cast<int64_t>(i)], -step.lr * scale);
+    const at::Tensor update = updates[static_cast<int64_t>(i)];
+    value.add_(from_wide(update, value.sizes(), shape_of(value).tall()), -step.lr * scale);
   }
 }
 
@@ -107,18 +126,17 @@ at::Tensor orthogonalized(at::Tensor x, at::ScalarType type) {
 }
 
 int64_t muon_work(const Parameter& parameter) {
-  const int64_t columns = parameter.sizes()[1];
   int64_t work = 0;
-  for (const ParameterPart& part : parameter.parts())
-    work += part.rows * columns * std::min(part.rows, columns);
+  const at::Tensor sizes = at::empty(parameter.sizes(), at::TensorOptions().device(at::kMeta));
+  for (const at::Tensor& one : parameter.projections_of(sizes)) work += one.numel() * shape_of(one).shorter();
   return work;
 }
 
 void muon_step(const std::vector<MuonMatrix>& matrices, const MuonStep& step) {
   std::map<std::tuple<int64_t, int64_t, at::ScalarType>, Matrices> by_shape;
   for (const MuonMatrix& matrix : matrices) {
-    const at::Tensor shape = wide(matrix.value);
-    Matrices& batch = by_shape[{shape.size(0), shape.size(1), matrix.type}];
+    const MatrixShape shape = shape_of(matrix.value);
+    Matrices& batch = by_shape[{shape.shorter(), shape.longer(), matrix.type}];
     batch.push_back(&matrix);
     if (static_cast<int64_t>(batch.size()) < batch_of(matrix.value)) continue;
     step_batch(batch, step);

@@ -17,7 +17,7 @@
 namespace twobp {
 
 struct MuonMatrix {
-  at::Tensor value, grad, momentum;  // (m, n), of one dtype
+  at::Tensor value, grad, momentum;  // (m, n), or (groups, m / groups, n), of one dtype
   at::ScalarType type;               // of the iteration
 };
 
@@ -35,7 +35,7 @@ void muon_step(const std::vector<MuonMatrix>& matrices, const MuonStep& step);
 // Jordan's coefficients, in `type`. Overwrites its argument.
 at::Tensor orthogonalized(at::Tensor matrices, at::ScalarType type);
 
-// A number in proportion to the time of a step for the parameter's parts.
+// A number in proportion to the time of a step for the parameter's projections.
 int64_t muon_work(const Parameter& parameter);
 
 }  // namespace twobp

@@ -83,12 +83,12 @@ void Optimizer::update_by_muon(const Group& group, double lr, double grad_factor
   std::vector<MuonMatrix> matrices;
   for (size_t i = 0; i < group.parameters.size(); ++i) {
     if (grad_factor != 1) group.grads[i].mul_(grad_factor);
-    const auto values = group.parameters[i]->parts_of(group.values[i]);
-    const auto grads = group.parameters[i]->parts_of(group.grads[i]);
-    const auto momenta = group.parameters[i]->parts_of(group.first[i]);
+    const Parameter& parameter = *group.parameters[i];
+    const auto values = parameter.projections_of(group.values[i]);
+    const auto grads = parameter.projections_of(group.grads[i]);
+    const auto momenta = parameter.projections_of(group.first[i]);
     for (size_t part = 0; part < values.size(); ++part)
-      matrices.push_back({values[part].second, grads[part].second, momenta[part].second,
-                          product_type(group.parameters[i]->value)});
+      matrices.push_back({values[part], grads[part], momenta[part], product_type(parameter.value)});
   }
   muon_step(matrices, {lr, group.rule.weight_decay, config_.muon_momentum});
 }

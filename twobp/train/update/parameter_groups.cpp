@@ -33,6 +33,10 @@ std::string last_matrix(const ModelSpec& model) {
   return "";
 }
 
+bool in_hidden_layer(const Parameter& parameter, const std::string& last) {
+  return parameter.multiplies() && !parameter.is_table() && parameter.name() != last;
+}
+
 ParameterGroups::Group ParameterGroups::parse(const std::string& text, bool of_muon) {
   const auto refuse = [&](const std::string& why) {
     fail("optimizer.groups: \"", text, "\" ", why,

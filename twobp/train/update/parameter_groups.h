@@ -14,6 +14,8 @@ namespace twobp {
 
 // The name of the matrix that multiplies last. Empty if none does.
 std::string last_matrix(const ModelSpec& model);
+// Whether Muon takes the parameter: a matrix that multiplies, is no table, and is not `last`.
+bool in_hidden_layer(const Parameter& parameter, const std::string& last);
 
 struct ParameterRule {
   bool muon = false;  // in place of AdamW
@@ -31,7 +33,7 @@ class ParameterGroups {
 
   // Throws Error if a pattern matches none of the names.
   void check(const std::vector<std::string>& names) const;
-  // `hidden`: a matrix that multiplies and is not the model's last, which Muon takes. Throws Error if the
+  // `hidden`: see in_hidden_layer. Throws Error if the
   // parts of a packed weight get different rules, and if a group gives Muon a parameter that is no matrix.
   ParameterRule rule_of(const Parameter& parameter, bool hidden) const;
 

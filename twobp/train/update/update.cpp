@@ -141,7 +141,7 @@ std::vector<std::string> Update::find_weights() {
             local && std::none_of(uses.begin(), uses.end(), [](const Use& use) { return use.parameter; });
         if (first_here) weights_.push_back(parameter);
         uses.push_back({local ? parameter : nullptr, layer, s, pipeline_.rank_of_stage()[s],
-                        parameter->trainable(), parameter->multiplies() && parameter->name() != last});
+                        parameter->trainable(), in_hidden_layer(*parameter, last)});
       }
     }
   }
