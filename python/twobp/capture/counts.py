@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -18,7 +19,8 @@ from .own_operators import aten
 
 Count = int | tuple[fx.Node, int | None]  # the same for each batch, or of a tensor's elements that are not the int (None: their sum)
 ADVICE = 'Say how it is reduced: loss_reduction="mean" (over the samples of a micro-batch) or "sum" (over its samples)'
-SAME_IDS = {*ops.VIEWS - {operator.getitem}, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default}
+FOLDER = re.compile(r"/\S*/(?=[^/\s]+:\d+)")  # of a line of code: a bundle does not have it
+SAME_IDS = {*ops.VIEWS - {operator.getitem}, aten.clone.default, aten.pad.default, aten.constant_pad_nd.default, aten.contiguous.default, aten._to_copy.default}
 SAME_ELEMENTS = {aten.reshape.default, aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default, aten.clone.default, aten.contiguous.default}
 
 
@@ -140,7 +142,7 @@ def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange
 
     described = {"count": count} if isinstance(count, int) else {"slot": number(count)["v"]}
     if checks:
-        described["checks"] = [{"slot": holds(check)["v"], "says": check.says.encode()[:MOST_TEXT].decode(errors="ignore")} for check in checks]
+        described["checks"] = [{"slot": holds(check)["v"], "says": FOLDER.sub("", check.says).encode()[:MOST_TEXT].decode(errors="ignore")} for check in checks]
     return {"slots": emitter.slots, "inputs": inputs, "code": code, **described}
 
 

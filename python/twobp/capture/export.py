@@ -7,7 +7,6 @@ import inspect
 import logging
 import operator
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from torch import fx, nn
 from twobp.batches import named
 
 from . import ops
-from .errors import CaptureError, current_line, recording_lines, user_line, where
+from .errors import CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
-from .parts import InParts
+from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
 from .passes.masked import fuse_masked_attention
 
@@ -203,23 +202,6 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     forward = with_meaning(program, whole, fields)
     forward.checks = [Check(node, says) for node, says in zip(forward.graph.output_node().args[0][len(program.graph_signature.output_specs):], checks)]
     return forward
-
-
-@contextlib.contextmanager
-def keeping_assertions():
-    """torch makes a number of an assertion about a tensor. This keeps the tensor."""
-    thread, before = threading.get_ident(), torch._check_tensor_all_with
-
-    def check(error_type, condition, message=None):
-        if threading.get_ident() != thread:
-            return before(error_type, condition, message)
-        return torch.ops.aten._assert_async.msg(condition.all(), f"its fields do not pass a check of the module{current_line()}")
-
-    torch._check_tensor_all_with = check
-    try:
-        yield
-    finally:
-        torch._check_tensor_all_with = before
 
 
 def take_checks(graph: fx.Graph) -> list[str]:

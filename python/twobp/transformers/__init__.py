@@ -46,7 +46,7 @@ class Trainer(transformers.Trainer):
 
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name: ranks,
     schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
-    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
+    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` may be "mean", as for twobp.Trainer.
 
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument that cannot
     be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
@@ -71,7 +71,9 @@ class Trainer(transformers.Trainer):
         if settings.get("data_parallel", 1) != 1:
             raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
-        self._settings = {**settings, "loss_reduction": loss_reduction}
+        if loss_reduction not in (None, "mean"):
+            raise Error(f"loss_reduction is {loss_reduction!r}, but transformers takes the mean of the losses of micro-batches: let the model return a mean, and give \"mean\"")
+        self._settings, self.loss_reduction = {**settings, "loss_reduction": loss_reduction}, loss_reduction
         self._stale = False  # whether the model's weights are older than the pipeline's
         self._saves_checkpoint = False
         self._many = args.distributed_state.distributed_type != DistributedType.NO
