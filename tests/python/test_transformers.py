@@ -79,7 +79,7 @@ for _event in [name for name in dir(transformers.TrainerCallback) if name.starts
 
 def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
     """A trainer of `kind` that has trained, and what its train() returned."""
-    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths") if name in settings}
+    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths", "loss_reduction") if name in settings}
     own = {"compute_metrics": settings.pop("compute_metrics", None)}
     if issubclass(kind, twobp.transformers.Trainer):
         own |= {"ranks": ranks, **pipeline}
@@ -518,6 +518,47 @@ def test_means_of_means_over_equal_numbers_of_labels(tmp_path):
     compare(logs)
 
 
+def mixtral():
+    """Adds an auxiliary loss of its router."""
+    torch.manual_seed(1)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=4, max_position_embeddings=LENGTH, output_router_logits=True, router_aux_loss_coef=0.02))
+
+
+def test_an_auxiliary_loss_is_exact_or_refused(tmp_path):
+    """transformers adds that of each micro-batch whole, but the mean over labels is of the whole batch."""
+    settings = {"max_steps": 1, "per_device_train_batch_size": 2}
+    with pytest.raises(twobp.Error, match="averages a value that already combines the samples.*loss_reduction"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, **settings)
+    logs = [train(kind, mixtral(), tmp_path / name, gradient_accumulation_steps=1, **settings, **own)[0].state.log_history
+            for kind, name, own in ((transformers.Trainer, "theirs", {}), (twobp.transformers.Trainer, "ours", {"loss_reduction": "mean"}))]
+    compare(logs)
+    with pytest.raises(twobp.Error, match="auxiliary loss of a router, once for each micro-batch: set gradient_accumulation_steps to 1"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, loss_reduction="mean", **settings)
+    with pytest.raises(twobp.Error, match="loss_reduction is 'sum'"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, loss_reduction="sum", **settings)
+
+
+class Roots(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.head = torch.nn.Embedding(VOCABULARY, 8), torch.nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids, labels):
+        loss = torch.nn.functional.cross_entropy(self.head(self.table(input_ids)).flatten(0, 1), labels.flatten())
+        return {"loss": loss.sqrt()}
+
+
+def test_a_loss_that_is_no_mean_is_averaged_over_equal_micro_batches(tmp_path):
+    logs = [train(kind, Roots(), tmp_path / name, num_train_epochs=1, **own)[0].state.log_history
+            for kind, name, own in ((transformers.Trainer, "theirs", {}), (twobp.transformers.Trainer, "ours", {"loss_reduction": "mean"}))]
+    compare(logs)
+    with pytest.raises(twobp.Error, match=r"samples, which are \[2, 1\] in this step.*dataloader_drop_last=True"):
+        train(twobp.transformers.Trainer, Roots(), tmp_path, data=texts(3), num_train_epochs=1, loss_reduction="mean")
+
+
 class Twice:
     def training_step(self, model, inputs, num_items_in_batch=None):
         super().training_step(model, inputs, num_items_in_batch)
@@ -605,13 +646,32 @@ def test_the_trainer_takes_what_transformers_trainer_takes():
     assert ours == [*theirs, "loss_reduction", "settings"]
 
 
+class StopsAfter(transformers.TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == self.step
+
+
 PROCESSES = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[1])
+import transformers
 import twobp.transformers
 from test_transformers import gpt2, train
+
+class SavesAlone(transformers.TrainerCallback):
+    # as scripts do
+    trainer = None
+    def on_step_end(self, args, state, control, **_):
+        if self.trainer.is_world_process_zero() and state.global_step != 2:
+            self.trainer.save_model(f"{sys.argv[2]}/alone-{state.global_step}")
+
+saves = SavesAlone()
 trainer, _ = train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), sys.argv[2] + "/output", max_steps=4, save_strategy="steps", save_steps=2,
-                   save_total_limit=1, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+                   save_total_limit=1, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True,
+                   callbacks=[saves], prepare=lambda trainer: setattr(saves, "trainer", trainer))
 trainer.evaluate()
 if trainer.is_world_process_zero():
     trainer.save_model()
@@ -634,4 +694,7 @@ def test_a_process_for_each_rank(tmp_path):
         assert_equal_bits(state, alone.model.state_dict())
     assert losses[0] == losses[1] == losses[2]
     assert said.count("'train_runtime'") == 1  # only process 0 logs
+    states = [transformers.GPT2LMHeadModel.from_pretrained(tmp_path / f"alone-{step}").state_dict() for step in (1, 3)]
+    assert_equal_bits(states[0], train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), tmp_path / "first", max_steps=4, callbacks=[StopsAfter(1)])[0].model.state_dict())
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert sorted(path.name for path in (tmp_path / "output").iterdir() if path.is_dir()) == ["checkpoint-4"]
