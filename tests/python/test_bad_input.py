@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.func import grad as own_grad
 from torch.nn import functional as F
 
 import twobp
@@ -78,12 +79,72 @@ def branch(self, y):
     (write_weight, "up.weight|in-place"), (write_weight_without_grad, r"changes its parameter .*up\.weight.*buffer"),
     (say, r"prints \(.*test_bad_input\.py:\d+, in say\)"), (branch, r"(?s)test_bad_input\.py:\d+, in branch: if y\.sum.*torch\.where"),
     (lambda self, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)), r"calls 'cond', an operator that takes functions \(.*test_bad_input\.py:\d+, in <lambda>.*torch\.where"),
-    (lambda self, y: torch.autograd.grad(y.square().sum(), y, create_graph=True)[0], r"fails with RuntimeError.*test_bad_input\.py:\d+, in <lambda>.*other operators of torch"),
+    (lambda self, y: torch.autograd.grad(y.square().sum(), y, create_graph=True)[0], r"^torch.autograd.grad or backward is called .*test_bad_input\.py:\d+, in <lambda>.*Write this one out"),
+    (lambda self, y: (y.sum().backward(), y)[1], r"^torch.autograd.grad or backward is called .*test_bad_input\.py:\d+, in <lambda>"),
+    (lambda self, y: own_grad(lambda x: x.square().sum())(y), r"^torch.func.grad or vjp is called .*test_bad_input\.py:\d+, in <lambda>"),
+    (lambda self, y: torch.func.jvp(torch.sin, (y,), (y,))[1], r"^torch.func.jvp is called .*test_bad_input\.py:\d+, in <lambda>"),
+    (lambda self, y: torch.func.vmap(torch.func.jacrev(torch.sin))(y).sum(-1), r"^torch.func.grad or vjp is called .*test_bad_input\.py:\d+, in <lambda>"),
     (lambda self, y: y * float(y.detach().max()), "values of tensors|value of a tensor"), (lambda self, y: y.detach(), "nothing is trained")])
 def test_a_forward_that_has_no_programs(more, message):
     with pytest.raises(twobp.Error, match=message):
         make(Wraps(more).train())
     assert builtins.print is print
+
+
+@pytest.mark.parametrize("loss_fn, message", [
+    (lambda o, b: {"loss": mse(o, b), "z": o}, "loss_fn returned a dict with the keys 'loss', 'z', .*Return one of its values alone"),
+    (lambda o, b: (mse(o, b), o), "loss_fn returned a tuple of 2, .*Return the loss alone"), (lambda o, b: None, "loss_fn returned a NoneType"),
+    (lambda o, b: 3.0, "loss_fn returned a float"), (lambda o, b: (o - b["y"]).square().mean(1), r"loss_fn returned a tensor of shape \[4\], .*Reduce it"),
+    (lambda o, b: mse(o, b) + torch.autograd.grad(o.sum(), b["x"])[0].mean(), "^torch.autograd.grad or backward is called within the forward pass or loss_fn")])
+def test_a_loss_function_that_returns_no_loss(loss_fn, message):
+    with pytest.raises(twobp.Error, match=message):
+        make(loss_fn=loss_fn)
+
+
+class Looks(nn.Module):
+    """Looks ids up in a table, and asserts what its batch must have."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x, ids, labels):
+        torch._check_tensor_all(x.sum(1, dtype=torch.float64) < 100)
+        torch._check_tensor_all(ids[:, 0] > 0, lambda: "the first id")
+        return F.cross_entropy(self.head(x + self.table(ids).sum(1)), labels.clamp(max=10), label_smoothing=0.1)
+
+
+def test_fields_that_fail_a_check_or_are_no_ids_are_named():
+    batch = {"x": torch.ones(4, 4), "ids": torch.tensor([[1, 0], [2, 3], [4, 4], [1, 1]]), "labels": torch.tensor([0, 2, -100, 1])}
+    module = Looks().train()
+    trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+    assert trainer.step([batch, batch]).loss == pytest.approx(module(**batch).item(), rel=1e-6)
+    for name, place, value, message in (
+            ("ids", (1, 1), 5, r"'ids' must be from 0 to 4, as embedding takes it \(part 'table', test_bad_input.py:\d+, in forward"), ("ids", (3, 1), -1, "'ids' must be"),
+            ("ids", (2, 0), 0, r"its fields do not pass a check of the module \(test_bad_input.py:\d+, in forward: torch._check_tensor_all\(ids"),
+            ("x", (0, 0), 1e3, r"do not pass a check of the module \(test_bad_input.py:\d+, in forward: torch._check_tensor_all\(x")):
+        bad = {**batch, name: batch[name].clone()}
+        bad[name][place] = value
+        with pytest.raises(twobp.Error, match=message):
+            trainer.step([batch, bad])
+        with pytest.raises(twobp.Error, match=message):
+            trainer.evaluate([[bad]])
+    assert trainer.steps_done == 1
+    trainer.step([batch, batch])
+    labelled = lambda output, batch: F.cross_entropy(output, batch["y"])
+    given = {"x": torch.ones(4, 4), "y": torch.tensor([0, 2, -100, 1])}
+    trainer = twobp.Trainer(nn.Sequential(nn.Linear(4, 3)).train(), {"input": given["x"], "y": given["y"]}, loss_fn=labelled, ranks=1)
+    with pytest.raises(twobp.Error, match=r"'y' must be from 0 to 2, or -100, as cross_entropy_loss takes it \(test_bad_input.py"):
+        trainer.step({"input": given["x"], "y": torch.tensor([0, 2, 3, 1])})
+
+
+def test_a_check_of_computed_values_is_refused():
+    def checks(self, y):
+        torch._check_tensor_all(y < 1e9)
+        return y
+
+    with pytest.raises(twobp.Error, match=r"checks a value that does not depend on the fields .*test_bad_input\.py:\d+, in checks.*Leave out the check"):
+        make(Wraps(checks).train())
 
 
 def halve_in_evaluation(self, y):

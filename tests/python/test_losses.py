@@ -23,6 +23,18 @@ class Penalised(Net):
         return F.mse_loss(super().forward(x), y) + 0.1 * self.up.weight.pow(2).mean() + self.up.bias.pow(2).sum() + 3
 
 
+class Weighs(Net):
+    """Learns the weight of each mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([0.3, -0.2]))
+
+    def forward(self, x, y):
+        output = super().forward(x)
+        return (torch.stack([F.mse_loss(output, y), F.l1_loss(output[:, 0], y[:, 0])]) * torch.exp(-self.log)).sum() + self.log.sum()
+
+
 class Averages(Net):
     """Keeps the running mean of its loss."""
 
@@ -70,7 +82,15 @@ LOSSES = {
     "cross-entropy, counted": lambda o, b: entropy(o, b, reduction="sum") / (b["labels"] != -100).sum(),
     "cross-entropy, masked": lambda o, b: entropy(o, b, reduction="none").sum() / (b["labels"] != -100).sum(),
     "stack of cross-entropies": lambda o, b: torch.stack([entropy(o, b), entropy(o.flip(-1), b)]).mean(),
-    "penalty": Penalised, "running mean": Averages}
+    "stack, weighted": lambda o, b: (torch.stack(columns(o, b)) * torch.tensor([1.0, 0.5, 2.0, 0.0])).sum(),
+    "stack times a vector": lambda o, b: torch.stack(columns(o, b)) @ torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64),
+    "one of a stack": lambda o, b: torch.stack(columns(o, b))[1],
+    "cat": lambda o, b: torch.cat([one.reshape(1) for one in columns(o, b)]).mean(),
+    "hstack": lambda o, b: torch.hstack(columns(o, b)).sum(),
+    "stack with a penalty": lambda o, b: torch.stack([*columns(o, b), torch.tensor(2.0, dtype=torch.float64)]).mean(),
+    "stack over elements of unequal numbers": lambda o, b: torch.stack([F.mse_loss(o, b["y"]), F.mse_loss(o[:, 0], b["y"][:, 0])]).sum(),
+    "cross-entropies of the same labels": lambda o, b: entropy(o, b) + 0.5 * F.cross_entropy(-o, b["labels"].reshape(-1, 1).squeeze(1)),
+    "learned weights": Weighs, "penalty": Penalised, "running mean": Averages}
 
 
 def trained(module, loss, micro_batches, **settings):
@@ -138,10 +158,76 @@ def test_the_samples_of_a_micro_batch_are_counted_if_the_user_says_mean(loss):
     (lambda o, b: square(o, b).sum(), "ends with sum"),
     (lambda o, b: entropy(o, b) + 0.1 * F.mse_loss(o, b["y"]), "different numbers of targets"),
     (lambda o, b: entropy(o, b) + 1, "differs between batches"),
-    (lambda o, b: torch.stack([entropy(o, b), F.mse_loss(o, b["y"])]).mean(), "stacks means over different numbers"),
+    (lambda o, b: torch.stack([entropy(o, b), F.mse_loss(o, b["y"])]).mean(), "adds means over different numbers"),
+    (lambda o, b: F.mse_loss(o, b["y"]) * F.mse_loss(o, b["y"]), "ends with mul"), (lambda o, b: 1 / F.mse_loss(o, b["y"]), "ends with reciprocal"),
+    (lambda o, b: torch.stack(columns(o, b)).max(), "ends with max"),
     (lambda o, b: (square(o, b) * b["y"]).sum() / b["y"].sum(), "may be no whole number: let the mask be bool"),
     (lambda o, b: square(o, b).sum() / o.sum(), "ends with div"),
     (nn.MSELoss(), r"loss_fn\(output, batch\), with the module's output and the whole batch, fails .*AttributeError")])
 def test_what_is_no_mean_over_targets_is_refused(loss, message):
     with pytest.raises(twobp.Error, match=message):
         twobp.Trainer(Net().train().double(), batch(), loss_fn=loss)
+
+
+COUNTED = {
+    "equal": lambda o, b: entropy(o, b) + 0.5 * F.mse_loss(o[:, 0], b["y"][:, 0]),
+    "in proportion": lambda o, b: 0.5 * F.mse_loss(o, b["y"]) + entropy(o, b),
+    "stack": lambda o, b: torch.stack([entropy(o, b), F.mse_loss(o, b["y"]), F.mse_loss(o[:, 0], b["y"][:, 0])]).mean(),
+    "masked": lambda o, b: (square(o, b) * b["mask"]).sum() / b["mask"].sum() + entropy(o, b)}
+
+
+def all_counted():
+    return {**batch(), "labels": torch.tensor([0, 3, 2, 1, 0, 2]), "mask": torch.ones(6, 4, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_means_over_all_targets_of_each_kind(name):
+    torch.manual_seed(0)
+    module, whole = Net().train().double(), all_counted()
+    parts = [{n: t[a:b] for n, t in whole.items()} for a, b in ((0, 5), (5, 6))]
+    compare(trained(module, COUNTED[name], parts)[:2], expected(module, COUNTED[name], whole))
+
+
+def test_a_micro_batch_in_which_some_targets_do_not_count_is_refused():
+    torch.manual_seed(0)
+    whole = all_counted()
+    trainer = twobp.Trainer(Net().train().double(), whole, loss_fn=COUNTED["in proportion"], micro_batches=2, optimizer=twobp.SGD(lr=1.0), ranks=1)
+    before = trainer.state_dict()
+    with pytest.raises(twobp.Error, match=r"the loss adds means over all targets \(test_losses.py:\d+, .*some targets of this micro-batch do not count"):
+        trainer.step([whole, {**whole, "labels": batch()["labels"]}])
+    for name, tensor in trainer.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    trainer.step([whole, whole])  # the trainer goes on
+
+
+def heads(o, b):
+    return torch.stack([F.cross_entropy(o[:, :2], b["labels"]), F.cross_entropy(o[:, 2:], b["other"])]).mean()
+
+
+def test_heads_whose_labels_count_together():
+    torch.manual_seed(0)
+    labels, other = torch.tensor([0, 1, -100, 1, 0, 1]), torch.tensor([1, 1, -100, 0, 0, 1])
+    module, whole = Net().train().double(), {**batch(), "labels": labels, "other": other}
+    parts = [{n: t[a:b] for n, t in whole.items()} for a, b in ((0, 5), (5, 6))]
+    compare(trained(module, heads, parts)[:2], expected(module, heads, whole))
+    trainer = twobp.Trainer(module, whole, loss_fn=heads, ranks=1)
+    with pytest.raises(twobp.Error, match="over the same number of targets .* which are not the same in this micro-batch"):
+        trainer.step({**whole, "other": other.where(other != 0, -100)})
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 8), nn.Linear(8, 7)
+
+    def forward(self, ids, labels):
+        hidden = self.table(ids)
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten()) + hidden.mean(1).square().mean()
+
+
+def test_means_whose_numbers_are_in_another_proportion_in_another_shape_are_refused():
+    ids = torch.arange(24).reshape(4, 6) % 7
+    trainer = twobp.Trainer(Tokens().train(), {"ids": ids, "labels": ids}, ranks=1)
+    trainer.step({"ids": ids[:3], "labels": ids[:3]})
+    with pytest.raises(twobp.Error, match="ratios are 3/4 for the first shape of batch, but 1/2 for this one"):
+        trainer.step({"ids": ids[:, :4], "labels": ids[:, :4]})

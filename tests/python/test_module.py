@@ -43,6 +43,26 @@ def make(batch, **settings):
     return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, loss_fn=loss_of, **settings)
 
 
+def test_a_model_of_vision_and_language():
+    """LLaVA asserts that the tokens of images are as many as their features."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    common = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    module = transformers.LlavaForConditionalGeneration(transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(vocab_size=64, num_key_value_heads=2, max_position_embeddings=64, **common),
+        vision_config=transformers.CLIPVisionConfig(image_size=16, patch_size=8, projection_dim=16, **common), image_token_index=60, image_seq_length=4)).train()
+    ids = torch.randint(5, 50, (4, 12))
+    for row, first in enumerate((1, 3, 0, 8)):
+        ids[row, first:first + 4] = 60
+    batch = {"input_ids": ids, "pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.where(ids == 60, -100, ids)}
+    trainer = twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+    assert max(run.gradients for run in trainer._captured.dry_runs) < 1e-5
+    assert trainer.step(batch).loss == pytest.approx(module(**batch).loss.item(), rel=1e-5)
+    ids[2, 6] = 60
+    with pytest.raises(twobp.Error, match=r"do not pass a check of the module \(modeling_llava.py:\d+, in get_placeholder_mask"):
+        trainer.step(batch)
+
+
 def reference(module, batch, steps):
     """PyTorch on one device."""
     trained = [p for p in module.parameters() if p.requires_grad]

@@ -1,7 +1,9 @@
 """The drop-in for transformers.Trainer against transformers.Trainer itself, which trains on one device."""
+import ast
 import dataclasses
 import inspect
 import pathlib
+import textwrap
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import twobp  # noqa: E402
 import twobp.transformers  # noqa: E402
 import fresh  # noqa: E402
-from twobp.transformers import arguments  # noqa: E402
+from twobp.transformers import arguments, overrides  # noqa: E402
 from twobp.transformers.optimizer import highest_lr, update_rule  # noqa: E402
 
 VOCABULARY, LENGTH = 48, 12
@@ -77,20 +79,23 @@ for _event in [name for name in dir(transformers.TrainerCallback) if name.starts
 
 def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
     """A trainer of `kind` that has trained, and what its train() returned."""
-    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths") if name in settings}
+    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths", "loss_reduction") if name in settings}
     own = {"compute_metrics": settings.pop("compute_metrics", None)}
-    if kind is twobp.transformers.Trainer:
+    if issubclass(kind, twobp.transformers.Trainer):
         own |= {"ranks": ranks, **pipeline}
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "adam_epsilon": 1e-6, "logging_steps": 1,
                 "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True, **settings}
+    prepare = settings.pop("prepare", None)
     trainer = kind(model=model, args=transformers.TrainingArguments(str(folder), **settings), train_dataset=texts() if data is None else data,
                    eval_dataset=texts(5, seed=1), data_collator=data_collator, callbacks=list(callbacks), **own)
+    if prepare is not None:
+        prepare(trainer)
     return trainer, trainer.train(resume_from_checkpoint=resume)
 
 
-def both(model, folder, **settings):
-    """transformers' trainer and ours after the same training, and what each has logged."""
-    kinds = ((transformers.Trainer, "theirs"), (twobp.transformers.Trainer, "ours"))
+def both(model, folder, *mixins, **settings):
+    """transformers' trainer and ours, with the same methods of a subclass, after the same training, and what each has logged."""
+    kinds = ((type("Theirs", (*mixins, transformers.Trainer), {}), "theirs"), (type("Ours", (*mixins, twobp.transformers.Trainer), {}), "ours"))
     trainers = [train(kind, model(), folder / name, **settings)[0] for kind, name in kinds]
     return trainers, [trainer.state.log_history for trainer in trainers]
 
@@ -342,19 +347,277 @@ def test_an_optimizer_that_the_pipeline_does_not_have_is_refused(settings, messa
         train(twobp.transformers.Trainer, gpt2(), tmp_path, max_steps=1, **settings)
 
 
-def test_a_loss_of_a_subclass_is_refused():
-    class Own(twobp.transformers.Trainer):
-        def compute_loss(self, model, inputs, **_):
-            return model(**inputs).loss * 2
+class PreparesInputs:
+    def _prepare_inputs(self, inputs):
+        inputs = super()._prepare_inputs(inputs)
+        return {**inputs, "input_ids": (inputs["input_ids"] * 7) % VOCABULARY}
 
-    with pytest.raises(twobp.Error, match="compute_loss"):
-        Own(gpt2(), transformers.TrainingArguments("unused", report_to="none", use_cpu=True), train_dataset=texts())
+
+class PreparesInput:
+    def _prepare_input(self, data):
+        data = super()._prepare_input(data)
+        return data.flip(-1) if isinstance(data, torch.Tensor) else data
+
+
+class ReadsTheModel:
+    """Its inputs depend on the weights of this step."""
+    def _prepare_inputs(self, inputs):
+        inputs = super()._prepare_inputs(inputs)
+        with torch.no_grad():
+            return {**inputs, "input_ids": self.model(inputs["input_ids"]).logits.argmax(-1)}
+
+
+class OrdersBatches:
+    def get_batch_samples(self, *arguments):
+        batches, items = super().get_batch_samples(*arguments)
+        return [{**batch, "input_ids": batch["input_ids"].flip(0)} for batch in reversed(batches)], items
+
+
+class ReplacesBatches:
+    """Calls no method of its base."""
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches = [{**batch, "labels": batch["labels"].roll(1, 0)} for _, batch in zip(range(num_batches), epoch_iterator)]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+
+class Steps:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(model, {**inputs, "labels": inputs["labels"].flip(0)}, num_items_in_batch)
+
+
+@pytest.mark.parametrize("mixin", [PreparesInputs, PreparesInput, ReadsTheModel, OrdersBatches, ReplacesBatches, Steps])
+def test_methods_of_a_subclass_between_a_batch_and_its_loss_are_called(mixin, tmp_path):
+    trainers, logs = both(qwen3, tmp_path, mixin, max_steps=3, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.1)
+    compare(logs)
+    compare_weights(trainers)
+    unchanged = train(transformers.Trainer, qwen3(), tmp_path / "unchanged", max_steps=1, train_sampling_strategy="sequential")[0]
+    assert abs(unchanged.state.log_history[0]["loss"] - logs[1][0]["loss"]) > 1e-4  # the method matters
+
+
+class Sets(transformers.TrainerCallback):
+    """Sets an attribute of the trainer before its second step."""
+
+    def __init__(self, name, value):
+        self.name, self.value, self.trainer = name, value, None
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 1:
+            setattr(self.trainer, self.name, self.value)
+
+
+def test_methods_that_are_set_on_the_trainer_later_are_called(tmp_path):
+    def shifted(inputs):
+        return {**inputs, "input_ids": (inputs["input_ids"] * 7) % VOCABULARY}
+
+    logs = []
+    for kind, name in ((transformers.Trainer, "theirs"), (twobp.transformers.Trainer, "ours")):
+        sets = Sets("_prepare_inputs", shifted)
+        before = train(kind, qwen3(), tmp_path / name / "before", max_steps=1, prepare=lambda trainer: setattr(trainer, "_prepare_inputs", shifted))[0]
+        during = train(kind, qwen3(), tmp_path / name / "during", max_steps=2, callbacks=[sets], prepare=lambda trainer: setattr(sets, "trainer", trainer))[0]
+        logs.append(before.state.log_history + during.state.log_history)
+    compare(logs)
+
+
+def test_parts_in_evaluation_mode_are_trained_as_in_transformers(tmp_path):
+    """Its training_step calls model.train() for each micro-batch."""
+    model = gpt2(resid_pdrop=0.5)
+    model.transformer.h[0].eval()
+    trainer, _ = train(twobp.transformers.Trainer, model, tmp_path, max_steps=1)
+    assert model.transformer.h[0].training
+    graph = trainer.pipeline._captured.graph
+    with_dropout = [layer["name"] for layer in graph["layers"] if "twobp::dropout" in str(graph["shapes"][0]["programs"][layer["kind"]])]
+    assert with_dropout == [f"transformer.h.{block}.{part}" for block in range(2) for part in ("attn", "mlp")]
+
+
+METHODS = sorted(overrides.METHODS_REFUSED)
+VALUES = sorted(overrides.VALUES_REFUSED)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_would_have_no_effect_is_refused(name, tmp_path, monkeypatch):
+    def own(self, *arguments, **keywords):
+        return getattr(super(kind, self), name)(*arguments, **keywords)
+
+    kind = type("Own", (twobp.transformers.Trainer,), {name: own})
+    with pytest.raises(twobp.Error, match=f"Own.{name} is not that of transformers.Trainer"):
+        kind(qwen3(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=texts())
+    trainer = twobp.transformers.Trainer(qwen3(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=texts())
+    setattr(trainer, name, lambda *_, **__: None)
+    with pytest.raises(twobp.Error, match=f"Trainer.{name} is not that"):
+        trainer.train()
+    delattr(trainer, name)
+    if name in vars(transformers.Trainer):
+        monkeypatch.setattr(transformers.Trainer, name, lambda *_, **__: None)
+        if name not in vars(twobp.transformers.Trainer):
+            with pytest.raises(twobp.Error, match=f"Trainer.{name} is not that"):
+                trainer.train()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_would_have_no_effect_is_refused(name, tmp_path):
+    with pytest.raises(twobp.Error, match=f"Trainer.{name} is set"):
+        train(twobp.transformers.Trainer, qwen3(), tmp_path, prepare=lambda trainer: setattr(trainer, name, lambda *_, **__: None))
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "compute_loss_func"])
+def test_what_is_set_in_the_middle_of_training_is_refused(name, tmp_path):
+    sets = Sets(name, lambda *_, **__: None)
+    with pytest.raises(twobp.Error, match=f"Trainer.{name} is "):
+        train(twobp.transformers.Trainer, qwen3(), tmp_path, callbacks=[sets], prepare=lambda trainer: setattr(sets, "trainer", trainer))
+    assert sets.trainer.state.global_step == 1
+
+
+def test_evaluation_honours_a_loss_that_training_refuses(tmp_path):
+    trainer = twobp.transformers.Trainer(qwen3(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), eval_dataset=texts())
+    before = trainer.evaluate()["eval_loss"]
+    trainer.compute_loss_func = lambda outputs, labels, **_: outputs.logits.sum() * 0 + 3
+    assert before != 3 and trainer.evaluate()["eval_loss"] == pytest.approx(3)
+
+
+class CountsTwice:
+    def _get_num_items_in_batch(self, *arguments):
+        return super()._get_num_items_in_batch(*arguments) * 2
+
+
+class HidesLabels:
+    def _prepare_inputs(self, inputs):
+        inputs = super()._prepare_inputs(inputs)
+        return {**inputs, "labels": inputs["labels"].where(inputs["labels"] > 9, -100)}
+
+
+class CountsNothing:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(model, inputs)
+
+
+class MeansOfMeans:
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self.model_accepts_loss_kwargs = False
+
+
+class Scaled:
+    loss_is_scaled_for_ga = False
+
+
+@pytest.mark.parametrize("mixin, message", [
+    (CountsTwice, r"num_items_in_batch is 88, .* but 44 labels count.* Ours._get_num_items_in_batch:"),
+    (HidesLabels, r"num_items_in_batch is 44, .* labels count.* Ours._prepare_inputs:"),
+    (CountsNothing, r"num_items_in_batch is None, .* but 44 labels count.* Ours.training_step:"),
+    (MeansOfMeans, r"model_accepts_loss_kwargs was changed to False.* which have \[10, 22\] labels"),
+    (Scaled, r"loss_is_scaled_for_ga is False")])
+def test_micro_batches_that_transformers_would_weigh_otherwise_are_refused(mixin, message, tmp_path):
+    kind = type("Ours", (mixin, twobp.transformers.Trainer), {})
+    settings = {"data_collator": pad, "data": texts(lengths=(6, 6, 12, 12))} if mixin is MeansOfMeans else {}
+    with pytest.raises(twobp.Error, match=message):
+        train(kind, qwen3(), tmp_path, max_steps=1, train_sampling_strategy="sequential", **settings)
+
+
+def test_means_of_means_over_equal_numbers_of_labels(tmp_path):
+    trainers, logs = both(qwen3, tmp_path, MeansOfMeans, max_steps=2)
+    compare(logs)
+
+
+def mixtral():
+    """Adds an auxiliary loss of its router."""
+    torch.manual_seed(1)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=4, max_position_embeddings=LENGTH, output_router_logits=True, router_aux_loss_coef=0.02))
+
+
+def test_an_auxiliary_loss_is_exact_or_refused(tmp_path):
+    """transformers adds that of each micro-batch whole, but the mean over labels is of the whole batch."""
+    settings = {"max_steps": 1, "per_device_train_batch_size": 2}
+    with pytest.raises(twobp.Error, match="averages a value that already combines the samples.*loss_reduction"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, **settings)
+    logs = [train(kind, mixtral(), tmp_path / name, gradient_accumulation_steps=1, **settings, **own)[0].state.log_history
+            for kind, name, own in ((transformers.Trainer, "theirs", {}), (twobp.transformers.Trainer, "ours", {"loss_reduction": "mean"}))]
+    compare(logs)
+    with pytest.raises(twobp.Error, match="auxiliary loss of a router, once for each micro-batch: set gradient_accumulation_steps to 1"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, loss_reduction="mean", **settings)
+    with pytest.raises(twobp.Error, match="loss_reduction is 'sum'"):
+        train(twobp.transformers.Trainer, mixtral(), tmp_path, loss_reduction="sum", **settings)
+
+
+class Roots(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.head = torch.nn.Embedding(VOCABULARY, 8), torch.nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids, labels):
+        loss = torch.nn.functional.cross_entropy(self.head(self.table(input_ids)).flatten(0, 1), labels.flatten())
+        return {"loss": loss.sqrt()}
+
+
+def test_a_loss_that_is_no_mean_is_averaged_over_equal_micro_batches(tmp_path):
+    logs = [train(kind, Roots(), tmp_path / name, num_train_epochs=1, **own)[0].state.log_history
+            for kind, name, own in ((transformers.Trainer, "theirs", {}), (twobp.transformers.Trainer, "ours", {"loss_reduction": "mean"}))]
+    compare(logs)
+    with pytest.raises(twobp.Error, match=r"samples, which are \[2, 1\] in this step.*dataloader_drop_last=True"):
+        train(twobp.transformers.Trainer, Roots(), tmp_path, data=texts(3), num_train_epochs=1, loss_reduction="mean")
+
+
+class Twice:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        super().training_step(model, inputs, num_items_in_batch)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class Sometimes:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if not self.accelerator.sync_gradients:
+            return torch.tensor(0.0)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class OtherModel:
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(qwen3(), inputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("mixin, settings, message", [
+    (Twice, {"gradient_accumulation_steps": 1}, "1 micro-batches, but training_step of Ours did not"), (Twice, {}, "2 micro-batches, but training_step of Ours did not"),
+    (Sometimes, {}, "2 micro-batches, but training_step of Ours did not"), (OtherModel, {}, "not the trainer's model")])
+def test_each_micro_batch_is_one_call_of_training_step(mixin, settings, message, tmp_path):
+    with pytest.raises(twobp.Error, match=message):
+        train(type("Ours", (mixin, twobp.transformers.Trainer), {}), qwen3(), tmp_path, max_steps=2, **settings)
+
+
+class EndsEpoch(transformers.TrainerCallback):
+    def on_substep_end(self, args, state, control, **_):
+        control.should_epoch_stop = True
+
+
+def test_an_epoch_that_ends_within_a_step(tmp_path):
+    ends = EndsEpoch()
+    with pytest.warns(UserWarning, match="an epoch ended within step 1: its 1 micro-batches train nothing"):
+        trainer, _ = train(twobp.transformers.Trainer, qwen3(), tmp_path, num_train_epochs=2, callbacks=[ends])
+    assert trainer.state.global_step == 0 and trainer.pipeline is None
+
+
+def test_every_method_between_a_batch_and_its_step_is_in_the_table():
+    own, found, todo = vars(transformers.Trainer), set(), ["_run_epoch"]
+    after = {"_evaluate", "_save_checkpoint", "log", "store_flos", "_determine_best_metric"}  # these follow a step
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        called = {node.attr for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(own[name])))) if isinstance(node, ast.Attribute)
+                  and isinstance(node.value, ast.Name) and node.value.id == "self"}
+        todo += [one for one in called - found - after if inspect.isfunction(own.get(one))]
+    assert found == overrides.CALLED | overrides.UNUSED | set(METHODS)
 
 
 class Decays(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, optimizer=None, **_):
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.5
+
+
+class Unclips(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        args.max_grad_norm = 0.5
 
 
 class Forgets(twobp.transformers.Trainer):
@@ -365,6 +628,8 @@ class Forgets(twobp.transformers.Trainer):
 def test_what_would_have_no_effect_in_the_middle_of_training(tmp_path):
     with pytest.raises(twobp.Error, match=r"settings of the optimizer changed.*'weight_decay': 0.5"):
         train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Decays()])
+    with pytest.raises(twobp.Error, match=r"max_grad_norm changed since the first step: from 1.0 to 0.5"):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Unclips()])
     with pytest.raises(twobp.Error, match=r"did not call super\(\).training_step"):
         Forgets(gpt2(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, max_steps=1), train_dataset=texts()).train()
 
@@ -381,15 +646,35 @@ def test_the_trainer_takes_what_transformers_trainer_takes():
     assert ours == [*theirs, "loss_reduction", "settings"]
 
 
+class StopsAfter(transformers.TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == self.step
+
+
 PROCESSES = """
 import os, sys, torch
 sys.path.insert(0, sys.argv[1])
+import transformers
 import twobp.transformers
 from test_transformers import gpt2, train
+
+class SavesAlone(transformers.TrainerCallback):
+    # as scripts do
+    trainer = None
+    def on_step_end(self, args, state, control, **_):
+        if self.trainer.is_world_process_zero() and state.global_step != 2:
+            self.trainer.save_model(f"{sys.argv[2]}/alone-{state.global_step}")
+
+saves = SavesAlone()
 trainer, _ = train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), sys.argv[2] + "/output", max_steps=4, save_strategy="steps", save_steps=2,
-                   save_total_limit=1, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+                   save_total_limit=1, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True,
+                   callbacks=[saves], prepare=lambda trainer: setattr(saves, "trainer", trainer))
 trainer.evaluate()
-trainer.save_model()
+if trainer.is_world_process_zero():
+    trainer.save_model()
 torch.save((trainer.state.log_history, trainer.model.state_dict()), f"{sys.argv[2]}/{os.environ['RANK']}.pt")
 trainer.end()
 """
@@ -409,4 +694,7 @@ def test_a_process_for_each_rank(tmp_path):
         assert_equal_bits(state, alone.model.state_dict())
     assert losses[0] == losses[1] == losses[2]
     assert said.count("'train_runtime'") == 1  # only process 0 logs
+    states = [transformers.GPT2LMHeadModel.from_pretrained(tmp_path / f"alone-{step}").state_dict() for step in (1, 3)]
+    assert_equal_bits(states[0], train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), tmp_path / "first", max_steps=4, callbacks=[StopsAfter(1)])[0].model.state_dict())
+    assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert sorted(path.name for path in (tmp_path / "output").iterdir() if path.is_dir()) == ["checkpoint-4"]

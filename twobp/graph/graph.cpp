@@ -86,11 +86,22 @@ bool Graph::has_constant(const std::string& name) const {
 
 int64_t Graph::count_targets(const Fields& fields) const {
   const Targets& targets = shape_of(fields).targets;
-  if (targets.count >= 0) return targets.count;
+  if (targets.count >= 0 && targets.checks.empty()) return targets.count;
   Frame frame(targets.slots);
-  const Pass pass = make_pass(targets.inputs, targets.code, {targets.slot});
+  std::vector<int> results;
+  if (targets.count < 0) results.push_back(targets.slot);
+  for (const Targets::Check& check : targets.checks) results.push_back(check.slot);
+  const Pass pass = make_pass(targets.inputs, targets.code, results);
   for (const Input& input : pass.inputs) frame.put(input.slot, fields.at(input.field));
   run(pass.code, frame, {});
+  for (const Targets::Check& check : targets.checks) {
+    const at::Tensor& holds = frame.tensor(check.slot);
+    TWOBP_CHECK(holds.numel() == 1 && holds.scalar_type() == at::kBool, description_.origin,
+                ": a check of the targets is a tensor ", holds.sizes(), " of ", holds.scalar_type(),
+                ", not one bool");
+    TWOBP_CHECK(holds.item<bool>(), "a micro-batch does not have what capture took from its example: ", check.says);
+  }
+  if (targets.count >= 0) return targets.count;
   const at::Tensor& count = frame.tensor(targets.slot);
   TWOBP_CHECK(count.numel() == 1 && at::isIntegralType(count.scalar_type(), /*includeBool=*/false),
               description_.origin, ": the number of targets is a tensor ", count.sizes(), " of ",

@@ -132,7 +132,13 @@ struct Program {
 
 // Counts the targets of a micro-batch.
 struct Targets {
+  // What capture took from its example. The fields of each micro-batch must satisfy it.
+  struct Check {
+    int slot = 0;  // a bool
+    std::string says;
+  };
   int64_t count = -1;  // the same for every micro-batch of the shape; -1: `code` computes it into `slot`
+  std::vector<Check> checks;
   int slots = 0;
   int slot = 0;
   std::vector<Input> inputs;

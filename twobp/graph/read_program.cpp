@@ -163,7 +163,7 @@ Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
   Targets targets;
   if (const auto count = node.find("count")) {
     targets.count = count->integer(0, kMostElements);
-    return targets;
+    if (!node.has("checks")) return targets;
   }
   targets.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
   Flow flow(targets.slots);
@@ -174,8 +174,17 @@ Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
   }
   targets.code = read_code(node["code"], {targets.slots, false, false, 0});
   flow.pass(targets.code, node["code"]);
-  targets.slot = static_cast<int>(node["slot"].integer(0, targets.slots - 1));
-  flow.read(targets.slot, node["slot"]);
+  const auto read_slot = [&](const JsonNode& slot) {
+    const auto number = static_cast<int>(slot.integer(0, targets.slots - 1));
+    flow.read(number, slot);
+    return number;
+  };
+  if (targets.count < 0) targets.slot = read_slot(node["slot"]);
+  if (const auto checks = node.find("checks")) {
+    for (const JsonNode& check : checks->elements(kMostSlots)) {
+      targets.checks.push_back({read_slot(check["slot"]), check["says"].text()});
+    }
+  }
   return targets;
 }
 

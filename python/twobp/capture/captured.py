@@ -60,6 +60,7 @@ class Captured:
     slices: bool  # whether programs are made for slices of sequences
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
+    ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
 
     def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
         """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
@@ -151,7 +152,13 @@ class Captured:
         names = self._named(traced)
         lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
-        shape = {"fields": described, **slices, "programs": traced.programs, "targets": traced.targets}
+        targets, ratios = dict(traced.targets), traced.targets["ratios"]
+        del targets["ratios"]
+        if graph["shapes"] and ratios != self.ratios:
+            raise CaptureError(f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first shape of batch, but {', '.join(ratios)} for this one, "
+                               "so that it is no mean over the global batch. Let each have the same number for each sample, or set loss_reduction")
+        self.ratios = ratios
+        shape = {"fields": described, **slices, "programs": traced.programs, "targets": targets}
         if not graph["shapes"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])

@@ -17,6 +17,7 @@ from twobp._native import Error
 ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # this file calls the module
 OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sysconfig.get_path("stdlib"), ""))
+ASSERTS = "torch_compilable_check"  # of transformers; its caller says more
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # there is no code if its file has changed since
 
 
@@ -37,7 +38,7 @@ def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummar
             found = None  # the frames before belong to the training script
         elif frame.filename.startswith(OWN):
             continue
-        elif is_a_file(frame) and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
+        elif is_a_file(frame) and frame.name != ASSERTS and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
                 and not frame.filename.startswith(LIBRARIES[0]):
             found = frame
     return found

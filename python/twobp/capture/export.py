@@ -19,14 +19,17 @@ from twobp.batches import named
 from . import ops
 from .errors import CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
-from .parts import InParts
+from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
 from .passes.masked import fuse_masked_attention
 
-REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
+REMOVED = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
+ASSERTIONS = {aten._assert_async.msg, aten._assert_async.default}
 LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}  # these take a generator
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
+
+MOST_TEXT = 1000  # bytes of a text in a bundle
 
 
 class Input(NamedTuple):
@@ -36,14 +39,21 @@ class Input(NamedTuple):
     name: str
 
 
+class Check(NamedTuple):
+    """An assertion of the module about the fields of its batch. `says` is the error."""
+    condition: fx.Node
+    says: str
+
+
 @dataclasses.dataclass
 class Forward:
-    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input."""
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `checks` are outputs, too, until weigh_loss."""
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
     loss: fx.Node
     new_buffers: dict[str, fx.Node]
+    checks: list[Check] = dataclasses.field(default_factory=list)
 
     @property
     def graph(self) -> fx.Graph:
@@ -62,10 +72,24 @@ class WithLoss(nn.Module):
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         output = self.output(batch)
-        return loss_of(output) if self.loss_fn is None else self.loss_fn(output, batch)
+        return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
 
     def output(self, batch: dict[str, torch.Tensor]) -> Any:
         return self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
+
+
+def checked_loss(loss: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+        return loss
+    if isinstance(loss, torch.Tensor):
+        found, advice = f"a tensor of shape {list(loss.shape)}", "Reduce it, such as by mean()"
+    elif isinstance(loss, Mapping):
+        found, advice = f"a {type(loss).__name__} with the keys {', '.join(map(repr, loss))}", "Return one of its values alone"
+    elif isinstance(loss, (tuple, list)):
+        found, advice = f"a {type(loss).__name__} of {len(loss)}", "Return the loss alone, without other values"
+    else:
+        found, advice = f"a {type(loss).__name__}", "Return a tensor that depends on the module's output"
+    raise CaptureError(f"loss_fn returned {found}, but the loss must be one floating-point scalar. {advice}")
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -160,7 +184,7 @@ def check_hooks(module: nn.Module) -> None:
 def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
     try:
-        with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
+        with causal_attention_without_mask(fields), keeping_assertions(), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
             with InParts():
                 program = torch.export.export(whole, (fields,), strict=False)
@@ -172,9 +196,22 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     except Exception as error:
         raise refusal(error) from error
     graph_module = program.graph_module
+    checks = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
-    return with_meaning(program, whole, fields)
+    forward = with_meaning(program, whole, fields)
+    forward.checks = [Check(node, says) for node, says in zip(forward.graph.output_node().args[0][len(program.graph_signature.output_specs):], checks)]
+    return forward
+
+
+def take_checks(graph: fx.Graph) -> list[str]:
+    """Makes the condition of each assertion an output, in place. Returns what the assertions say."""
+    found = [node for node in graph.nodes if node.target in ASSERTIONS]
+    outputs = graph.output_node()
+    outputs.args = ((*outputs.args[0], *(node.args[0] for node in found)),)
+    for node in found:
+        graph.erase_node(node)
+    return [node.args[1] if len(node.args) > 1 else f"its fields do not pass a check of the module{where(node)}" for node in found]
 
 
 def check_values(graph: fx.Graph) -> None:

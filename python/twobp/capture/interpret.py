@@ -93,6 +93,18 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
                 slots[slot] = one
 
 
+def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
+    """Runs TARGETS of a bundle."""
+    if "code" not in targets:
+        return targets["count"]
+    slots = {one["slot"]: fields[one["name"]] for one in targets["inputs"]}
+    run(targets["code"], slots, name="the targets")
+    for check in targets.get("checks", []):
+        if not slots[check["slot"]].all():
+            raise CaptureError(check["says"])
+    return targets["count"] if "count" in targets else int(slots[targets["slot"]])
+
+
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
     schema = op._schema.arguments
@@ -114,12 +126,7 @@ class Chain:
         return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
 
     def count(self, fields: dict[str, torch.Tensor]) -> int:
-        targets = self.shape["targets"]
-        if "count" in targets:
-            return targets["count"]
-        slots = {i["slot"]: fields[i["name"]] for i in targets["inputs"]}
-        run(targets["code"], slots, name="the targets")
-        return int(slots[targets["slot"]])
+        return count(self.shape["targets"], fields)
 
     def whole(self) -> Slice:
         return Whole(self.shape.get("positions", 0))

@@ -2,9 +2,14 @@
 module is exported, the parts of these functions are called instead."""
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from .errors import current_line
 
 
 def drop(x: torch.Tensor, p: float, shape: torch.Size) -> torch.Tensor:
@@ -94,3 +99,20 @@ class InParts(TorchFunctionMode):
         if function in RECURRENT and len(args) == 9 and isinstance(args[4], int):  # another form takes packed sequences
             return recurrent(function, *args)
         return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def keeping_assertions():
+    """torch makes a number of an assertion about a tensor. This keeps the tensor."""
+    thread, before = threading.get_ident(), torch._check_tensor_all_with
+
+    def check(error_type, condition, message=None):
+        if threading.get_ident() != thread:
+            return before(error_type, condition, message)
+        return torch.ops.aten._assert_async.msg(condition.all(), f"its fields do not pass a check of the module{current_line()}")
+
+    torch._check_tensor_all_with = check
+    try:
+        yield
+    finally:
+        torch._check_tensor_all_with = before

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from . import ops
-from .emit import Emitter
+from .counts import ADVICE, Count, Counts, ids_in_range, program
 from .errors import CaptureError, where
 from .export import Forward, Input
 from .losses import ELEMENTWISE, MEAN, NLL, ROWWISE, SUM
@@ -23,8 +23,8 @@ ADDED = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, ate
 MEANS = {aten.mean.default, aten.mean.dim}
 REDUCED = {*MEANS, aten.sum.default, aten.sum.dim_IntList}
 AT_LEAST = {aten.clamp.default, aten.clamp_min.default, aten._to_copy.default}  # leave a count of at least one as it is
-ADVICE = 'Say how it is reduced: loss_reduction="mean" (over the samples of a micro-batch) or "sum" (over its samples)'
-Count = int | tuple[fx.Node, int | None]  # the number of targets: the same for each batch, or of a tensor's elements that are not the int (None: their sum)
+JOINED = {aten.stack.default, aten.cat.default, aten.hstack.default}
+DOT = {aten.dot.default, aten.matmul.default}
 
 
 class Unknown(Exception):
@@ -34,8 +34,8 @@ class Unknown(Exception):
 class Sums:
     """Writes a mean over targets as their sum. The mean itself stays in the graph for others that read it."""
 
-    def __init__(self, graph: fx.Graph, samples: Samples):
-        self.graph, self.samples = graph, samples
+    def __init__(self, graph: fx.Graph, samples: Samples, counts: Counts):
+        self.graph, self.samples, self.counts = graph, samples, counts
 
     def of(self, node: fx.Node) -> tuple[fx.Node, Count]:
         """Returns the sum of which `node` is the mean, and the number of targets. Raises Unknown."""
@@ -44,11 +44,17 @@ class Sums:
         target, first = node.target, node.args[0]
         if target in DIVIDED and (count := self._divided(node)) is not None:
             return first, count
-        if target in PASSED or target in SCALED and not isinstance(node.args[1], fx.Node) or target is operator.getitem and node.args[1] == 0:
+        if target in PASSED or target is operator.getitem and node.args[1] == 0:
             total, count = self.of(first)
             return self._copy(node, (total, *node.args[1:])), count
+        if (place := self._linear_in(node)) is not None:
+            total, count = self._inner(node, node.args[place]) if target in DOT else self.of(node.args[place])
+            return self._with_argument(node, place, total), count
         if target in ADDED:
-            return self._added(node)
+            values, count = self._joined(node, node.args[:2])
+            return self._copy(node, (*values, *node.args[2:])), count
+        if target is aten.select.int and first.target in JOINED and node.meta["val"].dim() == 0 and len(first.args[0]) == first.meta["val"].numel():
+            return self.of(first.args[0][node.args[2]])
         for table, targets in ((ELEMENTWISE, lambda x: x.numel()), (ROWWISE, lambda x: x.shape[:-1].numel())):
             if target in table and named_argument(node, table[target]) == MEAN:
                 self._check(node, first)
@@ -103,15 +109,31 @@ class Sums:
             raise Unknown(f"it divides by a sum of numbers{where(by)}, which may be no whole number: let the mask be bool or of integers")
         return counted, None
 
-    def _added(self, node: fx.Node) -> tuple[fx.Node, Count]:
-        """Sums and differences of means over the same targets, and of what the samples do not change, such as a penalty on weights."""
-        means = [one for one in node.args[:2] if isinstance(one, fx.Node) and self.samples.changes(one)]
+    def _linear_in(self, node: fx.Node) -> int | None:
+        """Returns which factor depends on the samples, if only one does, and a divisor does not."""
+        if node.target not in SCALED and not (node.target in DOT and node.meta["val"].dim() == 0):
+            return None
+        changed = [i for i in range(2) if isinstance(node.args[i], fx.Node) and self.samples.changes(node.args[i])]
+        return changed[0] if len(changed) == 1 and (changed[0] == 0 or node.target not in DIVIDED) else None
+
+    def _joined(self, node: fx.Node, parts) -> tuple[list, Count]:
+        """Returns the sums behind `parts`, which are means over the same targets, or do not depend on the samples, such as a penalty on weights."""
+        means = [one for one in parts if isinstance(one, fx.Node) and self.samples.changes(one)]
         found = [self.of(one) for one in means]
-        if len({count for _, count in found}) != 1:
+        together = self.counts.combined([count for _, count in found], node) if found else None
+        if together is None:
             raise Unknown(f"it adds means over different numbers of targets{where(node)}")
-        totals, count = dict(zip(means, (total for total, _ in found))), found[0][1]
-        arguments = [totals[one] if one in means else self._times(node, one, count) for one in node.args[:2]]
-        return self._copy(node, (*arguments, *node.args[2:])), count
+        count, factors = together
+        totals = {one: self._scaled(total, factor) for one, (total, _), factor in zip(means, found, factors)}
+        return [totals[one] if one in means else self._times(node, one, count) for one in parts], count
+
+    def _scaled(self, total: fx.Node, factor: float) -> fx.Node:
+        if factor == 1:
+            return total
+        with self.graph.inserting_after(total):
+            new = self.graph.call_function(aten.mul.Scalar, (total, factor))
+        new.meta = dict(total.meta)
+        return new
 
     def _times(self, node: fx.Node, value: fx.Node | float, count: Count):
         if value == 0:
@@ -127,16 +149,17 @@ class Sums:
 
     def _inner(self, node: fx.Node, source: fx.Node) -> tuple[fx.Node, Count]:
         """`node` reduces what reduces the samples: several means in a stack, or x.mean(0)."""
-        if source.target is aten.stack.default:
-            found = [self.of(one) for one in source.args[0]]
-            if len({count for _, count in found}) != 1:
-                raise Unknown(f"it stacks means over different numbers of targets{where(source)}")
-            return self._copy(source, ([total for total, _ in found], *source.args[1:])), found[0][1]
+        if source.target in JOINED and len(source.args[0]) == source.meta["val"].numel():
+            values, count = self._joined(source, source.args[0])
+            return self._copy(source, (values, *source.args[1:])), count
         if source.target is aten.mean.dim and self.samples.kept(source.args[0]):
             return self._sum(source), source.args[0].meta["val"].numel() // source.meta["val"].numel()
-        if source.target in PASSED or source.target in SCALED and not isinstance(source.args[1], fx.Node):
+        if source.target in PASSED:
             total, count = self._inner(node, source.args[0])
             return self._copy(source, (total, *source.args[1:])), count
+        if source.target in SCALED and (place := self._linear_in(source)) is not None:
+            total, count = self._inner(node, source.args[place])
+            return self._with_argument(source, place, total), count
         raise Unknown(f"{ops.short_name(node)}{where(node)} averages a value that already combines the samples")
 
     def _of_classes(self, node: fx.Node) -> tuple[fx.Node, Count]:
@@ -174,16 +197,19 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
     if reduction not in (None, "mean", "sum"):
         raise CaptureError(f'loss_reduction is {reduction!r}, not "mean" or "sum"')
     graph, loss = forward.graph, forward.loss
-    factor = 1
+    factor, counts, samples = 1, Counts(forward, fields), Samples(forward, fields)
+    for check in forward.checks:
+        if not samples.from_fields(check.condition):
+            raise CaptureError(f"the module checks a value that does not depend on the fields of its batch alone{where(check.condition)}. Leave out the check")
     if reduction:
         counted = batch_size(forward, fields)
         factor = counted if reduction == "mean" else 1
     else:
         try:
-            loss, counted = Sums(graph, Samples(forward, fields)).of(loss)
+            loss, counted = Sums(graph, samples, counts).of(loss)
         except Unknown as reason:
             raise CaptureError(f"the loss must be a mean over targets, and {reason}. {ADVICE}") from None
-    described = {"count": counted} if isinstance(counted, int) else count_program(forward, *counted)
+    described = {**program(forward, counted, [*forward.checks, *counts.checks, *ids_in_range(forward)]), "ratios": counts.ratios}
     first = next(n for n in graph.nodes if n.op == "call_function")
     with graph.inserting_before(first):
         weight = graph.placeholder("loss_weight")
@@ -237,26 +263,3 @@ def cross_entropy_of(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
             return None
     value = logits.meta["val"]
     return (logits, labels, named_argument(node, ignore)) if plain and value.dim() == 2 and value.dtype in (torch.float32, torch.float64) else None
-
-
-def count_program(forward: Forward, labels: fx.Node, ignore: int | None) -> dict:
-    emitter = Emitter("the targets")
-    needed = ops.ancestors([labels])
-    inputs, code = [], []
-    for node in forward.graph.nodes:
-        if node.op == "placeholder" and (node is labels or any(node in ops.inputs_of(n) for n in needed)):
-            source, name = forward.inputs[node]
-            if source != "field":
-                raise CaptureError(f"the targets depend on the {source} '{name}', so they cannot be counted before the forward pass{where(labels)}. {ADVICE}")
-            emitter.slot[node] = emitter.new_slot()
-            inputs.append({"from": "field", "name": name, "slot": emitter.slot[node]})
-        elif node in needed:
-            instruction = emitter.instruction(node)
-            if instruction:
-                code.append(instruction)
-    slot = emitter.slot[labels]
-    if ignore is not None:
-        counted, slot = emitter.call("aten::ne.Scalar", {"v": slot}, ignore)
-        code.append(counted)
-    total, result = emitter.call("aten::sum", {"v": slot}, None)
-    return {"slots": emitter.slots, "inputs": inputs, "code": [*code, total], "slot": result}

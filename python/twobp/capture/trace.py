@@ -9,6 +9,7 @@ import threading
 
 import torch
 from torch import nn
+from torch._functorch import eager_transforms
 
 from . import export, matrices
 from .cut import Layer, cut, structure
@@ -25,7 +26,10 @@ from .sequences.slices import Refused, positions_of, sliced_programs
 from .split import split
 from .targets import weigh_loss
 
-MOST_REASON = 1000  # bytes of a text in a bundle
+
+# What these functions call first, however a module has imported them.
+DERIVATIVES = {"torch.autograd.grad or backward": (torch.autograd, "_engine_run_backward"), "torch.func.grad or vjp": (eager_transforms, "grad_increment_nesting"),
+               "torch.func.jvp": (eager_transforms, "jvp_increment_nesting")}
 
 
 @dataclasses.dataclass
@@ -85,7 +89,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
                                    list(zip(programs, made)))
         positions = length
     except Refused as reason:
-        no_slices = str(reason).encode()[:MOST_REASON].decode(errors="ignore")
+        no_slices = str(reason).encode()[:export.MOST_TEXT].decode(errors="ignore")
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
@@ -135,11 +139,24 @@ def refusing_own_backward():
             raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor{current_line()}, which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
         return register_hook(tensor, hook)
 
+    def refusing(call: str, original):
+        def refuse(*arguments, **keywords):
+            if threading.get_ident() != thread:
+                return original(*arguments, **keywords)
+            raise CaptureError(f"{call} is called within the forward pass or loss_fn{current_line()}, but programs have the derivatives of the loss alone. "
+                               "Write this one out with operators of torch, or take it before the batch is made")
+        return refuse
+
+    before = [(torch.autograd.Function, "apply", apply), (torch.Tensor, "register_hook", register_hook)]
     torch.autograd.Function.apply, torch.Tensor.register_hook = classmethod(checked_apply), checked_hook
+    for call, (holder, name) in DERIVATIVES.items():
+        before.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, refusing(call, getattr(holder, name)))
     try:
         yield
     finally:
-        torch.autograd.Function.apply, torch.Tensor.register_hook = apply, register_hook
+        for holder, name, original in before:
+            setattr(holder, name, original)
 
 
 def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from twobp import Error
 from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
+from twobp.transformers.overrides import check_overrides, check_weights, is_overridden
 
 # TrainingArguments has these settings of the pipeline under another name.
 NAMES = {"micro_batches": "gradient_accumulation_steps", "micro_batch_size": "per_device_train_batch_size", "steps": "max_steps",
@@ -45,7 +46,7 @@ class Trainer(transformers.Trainer):
 
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name: ranks,
     schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
-    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
+    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` may be "mean", as for twobp.Trainer.
 
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument that cannot
     be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
@@ -58,9 +59,8 @@ class Trainer(transformers.Trainer):
     def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
                  optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, **settings):
-        if compute_loss_func is not None or type(self).compute_loss is not transformers.Trainer.compute_loss:
-            raise Error("a loss outside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
-                        "return its loss, or use twobp.Trainer with loss_fn")
+        self.compute_loss_func = compute_loss_func
+        check_overrides(self)
         args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
         check_arguments(args)
         if args.activation_checkpointing:
@@ -71,8 +71,11 @@ class Trainer(transformers.Trainer):
         if settings.get("data_parallel", 1) != 1:
             raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
-        self._settings = {**settings, "loss_reduction": loss_reduction}
+        if loss_reduction not in (None, "mean"):
+            raise Error(f"loss_reduction is {loss_reduction!r}, but transformers takes the mean of the losses of micro-batches: let the model return a mean, and give \"mean\"")
+        self._settings, self.loss_reduction = {**settings, "loss_reduction": loss_reduction}, loss_reduction
         self._stale = False  # whether the model's weights are older than the pipeline's
+        self._saves_checkpoint = False
         self._many = args.distributed_state.distributed_type != DistributedType.NO
         if self._many:
             folders = [None] * args.world_size
@@ -82,6 +85,7 @@ class Trainer(transformers.Trainer):
             args.distributed_state = OneDevice(args.distributed_state)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, model_init, None, compute_metrics,
                          callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics)
+        self._accepts_loss_kwargs = self.model_accepts_loss_kwargs
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -91,6 +95,9 @@ class Trainer(transformers.Trainer):
             self.accelerator.gather = self.accelerator.gather_for_metrics = self.gather_function = lambda data, **_: data
 
     def train(self, *args, **keywords) -> TrainOutput:
+        check_overrides(self)
+        check_arguments(self.args)
+        self._begin_step()
         self._update_model()
         if self.pipeline is not None:  # another call continues with the optimizer's state
             fetch_state(self.optimizer, self.model, self.pipeline)
@@ -104,21 +111,46 @@ class Trainer(transformers.Trainer):
         return loader
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        self._step_batches = []
+        if self._step_batches:
+            warnings.warn(f"an epoch ended within step {self.state.global_step + 1}: its {len(self._step_batches)} micro-batches train nothing. Let the number of batches be a "
+                          "multiple of gradient_accumulation_steps, and let callbacks end an epoch in on_step_end")
+        self._begin_step()
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Trains when it gets the last micro-batch of a step, and then returns the step's loss. Before that, returns 0."""
-        self._step_batches.append(dict(inputs))
-        if len(self._step_batches) < self.current_gradient_accumulation_steps:
-            return torch.tensor(0.0)
-        if not model.training:
-            model.train()  # for a capture
+        check_overrides(self)
+        if model is not self.model and model is not self.model_wrapped:
+            raise Error(f"training_step got a {type(model).__name__} that is not the trainer's model, but the pipeline trains that one: leave out _wrap_model, "
+                        "and give super().training_step the model that it gets")
+        model.train()  # as in transformers, also those parts that were in evaluation mode
+        if is_overridden(self, "_prepare_inputs") or is_overridden(self, "_prepare_input"):
+            self._update_model()  # they may run it
+        inputs = self._prepare_inputs(inputs)
+        if not isinstance(inputs, Mapping):
+            raise Error(f"_prepare_inputs returned a {type(inputs).__name__}, but must return a dict of tensors")
+        if self._step_norm is None:
+            self._step_batches.append(dict(inputs))
+            self._step_items.append(num_items_in_batch)
+        count, whole = len(self._step_batches), self.current_gradient_accumulation_steps
+        last = self.accelerator.sync_gradients
+        if self._step_norm is not None or count > whole or last and count < whole:
+            raise Error(f"a step has {whole} micro-batches, but training_step of {type(self).__name__} did not call super().training_step, which trains in the "
+                        "pipeline, once for each of them")
+        return self._step() if last else torch.tensor(0.0)
+
+    def _begin_step(self) -> None:
+        self._step_batches: list[dict] = []
+        self._step_items: list = []
+        self._step_norm: float | None = None  # that of the gradients, when the pipeline has made the step
+
+    def _step(self) -> torch.Tensor:
+        """Makes the step of `_step_batches` in the pipeline. Returns its loss."""
+        check_weights(self, self._step_batches, self._step_items, self._accepts_loss_kwargs)
         if self.pipeline is None:
             self._make_pipeline(self._step_batches[0])
-        if fixed_settings(self.optimizer) != self._fixed:
-            raise Error(f"settings of the optimizer changed since the first step: from {self._fixed} to {fixed_settings(self.optimizer)}. Only its learning rate "
-                        "may change, as by a callback")
+        self._check_settings()
+        self._update_model(needed=False)
         shapes = self.pipeline.shapes
         try:
             result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
@@ -126,19 +158,29 @@ class Trainer(transformers.Trainer):
             if not self.pipeline._pass_over(self._step_batches):
                 raise
             warnings.warn(f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)")
-            self._grad_norm = 0.0
+            self._step_norm = 0.0
             return torch.tensor(0.0)
         if shapes <= MANY_SHAPES < self.pipeline.shapes:
             warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
                           "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")
         self._stale = True
-        self._grad_norm = result.grad_norm
+        self._step_norm = result.grad_norm
         return torch.tensor(result.loss)
 
+    def _check_settings(self) -> None:
+        """Raises Error for settings that transformers reads at each step, but the pipeline has since its first."""
+        if fixed_settings(self.optimizer) != self._fixed:
+            raise Error(f"settings of the optimizer changed since the first step: from {self._fixed} to {fixed_settings(self.optimizer)}. Only its learning rate "
+                        "may change, as by a callback")
+        if self.args.max_grad_norm != self._clip_norm:
+            raise Error(f"TrainingArguments.max_grad_norm changed since the first step: from {self._clip_norm} to {self.args.max_grad_norm}. Set it before training")
+
     def _get_grad_norm(self, model, grad_norm=None) -> float:
-        if self.pipeline is None:
-            raise Error("training_step of a subclass did not call super().training_step, which trains in the pipeline")
-        return self._grad_norm
+        if self._step_norm is None:
+            raise Error(f"training_step of {type(self).__name__} did not call super().training_step, which trains in the pipeline")
+        norm = self._step_norm
+        self._begin_step()
+        return norm
 
     def _finalize_training(self, *args, **keywords) -> TrainOutput:
         self._update_model()
@@ -156,10 +198,18 @@ class Trainer(transformers.Trainer):
         return super().predict(*args, **keywords)
 
     def save_model(self, *args, **keywords) -> None:
+        """Any process may call this alone. During training, the others then send their weights before their next step."""
         self._update_model()
         super().save_model(*args, **keywords)
-        if self._many:
+        if self._many and self._saves_checkpoint:
             dist.barrier()  # the others look for the folder
+
+    def _save_checkpoint(self, *args, **keywords) -> None:
+        self._saves_checkpoint = True
+        try:
+            super()._save_checkpoint(*args, **keywords)
+        finally:
+            self._saves_checkpoint = False
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.pipeline is None:  # no step since the state was loaded
@@ -177,10 +227,18 @@ class Trainer(transformers.Trainer):
         self.pipeline = twobp.Trainer(
             self.model, example, optimizer=update_rule(self.optimizer, self.model), micro_batches=self.args.gradient_accumulation_steps,
             clip_norm=self.args.max_grad_norm, seed=self.args.seed, steps=self.state.max_steps, **self._settings)
-        self._fixed = fixed_settings(self.optimizer)
+        self._fixed, self._clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
         load_state(self.optimizer, self.model, self.pipeline, self.state.global_step)
 
-    def _update_model(self) -> None:
-        if self._stale:
+    def _update_model(self, needed: bool = True) -> None:
+        """Gives the model the trained weights. All processes collect them together, but one alone may call this during training: the others ask before each
+        step whether the weights are `needed`."""
+        if not self._stale:
+            return
+        if self._many:
+            by_any = torch.tensor([needed], dtype=torch.uint8)
+            dist.all_reduce(by_any, dist.ReduceOp.MAX)
+            needed = bool(by_any)
+        if needed:
             self.model.load_state_dict(self.pipeline.state_dict())
             self._stale = False
