@@ -63,7 +63,7 @@ ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
     if (one.type.frozen) parameters_.back()->freeze();
     trained_or_not_.push_back(parameters_.back().get());
   }
-  for (const Program::Unit& unit : graph_->shape().programs[static_cast<size_t>(names.kind)].backward_p2) {
+  for (const Program::Unit& unit : graph_->program(graph_->shape(), layer).backward_p2) {
     for (const Instruction& one : unit.code) {
       if (one.kind == Instruction::Kind::kEmbedding)
         parameters_[static_cast<size_t>(one.parameter)]->is_table();
@@ -103,6 +103,10 @@ ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   const Shape& shape = graph_->shape_of(context.sliced() ? *context.slice.sequences : *context.fields);
   TWOBP_CHECK(!context.sliced() || shape.positions > 0, "this captured model takes no slices of sequences",
               shape.no_slices.empty() ? "" : ": ", shape.no_slices);
+  if (const uint64_t dropped = graph_->dropped(); dropped != dropped_) {
+    dropped_ = dropped;
+    shapes_.clear();
+  }
   auto& known = shapes_[&shape];
   if (known) return *known;
   auto made = std::make_unique<ForShape>();

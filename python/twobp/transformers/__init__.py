@@ -45,7 +45,8 @@ class Trainer(transformers.Trainer):
 
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name: ranks,
     schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
-    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` is as for twobp.Trainer.
+    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` and
+    `check_every` are as for twobp.Trainer.
 
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument that cannot
     be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
@@ -57,7 +58,7 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
-                 optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, **settings):
+                 optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, check_every: int = 0, **settings):
         if compute_loss_func is not None or type(self).compute_loss is not transformers.Trainer.compute_loss:
             raise Error("a loss outside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
                         "return its loss, or use twobp.Trainer with loss_fn")
@@ -71,7 +72,7 @@ class Trainer(transformers.Trainer):
         if settings.get("data_parallel", 1) != 1:
             raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
-        self._settings = {**settings, "loss_reduction": loss_reduction}
+        self._settings = {**settings, "loss_reduction": loss_reduction, "check_every": check_every}
         self._stale = False  # whether the model's weights are older than the pipeline's
         self._many = args.distributed_state.distributed_type != DistributedType.NO
         if self._many:
@@ -112,8 +113,7 @@ class Trainer(transformers.Trainer):
         self._step_batches.append(dict(inputs))
         if len(self._step_batches) < self.current_gradient_accumulation_steps:
             return torch.tensor(0.0)
-        if not model.training:
-            model.train()  # for a capture
+        model.train()  # as transformers does at each step
         if self.pipeline is None:
             self._make_pipeline(self._step_batches[0])
         if fixed_settings(self.optimizer) != self._fixed:
