@@ -258,10 +258,22 @@ class PyTrainer {
   }
 
   // Also for a batch that evaluate() reads, as then nothing runs.
-  void add_shape(const std::string& json, const Fields& constants) {
+  void add_shape(const std::string& json, const Fields& constants, int variant) {
     std::optional<Use> use;
     if (!reads_) use.emplace(*this);
-    graph::add_shape(*graph_, json, "the captured module", constants);
+    graph::add_shape(*graph_, json, "the captured module", constants, variant);
+  }
+
+  // Of the captured module, for the micro-batches from here on; and the same for a batch that evaluate() reads.
+  void use_variant(int variant) {
+    std::optional<Use> use;
+    if (!reads_) use.emplace(*this);
+    graph_->use(variant);
+  }
+  void drop_variant(int variant) {
+    std::optional<Use> use;
+    if (!reads_) use.emplace(*this);
+    graph_->drop(variant);
   }
 
   // The cost model, as JSON.
@@ -511,6 +523,8 @@ void add_trainer(py::module_& module) {
       .def("resume", &PyTrainer::resume)
       .def("timeline", &PyTrainer::timeline)
       .def("add_shape", &PyTrainer::add_shape)
+      .def("use_variant", &PyTrainer::use_variant)
+      .def("drop_variant", &PyTrainer::drop_variant)
       .def("costs", &PyTrainer::costs)
       .def_property_readonly("process", &PyTrainer::process)
       .def_property_readonly("micro_batches", &PyTrainer::micro_batches)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from twobp.capture import Captured
 
 MOST_LR = 1e6
+MANY_VARIANTS = 4
 SECTIONS = ("pipeline", "train")  # their keys are arguments of a trainer; those of the optimizer are its own
 
 
@@ -62,7 +63,7 @@ class Trainer:
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
                  loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | Muon | SGD | None = None,
-                 cache: bool | str | os.PathLike = True, **settings):
+                 cache: bool | str | os.PathLike = True, check_every: int = 0, **settings):
         """`example` is one micro-batch, a dict of tensors whose first dimension counts samples.
 
         `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of tensors may
@@ -74,6 +75,9 @@ class Trainer:
         `model` may replace a module. It has the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from":
         FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
 
+        With `check_every=N`, every Nth step is compared with a module under autograd. If the numbers differ, it raises twobp.Error that names the
+        first layer that differs. Such a step takes many times as long.
+
         `settings` are the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
         clip_norm, seed, ... (docs/settings.md). With device="cuda", the ranks compute on this machine's GPUs. The module and the
         batches stay on the CPU, and `state_dict` returns tensors on the CPU. Raises twobp.Error for an unknown name, a value out of range, keys that
@@ -82,6 +86,9 @@ class Trainer:
             raise Error("give a module, or model= with the keys of a configured one")
         if example is None:
             raise Error("give an example: a dict of tensors, one micro-batch")
+        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0 or check_every and module is None:
+            raise Error(f"check_every is {check_every!r}, but must be a number of steps, for a module")
+        self._check_every = check_every
         self._module = module
         self._example = batches.check_fields(self._named(example), "the example")
         self._captured: Captured | None = None
@@ -104,7 +111,8 @@ class Trainer:
         self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, group)
         if warning := self._native.warning_of_cap():
             warnings.warn(warning, stacklevel=2)
-        self._shapes = {_shape(example)}
+        self._shapes: dict[int, set] = {0: {_shape(example)}}  # by variant
+        self._variants = 0  # that were captured because something changed
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
@@ -116,7 +124,12 @@ class Trainer:
         KeyboardInterrupt for Ctrl-C."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
-        return StepResult(**self._native.step(self._cut(batch), lr))
+        parts = self._cut(batch)
+        expected = self._compare(batch, parts) if self._check_every and (self.steps_done + 1) % self._check_every == 0 else None
+        result = StepResult(**self._native.step(parts, lr))
+        if expected is not None and not abs(result.loss - expected) <= self._captured.limit() * abs(expected):
+            raise Error(f"step {result.step} was made with the loss {result.loss}, where the module has {expected}. This is an error of twobp: please report it")
+        return result
 
     def _pass_over(self, batch: Batch | Tensors | Sequence[Batch]) -> bool:
         """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for such a batch."""
@@ -127,7 +140,7 @@ class Trainer:
         must not use the trainer, whose weights may be their running means."""
         if isinstance(batches_, (Mapping, torch.Tensor)):
             raise Error("evaluate takes an iterable of batches, and this is one batch: give [batch]")
-        all_ = self._native.evaluate(self._cut(batch) for batch in batches_)
+        all_ = self._native.evaluate(self._cut(batch, training=False) for batch in batches_)
         targets, right = all_["targets"], all_["right"]
         if targets == 0:
             raise Error("nothing to evaluate: there is no batch, or no target that counts")
@@ -192,7 +205,7 @@ class Trainer:
         from twobp.capture import bundle
         weights = self._native.weights(averaged=True)
         if self._native.process == 0:
-            bundle.write(folder, self._captured.graph, weights, self._captured.constants, self._module)
+            bundle.write(folder, self._captured.graph, weights, self._captured.constants_in_use(), self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that has none of another run: weights, optimizer state and position. The newest `keep` stay. The checkpoint is on disk when this returns."""
@@ -227,8 +240,8 @@ class Trainer:
 
     @property
     def shapes(self) -> int:
-        """The number of shapes of micro-batches for which the module was captured."""
-        return len(self._shapes)
+        """The number of shapes of micro-batches for which the module was captured, as it is now."""
+        return len(self._shapes[self._captured.variant.number]) if self._captured is not None else 1
 
     @property
     def split(self) -> list[int]:
@@ -244,17 +257,41 @@ class Trainer:
         """The whole configuration, including the defaults."""
         return json.loads(self._native.config)
 
-    def _cut(self, batch: Batch | Sequence[Batch]) -> list[dict[str, torch.Tensor]]:
+    def _cut(self, batch: Batch | Sequence[Batch], training: bool = True) -> list[dict[str, torch.Tensor]]:
         if self._watch is not None:
             self._watch.check()
+        change = self._captured.follow(training) if self._captured is not None else None
         parts = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None)
         if self._captured is None:
             return parts
         pairs = [self._without_mask(part, f"micro-batch {i}") for i, part in enumerate(parts)]
+        self._use_variant()
         for part, mask in pairs:
-            if _shape(part) not in self._shapes:
-                self._add_shape(part, mask)
+            if _shape(part) not in self._shapes[self._captured.variant.number]:
+                self._add_shape(part, mask, change)
         return [part for part, _ in pairs]
+
+    def _compare(self, batch: Batch | Sequence[Batch], parts: list[Batch]) -> float | None:
+        """Compares the programs with the module, and returns the loss of the step, or None if it depends on random numbers."""
+        from twobp.capture.check import compare
+        weights, sums = self._native.weights(), []
+        wholes = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=True)
+        for i, (part, whole) in enumerate(zip(parts, wholes)):
+            try:
+                sums.append(compare(self._captured, part, {name: one for name, one in whole.items() if name not in part}, weights))
+            except Error as error:
+                raise Error(f"step {self.steps_done + 1} was not made, because the programs differ from the module on micro-batch {i}: {error}") from error
+        targets = sum(count for _, count, _ in sums)
+        return None if targets == 0 or any(drew for *_, drew in sums) else sum(loss * count for loss, count, _ in sums) / targets
+
+    def _use_variant(self) -> None:
+        """Lets the runtime run the programs of the variant that the module is now."""
+        number = self._captured.variant.number
+        self._shapes.setdefault(number, set())
+        self._native.use_variant(number)
+        for old in self._captured.forget_variants():
+            self._native.drop_variant(old)
+            del self._shapes[old]
 
     def _without_mask(self, fields: dict[str, torch.Tensor], what: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Returns what the programs read, and the mask that slices do without."""
@@ -269,8 +306,8 @@ class Trainer:
             return [batches.named(self._module, part) for part in batch]  # a list of micro-batches
         return batches.named(self._module, batch)
 
-    def _add_shape(self, part: Batch, mask: Batch) -> None:
-        """Captures the module for micro-batches of another shape."""
+    def _add_shape(self, part: Batch, mask: Batch, change: str | None) -> None:
+        """Captures the module for micro-batches of another shape, or because of a change."""
         captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
         before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
@@ -278,13 +315,25 @@ class Trainer:
             if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
                 raise Error(f"its sequences cannot be cut into slices: {reason}")
             self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
-                                   {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before})
-        except Error as error:
+                                   {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before}, captured.variant.number)
+        except BaseException as error:
             del captured.graph["shapes"][known:]
             captured.constants = before
+            captured.step_back()
+            self._use_variant()
+            if not isinstance(error, Error):
+                raise
+            if change:
+                raise Error(f"{change} has changed since the last step, so the module needs programs of its own. Their capture failed: {error}. Undo the "
+                            "change, or make a new trainer") from error
             raise Error(f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with other sizes. That capture failed: "
                         f"{error}") from error
-        self._shapes.add(_shape(part))
+        self._shapes[captured.variant.number].add(_shape(part))
+        if change and known == 0:
+            self._variants += 1
+            if self._variants == MANY_VARIANTS:
+                warnings.warn(f"{change} has changed again since the last step. The module was captured for {self._variants} values so far, which takes seconds "
+                              "each time. Let the batch hold what changes from step to step, as a field, or a buffer that forward reads", stacklevel=4)
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
         """Returns the name under which the trainer has a tensor of the module. For a tied weight, this is one of its names.

@@ -25,8 +25,7 @@ class Watch:
         self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
         self._known: dict[str, None] = {}  # in order
         self._parts = [(f"{path}.{key}".lstrip("."), part._modules, key, child) for path, part in module.named_modules() for key, child in part._modules.items()]
-        self._hooks = [(path, table, len(table)) for path, part in module.named_modules()
-                       for table in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)]
+        self._hooks = [(path, table, len(table)) for path, part in module.named_modules() for table in (part._backward_hooks, part._backward_pre_hooks)]
         self._next_hook = RemovableHandle.next_id
         self._look()
         self.came_from_trainer(module.state_dict())
@@ -46,8 +45,9 @@ class Watch:
                 raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
 
     def check(self) -> None:
-        """Raises Error if the module has a part or a tensor that is no longer the trainer's, or a new hook."""
-        replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part), None)
+        """Raises Error if the module has a part with tensors or a tensor that is no longer the trainer's, or a new hook of the backward pass. Other changes
+        are for the guards of its capture."""
+        replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part and (has_tensors(part) or has_tensors(table.get(key)))), None)
         if replaced:
             raise Error(f"the part '{replaced}' of the module was replaced after the trainer was made, but the trainer still has the old part: make a new trainer")
         if RemovableHandle.next_id != self._next_hook:  # a hook was added somewhere
@@ -86,3 +86,7 @@ class Watch:
             some = bits[::max(1, len(bits) // SAMPLES)].tolist()
             digest.update(f"{name} {flat.dtype} {len(bits)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
         return digest.hexdigest()
+
+
+def has_tensors(part: nn.Module | None) -> bool:
+    return part is not None and next(part.parameters(), next(part.buffers(), None)) is not None

@@ -1,5 +1,7 @@
 """A module whose capture is written by hand, to test the trainer apart from capture: layers y = relu(x W^T + b), and the mean
 squared error."""
+import types
+
 import torch
 
 WIDTH = 4
@@ -32,7 +34,17 @@ class HandCaptured:
                         "constants": ["two"] if kind == 2 else []} for i, kind in enumerate(kinds)],
             "parameters": {name: {"dtype": "float32", "shape": list(one.shape), "frozen": False} for name, one in trained.items()},
             "buffers": {}, "shapes": []}
+        self.variant = types.SimpleNamespace(number=0)
         self.add_shape(example)
+
+    def follow(self, training=True):
+        return None
+
+    def forget_variants(self):
+        return []
+
+    def constants_in_use(self):
+        return self.constants
 
     def add_shape(self, batch, beside=None):
         samples = batch["input"].shape[0]

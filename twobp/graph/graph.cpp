@@ -1,6 +1,8 @@
 #include "twobp/graph/graph.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -37,6 +39,36 @@ void Graph::add(Shape shape, Tensors constants) {
   shapes_.push_back(std::move(shape));
 }
 
+void Graph::use(int variant) {
+  const std::lock_guard lock(mutex_);
+  variant_ = variant;
+}
+
+void Graph::drop(int variant) {
+  const std::lock_guard lock(mutex_);
+  TWOBP_CHECK(variant != variant_, "variant ", variant, " of the captured module is in use");
+  ++dropped_;
+  for (auto shape = std::next(shapes_.begin()); shape != shapes_.end();) {
+    if (shape->variant != variant) {
+      ++shape;
+      continue;
+    }
+    for (const Program& program : shape->programs)
+      std::erase_if(plans_, [&](const auto& plan) { return plan.first.first == &program; });
+    shape = shapes_.erase(shape);
+  }
+  std::set<std::string> read;
+  const auto add = [&](const std::vector<std::string>& names) { read.insert(names.begin(), names.end()); };
+  for (const GraphLayer& layer : layers()) add(layer.constants);
+  for (const Shape& shape : shapes_) std::for_each(shape.constants.begin(), shape.constants.end(), add);
+  std::erase_if(constants_, [&](const auto& constant) { return !read.contains(constant.first); });
+}
+
+uint64_t Graph::dropped() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
 const Shape& Graph::shape() const {
   const std::lock_guard lock(mutex_);
   return shapes_.front();
@@ -44,26 +76,34 @@ const Shape& Graph::shape() const {
 
 const Shape& Graph::shape_of(const Fields& fields) const {
   const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(shapes_.begin(), shapes_.end(),
-                                  [&](const Shape& shape) { return fit(shape.fields, fields); });
+  const auto found = std::find_if(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
+    return shape.variant == variant_ && fit(shape.fields, fields);
+  });
   if (found != shapes_.end()) return *found;
   std::vector<std::string> known;
-  for (const Shape& shape : shapes_) known.push_back(text_of(shape.fields));
+  for (const Shape& shape : shapes_) {
+    if (shape.variant == variant_) known.push_back(text_of(shape.fields));
+  }
   fail("the captured model has no program for a micro-batch of ", text_of(fields),
        ". It has programs for: ", join(known, "; or "),
        ". Give such micro-batches (pipeline.micro_batch_size, data.sequence), or capture ",
        "the model for this one too.");
 }
 
-bool Graph::knows(const FieldTypes& fields) const {
+bool Graph::knows(const FieldTypes& fields, int variant) const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(shapes_.begin(), shapes_.end(),
-                     [&](const Shape& shape) { return shape.fields == fields; });
+  return std::any_of(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
+    return shape.variant == variant && shape.fields == fields;
+  });
+}
+
+const Program& Graph::program(const Shape& shape, int layer) const {
+  const auto index = static_cast<size_t>(layer);
+  return shape.programs[static_cast<size_t>(shape.kinds.empty() ? layers()[index].kind : shape.kinds[index])];
 }
 
 const Plan& Graph::plan(const Shape& shape, int layer, const std::vector<bool>& trained) const {
-  const auto kind = static_cast<size_t>(layers()[static_cast<size_t>(layer)].kind);
-  const Program* program = &shape.programs[kind];
+  const Program* program = &this->program(shape, layer);
   const std::lock_guard lock(mutex_);
   const auto found = plans_.find({program, trained});
   if (found != plans_.end()) return found->second;

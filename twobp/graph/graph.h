@@ -2,7 +2,7 @@
 // micro-batch. docs/bundle.md describes the file that it comes from.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,11 +44,13 @@ struct GraphLayer {
   std::vector<std::string> constants;
 };
 
-// The programs for micro-batches with these fields.
+// The programs for micro-batches with these fields, while the module is as it was when they were captured.
 struct Shape {
   FieldTypes fields;
-  std::vector<Program> programs;                    // by kind
+  std::vector<Program> programs;
+  std::vector<int> kinds;                           // by layer: its program; empty: the kinds of the layers
   std::vector<std::vector<std::string>> constants;  // by layer; empty: those of the layers
+  int variant = 0;                                  // of the module
   Targets targets;
   int64_t positions = 0;  // of its sequences, if the programs take slices of them; else 0
   std::string no_slices;  // why they do not; empty if the file does not say
@@ -78,17 +80,26 @@ class Graph {
   // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call
   // the functions from here on.
   void add(Shape shape, Tensors constants);
+  // From here on, micro-batches run the programs of this variant of the module. Call it between steps.
+  void use(int variant);
+  // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first
+  // shape stays. Call it between steps.
+  void drop(int variant);
   // The first shape.
   const Shape& shape() const;
-  // The programs for the micro-batch. Throws Error that lists the known shapes.
+  // The programs of the used variant for the micro-batch. Throws Error that lists the known shapes.
   const Shape& shape_of(const Fields& fields) const;
-  // Whether a shape of these fields is there.
-  bool knows(const FieldTypes& fields) const;
+  // Whether the variant has a shape of these fields.
+  bool knows(const FieldTypes& fields, int variant) const;
+  // The program of a layer.
+  const Program& program(const Shape& shape, int layer) const;
   // The plan of a layer. `trained` says for each of its parameters whether it is trained.
   const Plan& plan(const Shape& shape, int layer, const std::vector<bool>& trained) const;
   // The constants to which the indices in the layer's program refer.
   std::vector<at::Tensor> constants(const Shape& shape, int layer) const;
   bool has_constant(const std::string& name) const;
+  // Rises when shapes are dropped, so that nothing that was made for them stays.
+  uint64_t dropped() const;
   // Counts the targets of a micro-batch.
   int64_t count_targets(const Fields& fields) const;
 
@@ -96,7 +107,9 @@ class Graph {
   GraphDescription description_;
   mutable std::mutex mutex_;  // guards the rest
   Tensors constants_;
-  std::deque<Shape> shapes_;  // whose addresses do not change
+  std::list<Shape> shapes_;  // whose addresses do not change
+  int variant_ = 0;          // the one that is used
+  uint64_t dropped_ = 0;     // how many times shapes were dropped
   mutable std::map<std::pair<const Program*, std::vector<bool>>, Plan> plans_;
 };
 

@@ -98,6 +98,10 @@ ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   const Shape& shape = graph_->shape_of(context.sliced() ? *context.slice.sequences : *context.fields);
   TWOBP_CHECK(!context.sliced() || shape.positions > 0, "this captured model takes no slices of sequences",
               shape.no_slices.empty() ? "" : ": ", shape.no_slices);
+  if (const uint64_t dropped = graph_->dropped(); dropped != dropped_) {
+    dropped_ = dropped;
+    shapes_.clear();
+  }
   auto& known = shapes_[&shape];
   if (known) return *known;
   auto made = std::make_unique<ForShape>();

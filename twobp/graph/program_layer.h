@@ -47,6 +47,7 @@ class ProgramLayer : public Layer {
   std::vector<Parameter*> trained_or_not_;  // parameters_, as the interpreter takes them
   at::Device device_of_values_ = at::kCPU;  // see device()
   std::map<const Shape*, std::unique_ptr<ForShape>> shapes_;
+  uint64_t dropped_ = 0;  // Graph::dropped() when shapes_ was cleared
 };
 
 }  // namespace twobp::graph

@@ -179,11 +179,14 @@ std::set<int> parameters_with_gradient(const Program& program) {
 // Checks that a layer has what its program reads, and that it fits the layer before it.
 void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
   const GraphLayer& layer = graph.layers[index];
-  const Program& program = shape.programs[static_cast<size_t>(layer.kind)];
+  const auto program_of = [&](size_t layer) -> const Program& {
+    return shape.programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
+  };
+  const Program& program = program_of(index);
   const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
   static const std::vector<Program::Output> none;
   const auto& values =
-      index == 0 ? none : shape.programs[static_cast<size_t>(graph.layers[index - 1].kind)].outputs;
+      index == 0 ? none : program_of(index - 1).outputs;
   const size_t constants = shape.constants.empty() ? layer.constants.size() : shape.constants[index].size();
   for (const Input& input : program.inputs) {
     const auto within = [&](size_t count, const char* what) {
@@ -244,8 +247,14 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   read_slices(node, shape);
   const JsonNode programs = node["programs"];
   const std::vector<JsonNode> each = programs.elements(kMostLayers);
-  if (each.size() != graph.kinds.size())
+  if (const auto kinds = node.find("kinds")) {
+    for (const JsonNode& kind : kinds->elements(kMostLayers))
+      shape.kinds.push_back(static_cast<int>(kind.integer(0, static_cast<int64_t>(each.size()) - 1)));
+    if (shape.kinds.size() != graph.layers.size())
+      kinds->refuse("has ", shape.kinds.size(), " numbers for ", graph.layers.size(), " layers");
+  } else if (each.size() != graph.kinds.size()) {
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
+  }
   for (const JsonNode& program : each)
     shape.programs.push_back(read_program(program, shape.fields, shape.positions));
   shape.targets = read_targets(node["targets"], shape.fields);
@@ -313,7 +322,7 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   for (const JsonNode& node : shapes) {
     Shape shape = read_shape(node, graph->description(),
                              [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields)) node.refuse("an earlier shape has the same fields: remove one of them");
+    if (graph->knows(shape.fields, 0)) node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;
@@ -324,13 +333,14 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
   return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
-void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants) {
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants, int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
     return constants.contains(name) || graph.has_constant(name);
   });
-  if (!graph.knows(shape.fields)) graph.add(std::move(shape), std::move(constants));
+  shape.variant = variant;
+  if (!graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
 }
 
 }  // namespace twobp::graph

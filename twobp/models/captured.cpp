@@ -47,8 +47,9 @@ bool is_trained(const GraphLayer& layer) {
 
 // The rows of the table that the ids of the field are looked up in; 0 if there is none.
 int64_t rows_of_table(const Graph& graph, const std::string& field) {
-  for (const GraphLayer& layer : graph.layers()) {
-    const Program& program = graph.shape().programs[static_cast<size_t>(layer.kind)];
+  for (size_t i = 0; i < graph.layers().size(); ++i) {
+    const GraphLayer& layer = graph.layers()[i];
+    const Program& program = graph.program(graph.shape(), static_cast<int>(i));
     std::set<int> ids;              // slots with the field, or a view of it
     std::map<int, int> parameters;  // by slot
     for (const graph::Input& input : program.inputs) {
@@ -70,8 +71,9 @@ int64_t rows_of_table(const Graph& graph, const std::string& field) {
 // "twobp::dropout in layer 'head'": the first instruction for which `which` is true. Empty if there is none.
 template <typename Which>
 std::string find_instruction(const Graph& graph, const Which& which) {
-  for (const GraphLayer& layer : graph.layers()) {
-    const Program& program = graph.shape().programs[static_cast<size_t>(layer.kind)];
+  for (size_t i = 0; i < graph.layers().size(); ++i) {
+    const GraphLayer& layer = graph.layers()[i];
+    const Program& program = graph.program(graph.shape(), static_cast<int>(i));
     std::vector<const graph::Code*> codes{&program.forward, &program.evaluate, &program.backward_p1};
     for (const Program::Unit& unit : program.backward_p2) codes.push_back(&unit.code);
     for (const graph::Code* code : codes) {

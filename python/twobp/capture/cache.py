@@ -21,6 +21,8 @@ SWITCH = "TWOBP_CACHE"  # "off": nothing is read or written
 MOST_BYTES = 1 << 30  # of all entries; the least recently used are removed
 LEFT_BEHIND = 3600  # after these seconds, a file that is still being written belongs to a process that died
 
+_met: set[str] = set()  # keys of entries whose programs this process has compared
+
 
 class Cache:
     """`where` is True for the user's cache folder, False for none, or a folder."""
@@ -29,13 +31,13 @@ class Cache:
         off = where is False or where is True and os.environ.get(SWITCH) == "off"
         self.folder = None if off else user_folder() if where is True else pathlib.Path(where)
 
-    def entry(self, whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> Entry:
+    def entry(self, walk: tuple[fingerprint.Fingerprint, str], fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> Entry:
+        """Returns the entry of a module, over which `walk` went, for micro-batches with these fields."""
         if self.folder is None:
             return Entry([], "", "off")
-        try:
-            key = fingerprint.of(whole, fields, loss_reduction, check)
-        except (fingerprint.Unknown, RecursionError) as reason:
-            return Entry([], "", f"not kept: {reason}")
+        if walk[0].unknown:
+            return Entry([], "", f"not kept: {walk[0].unknown}")
+        key = fingerprint.key_of(walk[1], fields, loss_reduction, check)
         sliced, unsliced = self.folder / f"{key}-slices.safetensors", self.folder / f"{key}.safetensors"
         return Entry([sliced] if slices else [unsliced, sliced], key, "")
 
@@ -47,6 +49,12 @@ class Entry:
     paths: list[pathlib.Path]
     key: str
     state: str
+
+    def is_new_here(self) -> bool:
+        """Returns True once in a process for each entry, so that its programs are compared with the module once."""
+        new = self.key not in _met
+        _met.add(self.key)
+        return new
 
     def read(self, whole: nn.Module) -> tuple[Traced, dict | None] | None:
         """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the files are damaged."""
@@ -60,6 +68,7 @@ class Entry:
             text, checksum = (fingerprint.bytes_of(tensors.pop(name)) for name in ("trace", "checksum"))
             constants = [tensors[str(i)] for i in range(len(tensors))]
             kept = json.loads(text)
+            kept["reads"] = {int(number): names for number, names in kept["reads"].items()}
             if checksum != checksum_of(text, constants) or kept.pop("key") != self.key:
                 return None
             dry_run = kept.pop("dry_run")
@@ -91,6 +100,7 @@ class Entry:
                 _native.write_tensors(f"{own}/entry", tensors)
                 os.replace(f"{own}/entry", path)
             self.state = "kept"
+            _met.add(self.key)
             remove_oldest(path.parent)
         except (OSError, RuntimeError) as error:
             self.state = f"not kept: {error}"

@@ -16,16 +16,18 @@ from torch import nn
 from twobp import _native
 
 from . import bundle, interpret
-from .cache import Cache
+from .cache import Cache, Entry
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
-from .fingerprint import tensor_digest
+from .fingerprint import Fingerprint, tensor_digest, walk_over
+from .guards import Guards, recording
 from .reference import KeepParameters, reference, restore
-from .trace import Traced, trace
+from .trace import Traced, own_tensors, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
+KEPT_VARIANTS = 8  # besides the first; the least recently used is forgotten
 
 
 @dataclasses.dataclass
@@ -45,9 +47,36 @@ NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for 
 
 
 @dataclasses.dataclass
+class Variant:
+    """The module in one state of Python's values: attributes, modes, closures, globals, constants. `walk` and `state` are those of walk_over. `reads` has the
+    attributes that its traces read, by the number of the object in the walk, and `read` the digests of the module's tensors that its programs hold."""
+    number: int
+    walk: Fingerprint
+    state: str
+    modes: dict[nn.Module, bool]
+    shapes: list[dict] = dataclasses.field(default_factory=list)
+    reads: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    read: dict[str, str] = dataclasses.field(default_factory=dict)
+    guards: Guards | None = None
+
+    def guard(self, whole: nn.Module, walk: Fingerprint, state: str, reads: Mapping[int, Iterable[str]] = {}, read: Mapping[str, str] = {}) -> None:
+        """Guards what was read before and now, as it is now."""
+        known = {walk.number_of(self.walk.nodes[number].value): names for number, names in self.reads.items()} if walk is not self.walk else self.reads
+        self.reads = {number: {*known.get(number, ()), *reads.get(number, ())} for number in {*known, *reads} - {None}}
+        self.walk, self.state = walk, state
+        self.read.update(read)
+        own = own_tensors(whole)
+        self.guards = Guards(walk, self.reads, {id(own[name]) for name in self.read if name in own})
+
+    def is_now(self, whole: nn.Module, state: str) -> bool:
+        own = own_tensors(whole)
+        return self.state == state and all(name in own and tensor_digest(own[name]) == digest for name, digest in self.read.items())
+
+
+@dataclasses.dataclass
 class Captured:
-    """A captured module. `graph` has the contents of graph.json. Parameters, buffers and constants are tensors by name. `cached`
-    says for each shape what the cache did."""
+    """A captured module. `graph` has the contents of graph.json, with the shapes of the variant that is in use. Parameters, buffers and constants are
+    tensors by name. `cached` says for each shape what the cache did. `variants` are in the order of their last use."""
     module: nn.Module
     whole: WithLoss
     loss_reduction: str | None
@@ -56,8 +85,10 @@ class Captured:
     buffers: dict[str, torch.Tensor]
     constants: dict[str, torch.Tensor]
     cache: Cache
-    modes: dict[nn.Module, bool]
+    variant: Variant
+    variants: list[Variant]
     slices: bool  # whether programs are made for slices of sequences
+    trained: set[str] = dataclasses.field(default_factory=set)  # parameters with a gradient
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
@@ -67,7 +98,7 @@ class Captured:
         the module has them in the comparison. Raises CaptureError if the module would need other layers for this shape. Nothing
         is changed then."""
         fields = as_fields(self.module, batch)
-        described = {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
+        described = described_fields(fields)
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
             return None
         check_taken(self.whole, fields)
@@ -75,20 +106,14 @@ class Captured:
         check_parts(self.whole)
         constants = dict(self.constants)
         try:
-            with self._in_first_modes():
-                entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
-                found = entry.read(self.whole)
-                traced, errors = found or (self._trace(fields, "" if self.slices else NOT_ASKED), None)
-                self._append(traced, described)
-                compared = check and (len(self.graph["shapes"]) == 1 or self._chain().count(fields) > 0)  # without a target, the module's own loss is no number
-                if found is None and compared:
-                    try:
-                        errors = dataclasses.asdict(self._dry_run(fields, beside))
-                    except WrongSlices as reason:  # whole sequences train
-                        traced = self._trace(fields, str(reason))
-                        self._forget(described, constants)
-                        self._append(traced, described)
-                        errors = dataclasses.asdict(self._dry_run(fields, beside))
+            with self._in_modes(self.variant):
+                walk, state = walk_over(self.whole)
+                entry = self.cache.entry((walk, state), {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
+                kept = self._from_cache(entry, fields, described, beside, check)
+                if kept is None:
+                    self._forget(described, constants)
+                traced, errors = kept or self._new(walk, entry, fields, described, beside, check)
+                self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
             self._forget(described, constants)
             if isinstance(error, CaptureError) and error.__cause__ is not None and (own := self._own_failure(fields)) is not None:
@@ -97,29 +122,106 @@ class Captured:
                 raise CaptureError(f"{what} fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
                                    f"{user_line(failure)}. The batch is {{{sizes}}}") from failure
             raise
-        if found is None and compared == check:
-            entry.write(traced, errors)
         self.cached.append(entry.state)
         if errors is None:
             return None
         self.dry_runs.append(DryRun(**errors))
         return self.dry_runs[-1]
 
+    def _from_cache(self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None] | None:
+        """Appends the programs of an entry. Returns None if there is none, or if its programs do not compute what the module does."""
+        found = entry.read(self.whole)
+        if found is None:
+            return None
+        traced, errors = found
+        try:
+            self._append(traced, described)
+            if self._to_compare(fields, check) and entry.is_new_here():
+                errors = dataclasses.asdict(self._dry_run(fields, beside))
+        except (CaptureError, WrongSlices):
+            return None
+        return traced, errors
+
+    def _new(self, walk: Fingerprint, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None]:
+        """Appends new programs."""
+        constants, errors = dict(self.constants), None
+        traced = self._trace(walk, fields, "" if self.slices else NOT_ASKED)
+        self._append(traced, described)
+        compared = self._to_compare(fields, check)
+        if compared:
+            try:
+                errors = dataclasses.asdict(self._dry_run(fields, beside))
+            except WrongSlices as reason:  # whole sequences train
+                traced = self._trace(walk, fields, str(reason))
+                self._forget(described, constants)
+                self._append(traced, described)
+                errors = dataclasses.asdict(self._dry_run(fields, beside))
+        if compared == check:
+            entry.write(traced, errors)
+        return traced, errors
+
+    def _to_compare(self, fields: dict[str, torch.Tensor], check: bool) -> bool:
+        """Without a target, the module's own loss is no number. The first shape of all is compared in any case."""
+        return check and (len(self.variants) == len(self.variant.shapes) == 1 or self._chain().count(fields) > 0)
+
     def _forget(self, described: dict, constants: dict[str, torch.Tensor]) -> None:
         """Removes the shape with these fields. `constants` are those before it."""
-        self.graph["shapes"] = [shape for shape in self.graph["shapes"] if shape["fields"] != described]
+        self.variant.shapes[:] = [shape for shape in self.variant.shapes if shape["fields"] != described]
         self.constants = dict(constants)
+        if not any(one.shapes for one in self.variants):
+            self.graph["layers"] = []
+
+    def follow(self, training: bool = True) -> str | None:
+        """If a value that the programs depend on has changed, uses the variant of the module with the new values, whose shapes may still have to be added.
+        Returns the name of what changed. In evaluation, the modes of the module's parts are those of the last training step."""
+        self.step_back()
+        with self._in_modes(self.variant) if not training else contextlib.nullcontext():
+            if (change := self.variant.guards.change()) is None:
+                return None
+            if training and not self.module.training:
+                raise CaptureError("the module is in evaluation mode, as module.eval() leaves it. Call module.train() before a step, and eval() of the parts that are to stay so")
+            known = next((one for one in self.variants if one is not self.variant and one.guards.change() is None), None)
+            if known is None:
+                walk, state = walk_over(self.whole)
+                if known := next((one for one in self.variants if one.is_now(self.whole, state)), None):
+                    known.guard(self.whole, walk, state)
+            self._use(known or Variant(max(one.number for one in self.variants) + 1, walk, state, modes_of(self.whole)))
+        return change
+
+    def _use(self, variant: Variant) -> None:
+        self.variants = [one for one in self.variants if one is not variant] + [variant]
+        self.variant, self.graph["shapes"] = variant, variant.shapes
+
+    def step_back(self) -> None:
+        """Uses the variant before the one whose capture failed, if it did."""
+        if not self.variant.shapes:
+            self.variants.remove(self.variant)
+            self._use(self.variants[-1])
+
+    def forget_variants(self) -> list[int]:
+        """Forgets the variants that were not used for long, and returns their numbers."""
+        forgotten = [one for one in self.variants if one.number > 0][:-KEPT_VARIANTS]
+        self.variants = [one for one in self.variants if one not in forgotten]
+        if forgotten:
+            used = constants_of(self.graph["layers"], [shape for one in self.variants for shape in one.shapes])
+            self.constants = {name: tensor for name, tensor in self.constants.items() if name in used}
+        return [one.number for one in forgotten]
+
+    def constants_in_use(self) -> dict[str, torch.Tensor]:
+        """Returns the constants of the variant in use."""
+        used = constants_of(self.graph["layers"], self.graph["shapes"])
+        return {name: tensor for name, tensor in self.constants.items() if name in used}
 
     def save(self, folder: str | pathlib.Path) -> None:
         """Writes the bundle and, for a Hugging Face module, its configuration."""
-        bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants, self.module)
+        bundle.write(folder, self.graph, {**self.parameters, **self.buffers}, self.constants_in_use(), self.module)
 
     @contextlib.contextmanager
-    def _in_first_modes(self):
-        """Every capture sets the parts of the module to the modes that they had at the first capture."""
-        now = {part: part.training for part in self.whole.modules()}
+    def _in_modes(self, variant: Variant):
+        """Every capture of a variant sets the parts of the module to the modes that they had when it was met."""
+        now = modes_of(self.whole)
         try:
-            for part, mode in self.modes.items():
+            for part, mode in variant.modes.items():
                 part.training = mode
             yield
         finally:
@@ -144,8 +246,12 @@ class Captured:
             restore(self.whole, state)
         return None
 
-    def _trace(self, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
-        return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad}, no_slices)
+    def _trace(self, walk: Fingerprint, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
+        frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
+        with recording(walk) as reads:
+            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices)
+        traced.reads = {number: sorted(names) for number, names in reads.items() if names}
+        return traced
 
     def _append(self, traced: Traced, described: dict) -> None:
         graph = self.graph
@@ -154,12 +260,12 @@ class Captured:
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
         targets, ratios = dict(traced.targets), traced.targets["ratios"]
         del targets["ratios"]
-        if graph["shapes"] and ratios != self.ratios:
+        if graph["layers"] and ratios != self.ratios:
             raise CaptureError(f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first shape of batch, but {', '.join(ratios)} for this one, "
                                "so that it is no mean over the global batch. Let each have the same number for each sample, or set loss_reduction")
         self.ratios = ratios
         shape = {"fields": described, **slices, "programs": traced.programs, "targets": targets}
-        if not graph["shapes"]:
+        if not graph["layers"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])
             buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
@@ -168,22 +274,22 @@ class Captured:
                 graph["parameters"][name].update(factor)
             graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
         else:
-            tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]
-            if tensors[0] != tensors[1]:
-                raise CaptureError("the module has different layers for this shape of batch. Capture this shape separately")
+            check_same_layers(graph, traced, self.trained)
             if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
-                raise CaptureError("for this shape of batch, the module's layers fall into different kinds of equal layers. Capture this shape separately")
+                shape["kinds"] = [layer["kind"] for layer in traced.layers]
             shape["constants"] = lists
         graph["shapes"].append(shape)
+        if "constants" not in shape:
+            self.trained = trained_names(graph["layers"], shape)
 
     def _named(self, traced: Traced) -> list[str]:
-        """Adds the constants. Tensors of the module keep their names and their first values. The others are named c0, c1 and so
-        on. Equal ones share their memory."""
+        """Adds the constants. Tensors of the module keep their names. The others, and those that have had other values, are named c0, c1 and so on.
+        Equal ones share their memory."""
         known = {tensor_digest(tensor): name for name, tensor in reversed(self.constants.items())}
         names = []
         for name, tensor in zip(traced.names, traced.constants):
             digest = tensor_digest(tensor)
-            if name is None:
+            if name is None or name in self.constants and tensor_digest(self.constants[name]) != digest:
                 name = known.get(digest) or next(f"c{i}" for i in itertools.count() if f"c{i}" not in self.constants)
             if name not in self.constants:
                 self.constants[name] = self.constants[known[digest]] if digest in known else tensor
@@ -191,13 +297,21 @@ class Captured:
             names.append(name)
         return names
 
-    def _chain(self) -> interpret.Chain:
-        """The programs of the last shape."""
+    def _chain(self, shape: int = -1) -> interpret.Chain:
+        """The programs of a shape; -1: the last."""
         tensors = {n: t.detach() for n, t in {**self.parameters, **self.buffers}.items()}
-        return interpret.Chain(self.graph, len(self.graph["shapes"]) - 1, tensors, self.constants)
+        return interpret.Chain(self.graph, shape, tensors, self.constants)
 
-    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None) -> DryRun:
-        chain = self._chain()
+    def shape_number(self, fields: dict[str, torch.Tensor]) -> int:
+        described = described_fields(fields)
+        return next(i for i, shape in enumerate(self.graph["shapes"]) if shape["fields"] == described)
+
+    def limit(self) -> float:
+        """Returns the largest relative error that is rounding."""
+        return max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
+
+    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None, shape: int = -1) -> DryRun:
+        chain = self._chain(shape)
         count = max(chain.count(fields), 1)
         weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
         random = interpret.Random(7)
@@ -221,7 +335,7 @@ class Captured:
                                    "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop")
         result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers[n], b) for n, b in changed.items()), default=0.0),
                         relative(evaluated * scale, in_evaluation))
-        limit = max(TOLERANCE.get(dtype, 2e-3) for dtype in {expected.dtype, *(p.dtype for p in self.parameters.values())})
+        limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
         if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
             limit = max(limit, FLOAT32_PARTS)
         for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
@@ -240,7 +354,7 @@ class Captured:
 
     def _dry_run_of_slices(self, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, masks: dict, expected: tuple, scale: float):
         """Returns the largest relative error of the programs over three slices, and its place."""
-        positions = self.graph["shapes"][-1].get("positions", 0)
+        positions = chain.shape.get("positions", 0)
         if not positions:
             return 0.0, ""
         with torch.no_grad():
@@ -275,6 +389,36 @@ def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) ->
 
 class WrongSlices(Exception):
     """Programs over slices do not compute what the module does."""
+
+
+def described_fields(fields: dict[str, torch.Tensor]) -> dict[str, dict]:
+    return {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
+
+
+def modes_of(whole: nn.Module) -> dict[nn.Module, bool]:
+    return {part: part.training for part in whole.modules()}
+
+
+def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
+    """Returns the names of the constants that the layers and the shapes have."""
+    return {name for names in [*(layer["constants"] for layer in layers), *(names for shape in shapes for names in shape.get("constants", []))] for name in names}
+
+
+def check_same_layers(graph: dict, traced: Traced, trained: set[str]) -> None:
+    """Raises CaptureError unless the programs fit the layers of the first shape, and train the same parameters."""
+    tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]
+    if tensors[0] != tensors[1]:
+        before, now = (parameter_names(layers, lambda layer: [*layer["parameters"], *layer["buffers"]]) for layers in (graph["layers"], traced.layers))
+        which = f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two" if before != now else ""
+        raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
+    if different := trained ^ trained_names(traced.layers, {"programs": traced.programs, "kinds": [layer["kind"] for layer in traced.layers]}):
+        raise CaptureError(f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer")
+
+
+def some(names: Iterable[str]) -> str:
+    """Returns the first names of many, in order."""
+    names = sorted(names)
+    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
@@ -329,8 +473,8 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
              "buffers": {}, "shapes": []}
     if not module.training:
         raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
-    modes = {part: part.training for part in whole.modules()}
-    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), modes, slices)
+    first = Variant(0, Fingerprint(), "", modes_of(whole), graph["shapes"])
+    captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), first, [first], slices)
     try:
         captured.add_shape(example, check, beside)
     except _native.Error:
@@ -338,7 +482,7 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}{user_line(error)}: {reason}. {OTHER_WAY}") from error
-    for name in graph["parameters"].keys() - trained_names(graph):
+    for name in graph["parameters"].keys() - captured.trained:
         graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
     if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):
         raise CaptureError(f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the module hold it and return the loss")
@@ -350,11 +494,12 @@ def parameter_names(layers: list[dict], of: Callable[[dict], Iterable] = lambda 
     return {name for layer in layers for one in of(layer) for name in (one if isinstance(one, list) else [one])}
 
 
-def trained_names(graph: dict) -> set[str]:
-    """Returns the parameters for which some program has a gradient."""
-    def trained(layer: dict) -> Iterable:
-        program = graph["shapes"][0]["programs"][layer["kind"]]
+def trained_names(layers: list[dict], shape: dict) -> set[str]:
+    """Returns the parameters for which some program of the shape has a gradient."""
+    def trained(numbered: tuple[int, dict]) -> Iterable:
+        number, layer = numbered
+        program = shape["programs"][shape["kinds"][number] if "kinds" in shape else layer["kind"]]
         code = [*program["backward_p1"], *(step for unit in program["backward_p2"] for step in unit["code"])]
         return (layer["parameters"][step["add_to"]] for step in code if "add_to" in step)
 
-    return parameter_names(graph["layers"], trained)
+    return parameter_names(list(enumerate(layers)), trained)

@@ -1,10 +1,16 @@
-"""Computes one hash of everything on which a module's forward pass depends: code, attributes, configuration, versions. It is the key of the cache."""
+"""Walks over everything on which a module's forward pass depends: code, attributes, configuration, versions. One walk gives the hash that is the key
+of the cache, and the places that guards watch (guards.py), so that the two cannot differ."""
 from __future__ import annotations
 
+import builtins
+import copyreg
 import ctypes
+import dataclasses
+import dis
 import enum
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -23,8 +29,12 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 INSTALLED = tuple({os.path.join(os.path.realpath(path), "") for path in (
     *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(os.path.dirname(torch.__file__)),
     os.path.dirname(HERE))})
-PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
-         torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice}  # not their subclasses, which may have attributes and code
+PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+DATA = (list, dict, set, frozenset, tuple, int, float, complex, str, bytes)
+ANY_NAME = {"globals", "vars", "getattr", "eval", "exec", "__dict__"}  # code with these may read names that it does not contain
+HEAP_TYPE = 1 << 9  # of a class's __flags__: Python made it
+TORCH = os.path.join(os.path.dirname(os.path.realpath(torch.__file__)), "")
 # These attributes of modules and classes do not change the forward pass, or are checked elsewhere.
 UNUSED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
                      "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
@@ -34,8 +44,15 @@ UNUSED_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__anno
                      "__orig_bases__", "__match_args__"}
 
 
-class Unknown(Exception):
-    """A value may change the forward pass, and the hash cannot cover it."""
+@dataclasses.dataclass
+class Node:
+    """A value that may change. `edges` are the numbers of the values that it leads to, and `guards` are calls of Guards. Both come with the attribute that
+    leads there, or None if they always count. `attributes` is the dict of an object whose reads are recorded."""
+    value: object
+    name: str
+    edges: list[tuple[str | None, int]] = dataclasses.field(default_factory=list)
+    guards: list[tuple] = dataclasses.field(default_factory=list)
+    attributes: dict | None = None
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -74,52 +91,106 @@ def codes_of(code: types.CodeType) -> list[types.CodeType]:
     return [code, *(inner for one in code.co_consts if isinstance(one, types.CodeType) for inner in codes_of(one))]
 
 
+@functools.lru_cache(None)
+def package_digest(top: str) -> str:
+    """Returns a digest of the version of a package, and of the sizes and times of its files: reading thousands of files would take too long."""
+    module = sys.modules.get(top)
+    digest = hashlib.sha256(str(getattr(module, "__version__", None)).encode())
+    for folder in getattr(module, "__path__", ()):
+        for path, folders, names in os.walk(folder):
+            folders[:] = sorted(one for one in folders if one != "__pycache__")
+            for name in sorted(names):
+                status = os.stat(os.path.join(path, name))
+                digest.update(f"{os.path.relpath(path, folder)}/{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def is_plain(value) -> bool:
+    return type(value) in PLAIN or isinstance(value, PLAIN_OF_TORCH)
+
+
+def imports_of(code: types.CodeType, package: str | None) -> list[str]:
+    """Returns the modules that a code imports when it runs."""
+    if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:
+        return []
+    found, before = [], [None, None]
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            name = "." * (before[0] or 0) + step.argval
+            found.append(importlib.util.resolve_name(name, package) if name.startswith(".") else name)
+        if step.opname != "EXTENDED_ARG":
+            before = [before[1], step.argval]
+    return found
+
+
 class Fingerprint:
-    """A hash of everything that was added. It follows references. A value that was added before is replaced by its number, so that ties count."""
+    """A hash of everything that was added. It follows references. A value that was added before is replaced by its number, so that ties count.
+    `nodes` has the values by number. `unknown` says which value the hash cannot tell from others; within this process, its identity is hashed."""
 
     def __init__(self):
         self._hash = hashlib.sha256()
         self._number: dict[int, int] = {}
-        self._kept: list = []  # so that no id is used twice
+        self.nodes: list[Node] = []  # which also keep their values, so that no id is used twice
+        self.unknown: str | None = None
+        self._at = Node(None, "")
         self._packages: set[str] = set()
 
-    def hexdigest(self) -> str:
+    def finish(self) -> str:
         self._patched()
         return self._hash.hexdigest()
+
+    def number_of(self, value) -> int | None:
+        return self._number.get(id(value))
 
     def word(self, *words: object) -> None:
         for one in words:
             text = str(one).encode("utf-8", "surrogatepass")
             self._hash.update(f"{len(text)}:".encode() + text)
 
-    def add(self, value) -> None:
-        """Adds a value. Raises Unknown."""
-        if isinstance(value, enum.Enum):
-            self.word("enum", type(value).__qualname__, value.name)
-        elif isinstance(value, PLAIN):
+    def add(self, value, name: str = "", label: str | None = None) -> None:
+        """Adds a value that has this name in the one that leads to it. `label` is the attribute of that, if its reads are recorded."""
+        if is_plain(value):
             self.word(type(value).__name__, repr(value))
-        elif id(value) in self._number:
-            self.word("again", self._number[id(value)])
-        else:
-            self._number[id(value)] = len(self._number)
-            self._kept.append(value)
+            return
+        number = self._number.get(id(value))
+        if number is not None:
+            self.word("again", number)
+            self._at.edges.append((label, number))
+            return
+        number = self._number[id(value)] = len(self.nodes)
+        self._at.edges.append((label, number))
+        owner, self._at = self._at, Node(value, f"{self._at.name}.{name}".strip(".") if name else self._at.name)
+        self.nodes.append(self._at)
+        try:
             self._add_new(value)
+        finally:
+            self._at = owner
+
+    def guard(self, kind: str, *arguments, label: str | None = None, name: str = "") -> None:
+        self._at.guards.append((label, kind, arguments, f"{self._at.name}.{name}".strip(".") if name else self._at.name))
+
+    def _opaque(self, reason: str) -> None:
+        self.unknown = self.unknown or reason
+        self.word("opaque", id(self._at.value))
 
     def _add_new(self, value) -> None:
         if isinstance(value, nn.Module):
             self._module(value)
         elif isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or value.layout is not torch.strided or type(value) not in (torch.Tensor, nn.Parameter):
-                raise Unknown(f"a {type(value).__name__} on {value.device} cannot be distinguished from others")
-            self.word("tensor", value.requires_grad, value.stride(), tensor_digest(value))
+            self._tensor(value)
+        elif isinstance(value, enum.Enum):
+            self.word("enum", type(value).__qualname__, value.name)
+            self._each((type(value), value._value_))
         elif type(value) in (list, tuple):
             self.word(type(value).__name__, len(value))
-            self._each(value)
+            if type(value) is list:
+                self.guard("items", value)
+            for i, one in enumerate(value):
+                self.add(one, str(i))
         elif type(value) in (dict, OrderedDict, types.MappingProxyType):
-            self.word("dict", len(value))
-            for key, one in value.items():
-                self.add(key)
-                self.add(one)
+            if type(value) is not types.MappingProxyType:
+                self.guard("items", value)
+            self._dict(value)
         elif type(value) in (set, frozenset):
             self._set(value)
         elif isinstance(value, types.CodeType):
@@ -158,9 +229,24 @@ class Fingerprint:
         for one in values:
             self.add(one)
 
+    def _dict(self, values) -> None:
+        self.word("dict", len(values))
+        for key, one in values.items():
+            self.add(key)
+            self.add(one, str(key))
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if value.device.type != "cpu" or value.layout is not torch.strided or type(value) not in (torch.Tensor, nn.Parameter):
+            self._opaque(f"a {type(value).__name__} on {value.device} cannot be distinguished from others")
+            return
+        self.guard("tensor", value)
+        self.word("tensor", value.requires_grad, value.stride(), tensor_digest(value))
+
     def _set(self, values) -> None:
         """Uses an order that does not depend on the process."""
         self.word("set", len(values))
+        if isinstance(values, set):
+            self.guard("set", values, frozenset(values))
         self._each(sorted(values, key=lambda one: (type(one).__name__, str(one))))
 
     def _builtin(self, value) -> None:
@@ -180,37 +266,81 @@ class Fingerprint:
         if is_installed(function.__code__.co_filename):
             self._package(function.__module__)
             return
+        self.guard("function", function)
         self._each((function.__defaults__, function.__kwdefaults__))
-        for cell in function.__closure__ or ():
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            self.guard("cell", cell, name=name)
             try:
-                self.add(cell.cell_contents)
+                self.add(cell.cell_contents, name)
             except ValueError:
                 self.word("empty cell")
-        names = sorted({name for code in codes_of(function.__code__) for name in code.co_names})
-        for name in names:
-            if name in function.__globals__:
-                self.word("global", name)
-                self._global(function.__globals__[name], names)
+        if function.__dict__:
+            self.word("attributes")
+            self._dict(function.__dict__)
+        self.guard("items", function.__dict__)
+        self._globals(function)
 
-    def _global(self, value, names: list[str]) -> None:
+    def _globals(self, function: types.FunctionType) -> None:
+        """Adds what a function reads of its module, and the modules that it imports when it runs."""
+        codes, space = codes_of(function.__code__), function.__globals__
+        names = {name for code in codes for name in code.co_names}
+        any_name = bool(names & ANY_NAME)
+        if names & {"globals", "eval", "exec"}:
+            self.guard("items", space)
+            read = [name for name in space if not name.startswith("__")]
+        else:
+            read = list(names & space.keys())
+        for name in sorted(read):
+            self.word("global", name)
+            self.guard("entry", space, name, name=name)
+            self._global(space[name], name, names, any_name)
+        for name in sorted(names & vars(builtins).keys() - space.keys()):
+            self.guard("entry", space, name, name=name)  # a global would hide it
+            self.guard("entry", vars(builtins), name, name=name)
+        for name in sorted({name for code in codes for name in imports_of(code, space.get("__package__"))}):
+            self.word("import", name)
+            if (module := self._imported(name)) is not None:
+                self.guard("entry", sys.modules, name, name=name)
+                self._global(module, name, names, any_name)
+
+    def _imported(self, name: str) -> types.ModuleType | None:
+        """Returns a module that a function imports. Only those of the user are loaded for this: the forward pass would load them too."""
+        if name in sys.modules:
+            return sys.modules[name]
+        try:
+            found = importlib.util.find_spec(name.split(".")[0])
+            if found is not None and not is_installed(found.origin or ""):
+                return importlib.import_module(name)
+        except Exception as error:
+            self._opaque(f"the module {name} cannot be imported ({type(error).__name__}: {error})")
+        return None
+
+    def _global(self, value, said: str, names: set[str], any_name: bool) -> None:
         """Adds a global that a function reads. Of a module, adds only the names that the function may take from it."""
         if not isinstance(value, types.ModuleType):
-            self.add(value)
+            self.add(value, said)
             return
         self.add(value)
-        installed = is_installed_module(value.__name__)
-        for name in names:
-            inner = value.__dict__.get(name)
+        installed, space = is_installed_module(value.__name__), vars(value)
+        for name in sorted(space.keys() if any_name and not installed else names & space.keys()):
+            inner = space[name]
+            if name.startswith("__"):
+                continue
+            self.guard("entry", space, name, name=f"{said}.{name}")
             if isinstance(inner, types.ModuleType):
                 if inner is not value and id(inner) not in self._number:
-                    self._global(inner, names)
-            elif inner is not None and (not installed or isinstance(inner, types.FunctionType) and not is_installed(inner.__code__.co_filename)):
+                    self._global(inner, f"{said}.{name}", names, any_name)
+            elif inner is not None and (not installed or is_plain(inner) or isinstance(inner, types.FunctionType) and not is_installed(inner.__code__.co_filename)):
                 self.word("of module", name)
-                self.add(inner)
+                self.add(inner, f"{said}.{name}")
 
     def _class(self, one: type) -> None:
         self.word("class", one.__module__, one.__qualname__)
+        if one.__flags__ & HEAP_TYPE:
+            self.guard("class_", one, name=one.__qualname__)
         self._each(base for base in one.__bases__ if base is not object)
+        if not is_installed_module(type(one).__module__):
+            self.add(type(one))
         installed = is_installed_module(one.__module__)
         if installed:
             self._package(one.__module__)
@@ -221,15 +351,18 @@ class Fingerprint:
                 continue
             if not installed:
                 self.word("member", name)
-                self.add(value)
+                self.add(value, name)
                 continue
             inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value.fget if isinstance(value, property) else value
-            if isinstance(inner, types.FunctionType) and (own or not is_installed(inner.__code__.co_filename)) or own and isinstance(inner, PLAIN):
+            if isinstance(inner, types.FunctionType) and (own or not inner.__code__.co_filename.startswith(TORCH)) or is_plain(inner) and (own or not name.startswith("__")):
                 self.word("member", name)
-                self.add(inner)
+                self.add(inner, name)
 
     def _module(self, module: nn.Module) -> None:
         self.word("nn.Module")
+        self.guard("type", module, name="__class__")
+        self.guard("items", module._modules)
+        self._at.attributes = module.__dict__
         self.add(type(module))
         # Programs take the values of parameters as inputs. The values of buffers are compared with the
         # entry's, unless the forward pass changes them.
@@ -239,76 +372,176 @@ class Fingerprint:
                 if tensor is not None and id(tensor) in self._number:
                     self.word("again", self._number[id(tensor)])
                 elif tensor is not None:
-                    self._number[id(tensor)] = len(self._number)
-                    self.word(type(tensor).__qualname__, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+                    self.number_tensor(tensor)
+                if tensor is not None and kind == "buffer":
+                    self.guard("buffer", table, name, tensor, name=name)
         for name in sorted(module.__dict__.keys() - UNUSED_OF_MODULES):
             value = module.__dict__[name]
             self.word("attribute", name)
-            if name.endswith("_hooks") or name.startswith("_forward_"):  # the keys are hook numbers, which depend on the process
-                self._each(value.values() if isinstance(value, dict) else (value,))
+            if (name.endswith("_hooks") or name.startswith("_forward_")) and isinstance(value, dict):  # the keys are hook numbers, which depend on the process
+                self.guard("items", value, label=name, name=name)
+                for one in value.values():
+                    self.add(one, name, name)
             else:
-                self.add(value)
+                self.add(value, name, name)
         for name, child in module._modules.items():
             self.word("child", name)
-            self.add(child)
+            self.add(child, name)
+
+    def number_tensor(self, tensor: torch.Tensor) -> None:
+        """Adds a tensor of the module without its values."""
+        self._number[id(tensor)] = len(self.nodes)
+        self.nodes.append(Node(tensor, ""))
+        self.word(type(tensor).__qualname__, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
 
     def _object(self, value) -> None:
+        kind, own = type(value), attributes_of(value)
+        self.guard("type", value, name="__class__")
+        if kind.__module__.split(".")[0] == "twobp":
+            self._opaque(f"a {kind.__qualname__} of twobp is no part of a module")
+            return
         try:
             how = value.__reduce_ex__(2)
         except Exception as error:
-            raise Unknown(f"a {type(value).__module__}.{type(value).__qualname__} cannot be distinguished from others ({error})") from error
+            self._opaque(f"a {kind.__module__}.{kind.__qualname__} cannot be distinguished from others ({error})")
+            self.add(kind)
+            self._attributes(own)
+            return
         if isinstance(how, str):  # the name identifies it
-            self.word("name", how, type(value).__module__, type(value).__qualname__)
+            self.word("name", how, kind.__module__, kind.__qualname__)
             if hasattr(value, "__wrapped__"):
                 self.add(value.__wrapped__)
-            elif not is_installed_module(type(value).__module__):
-                raise Unknown(f"the {type(value).__qualname__} {how} cannot be distinguished from others")
+            elif not is_installed_module(kind.__module__):
+                self._opaque(f"the {kind.__qualname__} {how} cannot be distinguished from others")
             return
-        self.word("object", type(value).__qualname__)
-        self.add(type(value))
+        self.word("object", kind.__qualname__)
+        self.add(kind)
         make, arguments, state, items, pairs = (*how, None, None, None)[:5]
-        self._each((make, arguments, state))
+        self._each((make, arguments))
+        is_own = own is not None and type(state) is dict and state.keys() == own.keys() and all(state[key] is own[key] for key in own)
+        self._attributes(own if is_own or state is not None and own is not None else None)
+        if not is_own:
+            self.add(state)
+        if isinstance(value, (list, dict)):
+            self.guard("items", value)
         for some in (items, pairs):
             self.word("items")
             self._each(some or ())
+        if has_hidden_state(kind, own):
+            digest = functools.partial(digest_of, value)
+            self.guard("call", digest, digest())
+
+    def _attributes(self, own: dict | None) -> None:
+        self._at.attributes = own
+        for name in sorted(own or (), key=str):
+            self.word("attribute", name)
+            self.add(own[name], str(name), name)
 
     def _package(self, module: str) -> None:
-        """Adds the version of the package to which a module belongs, and the module's own text."""
+        """Adds the version and the files of the package to which a module belongs, and the module's own text."""
         top = module.split(".")[0]
         if top in ("builtins", "torch", "twobp") or module in self._packages:
             return
         self._packages.add(module)
-        self.word("package", top, getattr(sys.modules.get(top), "__version__", None))
+        self.word("package", top)
+        if top in sys.stdlib_module_names and is_installed_module(module):
+            return
+        if is_installed_module(module):
+            self.word(package_digest(top))
         path = getattr(sys.modules.get(module), "__file__", None)
-        if path and path.endswith(".py") and top not in sys.stdlib_module_names:
+        if path and path.endswith(".py"):
             self.word(hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
 
     def _patched(self) -> None:
-        """Adds what a user has put in place of functions of the packages, or has added to their tables."""
-        tops = {name.split(".")[0] for name in self._packages} - set(sys.stdlib_module_names)
+        """Adds what a user has put in place of functions of the packages, or has added to their tables, and switches of the modules that were reached."""
+        reached = {name for name in self._packages if name.split(".")[0] not in sys.stdlib_module_names and is_installed_module(name)}
+        tops = {name.split(".")[0] for name in reached}
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
-        for name in sorted([*modules, "torch", "torch.nn.functional"]):
-            for key, value in sorted(vars(sys.modules[name]).items()) if sys.modules[name] is not None else ():
-                tables = [value]
-                if hasattr(type(value), "_global_mapping"):  # the attention functions of transformers
-                    tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
-                for place, one in [(key, value), *((f"{key}[{inner}]", one) for table in tables if type(table) is dict
-                                                   for inner, one in list(table.items()))]:
-                    if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
-                        self.word("patched", name, place)
-                        self.add(one)
+        for name in sorted({*modules, *reached, "torch", "torch.nn.functional"}):
+            if sys.modules.get(name) is None:
+                continue
+            space = vars(sys.modules[name])
+            if name in reached or name.startswith("torch"):
+                self.guard("items", space, name=name)
+            for key, value in sorted(space.items()):
+                if name in reached and type(value) in (bool, int, float) and not key.startswith("__"):
+                    self.word("switch", name, key, value)
+                self._patched_value(name, key, value, name in reached)
+
+    def _patched_value(self, module: str, key: str, value, reached: bool) -> None:
+        tables = [value]
+        if hasattr(type(value), "_global_mapping"):  # the attention functions of transformers
+            tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
+            for table in tables if reached else ():
+                self.guard("items", table, name=f"{module}.{key}")
+        for place, one in [(key, value), *((f"{key}[{inner}]", one) for table in tables if type(table) is dict for inner, one in list(table.items()))]:
+            if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
+                self.word("patched", module, place)
+                self.add(one, f"{module}.{place}")
+        if module == "torch.nn.functional" and isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+            self.word("function", key, value.__module__, value.__qualname__)
 
 
-def of(whole: nn.Module, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
-    """Returns the key of a capture. Raises Unknown if the capture depends on something that the hash cannot cover."""
-    print_ = Fingerprint()
-    print_.word(sys.version, platform.machine(), torch.__version__, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
-    print_.word(torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-                torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(),
-                torch.backends.mkldnn.enabled)
-    for name, tensor in fields.items():
-        print_.word("field", name, tensor.dtype, tuple(tensor.shape))
+def attributes_of(value) -> dict | None:
+    """Returns the dict of an object's attributes, without its own __getattribute__."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def has_hidden_state(kind: type, own: dict | None) -> bool:
+    """Returns whether an object may change apart from its attributes, items and elements: in slots, or in memory of another language."""
+    if copyreg._slotnames(kind):
+        return True
+    return own is None and not issubclass(kind, DATA) or any(not base.__flags__ & HEAP_TYPE and base is not object and base not in DATA for base in kind.__mro__)
+
+
+def digest_of(value) -> str:
+    """Returns a digest of one object, which is computed anew at each check."""
+    one = Fingerprint()
+    kind = type(value)
+    try:
+        how = value.__reduce_ex__(2)
+    except Exception:
+        return ""
+    one.word(kind.__qualname__)
+    one.add(how)
+    return one._hash.hexdigest()
+
+
+def torch_state() -> tuple:
+    """Returns the settings of the process that a trace reads. Each step asks."""
+    backends, device = torch.backends, getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return (torch.get_default_dtype(), device and device.device, torch._C._len_torch_function_stack(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+            torch.are_deterministic_algorithms_enabled(), backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.math_sdp_enabled(),
+            backends.mkldnn.enabled, torch.get_float32_matmul_precision())
+
+
+def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
+    """Returns the walk over a module with its loss, and the hash of its state."""
+    walk = Fingerprint()
+    for name, tensor in whole.named_parameters():
+        walk.word(name)
+        walk.number_tensor(tensor)  # before a closure may meet it
     for hooks in (nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks):
-        print_.add(list(hooks.values()))
-    print_.add(whole)
-    return print_.hexdigest()
+        walk.guard("items", hooks, name="a hook for all modules")
+        for one in hooks.values():
+            walk.add(one)
+    try:
+        walk.add(whole)
+        digest = walk.finish()
+    except RecursionError:
+        walk.unknown, digest = "it is nested too deeply", f"unknown {id(walk)}"
+    return walk, digest
+
+
+def key_of(state: str, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
+    """Returns the key of a capture for micro-batches with these fields."""
+    key = Fingerprint()
+    key.word(state, sys.version, platform.machine(), torch.__version__, torch.version.git_version, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check,
+             *torch_state())
+    for name, tensor in fields.items():
+        key.word("field", name, tensor.dtype, tuple(tensor.shape))
+    return key._hash.hexdigest()

@@ -122,6 +122,9 @@ class Chain:
         self.graph, self.shape = graph, graph["shapes"][shape]
         self.tensors, self.constants = tensors, constants
 
+    def program(self, number: int) -> dict:
+        return self.shape["programs"][self.shape["kinds"][number] if "kinds" in self.shape else self.graph["layers"][number]["kind"]]
+
     def parameter(self, name: str | list[str]) -> torch.Tensor:
         return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
 
@@ -138,7 +141,7 @@ class Chain:
         part = part or self.whole()
         cut = fields if isinstance(part, Whole) else {name: field.narrow(1, part.begin, part.length) for name, field in fields.items()}
         for number, layer in enumerate(self.graph["layers"]):
-            program = self.shape["programs"][layer["kind"]]
+            program = self.program(number)
             constants = self.shape["constants"][number] if "constants" in self.shape else layer["constants"]
             slots = {}
             for i in program["inputs"]:
@@ -161,7 +164,7 @@ class Chain:
         gradients: dict[str, torch.Tensor] = {}
         for number in reversed(range(len(slots_of))):
             layer, slots = self.graph["layers"][number], slots_of[number]
-            program = self.shape["programs"][layer["kind"]]
+            program = self.program(number)
             wanted = [o["gradient"] for o in program["outputs"] if "gradient" in o]
             arriving = [torch.ones_like(slots[program["outputs"][0]["slot"]])] if arriving is None and wanted else arriving or []
             assert len(arriving) == len(wanted), (layer["name"], len(arriving), len(wanted))

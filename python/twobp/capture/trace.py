@@ -37,7 +37,7 @@ class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
     that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
-    `factors` is what matrices.describe found.
+    `factors` is what matrices.describe found. `reads` has the attributes that the trace read, by the number of the object in the walk of fingerprint.py.
     `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
     layers: list[dict]
     programs: list[dict]
@@ -49,6 +49,7 @@ class Traced:
     factors: dict[str, dict]
     names: list[str | None]
     constants: list[torch.Tensor]
+    reads: dict[int, list[str]] = dataclasses.field(default_factory=dict)
 
 
 class Constants:

@@ -46,7 +46,7 @@ class Trainer(transformers.Trainer):
 
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name: ranks,
     schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch, and
-    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` may be "mean", as for twobp.Trainer.
+    `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` may be "mean", as for twobp.Trainer. `check_every` is as there.
 
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument that cannot
     be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
@@ -58,7 +58,7 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
-                 optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, **settings):
+                 optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, check_every: int = 0, **settings):
         self.compute_loss_func = compute_loss_func
         check_overrides(self)
         args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
@@ -73,7 +73,7 @@ class Trainer(transformers.Trainer):
         by_section(settings)
         if loss_reduction not in (None, "mean"):
             raise Error(f"loss_reduction is {loss_reduction!r}, but transformers takes the mean of the losses of micro-batches: let the model return a mean, and give \"mean\"")
-        self._settings, self.loss_reduction = {**settings, "loss_reduction": loss_reduction}, loss_reduction
+        self._settings, self.loss_reduction = {**settings, "loss_reduction": loss_reduction, "check_every": check_every}, loss_reduction
         self._stale = False  # whether the model's weights are older than the pipeline's
         self._saves_checkpoint = False
         self._many = args.distributed_state.distributed_type != DistributedType.NO
