@@ -21,7 +21,6 @@ from .errors import CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
 from .parts import InParts
 from .passes.fuse import fuse
-from .passes.masked import fuse_masked_attention
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
@@ -303,7 +302,6 @@ def clean(graph_module: fx.GraphModule) -> None:
             node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
             node.args = node.args[:3]
     fuse(graph)
-    fuse_masked_attention(graph)
     graph_module.recompile()
 
 

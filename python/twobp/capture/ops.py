@@ -21,7 +21,8 @@ def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=Non
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return torch.matmul(dropout(torch.softmax(scores, -1), p)[0], v)
+    weights = torch.softmax(scores, -1) if mask is None else aten._safe_softmax(scores, -1)  # 0 for a row that is masked whole
+    return torch.matmul(dropout(weights, p)[0], v)
 
 
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # they have the tag of random operators, for their dropout
