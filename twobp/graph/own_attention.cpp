@@ -166,6 +166,11 @@ ApartCall apart_call(Arguments& arguments, size_t i, size_t scale) {
   return call;
 }
 
+// ATen's kernels for CPUs read the numbers of a row as neighbours, whatever the strides say.
+at::Tensor with_neighbours(at::Tensor rows) {
+  return rows.stride(-1) == 1 ? rows : rows.clone(at::MemoryFormat::Contiguous);
+}
+
 void run_causal_attention(Stack& stack) {
   Arguments arguments(stack, 4);
   const ApartCall call = apart_call(arguments, 0, 3);
@@ -174,7 +179,8 @@ void run_causal_attention(Stack& stack) {
     return arguments.give(std::move(out), std::move(log_sum_exp));
   }
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      call.q, call.k, call.v, /*dropout_p=*/0, /*is_causal=*/true,
+      with_neighbours(call.q), with_neighbours(call.k), with_neighbours(call.v), /*dropout_p=*/0,
+      /*is_causal=*/true,
       /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(out), std::move(log_sum_exp));
 }
@@ -224,8 +230,8 @@ void run_causal_attention_backward(Stack& stack) {
     return arguments.give(std::move(dq), std::move(dk), std::move(dv));
   }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp,
-      /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
+      with_neighbours(of.dout), with_neighbours(call.q), with_neighbours(call.k), with_neighbours(call.v),
+      with_neighbours(of.out), of.log_sum_exp, /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(dq), std::move(dk), std::move(dv));
 }
 
@@ -249,7 +255,12 @@ void run_causal_attention_backward_of_slice(Stack& stack, const SliceCall& slice
 constexpr const char* kOfCpus = "aten::_scaled_dot_product_flash_attention_for_cpu";
 constexpr const char* kOfCpusBackward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
 
-void call_aten(const char* name, Stack& stack) {
+constexpr size_t kRows = 3, kRowsBackward = 5;  // q, k, v; dout, q, k, v, out
+
+void call_aten(const char* name, Stack& stack, size_t arguments, size_t rows) {
+  for (size_t i = stack.size() - arguments; i < stack.size() - arguments + rows; ++i) {
+    if (stack[i].toTensor().dim() > 0) stack[i] = with_neighbours(stack[i].toTensor());
+  }
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
 }
 
@@ -260,7 +271,7 @@ ApartAttention attention_of(Arguments& arguments, size_t tensors) {
 }
 
 void run_attention_of_cpus(Stack& stack) {
-  if (!attends_apart(stack[stack.size() - 7].toTensor())) return call_aten(kOfCpus, stack);
+  if (!attends_apart(stack[stack.size() - 7].toTensor())) return call_aten(kOfCpus, stack, 7, kRows);
   Arguments arguments(stack, 7);
   const at::Tensor q = arguments.tensor(0), k = arguments.tensor(1), v = arguments.tensor(2);
   auto [out, log_sum_exp] = apart_attention(q, k, v, attention_of(arguments, 3));
@@ -268,7 +279,7 @@ void run_attention_of_cpus(Stack& stack) {
 }
 
 void run_attention_of_cpus_backward(Stack& stack) {
-  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack);
+  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack, 10, kRowsBackward);
   Arguments arguments(stack, 10);
   const at::Tensor dout = arguments.tensor(0), q = arguments.tensor(1), k = arguments.tensor(2);
   const at::Tensor v = arguments.tensor(3), out = arguments.tensor(4), log_sum_exp = arguments.tensor(5);

@@ -22,7 +22,7 @@ from .errors import CaptureError, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
 from .reference import KeepParameters, reference, restore
-from .trace import Traced, trace
+from .trace import Draw, Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
@@ -60,6 +60,7 @@ class Captured:
     slices: bool  # whether programs are made for slices of sequences
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
+    draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
 
     def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
         """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
@@ -147,7 +148,7 @@ class Captured:
         return trace(self.whole, fields, self.loss_reduction, {name for name, p in self.parameters.items() if not p.requires_grad}, no_slices)
 
     def _append(self, traced: Traced, described: dict) -> None:
-        graph = self.graph
+        graph, self.draws = self.graph, [Draw(*draw) for draw in traced.draws]
         names = self._named(traced)
         lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import sys
 import threading
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from . import export
+from . import export, ops
 from .cut import Layer, cut, structure
 from .emit import emit
 from .errors import CaptureError, current_line
@@ -33,7 +34,8 @@ class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
     that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
-    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
+    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the
+    forward pass's calls that draw random numbers, in order."""
     layers: list[dict]
     programs: list[dict]
     positions: int
@@ -42,7 +44,14 @@ class Traced:
     buffers: list[str]
     read: dict[str, str]
     names: list[str | None]
+    draws: list[Draw]
     constants: list[torch.Tensor]
+
+
+class Draw(NamedTuple):
+    """A call that draws random numbers. `drops`: it is a dropout, which does not draw in evaluation mode. `read`: the loss depends on it."""
+    drops: bool
+    read: bool
 
 
 class Constants:
@@ -70,6 +79,8 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
+    read_by = ops.ancestors([forward.loss, *forward.new_buffers.values()])
+    draws = [Draw(node.target in (ops.dropout, ops.attention_with_dropout), node in read_by) for node in forward.graph.nodes if ops.is_random(node)]
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
@@ -88,7 +99,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
         described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, constants.names, constants.tensors)
+    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, constants.names, draws, constants.tensors)
 
 
 @contextlib.contextmanager

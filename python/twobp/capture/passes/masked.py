@@ -147,7 +147,7 @@ def form_of(found: Found) -> str | None:
         elif node.target in SCALES:
             scale *= before_mask(node, set())[1]
     if fills <= {-math.inf}:
-        return "added"
+        return "added" if found.last.args[1].meta["val"].shape[-1] == found.product.args[0].meta["val"].shape[-1] else None
     return "filled" if len(fills) == 1 and max(fills) <= LEAST and not added else None
 
 
@@ -160,13 +160,15 @@ def replace(graph: fx.Graph, found: Found, form: str) -> None:
         return node
 
     with graph.inserting_before(last):
-        mask = mask_of(graph, found)
+        mask, keys = mask_of(graph, found), call(aten.transpose.int, k, -2, -1)
+        target, arguments, options = aten.scaled_dot_product_attention.default, [q, keys, last.args[1], mask], {"scale": found.scale}
         if form == "filled":  # equal scores, without gradients
-            q = call(aten.masked_fill.Scalar, q, call(aten.all.dim, call(aten.le.Scalar, mask, LEAST), -1, True), 0)
-        elif form == "added" and mask is not None:  # softmax gives NaN to a row of -inf, but scaled_dot_product_attention gives 0
-            mask = call(aten.masked_fill.Scalar, mask, call(aten.all.dim, call(aten.eq.Scalar, mask, -math.inf), -1, True), math.nan)
-        fused = graph.call_function(aten.scaled_dot_product_attention.default, (q, call(aten.transpose.int, k, -2, -1), last.args[1], mask),
-                                    {"scale": found.scale})
+            hidden = call(aten.all.dim, call(aten.le.Scalar, mask, LEAST), -1, True)
+            arguments[0], arguments[3] = (call(aten.masked_fill.Scalar, one, hidden, 0) for one in (q, mask))
+        elif form == "added":  # softmax gives NaN to a row of -inf, where the operators give 0
+            hidden = call(aten.all.dim, call(aten.eq.Scalar, mask, -math.inf), -1, True)
+            target, arguments[3] = ops.attention_with_added_mask, call(aten.masked_fill.Scalar, mask, hidden, math.nan)
+        fused = graph.call_function(target, tuple(arguments), options)
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)
 
