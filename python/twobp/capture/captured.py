@@ -17,12 +17,13 @@ from twobp import _native
 
 from . import bundle, interpret
 from .cache import Cache
+from .draws import Draw
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .fingerprint import tensor_digest
 from .reference import KeepParameters, reference, restore
-from .trace import Draw, Traced, trace
+from .trace import Traced, trace
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32

@@ -17,6 +17,7 @@ from torch import fx, nn
 from twobp.batches import named
 
 from . import ops
+from .draws import number_draws
 from .errors import CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
 from .parts import InParts
@@ -37,12 +38,14 @@ class Input(NamedTuple):
 
 @dataclasses.dataclass
 class Forward:
-    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input."""
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says for each call that draws random
+    numbers whether it is a dropout (draws.py)."""
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
     loss: fx.Node
     new_buffers: dict[str, fx.Node]
+    drops: list[bool]
 
     @property
     def graph(self) -> fx.Graph:
@@ -164,6 +167,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
             with InParts():
                 program = torch.export.export(whole, (fields,), strict=False)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
+            drops = number_draws(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -173,7 +177,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     graph_module = program.graph_module
     check_values(graph_module.graph)
     clean(graph_module)
-    return with_meaning(program, whole, fields)
+    return with_meaning(program, whole, fields, drops)
 
 
 def check_values(graph: fx.Graph) -> None:
@@ -207,7 +211,7 @@ def refusal(error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -265,7 +269,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
         found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
         raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
                            "module or in loss_fn")
-    return Forward(program.graph_module, inputs, tensors, loss, new_buffers)
+    return Forward(program.graph_module, inputs, tensors, loss, new_buffers, drops)
 
 
 def clean(graph_module: fx.GraphModule) -> None:

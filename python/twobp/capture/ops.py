@@ -9,7 +9,6 @@ from torch import fx
 from .own_operators import aten, dropout, grouped_mm_weight
 
 
-@fx.has_side_effect  # as all operators that draw: the comparison with the module counts also those that nothing reads
 def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Computes scaled_dot_product_attention with dropout in the steps of the CPU, so that the mask is one of ours.
 

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from . import export, ops
+from . import export
 from .cut import Layer, cut, structure
+from .draws import Draw, draws_of
 from .emit import emit
 from .errors import CaptureError, current_line
 from .fingerprint import is_installed, is_installed_module, tensor_digest
@@ -48,12 +48,6 @@ class Traced:
     constants: list[torch.Tensor]
 
 
-class Draw(NamedTuple):
-    """A call that draws random numbers. `drops`: it is a dropout, which does not draw in evaluation mode. `read`: the loss depends on it."""
-    drops: bool
-    read: bool
-
-
 class Constants:
     """Tensors by number. Equal tensors with the same name have one number."""
 
@@ -79,8 +73,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
-    read_by = ops.ancestors([forward.loss, *forward.new_buffers.values()])
-    draws = [Draw(node.target in (ops.dropout, ops.attention_with_dropout), node in read_by) for node in forward.graph.nodes if ops.is_random(node)]
+    draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
