@@ -180,8 +180,7 @@ void run_causal_attention(Stack& stack) {
     return arguments.give(std::move(out), std::move(log_sum_exp));
   }
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
-      call.q, call.k, call.v, /*dropout_p=*/0, /*is_causal=*/true,
-      /*attn_mask=*/{}, call.scale);
+      call.q, call.k, call.v, /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(out), std::move(log_sum_exp));
 }
 
@@ -202,7 +201,7 @@ void run_causal_attention_of_slice(Stack& stack, const SliceCall& slice) {
 // The arguments of the derivative: dout, q, k, v, out, log_sum_exp, scale.
 struct ApartGradients {
   explicit ApartGradients(Arguments& arguments)
-      : dout(arguments.tensor(0)),
+      : dout(with_whole_heads(arguments.tensor(0))),
         call(apart_call(arguments, 1, 6)),
         out(with_whole_heads(arguments.tensor(4))),
         log_sum_exp(arguments.tensor(5)) {
@@ -230,8 +229,8 @@ void run_causal_attention_backward(Stack& stack) {
     return arguments.give(std::move(dq), std::move(dk), std::move(dv));
   }
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp,
-      /*dropout_p=*/0, /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
+      of.dout, call.q, call.k, call.v, of.out, of.log_sum_exp, /*dropout_p=*/0, /*is_causal=*/true,
+      /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(dq), std::move(dk), std::move(dv));
 }
 

@@ -17,6 +17,7 @@ from twobp import _native
 
 from . import bundle, interpret
 from .cache import Cache, Entry
+from .draws import Draw
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
@@ -92,6 +93,7 @@ class Captured:
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
+    draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
 
     def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
         """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
@@ -254,7 +256,7 @@ class Captured:
         return traced
 
     def _append(self, traced: Traced, described: dict) -> None:
-        graph = self.graph
+        graph, self.draws = self.graph, [Draw(*draw) for draw in traced.draws]
         names = self._named(traced)
         lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}

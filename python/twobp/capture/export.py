@@ -17,11 +17,11 @@ from torch import fx, nn
 from twobp.batches import named
 
 from . import ops
+from .draws import number_draws
 from .errors import CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
 from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
-from .passes.masked import fuse_masked_attention
 
 REMOVED = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
            aten.sym_constrain_range.default}
@@ -47,12 +47,14 @@ class Check(NamedTuple):
 
 @dataclasses.dataclass
 class Forward:
-    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `checks` are outputs, too, until weigh_loss."""
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says for each call that draws random
+    numbers whether it is a dropout (draws.py). `checks` are outputs, too, until weigh_loss."""
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
     loss: fx.Node
     new_buffers: dict[str, fx.Node]
+    drops: list[bool]
     checks: list[Check] = dataclasses.field(default_factory=list)
 
     @property
@@ -189,6 +191,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
             with InParts():
                 program = torch.export.export(whole, (fields,), strict=False)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
+            drops = number_draws(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -199,7 +202,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     checks = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
-    forward = with_meaning(program, whole, fields)
+    forward = with_meaning(program, whole, fields, drops)
     forward.checks = [Check(node, says) for node, says in zip(forward.graph.output_node().args[0][len(program.graph_signature.output_specs):], checks)]
     return forward
 
@@ -245,7 +248,7 @@ def refusal(error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -303,7 +306,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
         found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
         raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
                            "module or in loss_fn")
-    return Forward(program.graph_module, inputs, tensors, loss, new_buffers)
+    return Forward(program.graph_module, inputs, tensors, loss, new_buffers, drops)
 
 
 def clean(graph_module: fx.GraphModule) -> None:
@@ -340,7 +343,6 @@ def clean(graph_module: fx.GraphModule) -> None:
             node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
             node.args = node.args[:3]
     fuse(graph)
-    fuse_masked_attention(graph)
     graph_module.recompile()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
+from .own_operators import with_neighbours
 from .sequences.over_slices import Sequences, Slice
 
 DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
@@ -105,8 +106,14 @@ def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
     return targets["count"] if "count" in targets else int(slots[targets["slot"]])
 
 
+# Of the arguments, those whose heads must lie as wholes.
+ROWS = {"aten::_scaled_dot_product_flash_attention_for_cpu": 3, "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5}
+
+
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
+    if name in ROWS:
+        arguments = [*with_neighbours(*arguments[:ROWS[name]]), *arguments[ROWS[name]:]]
     schema = op._schema.arguments
     return op(*(a for a, s in zip(arguments, schema) if not s.kwarg_only), **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
 

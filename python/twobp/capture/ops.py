@@ -21,14 +21,38 @@ def attention_with_dropout(q, k, v, mask=None, p=0.0, is_causal=False, scale=Non
         mask = torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores.masked_fill(mask.logical_not(), float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return torch.matmul(dropout(torch.softmax(scores, -1), p)[0], v)
+    weights = torch.softmax(scores, -1) if mask is None else aten._safe_softmax(scores, -1)  # 0 for a row that is masked whole
+    return torch.matmul(dropout(weights, p)[0], v)
+
+
+class AddedMask(torch.autograd.Function):
+    """Keeps no scores, and computes them again. ATen's derivative is wrong for a row whose scores are all around -1e9 or less: next to these, the
+    logarithm of the sum of their exponentials loses the number of keys."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, mask, scale):
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.scale = scale
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, mask = ctx.saved_tensors
+        weights = torch.softmax(torch.matmul(q, k.transpose(-2, -1)) * ctx.scale + mask, -1)
+        inner = aten._softmax_backward_data(torch.matmul(dout, v.transpose(-2, -1)), weights, -1, weights.dtype) * ctx.scale
+        return torch.matmul(inner, k), torch.matmul(inner.transpose(-2, -1), q), torch.matmul(weights.transpose(-2, -1), dout), None, None
+
+
+def attention_with_added_mask(q, k, v, mask, scale):
+    """Computes softmax(scale q k^T + mask) v for q, k, v (batch, heads, positions, n), exactly also where the mask leaves no score of a row."""
+    return AddedMask.apply(q, k, v, mask, scale)
 
 
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # they have the tag of random operators, for their dropout
 # The weight gradient of these operators of a forward graph is a product. They distinguish a layer from small
 # changes between layers.
 FORWARD_HEAVY = {"linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
-                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", *RECURRENT, "_grouped_mm", "grouped_mm"}
+                 "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention", "attention_with_dropout", "attention_with_added_mask", *RECURRENT, "_grouped_mm", "grouped_mm"}
 # W may wait for these operators of a backward graph.
 BACKWARD_HEAVY = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution_backward.default,
                   aten.embedding_dense_backward.default, aten._grouped_mm.default, aten.index_put.default, grouped_mm_weight}

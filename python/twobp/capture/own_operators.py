@@ -125,9 +125,14 @@ def _rotate(x, cos, sin, heads, kv_heads):
     return torch.cat([turn(parts[:, :heads + kv_heads], cos, sin), parts[:, heads + kv_heads:]], 1).transpose(1, 2).flatten(2)
 
 
+def with_neighbours(*rows):
+    """ATen's kernels for CPUs read the numbers of a row of q, k, v, their result and its gradient as neighbours, whatever the strides say."""
+    return [one if one.stride(-1) == 1 else one.clone(memory_format=torch.contiguous_format) for one in rows]
+
+
 def _attention(qkv, cos, sin, heads, kv_heads, causal):
     rotated = _rotate(qkv, cos, sin, heads, kv_heads)
-    out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(*_heads(rotated, heads, kv_heads), 0.0, causal)
+    out, log_sum_exp = aten._scaled_dot_product_flash_attention_for_cpu(*with_neighbours(*_heads(rotated, heads, kv_heads)), 0.0, causal)
     return out.transpose(1, 2).flatten(2), rotated, log_sum_exp.contiguous()
 
 
@@ -135,7 +140,8 @@ def _attention_backward(dout, rotated, out, log_sum_exp, cos, sin, heads, kv_hea
     def apart(x):
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
     q, k, v = _heads(rotated, heads, kv_heads)
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(apart(dout), q, k, v, apart(out), log_sum_exp, 0.0, causal)
+    rows = with_neighbours(apart(dout), q, k, v, apart(out))
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, log_sum_exp, 0.0, causal)
     shared = [one.unflatten(1, (kv_heads, -1)).sum(2) for one in (dk, dv)]
     dqkv = torch.cat([dq, *shared], 1).transpose(1, 2).flatten(2)
     return _rotate(dqkv, cos, None if sin is None else -sin, heads, kv_heads)
@@ -163,11 +169,11 @@ attention_backward = _operator("attention_backward(Tensor dout, Tensor rotated, 
 # causal_attention: the same of q (batch, heads, positions, n) and k, v (batch, kv_heads, positions, n) that other operators have made, with scores times
 # `scale`, or 1 / sqrt(n). Only programs that take slices have it.
 def _causal_attention(q, k, v, scale):
-    return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+    return aten._scaled_dot_product_flash_attention_for_cpu(*with_neighbours(q, k, v), 0.0, True, scale=scale)
 
 
 def _causal_attention_backward(dout, q, k, v, out, log_sum_exp, scale):
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(dout, q, k, v, out, log_sum_exp, 0.0, True, scale=scale)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(*with_neighbours(dout, q, k, v, out), log_sum_exp, 0.0, True, scale=scale)
 
 
 def _keep_causal_attention(ctx, inputs, output):

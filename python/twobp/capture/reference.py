@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class Replay(TorchDispatchMode):
-    """Gives the module the random numbers of the programs, call by call."""
+    """Gives the module the random numbers of the programs, call by call. `read` says for each call of the module whether the loss depends on it: the
+    programs have no others."""
     supports_higher_order_operators = True
 
-    def __init__(self, drawn: list):
+    def __init__(self, drawn: list, read: list[bool]):
         super().__init__()
-        self.drawn = iter(drawn)
+        self.drawn, self.read = iter(drawn), iter(read)
         self.lines: list[str] = []  # where the module drew
         self.dtypes: set[torch.dtype] = set()  # in which it computed
 
@@ -30,6 +31,8 @@ class Replay(TorchDispatchMode):
             if isinstance(result, torch.Tensor):
                 self.dtypes.add(result.dtype)
             return result
+        if not next(self.read, True):
+            return function(*args, **(kwargs or {}))
         self.lines.append(current_line())
         name, results = next(self.drawn, ("nothing", ()))
         base = function._schema.name.split("::")[1]
@@ -74,7 +77,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
     trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
     with torch.random.fork_rng(devices=[]):
         try:
-            training, evaluation = Replay(drawn), Replay(evaluation_drawn)
+            training = Replay(drawn, [draw.read for draw in captured.draws])
+            evaluation = Replay(evaluation_drawn, [draw.read for draw in captured.draws if not draw.drops])
             with torch.enable_grad(), training:
                 loss = whole(dict(fields))
             for path, table, key, tensor in bound:

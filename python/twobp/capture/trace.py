@@ -13,6 +13,7 @@ from torch._functorch import eager_transforms
 
 from . import export, matrices
 from .cut import Layer, cut, structure
+from .draws import Draw, draws_of
 from .emit import emit
 from .errors import CaptureError, current_line
 from .fingerprint import is_installed, is_installed_module, tensor_digest
@@ -38,7 +39,8 @@ class Traced:
     `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
     that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
     `factors` is what matrices.describe found. `reads` has the attributes that the trace read, by the number of the object in the walk of fingerprint.py.
-    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why."""
+    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the
+    forward pass's calls that draw random numbers, in order."""
     layers: list[dict]
     programs: list[dict]
     positions: int
@@ -48,6 +50,7 @@ class Traced:
     read: dict[str, str]
     factors: dict[str, dict]
     names: list[str | None]
+    draws: list[Draw]
     constants: list[torch.Tensor]
     reads: dict[int, list[str]] = dataclasses.field(default_factory=dict)
 
@@ -78,6 +81,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
     fold(forward)
     factors = matrices.describe(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
+    draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
@@ -96,7 +100,7 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
         numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
         described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
                           "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, factors, constants.names, constants.tensors)
+    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, factors, constants.names, draws, constants.tensors)
 
 
 @contextlib.contextmanager

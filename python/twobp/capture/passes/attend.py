@@ -1,7 +1,9 @@
-"""Replaces the attention of the rows of one projection, with or without rotary embedding, by one operator. Attention is
-recognised by its values, however it is written: the part of the graph after the projection is evaluated for random numbers."""
+"""Replaces the attention of the rows of one projection, with or without rotary embedding, by one operator. Every operator after the
+projection must be known: linear ones, two products, a softmax, and constant masks. Which attention they make is then recognised by values,
+however it is written: they are evaluated for random numbers, from small ones to those that leave a single key per row."""
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 
@@ -11,9 +13,12 @@ from torch import fx
 from .. import ops
 from ..cut import Layer
 from ..own_operators import attention, aten
+from .linear import dependents, is_linear, is_moved
+from .masked import FILLS
 
 SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
-PLACED = ops.VIEWS | {aten.clone.default, aten.contiguous.default, aten._to_copy.default}  # operators that may follow without changing the numbers
+PRODUCTS = {aten.matmul.default, aten.bmm.default, aten.einsum.default}
+MAGNITUDES = ((1.0, 1.0), (1e-2, 1.0), (30.0, 1e2), (1e3, 1e3))  # of the random numbers, and by what scores of this size multiply an error
 
 
 def fuse_attention(layer: Layer) -> None:
@@ -48,16 +53,23 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
     kv_heads = (row // width - heads) // 2 if width else 0
     if kv_heads < 1 or heads % kv_heads or (heads + 2 * kv_heads) * width != row or last.meta["val"].numel() != batch * positions * heads * width:
         return None
-    numbers = torch.randn(batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    limit = 1e-9 if value.dtype == torch.float64 else 1e-5
+
+    @functools.cache
+    def made(magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers = magnitude * torch.randn(batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        return numbers, evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
+
+    def is_equal(cos: torch.Tensor | None, sin: torch.Tensor | None, causal: bool) -> bool:
+        return all(torch.allclose(attention(made(magnitude)[0], cos, sin, heads, kv_heads, causal)[0], made(magnitude)[1],
+                                  rtol=limit * slack, atol=limit * slack * magnitude) for magnitude, slack in MAGNITUDES)
+
     try:
-        wanted = evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
+        for tables, causal in itertools.product([(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)):
+            if is_equal(*(None if one is None else half(constants[one].double(), positions, width) for one in tables), causal):
+                return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
     except (RuntimeError, TypeError, NotImplementedError):  # an operator that does not fit float64 or these shapes
-        return None
-    tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
-    for tables, causal in itertools.product([(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)):
-        cos, sin = (None if one is None else half(constants[one].double(), positions, width) for one in tables)
-        if torch.allclose(attention(numbers, cos, sin, heads, kv_heads, causal)[0], wanted, rtol=tolerance, atol=tolerance):
-            return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
+        pass
     return None
 
 
@@ -66,19 +78,15 @@ def end_of(scores: fx.Node) -> fx.Node:
     node, product = scores, scores.target is aten.scaled_dot_product_attention.default
     while len(node.users) == 1:
         user = next(iter(node.users))
-        if user.target not in PLACED and (product or not is_product(user)):
+        if not is_moved(user) and (product or user.target not in PRODUCTS):
             break
-        node, product = user, product or is_product(user)
+        node, product = user, product or user.target in PRODUCTS
     return node
 
 
-def is_product(node: fx.Node) -> bool:
-    return ops.short_name(node) in ("matmul", "bmm", "einsum")
-
-
 def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
-    """Returns the one product of a parameter on which `last` depends, apart from constants. No other node may read it or the
-    nodes between it and `last`. Returns None if there is none."""
+    """Returns the one product of a parameter on which `last` depends, apart from constants, if all operators between are those of attention.
+    No other node may read it or the nodes between it and `last`. Returns None if there is none."""
     between, sources, stack = {last}, set(), [last]
     while stack:
         for one in ops.inputs_of(stack.pop()):
@@ -94,30 +102,51 @@ def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
     if len(sources) != 1:
         return None
     rows = sources.pop()
-    dependent = {rows}
-    for node in last.graph.nodes:
-        if node in between and not dependent.isdisjoint(ops.inputs_of(node)):
-            dependent.add(node)
-    return rows if all(user in between for node in dependent - {last} for user in node.users) else None
+    dependent = dependents(between, rows)
+    if not all(user in between for node in dependent if node is not last for user in node.users):
+        return None
+    return rows if are_of_attention(dependent[1:], set(dependent), rows.meta["val"].dtype) else None
+
+
+def are_of_attention(nodes: list[fx.Node], dependent: set[fx.Node], dtype: torch.dtype) -> bool:
+    """Returns whether all operators are linear, apart from one softmax, masks, and products."""
+    if [node.target in SCORES for node in nodes].count(True) != 1:
+        return False
+    for node in nodes:
+        value = node.meta["val"]
+        if any(one.dtype != dtype for one in (value if isinstance(value, (tuple, list)) else [value])):
+            return False
+        if node.target in FILLS:
+            scores = 1 if node.target in (aten.where.self, aten.where.ScalarOther) else 0
+            known = dependent.isdisjoint(ops.nodes_in([one for i, one in enumerate(node.args) if i != scores]))
+        elif node.target is aten.scaled_dot_product_attention.default:
+            known = dependent.isdisjoint(ops.nodes_in((node.args[3:], node.kwargs)))
+        else:
+            known = node.target in SCORES or node.target in PRODUCTS or is_linear(node, dependent)
+        if not known:
+            return False
+    return True
 
 
 def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dict) -> torch.Tensor:
-    """Returns `last` in float64 if `rows` has these numbers."""
-    known = {rows: numbers, **{node: value.double() if value.is_floating_point() else value for node, value in constants.items()}}
+    """Returns `last` in float64 if `rows` has these numbers. What does not depend on them is computed as the program does."""
+    needed, dtype = ops.ancestors([last], stop=lambda node: node is rows), rows.meta["val"].dtype
+    dependent = set(dependents(needed, rows))
+    known = {**constants, rows: numbers}
 
     def wide(argument):
-        return torch.float64 if argument in (torch.float32, torch.float16, torch.bfloat16) else argument
-
-    def of(node):
-        if node not in known:
-            for one in ops.inputs_of(node):
-                of(one)
-            known[node] = node.target(*fx.node.map_aggregate(fx.map_arg(node.args, known.__getitem__), wide),
-                                      **fx.node.map_aggregate(fx.map_arg(node.kwargs, known.__getitem__), wide))
-        return known[node]
+        if isinstance(argument, torch.Tensor):
+            return argument.double() if argument.is_floating_point() else argument
+        return torch.float64 if argument == dtype else argument
 
     with torch.no_grad():
-        return of(last)
+        for node in rows.graph.nodes:
+            if node in needed:
+                args, kwargs = (fx.map_arg(one, known.__getitem__) for one in (node.args, node.kwargs))
+                if node in dependent:
+                    args, kwargs = (fx.node.map_aggregate(one, wide) for one in (args, kwargs))
+                known[node] = node.target(*args, **kwargs)
+    return known[last]
 
 
 def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):

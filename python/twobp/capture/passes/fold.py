@@ -1,5 +1,5 @@
 """Values that depend on no field, parameter or changed buffer (rotary tables, positions, masks) are computed once, at capture,
-and become constants. Attention whose mask is found to be causal gets no mask, but is_causal."""
+and become constants. With their values, attention that is spelled out becomes one operator, and causal masks become is_causal."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ from torch import fx
 from .. import ops
 from ..export import Forward, Input
 from ..ops import aten, named_argument, set_argument
-from .masked import LEAST
+from .masked import LEAST, fuse_masked_attention
 
 MOST_BYTES = 1 << 24  # larger results are computed in every micro-batch, so that a bundle stays small
 LARGER = {aten.expand.default, aten.repeat.default}  # the inputs of these are kept instead of their results
@@ -17,10 +17,9 @@ LARGER = {aten.expand.default, aten.repeat.default}  # the inputs of these are k
 def fold(forward: Forward) -> None:
     """Works in place."""
     known = {node: forward.tensors[meaning] for node, meaning in forward.inputs.items() if meaning.source == "constant"}
-    with torch.no_grad():
-        for node in forward.graph.nodes:
-            if node.op == "call_function" and node.target not in LARGER and not ops.is_random(node) and all(one in known for one in ops.inputs_of(node)):
-                known[node] = ops.computed(node, known)
+    compute(forward.graph, known)
+    fuse_masked_attention(forward.graph, lambda node: value_of(node, known))
+    compute(forward.graph, known)
     for node in forward.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default):
         if is_causal(node, known):
             set_argument(node, 3, None)
@@ -37,6 +36,15 @@ def fold(forward: Forward) -> None:
             constant.meta = {"val": node.meta["val"].fake_mode.from_tensor(forward.tensors[meaning])}
             node.replace_all_uses_with(constant, delete_user_cb=readers.__contains__)
     forward.graph.eliminate_dead_code()
+
+
+def compute(graph: fx.Graph, known: dict[fx.Node, torch.Tensor]) -> None:
+    """Adds the values of those calls that depend on known ones alone."""
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "call_function" and node not in known and node.target not in LARGER and not ops.is_random(node) \
+                    and all(one in known for one in ops.inputs_of(node)):
+                known[node] = ops.computed(node, known)
 
 
 def is_causal(attention: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:

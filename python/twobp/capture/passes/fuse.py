@@ -1,6 +1,6 @@
 """Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. Autograd would keep the
-results of all their parts and pass over memory ten times. One operator needs one pass. A part of the graph is recognised by its
-values, however it is written."""
+results of all their parts and pass over memory ten times. One operator needs one pass. All operators of such a part must be smooth
+functions, of the lists below. It is then recognised by its values at small and large numbers, however it is written."""
 from __future__ import annotations
 
 import operator
@@ -24,7 +24,8 @@ ACTIVATIONS: list[tuple[Callable, object, dict]] = [
     (functional.silu, aten.silu.default, {}),
 ]
 MOST_PARTS = 16  # operators of an activation; longer ones are not searched
-POINTS = torch.linspace(-8, 8, 257, dtype=torch.float64)
+FAR = torch.tensor([10.0, 20, 50, 80, 200, 1e3, 1e4], dtype=torch.float64)  # exp(-x) of float32 is finite up to 88
+POINTS = torch.cat([torch.linspace(-8, 8, 257, dtype=torch.float64), FAR, -FAR])
 
 
 def fuse(graph: fx.Graph) -> None:
@@ -111,8 +112,8 @@ def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tup
 def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
     """Returns (centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps). c is mean(x) if centred, and 0 otherwise."""
     value = x.meta["val"]
-    points = 1 + torch.randn([2] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    points[..., 0, :] *= 1e-3  # at these points eps matters
+    points = 1 + torch.randn([4] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points *= torch.tensor([1, 1e-3, 1e-8, 1e6], dtype=torch.float64)[:, None]  # eps matters at the small ones
     constants: list[float] = []
     values = evaluate(normal, x, points, WITHIN_ROWS, constants)
     if values is None:

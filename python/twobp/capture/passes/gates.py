@@ -5,6 +5,7 @@ import operator
 
 from torch import fx
 
+from ..ops import named_argument
 from ..own_operators import aten, glu
 
 SPLITS = {aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default}
@@ -46,10 +47,12 @@ def activation_of(node: fx.Node) -> str | None:
 
 def half_of(node: fx.Node) -> tuple[fx.Node, int] | None:
     """Returns (x, which) if the node is a half of the last dimension of x."""
-    if node.target is operator.getitem and node.args[0].target in SPLITS:
+    if node.target is operator.getitem and node.args[0].target in SPLITS and len(node.args[0].meta["val"]) == 2:
         x, which = node.args[0].args[0], node.args[1]
-    elif node.target is aten.slice.Tensor and node.args[1] in (-1, node.args[0].meta["val"].dim() - 1):
-        x, which = node.args[0], 0 if node.args[2] in (0, None) else 1
+    elif node.target is aten.slice.Tensor and named_argument(node, 4) == 1:
+        x, start = node.args[0], named_argument(node, 2) or 0
+        size = x.meta["val"].shape[-1]
+        which = {0: 0, size // 2: 1, -(size // 2): 1}.get(start, -1)
     else:
         return None
     whole, own = x.meta["val"].shape, node.meta["val"].shape

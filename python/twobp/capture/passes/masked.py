@@ -1,9 +1,14 @@
 """softmax(scale q k^T + mask) v that a module spells out becomes scaled_dot_product_attention, which keeps no scores for the
 backward pass. The mask is for padding, windows or documents. It is added to the scores or filled into them, before or after
-scaling. attend.py then looks for attention without a mask."""
+scaling. attend.py then looks for attention without a mask.
+
+Both forms are equal wherever a row has a score that the mask leaves. Of a row that is masked whole, an added mask leaves the differences
+between scores and their gradients, as far as rounding does. A fill leaves neither: the row has equal weights, and q and k get no gradient."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -15,24 +20,40 @@ SOFTMAX = {aten.softmax.int, aten._softmax.default}
 CASTS = {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clone.default}
 SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self, aten.where.ScalarOther}
-LEAST = -1e9  # a score of this or less has no weight beside others, and adding it loses other scores to rounding
+LEAST = -1e9  # a score of this or less has no weight beside others, which are smaller numbers
 
 
-def fuse_masked_attention(graph: fx.Graph) -> None:
-    """Works in place. Numbers change only by rounding."""
+class Found(NamedTuple):
+    """softmax(path(q @ k)) @ v. `scale` is the product of the path's factors."""
+    last: fx.Node     # the product with v
+    product: fx.Node  # of q and k
+    path: list[fx.Node]
+    scale: float
+
+    def run(self, score: float, values: Callable[[fx.Node], torch.Tensor | None]) -> torch.Tensor | None:
+        """Returns what the path makes of a score, in the shape of the masks, or None if a mask has no known value."""
+        value = self.product.meta["val"]
+        known = {self.product: torch.full([1, 1, 1, 1], score, dtype=value.dtype)}
+        for node in self.path:
+            for one in ops.inputs_of(node):
+                if one not in known:
+                    if (other := values(one)) is None:
+                        return None
+                    known[one] = other
+            known[node] = ops.computed(node, known)
+        return known[self.path[-1]] if self.path else known[self.product]
+
+
+def fuse_masked_attention(graph: fx.Graph, values: Callable[[fx.Node], torch.Tensor | None]) -> None:
+    """Works in place. `values` gives the values of constants. Numbers change only by rounding."""
     trained = depends_on_parameters(graph)
     for softmax in [node for node in graph.nodes if node.op == "call_function" and node.target in SOFTMAX]:
         found = attention_of(softmax, trained)
         if found is None:
             continue
-        last, product, path, scale = found
-        with graph.inserting_before(last):
-            keys = graph.call_function(aten.transpose.int, (product.args[1], -2, -1))
-            keys.meta["val"] = product.args[1].meta["val"].transpose(-2, -1)
-            fused = graph.call_function(aten.scaled_dot_product_attention.default, (product.args[0], keys, last.args[1], mask_of(graph, product, path)),
-                                        {"scale": scale})
-        fused.meta = dict(last.meta)
-        last.replace_all_uses_with(fused)
+        form = "visible" if is_visible(found, values) else form_of(found)
+        if form is not None:
+            replace(graph, found, form)
     graph.eliminate_dead_code()
 
 
@@ -45,8 +66,8 @@ def depends_on_parameters(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, fx.Node, list[fx.Node], float] | None:
-    """Returns (softmax @ v, q @ k^T, the nodes from that to the softmax, scale), if nothing else happens between."""
+def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> Found | None:
+    """Returns the attention of this softmax, if nothing happens between its parts but scaling, masks and copies."""
     value = softmax.meta["val"]
     if value.dim() != 4 or value.dtype not in (torch.float32, torch.float64) or softmax.args[1] not in (-1, 3):
         return None
@@ -63,14 +84,12 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, fx.N
         step = before_mask(node, trained)
         if step is None or len(node.users) != 1 or node.meta["val"].shape != value.shape or node.meta["val"].dtype != value.dtype:
             return None
-        inner, factor = step
-        if node.target in FILLS and fill_of(node) * scale > LEAST:
-            return None
         path.append(node)
-        node, scale = inner, scale * factor
-    if node.op != "call_function" or len(node.users) != 1 or any(one.meta["val"].shape[:-2] != value.shape[:2] for one in node.args):
+        node, scale = step[0], scale * step[1]
+    if node.op != "call_function" or len(node.users) != 1 or any(one.meta["val"].shape[:-2] != value.shape[:2] for one in node.args) or \
+            node.meta["val"].dtype != value.dtype:
         return None
-    return last, node, path[::-1], scale
+    return Found(last, node, path[::-1], scale)
 
 
 def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] | None:
@@ -79,7 +98,7 @@ def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] |
     if node.target in CASTS:
         return first, 1.0
     number = node.args[1] if len(node.args) > 1 else None
-    if node.target in SCALES and isinstance(number, (int, float)) and number > 0:
+    if node.target in SCALES and isinstance(number, (int, float)) and 0 < number < math.inf:
         return first, float(number) if node.target in (aten.mul.Tensor, aten.mul.Scalar) else 1 / number
     if node.target is aten.add.Tensor and not node.kwargs and isinstance(number, fx.Node):
         for scores, mask in ((first, number), (number, first)):
@@ -105,15 +124,64 @@ def fill_of(node: fx.Node) -> float | None:
     return float(fill) if isinstance(fill, (int, float)) and not math.isnan(fill) else None
 
 
-def mask_of(graph: fx.Graph, product: fx.Node, path: list[fx.Node]) -> fx.Node | None:
+def is_visible(found: Found, values: Callable[[fx.Node], torch.Tensor | None]) -> bool:
+    """Returns whether each row is known to have a score that the mask leaves, and filled scores to have no weight beside it."""
+    added, probe = found.run(0.0, values), found.run(math.inf, values)
+    if added is None or probe is None:
+        return False
+    filled = probe < math.inf  # the others are inf, or NaN where -inf is added
+    return bool((~filled & (added > LEAST / 2)).any(-1).all() and (added[filled.expand_as(added)] <= LEAST).all())
+
+
+def form_of(found: Found) -> str | None:
+    """Returns how a mask is made that is right also for rows that are masked whole: "filled" by one finite number, or "added" as the module adds it.
+    Returns None if the steps of the path are of several kinds."""
+    fills, added, scale = set(), False, 1.0
+    for node in reversed(found.path):
+        if node.target in FILLS:
+            fills.add(fill_of(node) * scale)
+        elif node.target is aten.add.Tensor:
+            if added or scale != 1:  # sums would be rounded in another order
+                return None
+            added = True
+        elif node.target in SCALES:
+            scale *= before_mask(node, set())[1]
+    if fills <= {-math.inf}:
+        return "added" if found.last.args[1].meta["val"].shape[-1] == found.product.args[0].meta["val"].shape[-1] else None
+    return "filled" if len(fills) == 1 and max(fills) <= LEAST and not added else None
+
+
+def replace(graph: fx.Graph, found: Found, form: str) -> None:
+    last, (q, k) = found.last, found.product.args
+
+    def call(target, *arguments):
+        node = graph.call_function(target, arguments)
+        node.meta["val"] = target(*fx.map_arg(arguments, lambda one: one.meta["val"]))
+        return node
+
+    with graph.inserting_before(last):
+        mask, keys = mask_of(graph, found), call(aten.transpose.int, k, -2, -1)
+        target, arguments, options = aten.scaled_dot_product_attention.default, [q, keys, last.args[1], mask], {"scale": found.scale}
+        if form == "filled":  # equal scores, without gradients
+            hidden = call(aten.all.dim, call(aten.le.Scalar, mask, LEAST), -1, True)
+            arguments[0], arguments[3] = (call(aten.masked_fill.Scalar, one, hidden, 0) for one in (q, mask))
+        elif form == "added":  # softmax gives NaN to a row of -inf, where the operators give 0
+            hidden = call(aten.all.dim, call(aten.eq.Scalar, mask, -math.inf), -1, True)
+            target, arguments[3] = ops.attention_with_added_mask, call(aten.masked_fill.Scalar, mask, hidden, math.nan)
+        fused = graph.call_function(target, tuple(arguments), options)
+    fused.meta = dict(last.meta)
+    last.replace_all_uses_with(fused)
+
+
+def mask_of(graph: fx.Graph, found: Found) -> fx.Node | None:
     """Returns the value that the path gives to a score of 0, in the shape of the masks. It can be added to scaled scores."""
-    if all(node.target in CASTS | SCALES for node in path):
+    if all(node.target in CASTS | SCALES for node in found.path):
         return None
-    value = product.meta["val"]
+    value = found.product.meta["val"]
     mask = graph.call_function(aten.zeros.default, ([1, 1, 1, 1],), {"dtype": value.dtype, "device": value.device})
     mask.meta["val"] = value.new_zeros(1, 1, 1, 1)
-    copies = {product: mask}
-    for node in path:
+    copies = {found.product: mask}
+    for node in found.path:
         copies[node] = graph.node_copy(node, lambda one: copies.get(one, one))
         copies[node].meta["val"] = node.target(*fx.map_arg(copies[node].args, lambda one: one.meta["val"]), **copies[node].kwargs)
-    return copies[path[-1]]
+    return copies[found.path[-1]]

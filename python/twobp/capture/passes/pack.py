@@ -34,14 +34,14 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is aten.linear.default:
             ours = node.args[1:]
-            if all(one in place and layer.inputs[place[one]].source == "parameter" and len(one.users) == 1 for one in ours if one is not None):
+            if is_of_rows(node) and all(one in place and layer.inputs[place[one]].source == "parameter" and len(one.users) == 1 for one in ours if one is not None):
                 flags = tuple(trained[place[one]] for one in ours if one is not None)
                 together.setdefault((node.args[0], flags), []).append(node)
     joined: dict[fx.Node, list[fx.Node]] = {}  # from the first placeholder of each packed parameter to all of its placeholders
-    for (x, _), linears in together.items():
+    for linears in together.values():
         if len(linears) > 1:
             linears.sort(key=is_up)  # gate comes before up, as twobp::glu expects
-            join(graph, x, linears, joined)
+            join(graph, linears, joined)
     positions = [i for i, one in enumerate(layer.inputs) if one.source == "parameter"]
     rank = {i: k for k, i in enumerate(positions)}
     inputs, examples, flags, groups = [], [], [], []
@@ -73,13 +73,19 @@ def label(names: list[str]) -> str:
     return ".".join("+".join(dict.fromkeys(place)) for place in zip(*words))
 
 
+def is_of_rows(linear: fx.Node) -> bool:
+    """Returns whether the parameters have a row for each number of the result."""
+    weight, bias = (one and one.meta["val"].shape for one in (linear.args[1], linear.args[2] if len(linear.args) > 2 else None))
+    return len(weight) == 2 and bias in (None, weight[:1])
+
+
 def is_up(linear: fx.Node) -> bool:
     """Returns whether the product is only multiplied with the activation of another."""
     return [user.target for user in linear.users] == [aten.mul.Tensor]
 
 
-def join(graph: fx.Graph, x: fx.Node, linears: list[fx.Node], joined: dict[fx.Node, list[fx.Node]]) -> None:
-    first = min(linears, key=list(graph.nodes).index)
+def join(graph: fx.Graph, linears: list[fx.Node], joined: dict[fx.Node, list[fx.Node]]) -> None:
+    x, first = linears[0].args[0], min(linears, key=list(graph.nodes).index)  # x as an earlier call may have left it
     rows = [one.args[1].meta["val"].shape[0] for one in linears]
     biases = [one.args[2] for one in linears if len(one.args) > 2 and one.args[2] is not None]
     for parts in ([one.args[1] for one in linears], biases):

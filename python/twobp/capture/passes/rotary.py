@@ -1,5 +1,5 @@
 """The rotary embedding of queries or keys becomes one operator, even if other operators (a norm of each head) stand between it
-and the projection. It is recognised by its values, as attention is."""
+and the projection. All of its operators must be linear. It is then recognised by its values, as attention is."""
 from __future__ import annotations
 
 import torch
@@ -9,9 +9,9 @@ from .. import ops
 from ..cut import Layer
 from ..own_operators import aten, rotary, turn
 from .attend import call, call_half, constants_of, evaluate, half, tables_of
-from .fuse import ELEMENTWISE
+from .linear import FACTORS, SUMS, dependents, is_linear
 
-WITHIN = ELEMENTWISE | ops.VIEWS | {aten.cat.default, aten.stack.default, aten.clone.default}
+MOST_PARTS = 30  # operators of an embedding; longer ones are not searched
 
 
 def fuse_rotary(layer: Layer) -> None:
@@ -53,7 +53,7 @@ def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx
 
 
 def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
-    """Returns the node of the same shape on which `last` depends by simple operators, apart from constants."""
+    """Returns the node of the same shape on which `last` depends by linear operators, apart from constants."""
     seen, stack = {last}, [last]
     found = None
     while stack:
@@ -62,12 +62,15 @@ def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
                 continue
             seen.add(one)
             own = one.meta.get("val")
-            if isinstance(own, torch.Tensor) and own.shape == last.meta["val"].shape and one.target not in ELEMENTWISE | {aten.cat.default}:
+            if isinstance(own, torch.Tensor) and own.shape == last.meta["val"].shape and one.target not in FACTORS | SUMS:
                 if found is not None:
                     return None
                 found = one
-            elif one.op != "call_function" or one.target not in WITHIN or len(seen) > 30:
+            elif one.op != "call_function" or len(seen) > MOST_PARTS:
                 return None
             else:
                 stack.append(one)
-    return found
+    if found is None or found.meta["val"].dtype != last.meta["val"].dtype:
+        return None
+    of_x = dependents(seen, found)
+    return found if all(is_linear(node, set(of_x)) for node in of_x[1:]) else None

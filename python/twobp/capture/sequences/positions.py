@@ -260,7 +260,8 @@ RULES: dict[str, Callable] = {
                      "roll", "split", "split_with_sizes", "chunk"), apart),
     **VIEWS, "cat": joined, "stack": joined, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
     **dict.fromkeys(("linear", "mm", "addmm"), product), "baddbmm": matrices, "einsum": einsum, "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
-    "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention}
+    "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention,
+    "attention_with_added_mask": other_attention}
 OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy,
        **dict.fromkeys((*LOSSES, *NLL), lost)}
 
@@ -268,7 +269,8 @@ OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_
 def place_of(node: fx.Node, of: Rewriting):
     """Returns where the positions lie in the result of `node`. Tells `of` which arguments differ for a slice. Raises Mixes."""
     if node.target is operator.getitem:
-        return of.places[node.args[0]][node.args[1]]
+        place = of.places[node.args[0]]
+        return place[node.args[1]] if isinstance(place, list) else place  # a sum over positions, for example
     places = [of.places[one] for one in ops.inputs_of(node)]
     if UNREAD in places:
         raise Mixes(node)

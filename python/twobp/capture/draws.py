@@ -1,0 +1,53 @@
+"""Finds which random numbers of a forward pass the loss depends on. A program draws no others, but the module itself does: the comparison with it must
+know which of its calls have no counterpart."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import fx
+
+from . import ops
+from .own_operators import aten
+
+DROPOUTS = {aten.dropout.default: (1, 2), aten.native_dropout.default: (1, 2)}  # the positions of p and train
+KEY = "draw"  # torch keeps the "custom" data of a node in those to which it is decomposed
+
+
+class Draw(NamedTuple):
+    """A call that draws random numbers. `drops`: it is a dropout, which does not draw in evaluation mode. `read`: the loss depends on it."""
+    drops: bool
+    read: bool
+
+
+def number_draws(graph: fx.Graph) -> list[bool]:
+    """Numbers the calls that draw, in a graph that still has those that nothing reads. Returns for each whether it is a dropout."""
+    found = []
+    for node in graph.nodes:
+        drops = is_dropout(node)
+        if drops or drops is None and draws(node):
+            node.meta["custom"] = {**node.meta.get("custom", {}), KEY: len(found)}
+            found.append(bool(drops))
+    return found
+
+
+def is_dropout(node: fx.Node) -> bool | None:
+    """Returns whether a dropout drops, or None for other calls."""
+    if node.target in DROPOUTS:
+        p, train = (ops.named_argument(node, i) for i in DROPOUTS[node.target])
+        return bool(train) and p > 0
+    if node.target is aten.scaled_dot_product_attention.default:
+        return ops.named_argument(node, 4) > 0
+    return None
+
+
+def draws(node: fx.Node) -> bool:
+    return ops.is_random(node) and ops.short_name(node) not in ops.RECURRENT
+
+
+def draws_of(graph: fx.Graph, results: list[fx.Node], drops: list[bool]) -> list[Draw]:
+    """Returns the numbered calls. `results` are what programs compute. If the calls of the graph are not those that were numbered, all count as read."""
+    left = [node for node in ops.ancestors(results) if draws(node)]
+    numbers = {node.meta.get("custom", {}).get(KEY) for node in left}
+    if None in numbers or len(numbers) < len(left):
+        return []
+    return [Draw(one, i in numbers) for i, one in enumerate(drops)]
