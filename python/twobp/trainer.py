@@ -116,7 +116,13 @@ class Trainer:
         KeyboardInterrupt for Ctrl-C."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
-        return StepResult(**self._native.step(self._cut(batch), lr))
+        done = self.steps_done
+        try:
+            return StepResult(**self._native.step(self._cut(batch), lr))
+        except BaseException as error:  # also what the handler of a signal raises
+            if self.steps_done > done:
+                self._native.tell_counted(error)
+            raise
 
     def _pass_over(self, batch: Batch | Tensors | Sequence[Batch]) -> bool:
         """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for such a batch."""
@@ -127,7 +133,10 @@ class Trainer:
         must not use the trainer, whose weights may be their running means."""
         if isinstance(batches_, (Mapping, torch.Tensor)):
             raise Error("evaluate takes an iterable of batches, and this is one batch: give [batch]")
-        all_ = self._native.evaluate(self._cut(batch) for batch in batches_)
+        with _native.Evaluation(self._native) as evaluation:
+            for batch in batches_:
+                evaluation.add(self._cut(batch))
+        all_ = evaluation.sums()
         targets, right = all_["targets"], all_["right"]
         if targets == 0:
             raise Error("nothing to evaluate: there is no batch, or no target that counts")
@@ -215,6 +224,12 @@ class Trainer:
     @property
     def steps_done(self) -> int:
         return self._native.steps_done
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The result of the last step that counts, also if an exception such as KeyboardInterrupt took its place."""
+        last = self._native.last()
+        return StepResult(**last) if last else None
 
     @property
     def micro_batches(self) -> int:
