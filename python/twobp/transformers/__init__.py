@@ -54,6 +54,7 @@ class Trainer(transformers.Trainer):
     it is evaluated or saved and when training ends. During steps its own weights are old, and its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
+    _late_error: BaseException | None = None
 
     def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
@@ -119,7 +120,7 @@ class Trainer(transformers.Trainer):
         if fixed_settings(self.optimizer) != self._fixed:
             raise Error(f"settings of the optimizer changed since the first step: from {self._fixed} to {fixed_settings(self.optimizer)}. Only its learning rate "
                         "may change, as by a callback")
-        shapes = self.pipeline.shapes
+        shapes, done = self.pipeline.shapes, self.pipeline.steps_done
         try:
             result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
         except Error:
@@ -128,12 +129,23 @@ class Trainer(transformers.Trainer):
             warnings.warn(f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)")
             self._grad_norm = 0.0
             return torch.tensor(0.0)
+        except BaseException as error:  # of a signal
+            if self.pipeline.steps_done == done:
+                raise
+            self._late_error = error  # raised when transformers has counted the step, too
+            result = self.pipeline.last_result
         if shapes <= MANY_SHAPES < self.pipeline.shapes:
             warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
                           "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")
         self._stale = True
         self._grad_norm = result.grad_norm
         return torch.tensor(result.loss)
+
+    def _maybe_log_save_evaluate(self, *args, **keywords) -> None:
+        if self._late_error is not None:
+            error, self._late_error = self._late_error, None
+            raise error
+        super()._maybe_log_save_evaluate(*args, **keywords)
 
     def _get_grad_norm(self, model, grad_norm=None) -> float:
         if self.pipeline is None:
