@@ -42,8 +42,8 @@ void check_values(const std::string& name, const at::Tensor& given, const at::Te
                 own.scalar_type(), ", which the trainer computes in");
   }
   for (const std::string_view variance : kVariances) {
-    TWOBP_CHECK(!name.ends_with(variance) || given.numel() == 0 || !at::any(given < 0).item<bool>(), "the state's ",
-                name, " has negative numbers, but holds variances");
+    TWOBP_CHECK(!name.ends_with(variance) || given.numel() == 0 || !at::any(given < 0).item<bool>(),
+                "the state's ", name, " has negative numbers, but holds variances");
   }
 }
 

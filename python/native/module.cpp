@@ -1,6 +1,6 @@
 #include "python/native/module.h"
-#include "python/native/without_gil.h"
 
+#include "python/native/without_gil.h"
 #include "twobp/core/check.h"
 
 PYBIND11_MODULE(_native, module) {

@@ -125,12 +125,13 @@ class PyTrainer {
     const Use use(*this);
     const Batch batch = own_batch(micro_batches);
     const std::string name = concat("step ", trainer_->steps_done() + 1);
-    last_ = to_dict(until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
-      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
-      if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
-      if (done.given_up) return std::nullopt;
-      return done;
-    }));
+    last_ = to_dict(
+        until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
+          StepResult done = trainer_->step(batch, trainer_->variant(), lr);
+          if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+          if (done.given_up) return std::nullopt;
+          return done;
+        }));
     if (drawn_ && drawn_->complete()) draw();
     run_handlers(counted());
     return last_;
@@ -493,8 +494,8 @@ class PyTrainer {
   std::string drawn_to_;
 };
 
-// An evaluation, as a context of Python. The weights and their running means change places once, and back even
-// if reading a batch raises.
+// An evaluation, as a context of Python. The weights and their running means change places once, and back
+// even if reading a batch raises.
 class PyEvaluation {
  public:
   explicit PyEvaluation(PyTrainer& of) : of_(of) {}

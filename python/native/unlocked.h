@@ -48,7 +48,8 @@ class WatchInterrupt {
   bool watches_ = false;
 };
 
-// Adds to an exception what has happened, unless it says so already. KeyboardInterrupt has no text of its own.
+// Adds to an exception what has happened, unless it says so already. KeyboardInterrupt has no text of its
+// own.
 void tell(const py::object& exception, const std::string& what);
 
 // Runs Python's handlers of the signals that came meanwhile. An exception that they raise is told `what`.

@@ -18,8 +18,8 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Whether Python exits and waits for the calls of other threads, which should be given up. Any thread may call
-// it.
+// Whether Python exits and waits for the calls of other threads, which should be given up. Any thread may
+// call it.
 bool exit_waits();
 
 // Raises SystemExit, which ends the thread in silence, on any thread but the one that ends Python.

@@ -30,8 +30,10 @@ class _Optimizer:
 
     def settings(self) -> dict:
         """Returns the section `optimizer`."""
-        groups = [" ".join([checks.text(pattern, "a pattern of groups"), *(f"{key}={value}" for key, value in self._mapping(group, f"groups[{pattern!r}]").items())])
-                  for pattern, group in self._mapping(self.groups, "groups").items()]
+        groups = []
+        for pattern, group in self._mapping(self.groups, "groups").items():
+            values = [f"{key}={value}" for key, value in self._mapping(group, f"groups[{pattern!r}]").items()]
+            groups.append(" ".join([checks.text(pattern, "a pattern of groups"), *values]))
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"type": type(self).__name__.lower(), **own, "groups": groups}
 

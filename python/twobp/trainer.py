@@ -56,8 +56,8 @@ class Trainer:
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
     changed, unless they come from the trainer.
 
-    A call that Ctrl-C ends raises KeyboardInterrupt. The step is then abandoned, no weight has changed, and the trainer can
-    continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
+    Ctrl-C gives up a step, or lets it end if a rank has begun its update or several processes share it. KeyboardInterrupt then says
+    whether the step counts. If it does, `last_result` has its result. The trainer can continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
     it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
@@ -117,7 +117,7 @@ class Trainer:
         `batch` is the global batch, a dict of tensors, or a list of micro-batches. The dict has micro_batches (times
         data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch with other
         keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not finite. Raises
-        KeyboardInterrupt for Ctrl-C."""
+        KeyboardInterrupt for Ctrl-C, which says whether the step counts."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         done = self.steps_done
@@ -162,8 +162,9 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for
-        other shapes, and for other values of a tensor that training never changes. Also for numbers that are not finite where the trainer's are, for those that overflow the
-        trainer's dtype, for negative variances, and for complex or whole numbers in place of floating-point ones."""
+        other shapes, and for other values of a tensor that training never changes. Also for numbers that are not finite where the
+        trainer's are, for those that overflow the trainer's dtype, for negative variances, and for complex or whole numbers in
+        place of floating-point ones."""
         given = state = _tensors(state, "the state")
         if self._module is not None:
             own = self._native.weights()
@@ -188,7 +189,8 @@ class Trainer:
         """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training continues to
         the bit. Raises twobp.Error as `load_state_dict`."""
         steps = checks.whole(steps, "steps", most=checks.MOST_STEPS)
-        flat = {f"{name}.{what}": tensor for name, of in _mapping(state, "the state").items() for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()}
+        flat = {f"{name}.{what}": tensor for name, of in _mapping(state, "the state").items()
+                for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()}
         self._native.load_optimizer_state(flat, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
@@ -221,7 +223,7 @@ class Trainer:
         return notes if notes or self.steps_done else [f"there is no checkpoint in {folder}, so training begins at its start"]
 
     def timeline(self, path: str | os.PathLike) -> None:
-        """Draws the next step as an HTML page, which is written when the step ends."""
+        """Draws the next step as an HTML page, which is written when the step ends. If that fails, the step counts, with a warning."""
         path = checks.path(path, "path")
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):

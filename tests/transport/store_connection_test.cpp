@@ -168,7 +168,8 @@ TEST(StoreConnection, AStrangerWhoClosesEarlyEndsNothing) {
   const int port = test::free_port();
   const auto before = std::signal(SIGPIPE, SIG_DFL);
   StoreConnection connection(place_at(port, 0, 1), kLong);
-  const std::string ask = std::string("\x00\xce\xf7\x85\x3c", 5) + std::string(20000, '\x07');  // hello; how many keys?
+  const std::string ask =
+      std::string("\x00\xce\xf7\x85\x3c", 5) + std::string(20000, '\x07');  // hello; how many keys?
   for (int i = 0; i < 20; ++i) {
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
