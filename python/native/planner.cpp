@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "python/native/module.h"
+#include "python/native/without_gil.h"
 #include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -64,7 +65,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
   request.search = search;
   PlanResult result;
   {
-    const py::gil_scoped_release free;
+    const WithoutGil free;
     result = plan(model, request);
   }
   if (result.best.empty()) {

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include "python/native/check_state.h"
 #include "python/native/given_fields.h"
 #include "python/native/module.h"
 #include "python/native/unlocked.h"
@@ -104,13 +105,15 @@ class PyTrainer {
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(), made.model.weights());
     }
-    if (!weights.empty()) set_weights(weights);
-    trainer_->stop_when([] { return interrupted(); });
+    if (!weights.empty()) {
+      write(trainer_->update().live_weights(), weights, trainer_->update().optimizer_steps());
+    }
+    trainer_->stop_when([] { return interrupted() || exit_waits(); });
   }
   // A forked process has none of the trainer's threads, so that it cannot end them.
   ~PyTrainer() {
     if (process_ == ::getpid()) {
-      const py::gil_scoped_release free;
+      const WithoutGil free;
       checkpointer_.reset();
       trainer_.reset();
       return;
@@ -124,15 +127,22 @@ class PyTrainer {
   py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr) {
     const Use use(*this);
     const Batch batch = own_batch(micro_batches);
-    const auto result = until_done([&]() -> std::optional<StepResult> {
-      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
-      if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
-      if (done.given_up) return std::nullopt;
-      if (drawn_ && drawn_->complete()) draw();
-      return done;
-    });
-    return to_dict(result);
+    const std::string name = concat("step ", trainer_->steps_done() + 1);
+    last_ = to_dict(
+        until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
+          StepResult done = trainer_->step(batch, trainer_->variant(), lr);
+          if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+          if (done.given_up) return std::nullopt;
+          return done;
+        }));
+    if (drawn_ && drawn_->complete()) draw();
+    run_handlers(counted());
+    return last_;
   }
+  // Of the last step; empty before the first.
+  py::dict last() const { return last_; }
+  // Tells an exception that the last step counts.
+  void tell_counted(const py::object& exception) const { tell(exception, counted()); }
 
   // Counts the step without an update, and returns true, if the batch has no counted target.
   bool pass_over(const std::vector<Fields>& micro_batches) {
@@ -144,48 +154,10 @@ class PyTrainer {
     return true;
   }
 
-  // The sums over all batches, each a list of micro-batches. The weights and their running means change
-  // places once, and back even if reading a batch raises.
-  py::dict evaluate(py::iterator batches) {
-    const Use use(*this);
-    const auto swap = [&] {
-      const Unlocked unlocked;
-      trainer_->update().swap_averages();
-    };
-    BatchEvaluation all;
-    int64_t targets = 0;
-    swap();
-    try {
-      for (int64_t number = 1;; ++number) {
-        reads_ = true;
-        if (number > 1) ++batches;
-        if (batches == py::iterator::sentinel()) break;
-        const auto micro_batches = batches->cast<std::vector<Fields>>();
-        reads_ = false;
-        targets += evaluate_batch(micro_batches, number, all);
-      }
-    } catch (...) {
-      reads_ = false;
-      const auto raised = std::current_exception();
-      try {
-        swap();
-      } catch (const std::exception&) {  // the first error is the one to report
-      }
-      std::rethrow_exception(raised);
-    }
-    reads_ = false;
-    swap();
-    py::dict out;
-    out["loss"] = all.loss;
-    out["targets"] = targets;
-    out["right"] = all.right ? py::object(py::int_(*all.right)) : py::none();
-    return out;
-  }
-
   // Copies of all weights and buffers, on every process. `averaged`: of the running means, if there are any.
   Fields weights(bool averaged) {
     const Use use(*this);
-    const py::gil_scoped_release free;
+    const WithoutGil free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (!averaged) return copies(trainer_->update().live_weights());
     Fields means;
@@ -195,14 +167,19 @@ class PyTrainer {
 
   void load(const Fields& weights) {
     const Use use(*this);
-    const py::gil_scoped_release free;
-    set_weights(weights);
+    {
+      const WithoutGil free;
+      const Update& update = trainer_->update();
+      check_everywhere(update.live_weights(), weights);
+      write(update.live_weights(), weights, update.optimizer_steps());
+    }
+    run_handlers("the state is loaded");
   }
 
   // The same of the optimizer's state, under NAME.exp_avg and so on.
   Fields optimizer_state() {
     const Use use(*this);
-    const py::gil_scoped_release free;
+    const WithoutGil free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return copies(trainer_->update().live_optimizer_state());
   }
@@ -210,11 +187,16 @@ class PyTrainer {
   // Also goes on from the given step.
   void load_optimizer_state(const Fields& state, int64_t steps) {
     const Use use(*this);
-    const py::gil_scoped_release free;
-    write(trainer_->update().live_optimizer_state(), state, steps);
-    TrainingPosition position = trainer_->position();
-    position.step = steps;
-    trainer_->go_on_from(position);
+    {
+      const WithoutGil free;
+      const std::vector<LiveTensor> live = trainer_->update().live_optimizer_state();
+      check_everywhere(live, state);
+      write(live, state, steps);
+      TrainingPosition position = trainer_->position();
+      position.step = steps;
+      trainer_->go_on_from(position);
+    }
+    run_handlers("the optimizer's state is loaded");
   }
 
   // Empty in all processes but one.
@@ -225,27 +207,38 @@ class PyTrainer {
 
   void save(const std::string& folder, const std::string& dtype) {
     const Use use(*this);
-    const py::gil_scoped_release free;
-    const Config& config = trainer_->config();
-    SaveModelOptions options;
-    options.dtype = dtype;
-    trainer_->with_averages([&] {
-      save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
-    });
+    {
+      const WithoutGil free;
+      const Config& config = trainer_->config();
+      SaveModelOptions options;
+      options.dtype = dtype;
+      trainer_->with_averages([&] {
+        save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
+      });
+    }
+    run_handlers("the model is saved");
   }
 
   void checkpoint(const std::string& folder, int64_t keep) {
     const Use use(*this);
-    const py::gil_scoped_release free;
-    open_checkpoints(folder, keep, /*resume=*/false);
-    checkpointer_->finish(*trainer_);
+    {
+      const WithoutGil free;
+      open_checkpoints(folder, keep, /*resume=*/false);
+      checkpointer_->finish(*trainer_);
+    }
+    run_handlers("the checkpoint is written");
   }
   std::vector<std::string> resume(const std::string& folder, int64_t keep) {
     const Use use(*this);
-    const py::gil_scoped_release free;
-    checkpointer_.reset();
-    open_checkpoints(folder, keep, /*resume=*/true);
-    return checkpointer_->resume(*trainer_);
+    std::vector<std::string> notes;
+    {
+      const WithoutGil free;
+      checkpointer_.reset();
+      open_checkpoints(folder, keep, /*resume=*/true);
+      notes = checkpointer_->resume(*trainer_);
+    }
+    run_handlers(concat("the trainer has resumed, with ", trainer_->steps_done(), " steps done"));
+    return notes;
   }
 
   // Draws the next step.
@@ -280,7 +273,7 @@ class PyTrainer {
   std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices,
                     double seconds) {
     const Use use(*this);
-    const py::gil_scoped_release free;
+    const WithoutGil free;
     const KeepThreads keep;
     MeasureOptions options;
     options.recompute = recompute;
@@ -308,10 +301,13 @@ class PyTrainer {
   std::string config() const { return config_to_json(trainer_->config()); }
 
  private:
+  friend class PyEvaluation;
+
   // Throws Error unless one thread of the process that made the trainer uses it.
   class Use {
    public:
     explicit Use(PyTrainer& of) : of_(of) {
+      throw_if_python_exits();
       TWOBP_CHECK(of.process_ == ::getpid(),
                   "this process was forked after the trainer was made, and has none of its threads: make the "
                   "trainer in the process that uses it");
@@ -330,7 +326,7 @@ class PyTrainer {
   // Adds the sums of a batch, and returns its targets on all replicas.
   int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums) {
     const Batch batch = own_batch(micro_batches);
-    const auto result = until_done([&] {
+    const auto result = until_done("the evaluation was given up: it has changed nothing", [&] {
       const auto done = trainer_->evaluate(batch, number);
       if (!done) trainer_->go_on_from(trainer_->position());
       return done;
@@ -418,35 +414,38 @@ class PyTrainer {
     return copies;
   }
 
-  void set_weights(const Fields& weights) {
-    const Update& update = trainer_->update();
-    write(update.live_weights(), weights, update.optimizer_steps());
+  // Throws Error on every process if the state is wrong on one.
+  void check_everywhere(const std::vector<LiveTensor>& live, const Fields& state) const {
+    const Processes all = processes();
+    nlohmann::json names = nlohmann::json::array();
+    for (const LiveTensor& one : live) names.push_back(one.name);
+    std::set<std::string> known;
+    for (const std::string& text : all.to_first(names.dump())) {
+      for (const auto& name : nlohmann::json::parse(text)) known.insert(name.get<std::string>());
+    }
+    std::string error;
+    try {
+      check_state(live, state);
+      for (const auto& [name, tensor] : state) {
+        TWOBP_CHECK(!all.is_first() || known.contains(name), "the state has ", name,
+                    ", which the model does not have");
+      }
+    } catch (const Error& wrong) {
+      error = wrong.what();
+    }
+    for (const std::string& one : all.to_first(error)) error = error.empty() ? one : error;
+    error = all.from_first(error);
+    if (!error.empty()) fail(error);
   }
 
   void write(const std::vector<LiveTensor>& live, const Fields& tensors, int64_t optimizer_steps) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    check_names(live, tensors, /*whole=*/trainer_->world().process_count() == 1);
     trainer_->pipeline().on_ranks([&](int rank) {
       for (const LiveTensor& one : live) {
         if (one.rank == rank) one.tensor.copy_(tensors.at(one.name));
       }
       trainer_->update().restored(rank, optimizer_steps);
     });
-  }
-
-  // `whole`: `live` has all tensors of its kind of the model.
-  static void check_names(const std::vector<LiveTensor>& live, const Fields& weights, bool whole) {
-    std::set<std::string> known;
-    for (const LiveTensor& one : live) {
-      known.insert(one.name);
-      const auto found = weights.find(one.name);
-      TWOBP_CHECK(found != weights.end(), "the state has no ", one.name);
-      TWOBP_CHECK(found->second.sizes() == one.tensor.sizes(), one.name, " has shape ", found->second.sizes(),
-                  ", but the model's is ", one.tensor.sizes());
-    }
-    for (const auto& [name, tensor] : weights) {
-      TWOBP_CHECK(!whole || known.contains(name), "the state has ", name, ", which the model does not have");
-    }
   }
 
   void open_checkpoints(const std::string& folder, int64_t keep, bool resume) {
@@ -470,7 +469,16 @@ class PyTrainer {
         {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
     trace.run = traced_run(pipeline, make_setup(pipeline, variant, trainer_->micro_batches()));
-    write_text(drawn_to_, timeline_html(trace));
+    try {
+      write_text(drawn_to_, timeline_html(trace));
+    } catch (const Error& error) {  // the step counts
+      const std::string warning = concat("the timeline was not written: ", error.what());
+      if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 2) != 0) throw py::error_already_set();
+    }
+  }
+
+  std::string counted() const {
+    return concat("step ", trainer_->steps_done(), " counts: trainer.last_result has its result");
   }
 
   py::dict to_dict(const StepResult& result) const {
@@ -494,7 +502,8 @@ class PyTrainer {
 
   pid_t process_;
   std::atomic<bool> used_{false};
-  bool reads_ = false;  // evaluate() reads a batch, with the GIL
+  bool reads_ = false;  // an evaluation reads a batch
+  py::dict last_;       // the result of the last step
   std::shared_ptr<graph::Graph> graph_;
   ModelInput input_;
   std::unique_ptr<Trainer> trainer_;
@@ -502,6 +511,57 @@ class PyTrainer {
   std::string checkpoints_;
   std::shared_ptr<TraceRecorder> drawn_;
   std::string drawn_to_;
+};
+
+// An evaluation, as a context of Python. The weights and their running means change places once, and back
+// even if reading a batch raises.
+class PyEvaluation {
+ public:
+  explicit PyEvaluation(PyTrainer& of) : of_(of) {}
+  PyEvaluation& enter() {
+    {
+      const PyTrainer::Use use(of_);
+      swap();
+    }
+    use_.emplace(of_);  // no other thread had the GIL in between
+    of_.reads_ = true;
+    return *this;
+  }
+  void exit(const py::object& raised, const py::args& /*rest*/) {
+    of_.reads_ = false;
+    try {
+      swap();
+      use_.reset();
+    } catch (const std::exception&) {
+      use_.reset();
+      if (raised.is_none()) throw;  // otherwise the first error is the one to report
+    }
+  }
+  // Adds a batch, a list of micro-batches.
+  void add(const std::vector<Fields>& micro_batches) {
+    of_.reads_ = false;
+    targets_ += of_.evaluate_batch(micro_batches, ++batches_, sums_);
+    of_.reads_ = true;
+  }
+  py::dict sums() const {
+    py::dict out;
+    out["loss"] = sums_.loss;
+    out["targets"] = targets_;
+    out["right"] = sums_.right ? py::object(py::int_(*sums_.right)) : py::none();
+    return out;
+  }
+
+ private:
+  void swap() {
+    const Unlocked unlocked;
+    of_.trainer_->update().swap_averages();
+  }
+
+  PyTrainer& of_;
+  std::optional<PyTrainer::Use> use_;
+  BatchEvaluation sums_;
+  int64_t targets_ = 0;
+  int64_t batches_ = 0;
 };
 
 }  // namespace
@@ -512,8 +572,9 @@ void add_trainer(py::module_& module) {
                     const std::string&>())
       .def("warning_of_cap", &PyTrainer::warning_of_cap)
       .def("step", &PyTrainer::step)
+      .def("last", &PyTrainer::last)
+      .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)
-      .def("evaluate", &PyTrainer::evaluate)
       .def("weights", &PyTrainer::weights, py::arg("averaged") = false)
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
@@ -534,6 +595,12 @@ void add_trainer(py::module_& module) {
       .def_property_readonly("split", &PyTrainer::split)
       .def_property_readonly("layers", &PyTrainer::layers)
       .def_property_readonly("config", &PyTrainer::config);
+  py::class_<PyEvaluation>(module, "Evaluation")
+      .def(py::init<PyTrainer&>(), py::keep_alive<1, 2>())
+      .def("__enter__", &PyEvaluation::enter, py::return_value_policy::reference)
+      .def("__exit__", &PyEvaluation::exit)
+      .def("add", &PyEvaluation::add)
+      .def("sums", &PyEvaluation::sums);
 }
 
 }  // namespace twobp::python

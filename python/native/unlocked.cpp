@@ -38,4 +38,20 @@ WatchInterrupt::~WatchInterrupt() {
   if (watches_) ::sigaction(SIGINT, &before_, nullptr);
 }
 
+void tell(const py::object& exception, const std::string& what) {
+  if (PyErr_GivenExceptionMatches(exception.ptr(), PyExc_KeyboardInterrupt) != 0) {
+    if (py::len(exception.attr("args")) == 0) exception.attr("args") = py::make_tuple(what);
+  } else if (py::hasattr(exception, "add_note")) {  // not before Python 3.11
+    const py::object notes = py::getattr(exception, "__notes__", py::list());
+    if (!notes.contains(what)) exception.attr("add_note")(what);
+  }
+}
+
+void run_handlers(const std::string& what) {
+  if (PyErr_CheckSignals() == 0) return;
+  const py::error_already_set raised;
+  tell(raised.value(), what);
+  throw raised;
+}
+
 }  // namespace twobp::python

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <csignal>
+#include <string>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "python/native/module.h"
+#include "python/native/without_gil.h"
 
 namespace twobp::python {
 
@@ -24,7 +26,7 @@ class KeepThreads {
 
 // While it lives, C++ runs without the GIL, below autograd, and with a number of threads of its own.
 struct Unlocked {
-  const py::gil_scoped_release free;
+  const WithoutGil free;
   const KeepThreads keep;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
 };
@@ -46,17 +48,30 @@ class WatchInterrupt {
   bool watches_ = false;
 };
 
+// Adds to an exception what has happened, unless it says so already. KeyboardInterrupt has no text of its
+// own.
+void tell(const py::object& exception, const std::string& what);
+
+// Runs Python's handlers of the signals that came meanwhile. An exception that they raise is told `what`.
+void run_handlers(const std::string& what);
+
 // Calls `once` until it gives a result. It gives none after Ctrl-C, and is then called again, unless a
-// handler in Python raises.
+// handler in Python raises. That exception is told `given_up`.
 template <typename Once>
-auto until_done(const Once& once) {
-  while (true) {
-    const WatchInterrupt watch;
-    {
-      const Unlocked unlocked;
-      if (auto result = once()) return *result;
+auto until_done(const std::string& given_up, const Once& once) {
+  try {
+    while (true) {
+      const WatchInterrupt watch;
+      {
+        const Unlocked unlocked;
+        if (auto result = once()) return *result;
+      }
+      throw_if_python_exits();
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  } catch (const py::error_already_set& raised) {
+    tell(raised.value(), given_up);
+    throw;
   }
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from twobp import checks
 from twobp._native import Error
 
 Batch = Mapping[str, torch.Tensor]
@@ -33,16 +34,19 @@ def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) ->
 
 def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
     """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and the same number of them."""
-    if not isinstance(batch, Mapping) or not batch:
+    if not isinstance(batch, Mapping):
         raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
+    with checks.readable(what):
+        given = dict(batch)
+    if not given:
+        raise Error(f"{what} is empty, but must be a dict of tensors, with at least one")
     fields = {}
-    for name, tensor in batch.items():
+    for name, tensor in given.items():
         if not isinstance(name, str):
             raise Error(f"{what} has the key {name!r}, but its keys must be names: those of forward's arguments, and of what loss_fn reads")
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            raise Error(f"{what}: {name!r} is on {tensor.device}, {tensor.layout}: give a dense tensor on the CPU")
+        checks.check_dense(tensor, f"{what}: {name!r}")
         if tensor.dim() == 0 or tensor.shape[0] == 0:
             raise Error(f"{what}: {name!r} has shape {list(tensor.shape)}, but its first dimension must be the samples")
         fields[name] = tensor.detach().contiguous()
@@ -68,7 +72,9 @@ def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, a
     """Returns the micro-batches of a batch. A list is already cut. The last batch of an epoch may have fewer samples than
     `micro_batches` times the example's. Then its last micro-batch is smaller."""
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(batch)]
+        with checks.readable("the batch"):
+            parts = list(batch)
+        parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(parts)]
         if not 1 <= len(parts) <= micro_batches:
             raise Error(f"the batch is a list of {len(parts)} micro-batches, but a step has {micro_batches}")
         for i, part in enumerate(parts):
@@ -85,7 +91,7 @@ def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, a
 
 
 def _kind(value: object) -> str:
-    return "empty" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+    return f"a {type(value).__name__}"
 
 
 def with_a_target(fields: Batch) -> Batch:

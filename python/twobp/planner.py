@@ -6,12 +6,11 @@ import html
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 
-from twobp import _native
+from twobp import _native, checks
 from twobp.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -100,7 +99,10 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
     twobp.Error if nothing fits, with the smallest memory that would."""
     if not isinstance(of, (Trainer, str, os.PathLike)):
         raise _native.Error(f"of is a {type(of).__name__}, but must be a trainer, the folder of a bundle, or a file of costs")
-    recomputes = _several(recompute)
+    of = of if isinstance(of, Trainer) else checks.path(of, "of")
+    recomputes, seconds = _texts(recompute, "recompute"), checks.number(seconds, "seconds")
+    limits = ("" if memory is None else _memory(memory), 0 if batch is None else checks.whole(batch, "batch", least=1),
+              0 if top is None else checks.whole(top, "top"), checks.flag(search, "search"))
     counts, sliced = _numbers(ranks, "ranks"), _numbers(slices, "slices")
     if not counts and not isinstance(of, Trainer):
         raise _native.Error("give ranks: a number, or several such as range(2, 9)")
@@ -110,35 +112,33 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
         counts = counts or [of.ranks]
         costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds)
     else:
-        costs = _native.read_costs(os.fspath(of))
-    rows, advice = _native.plan(costs, counts, _numbers(micro_batches, "micro_batches"), _several(schedule), _several(p2), recomputes,
-                                sliced, "" if memory is None else str(memory), batch or 0, top or 0, search)
+        costs = _native.read_costs(of)
+    rows, advice = _native.plan(costs, counts, _numbers(micro_batches, "micro_batches"), _texts(schedule, "schedule"), _texts(p2, "p2"), recomputes,
+                                sliced, *limits)
     return Plan((PlanRow(**row) for row in rows), advice)
 
 
-def _of_bundle(folder: str | os.PathLike) -> Trainer:
+def _of_bundle(folder: str) -> Trainer:
     """Returns a trainer of a bundle, with an example of its first shape. What the example holds hardly changes the times."""
-    path = os.path.join(os.fspath(folder), "graph.json")
+    path = os.path.join(folder, "graph.json")
     try:
         with open(path, encoding="utf-8") as file:
             fields = json.load(file)["shapes"][0]["fields"]
         example = {name: torch.ones(field["shape"], dtype=getattr(torch, field["dtype"])) for name, field in fields.items()}
     except FileNotFoundError:
-        raise _native.Error(f"{os.fspath(folder)} has no graph.json, so it is no bundle: give a trainer of its model") from None
+        raise _native.Error(f"{folder} has no graph.json, so it is no bundle: give a trainer of its model") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         raise _native.Error(f"{path} is damaged: {type(error).__name__}: {error}") from None
-    return Trainer(model={"from": os.fspath(folder)}, example=example, micro_batches=1)
+    return Trainer(model={"from": folder}, example=example, micro_batches=1)
 
 
 def _numbers(value, name: str) -> list[int]:
-    numbers = _several(value)
-    wrong = [one for one in numbers if isinstance(one, bool) or not isinstance(one, Integral)]
-    if wrong:
-        raise _native.Error(f"{name} has {wrong[0]!r}, but must be a whole number, or several")
-    return numbers
+    return [checks.whole(one, name, least=1) for one in checks.several(value, name)]
 
 
-def _several(value) -> list:
-    if value is None:
-        return []
-    return [value] if isinstance(value, (str, int)) else list(value)
+def _texts(value, name: str) -> list[str]:
+    return [checks.text(one, name) for one in checks.several(value, name)]
+
+
+def _memory(value: str | int) -> str:
+    return checks.text(value, "memory") if isinstance(value, str) else str(checks.whole(value, "memory", most=2**63 - 1))

@@ -3,14 +3,17 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 import zlib
 
 import torch
 import torch.distributed
 
-from twobp import _native
+from twobp import _native, checks
 from twobp._native import Error
 
+MOST_NAMED = 8  # ranks in an error
+REFUSAL = 0.5  # seconds that rank 0's store lives on, so that the others can see who is missing
 FIRST_PORT, PORTS = 20000, 12000  # below the ports that systems give to outgoing connections
 
 
@@ -20,7 +23,8 @@ def init_process_group(timeout: float = 600.0) -> int:
 
     Processes on several hosts need MASTER_ADDR, the address of process 0, which torchrun sets. `timeout` is the time in seconds
     that a process waits for the others. Raises twobp.Error if the launcher's variables contradict each other, or if an address is
-    needed."""
+    needed, and names the ranks that have not come in time."""
+    timeout = checks.number(timeout, "timeout", least=1e-3)
     launcher = _native.find_launcher()
     if not torch.distributed.is_initialized() and launcher["size"] > 1:
         address = launcher["master_address"]
@@ -29,8 +33,35 @@ def init_process_group(timeout: float = 600.0) -> int:
         place = {"RANK": launcher["rank"], "WORLD_SIZE": launcher["size"], "LOCAL_RANK": launcher["local_rank"], "MASTER_ADDR": address or "127.0.0.1",
                  "MASTER_PORT": launcher["master_port"] or _port()}
         os.environ.update({name: str(value) for name, value in place.items()})  # as torchrun does, for libraries that read them there
-        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+        store = _meet(place, timeout)
+        torch.distributed.init_process_group("gloo", store=store, rank=place["RANK"], world_size=place["WORLD_SIZE"], timeout=datetime.timedelta(seconds=timeout))
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _meet(place: dict[str, object], timeout: float) -> torch.distributed.Store:
+    """Returns the store at which all processes have come. It is that of torchrun if there is one, otherwise rank 0's."""
+    rank, size, name = place["RANK"], place["WORLD_SIZE"], f"{place['MASTER_ADDR']}:{place['MASTER_PORT']}"
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    end = time.monotonic() + timeout
+    try:
+        store = torch.distributed.TCPStore(place["MASTER_ADDR"], int(place["MASTER_PORT"]), size, is_master=rank == 0 and not hosted,
+                                           timeout=datetime.timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True)
+    except (RuntimeError, ValueError) as error:
+        if rank == 0 and not hosted:
+            raise Error(f"rank 0 cannot listen at {name}: {error}") from None
+        raise Error(f"rank {rank} got no answer from rank 0 at {name} within {timeout:g} s: check that rank 0 has started there, and that MASTER_ADDR and "
+                    f"MASTER_PORT are right ({error})") from None
+    store = torch.distributed.PrefixStore(f"twobp/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store.set(f"came/{rank}", "")
+    missing = list(range(size))
+    while missing := [other for other in missing if not store.check([f"came/{other}"])]:
+        if time.monotonic() > end:
+            ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:MOST_NAMED]))}{', ...' if len(missing) > MOST_NAMED else ''}"
+            if rank == 0 and not hosted:
+                time.sleep(REFUSAL)
+            raise Error(f"{ranks} of {size} did not connect to {name} within {timeout:g} s: check that they have started")
+        time.sleep(0.01)
+    return store
 
 
 def check_loading(device: str) -> None:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from twobp import _native
+from twobp import _native, checks
 
 # One number, one for each stage, or one for each micro-batch and stage.
 Cost = float | Sequence[float] | Sequence[Sequence[float]]
@@ -80,7 +80,7 @@ class Schedule:
 
         `rendezvous` also checks that there is no deadlock if sends wait for their receivers. `buffers` is the largest number of
         messages that may wait for a rank."""
-        self._native.validate(rendezvous, -1 if buffers is None else buffers)
+        self._native.validate(checks.flag(rendezvous, "rendezvous"), -1 if buffers is None else checks.whole(buffers, "buffers"))
 
     def simulate(self, forward: Cost = 1, backward_p1: Cost = 1, backward_p2: Cost = 1, *, p2_units: int = 1, latency: float = 0,
                  cap: float | Literal["auto"] | None = "auto") -> Simulation:
@@ -94,37 +94,37 @@ class Schedule:
         the fullest rank holds without 2BP. None is no limit. Raises twobp.Error for costs that are negative, for
         another number of stages, and for a number of lists that does not divide that of the micro-batches."""
         def rows(cost: Cost) -> list[list[float]]:
-            if hasattr(cost, "tolist"):  # an array or a tensor
-                cost = cost.tolist()
             try:
+                if hasattr(cost, "tolist"):  # an array or a tensor
+                    cost = cost.tolist()
                 if not isinstance(cost, Sequence):
                     return [[float(cost)]]
                 if len(cost) > 0 and all(isinstance(row, Sequence) for row in cost):
                     return [[float(one) for one in row] for row in cost]
                 return [[float(one) for one in cost]]
-            except (TypeError, ValueError):
-                raise _native.Error(f"a cost must be a number, a list with one for each stage, or a list of such lists, not {cost!r}") from None
+            except Exception:  # also of an object's own methods
+                raise _native.Error(f"a cost must be a number, a list with one for each stage, or a list of such lists, not {checks.shown(cost)}") from None
 
-        most = None if cap == "auto" else cap or 0  # the native side has 0 for no limit
-        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), p2_units, latency, most), self)
+        most = None if isinstance(cap, str) and cap == "auto" else 0 if cap is None else checks.number(cap, "cap")  # the native side has 0 for no limit
+        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), checks.whole(p2_units, "p2_units", least=1),
+                                                checks.number(latency, "latency"), most), self)
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
         """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule has no fixed
         order, so use that of a simulation (`Simulation.to_csv`)."""
-        return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
+        return _write(path, self._native.csv("compute_comms" if checks.flag(messages, "messages") else "compute_only"))
 
     @staticmethod
     def from_csv(source: str | os.PathLike, *, p2: str | None = None) -> Schedule:
         """Reads PyTorch's text form from a file, or from a text with line breaks, as `to_csv` returns it. It runs as written unless `p2` is
         given: placed if it has W, else off. Raises twobp.Error, which names row, column and cell of a mistake."""
+        p2 = None if p2 is None else checks.text(p2, "p2")
         if isinstance(source, str) and "\n" in source:
             return Schedule._of(_native.schedule_from_csv(source, "schedule", p2))
-        path = pathlib.Path(source)
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise _native.Error(f"{path}: cannot read the schedule: {error}") from None
-        return Schedule._of(_native.schedule_from_csv(text, path.name, p2))
+        file = pathlib.Path(checks.path(source, "source"))
+        with checks.files("the schedule cannot be read"):
+            text = file.read_text()
+        return Schedule._of(_native.schedule_from_csv(text, file.name, p2))
 
     def _repr_svg_(self) -> str:
         return self.simulate().svg()
@@ -168,15 +168,16 @@ class Simulation:
 
     def svg(self, path: str | os.PathLike | None = None, *, title: str = "", width: int = 1200, until: float = 0) -> str:
         """Returns the picture, and writes it to `path` if that is given. `until` is the end of its time axis, to compare pictures."""
-        return _write(path, self._native.svg(title or self.schedule.name, width, until))
+        return _write(path, self._native.svg(checks.text(title, "title") or self.schedule.name, checks.whole(width, "width", least=1),
+                                             checks.number(until, "until")))
 
     def grid(self, unit: float = 1) -> str:
         """Returns the picture as text, with one column for each `unit` of time."""
-        return self._native.grid(unit)
+        return self._native.grid(checks.number(unit, "unit"))
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
         """Returns the order in which the simulation ran F, I and W, in the form of `Schedule.to_csv`."""
-        return _write(path, self._native.csv("compute_comms" if messages else "compute_only"))
+        return _write(path, self._native.csv("compute_comms" if checks.flag(messages, "messages") else "compute_only"))
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -197,7 +198,8 @@ def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, 
     Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end, cooldown,
     fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown
     name (with the nearest one) and for numbers that do not fit."""
-    return Schedule._of(_native.make_schedule(name, stages, ranks, micro_batches, p2, slices))
+    counts = [None if value is None else checks.whole(value, of, least=1) for of, value in (("stages", stages), ("ranks", ranks), ("micro_batches", micro_batches))]
+    return Schedule._of(_native.make_schedule(checks.text(name, "name"), *counts, None if p2 is None else checks.text(p2, "p2"), checks.whole(slices, "slices", least=1)))
 
 
 def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
@@ -208,10 +210,10 @@ def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
         ranks = [ranks[rank] for rank in range(len(ranks))]
     try:
         rows = [None if isinstance(row, str) else list(row) for row in ranks]
-    except TypeError:
+    except Exception:  # also of an object's own methods
         rows = [None]
     if isinstance(ranks, str) or None in rows:
-        raise _native.Error(f"a schedule is a list of actions for each rank, not {ranks!r:.200} (text: Schedule.from_csv)")
+        raise _native.Error(f"a schedule is a list of actions for each rank, not {checks.shown(ranks)} (text: Schedule.from_csv)")
     return "".join(",".join(cell for action in row for cell in _cells(action)) + "\n" for row in rows)
 
 
@@ -230,5 +232,6 @@ def _cells(action: Any) -> list[str]:
 
 def _write(path: str | os.PathLike | None, text: str) -> str:
     if path is not None:
-        pathlib.Path(path).write_text(text)
+        with checks.files("the file cannot be written"):
+            pathlib.Path(checks.path(path, "path")).write_text(text)
     return text

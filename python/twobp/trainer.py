@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twobp import _native, batches, padding, processes
+from twobp import _native, batches, checks, padding, processes
 from twobp._native import Error
 from twobp.batches import Batch, Tensors
 from twobp.optimizers import Adam, AdamW, Muon, SGD
@@ -57,8 +57,8 @@ class Trainer:
     `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
     changed, unless they come from the trainer.
 
-    A call that Ctrl-C ends raises KeyboardInterrupt. The step is then abandoned, no weight has changed, and the trainer can
-    continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
+    Ctrl-C gives up a step, or lets it end if a rank has begun its update or several processes share it. KeyboardInterrupt then says
+    whether the step counts. If it does, `last_result` has its result. The trainer can continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
     it."""
 
     def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
@@ -82,6 +82,8 @@ class Trainer:
         clip_norm, seed, ... (docs/settings.md). With device="cuda", the ranks compute on this machine's GPUs. The module and the
         batches stay on the CPU, and `state_dict` returns tensors on the CPU. Raises twobp.Error for an unknown name, a value out of range, keys that
         contradict each other, and modules that capture refuses."""
+        if module is not None and not isinstance(module, torch.nn.Module):
+            raise Error(f"module is {checks.shown(module)}, but must be a torch.nn.Module")
         if (module is None) == (model is None):
             raise Error("give a module, or model= with the keys of a configured one")
         if example is None:
@@ -95,17 +97,19 @@ class Trainer:
         self._unmasked = _sliced(settings) and padding.is_mask(module, self._example)
         example, mask = self._without_mask(self._example, "the example")
         graph, constants, weights = "", {}, {}
-        _native.check_device(str(settings.get("device", "cpu")))  # before capture, which takes seconds
+        if isinstance(device := settings.get("device"), str):
+            _native.check_device(checks.text(device, "device"))  # before capture, which takes seconds
         if module is not None:
+            cache = cache if isinstance(cache, bool) else checks.path(cache, "cache")
             self._captured = _capture(module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings))
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
-        config = _config(settings, optimizer or AdamW(), self._example)
+        config = _config(settings, AdamW() if optimizer is None else optimizer, self._example)
         if self._captured is not None:
             graph, constants, weights = _parts(self._captured)
             config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
-            config["model"] = dict(model)
+            config["model"] = _mapping(model, "model")
         if group := _process_group():
             processes.check_loading(config["pipeline"].get("device", "cpu"))
         self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, group)
@@ -121,12 +125,18 @@ class Trainer:
         `batch` is the global batch, a dict of tensors, or a list of micro-batches. The dict has micro_batches (times
         data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch with other
         keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not finite. Raises
-        KeyboardInterrupt for Ctrl-C."""
+        KeyboardInterrupt for Ctrl-C, which says whether the step counts."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
-        parts = self._cut(batch)
-        expected = self._compare(batch, parts) if self._check_every and (self.steps_done + 1) % self._check_every == 0 else None
-        result = StepResult(**self._native.step(parts, lr))
+        done = self.steps_done
+        try:
+            parts = self._cut(batch)
+            expected = self._compare(batch, parts) if self._check_every and (self.steps_done + 1) % self._check_every == 0 else None
+            result = StepResult(**self._native.step(parts, lr))
+        except BaseException as error:  # also what the handler of a signal raises
+            if self.steps_done > done:
+                self._native.tell_counted(error)
+            raise
         if expected is not None and not abs(result.loss - expected) <= self._captured.limit() * abs(expected):
             raise Error(f"step {result.step} was made with the loss {result.loss}, where the module has {expected}. This is an error of twobp: please report it")
         return result
@@ -140,7 +150,14 @@ class Trainer:
         must not use the trainer, whose weights may be their running means."""
         if isinstance(batches_, (Mapping, torch.Tensor)):
             raise Error("evaluate takes an iterable of batches, and this is one batch: give [batch]")
-        all_ = self._native.evaluate(self._cut(batch, training=False) for batch in batches_)
+        try:
+            batches_ = iter(batches_)
+        except Exception:
+            raise Error(f"evaluate takes an iterable of batches, not {checks.shown(batches_)}") from None
+        with _native.Evaluation(self._native) as evaluation:
+            for batch in batches_:
+                evaluation.add(self._cut(batch, training=False))
+        all_ = evaluation.sums()
         targets, right = all_["targets"], all_["right"]
         if targets == 0:
             raise Error("nothing to evaluate: there is no batch, or no target that counts")
@@ -158,13 +175,10 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for
-        other shapes, and for other values of a tensor that training never changes."""
-        given = _mapping(state, "the state")
-        for name, tensor in state.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise Error(f"the state's {name} is a {type(tensor).__name__}, but must be a tensor")
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise Error(f"the state's {name} has numbers that are not finite, so training could not continue")
+        other shapes, and for other values of a tensor that training never changes. Also for numbers that are not finite where the
+        trainer's are, for those that overflow the trainer's dtype, for negative variances, and for complex or whole numbers in
+        place of floating-point ones."""
+        given = state = _tensors(state, "the state")
         if self._module is not None:
             own = self._native.weights()
             unknown = state.keys() - self._module.state_dict().keys()
@@ -186,48 +200,58 @@ class Trainer:
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
         """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training continues to
-        the bit. Raises twobp.Error for missing or unknown names and for other shapes."""
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise Error(f"steps is {steps!r}, but must be the number of steps that made the state")
-        _mapping(state, "the state")
-        self._native.load_optimizer_state({f"{name}.{what}": tensor for name, of in state.items() for what, tensor in of.items()}, steps)
+        the bit. Raises twobp.Error as `load_state_dict`."""
+        steps = checks.whole(steps, "steps", most=checks.MOST_STEPS)
+        flat = {f"{name}.{what}": tensor for name, of in _mapping(state, "the state").items()
+                for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()}
+        self._native.load_optimizer_state(flat, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
         """Writes the model. A configured model becomes a Hugging Face directory or, if it came from a bundle, a bundle. A module
         becomes a bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). The
         bundle of a module of transformers is also a directory that its from_pretrained loads. It has no tokenizer, so add the
         tokenizer's files. With an optimizer's `average`, the running means of the weights are saved."""
+        folder, dtype = checks.path(folder, "folder"), checks.text(dtype, "dtype")
         if self._captured is None:
-            self._native.save(os.fspath(folder), dtype)
+            self._native.save(folder, dtype)
             return
         if dtype != "float32":
             raise Error("a captured module is saved in its own dtype: leave out dtype")
         from twobp.capture import bundle
         weights = self._native.weights(averaged=True)
         if self._native.process == 0:
-            bundle.write(folder, self._captured.graph, weights, self._captured.constants_in_use(), self._module)
+            with checks.files("the model cannot be saved"):
+                bundle.write(folder, self._captured.graph, weights, self._captured.constants_in_use(), self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
         """Writes a checkpoint into a folder that has none of another run: weights, optimizer state and position. The newest `keep` stay. The checkpoint is on disk when this returns."""
-        self._native.checkpoint(os.fspath(folder), keep)
+        self._native.checkpoint(checks.path(folder, "folder"), checks.whole(keep, "keep", least=1))
 
     def resume(self, folder: str | os.PathLike, *, keep: int = 3) -> list[str]:
         """Sets a new trainer to the newest whole checkpoint. The checkpoint may have other ranks and another schedule. Training
         then continues to the bit. Returns notes, such as a changed learning rate, or that there is no checkpoint. Raises twobp.Error
         if the checkpoint belongs to another run."""
-        notes = self._native.resume(os.fspath(folder), keep)
-        return notes if notes or self.steps_done else [f"there is no checkpoint in {os.fspath(folder)}, so training begins at its start"]
+        folder = checks.path(folder, "folder")
+        notes = self._native.resume(folder, checks.whole(keep, "keep", least=1))
+        return notes if notes or self.steps_done else [f"there is no checkpoint in {folder}, so training begins at its start"]
 
     def timeline(self, path: str | os.PathLike) -> None:
-        """Draws the next step as an HTML page, which is written when the step ends."""
+        """Draws the next step as an HTML page, which is written when the step ends. If that fails, the step counts, with a warning."""
+        path = checks.path(path, "path")
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
             raise Error(f"timeline: cannot write into {folder}: give a path in a folder that exists and is writable")
-        self._native.timeline(os.fspath(path))
+        self._native.timeline(path)
 
     @property
     def steps_done(self) -> int:
         return self._native.steps_done
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The result of the last step that counts, also if an exception such as KeyboardInterrupt took its place."""
+        last = self._native.last()
+        return StepResult(**last) if last else None
 
     @property
     def micro_batches(self) -> int:
@@ -374,7 +398,7 @@ def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Ba
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
     samples = next(iter(example.values())).shape[0]
-    if config["pipeline"].setdefault("micro_batch_size", samples) != samples:
+    if checks.whole(config["pipeline"].setdefault("micro_batch_size", samples), "micro_batch_size") != samples:
         raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
     return config
 
@@ -383,6 +407,8 @@ def _as_json(config: dict) -> str:
     """Returns the configuration as JSON. Numbers and arrays of numpy and torch count as those of Python. Raises Error for values that a
     configuration cannot hold."""
     def plain(value):
+        if isinstance(value, torch.Tensor):
+            checks.check_dense(value, "the tensor")
         if hasattr(value, "tolist"):
             return value.tolist()
         raise TypeError
@@ -391,10 +417,12 @@ def _as_json(config: dict) -> str:
         for key, value in keys.items():
             try:
                 json.dumps(value, default=plain, allow_nan=False)
-            except TypeError:
-                raise Error(f"{section}.{key} is {value!r}, a {type(value).__name__}: give a number, a text, or a list of these") from None
+            except (TypeError, Error, RecursionError):
+                raise Error(f"{section}.{key} is {checks.shown(value)}, a {type(value).__name__}: give a number, a text, or a list of these") from None
             except ValueError:
-                raise Error(f"{section}.{key} is {value}: give finite numbers") from None
+                raise Error(f"{section}.{key} is {checks.shown(value)}: give finite numbers") from None
+            except Exception as error:
+                raise Error(f"{section}.{key} cannot be read: {type(error).__name__}: {error}") from None
     return json.dumps(config, default=plain)
 
 
@@ -439,10 +467,22 @@ def _used_groups(groups: list[str], captured: Captured) -> list[str]:
     return [group for group, names in matching if used.intersection(names)]
 
 
-def _mapping(state: object, what: str) -> Mapping:
-    if not isinstance(state, Mapping):
-        raise Error(f"{what} is a {type(state).__name__}, but must be a dict of tensors by name")
-    return state
+def _mapping(value: object, what: str) -> dict:
+    if not isinstance(value, Mapping):
+        raise Error(f"{what} is a {type(value).__name__}, but must be a dict")
+    with checks.readable(what):
+        return dict(value)
+
+
+def _tensors(state: object, what: str) -> dict[str, torch.Tensor]:
+    """Returns a state's dense tensors by name."""
+    state = _mapping(state, what)
+    for name, tensor in state.items():
+        checks.text(name, f"a name of {what}")
+        if not isinstance(tensor, torch.Tensor):
+            raise Error(f"{what}'s {name} is {checks.shown(tensor)}, but must be a tensor")
+        checks.check_dense(tensor, f"{what}'s {name}")
+    return {name: tensor.detach() for name, tensor in state.items()}
 
 
 def _shape(fields: Batch) -> tuple:

@@ -86,6 +86,20 @@ class MpiCommand : public ::testing::Test {
   json content_ = tiny_config();
 };
 
+// MPI_Init waits for a process that never calls it.
+TEST_F(MpiCommand, ARankThatNeverComesIsToldFromThoseThatWait) {
+  std::vector<std::string> arguments = split(TWOBP_MPIRUN_FLAGS, ' ');
+  arguments.insert(arguments.end(),
+                   {"-n", "1", TWOBP_PROGRAM, "train", config(content_), ":", "-n", "1", "sleep", "23"});
+  test::RunOptions options;
+  options.program = TWOBP_MPIRUN;
+  const Finished result = test::run_program(arguments, options);
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.err.find("rank 0 of 2 has waited 20 s in MPI_Init: the ranks that do not say this"),
+            std::string::npos)
+      << result.err;
+}
+
 TEST_F(MpiCommand, TrainsToTheSameNumbersAsOneProcess) {
   expect_same_numbers(2, content_);
 }

@@ -64,8 +64,8 @@ def test_a_bundle_is_planned(tmp_path):
         twobp.plan(tmp_path / "bundle", ranks=2)
 
 
-@pytest.mark.parametrize("of, ranks, message", [(None, 2, "of is a NoneType"), (".", 2, "no graph.json"), ("costs.json", "2", "ranks has '2'"), ("costs.json", None, "give ranks"),
-                                                ("costs.json", [1.5], "ranks has 1.5")])
+@pytest.mark.parametrize("of, ranks, message", [(None, 2, "of is a NoneType"), (".", 2, "no graph.json"), ("costs.json", "2", "ranks is '2'"), ("costs.json", None, "give ranks"),
+                                                ("costs.json", [1.5], "ranks is 1.5")])
 def test_what_is_no_model_or_number(of, ranks, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(twobp.Error, match=message):

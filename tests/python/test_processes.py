@@ -1,6 +1,7 @@
 """Trainers whose ranks, or replicas, are processes that torch.distributed connected. Processes share a cache of captures."""
 import pathlib
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -137,3 +138,81 @@ def test_processes_share_entries(tmp_path, monkeypatch, capsys):
     state, own_hash = capsys.readouterr().out.split()
     assert state == "hit" and own_hash not in hashes  # keys do not depend on Python's seed of hashes
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+LATE = """
+import os, sys, time, twobp
+if int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))) in map(int, sys.argv[1].split(",")):
+    time.sleep(float(sys.argv[2]))
+    os._exit(0)
+twobp.init_process_group(timeout=2)
+"""
+
+
+@pytest.mark.parametrize("launcher", [fresh.as_torchrun, fresh.as_mpirun])
+@pytest.mark.parametrize("late, message", [("1", "rank 1 of 4 did not connect to 127.0.0.1:"), ("1,3", "ranks 1, 3 of 4 did not connect"),
+                                           ("0", "got no answer from rank 0 at 127.0.0.1:")])
+def test_a_rank_that_never_comes_is_named(tmp_path, launcher, late, message):
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    codes, said = fresh.run_ranks(4, script, tmp_path, late, 0, launcher=launcher, timeout=60)
+    others = 4 - len(late.split(","))
+    assert codes.count(1) == said.count("twobp.Error: ") == said.count(message) == others, said
+
+
+def test_torchrun_s_own_store_names_it_too(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), "1", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "twobp.Error: rank 1 of 2 did not connect to " in done.stderr, done.stderr
+
+
+SILENT = """
+import os, time, torch, twobp
+twobp.init_process_group()
+if os.environ["RANK"] == "1":
+    time.sleep(6)
+    os._exit(0)
+example = {name: torch.zeros(2, 8) for name in ("input", "target")}
+twobp.Trainer(model={"type": "mlp", "dim": 8, "layers": 4}, example=example, ranks=2, micro_batches=2, timeout=2)
+"""
+
+
+def test_a_rank_that_makes_no_trainer_is_named(tmp_path):
+    script = tmp_path / "silent.py"
+    script.write_text(SILENT)
+    codes, said = fresh.run_ranks(2, script, tmp_path, timeout=60)
+    assert codes[0] == 1 and "twobp.Error: " in said and "rank 1" in said, said
+
+
+SIGNALLED = """
+import os, signal, sys, threading, torch, twobp
+signal.signal(signal.SIGINT, signal.default_int_handler)
+twobp.init_process_group()
+rank = int(os.environ["RANK"])
+torch.manual_seed(1)
+example = {name: torch.randn(2, 8) for name in ("input", "target")}
+trainer = twobp.Trainer(model={"type": "mlp", "dim": 8, "layers": 4}, example=example, ranks=2, micro_batches=2, schedule="1f1b")
+trainer.step([example] * 2)
+if rank == 1:
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    trainer.step([example] * 2)
+    said = "none"
+except KeyboardInterrupt as error:
+    said = str(error)
+assert trainer.last_result.step == trainer.steps_done == 2
+third = trainer.step([example] * 2)   # both go on
+print(rank, said, third.step, trainer.evaluate([[example] * 2]).loss, flush=True)
+"""
+
+
+def test_ctrl_c_in_one_of_several_processes_waits_for_the_step(tmp_path):
+    script = tmp_path / "signalled.py"
+    script.write_text("import os; os.environ['TWOBP_FAIL'] = 'F:step=2:rank=0:micro_batch=0:seconds=0.8'\n" + SIGNALLED)
+    codes, said = fresh.run_ranks(2, script, tmp_path, timeout=60)
+    assert codes == [0, 0], said
+    first, second = sorted(said.splitlines())
+    assert first.startswith("0 none 3 ") and second.startswith("1 step 2 counts: trainer.last_result has its result 3 "), said
+    assert first.split()[-1] == second.split()[-1]

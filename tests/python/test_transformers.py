@@ -698,3 +698,36 @@ def test_a_process_for_each_rank(tmp_path):
     assert_equal_bits(states[0], train(twobp.transformers.Trainer, gpt2(resid_pdrop=0.1), tmp_path / "first", max_steps=4, callbacks=[StopsAfter(1)])[0].model.state_dict())
     assert any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert sorted(path.name for path in (tmp_path / "output").iterdir() if path.is_dir()) == ["checkpoint-4"]
+
+
+def test_ctrl_c_after_the_update_lets_transformers_count_the_step(tmp_path, monkeypatch):
+    import os
+    import signal
+    import threading
+    straight, _ = train(twobp.transformers.Trainer, gpt2(), tmp_path / "straight", max_steps=2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for place, done in (("optimizer", 2), ("F:micro_batch=0", 1)):
+            monkeypatch.setenv("TWOBP_FAIL", f"{place}:step=2:rank=0:seconds=0.8")
+            caught = {}
+
+            class Strike(transformers.TrainerCallback):
+                def on_step_begin(self, args, state, control, **_):
+                    if state.global_step == 1:
+                        caught["timer"] = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))
+                        caught["timer"].start()
+
+            class Ours(twobp.transformers.Trainer):
+                def __init__(self, *arguments, **keywords):
+                    super().__init__(*arguments, **keywords)
+                    caught["trainer"] = self
+            with pytest.raises(KeyboardInterrupt):
+                train(Ours, gpt2(), tmp_path / place[0], max_steps=2, ranks=2, callbacks=[Strike()], schedule="1f1b")
+            caught["timer"].join()
+            trainer = caught["trainer"]
+            assert trainer.state.global_step == trainer.pipeline.steps_done == done
+            trainer.save_model(str(tmp_path / "saved"))  # as scripts do then
+            if done == 2:
+                assert_equal_bits(trainer.model.state_dict(), straight.model.state_dict())
+    finally:
+        signal.signal(signal.SIGINT, before)

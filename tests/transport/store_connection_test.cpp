@@ -163,6 +163,29 @@ TEST(StoreConnection, SaysThatTheStoreIsGone) {
                {concat("the store at 127.0.0.1:", port), "does not answer any more"});
 }
 
+// A stranger asks and does not wait for the answers. Without a handler, the signal would end this process.
+TEST(StoreConnection, AStrangerWhoClosesEarlyEndsNothing) {
+  const int port = test::free_port();
+  const auto before = std::signal(SIGPIPE, SIG_DFL);
+  StoreConnection connection(place_at(port, 0, 1), kLong);
+  const std::string ask =
+      std::string("\x00\xce\xf7\x85\x3c", 5) + std::string(20000, '\x07');  // hello; how many keys?
+  for (int i = 0; i < 20; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_GT(::send(fd, ask.data(), ask.size(), MSG_NOSIGNAL), 0);
+    ::close(fd);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the server answers
+  connection.set("a", "b");
+  EXPECT_EQ(connection.get("a", kLong), "b");
+  std::signal(SIGPIPE, before);
+}
+
 // A reason that rank 0 leaves in the store is read by a busy process, too.
 TEST(StoreConnection, StaysForWhoReadsLate) {
   const int port = test::free_port();

@@ -55,6 +55,7 @@ class Trainer(transformers.Trainer):
     it is evaluated or saved and when training ends. During steps its own weights are old, and its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
+    _late_error: BaseException | None = None
 
     def __init__(self, model=None, args=None, data_collator=None, train_dataset=None, eval_dataset=None, processing_class=None,
                  model_init=None, compute_loss_func=None, compute_metrics=None, callbacks=None, optimizers=(None, None),
@@ -151,7 +152,7 @@ class Trainer(transformers.Trainer):
             self._make_pipeline(self._step_batches[0])
         self._check_settings()
         self._update_model(needed=False)
-        shapes = self.pipeline.shapes
+        shapes, done = self.pipeline.shapes, self.pipeline.steps_done
         try:
             result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
         except Error:
@@ -160,6 +161,11 @@ class Trainer(transformers.Trainer):
             warnings.warn(f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)")
             self._step_norm = 0.0
             return torch.tensor(0.0)
+        except BaseException as error:  # of a signal
+            if self.pipeline.steps_done == done:
+                raise
+            self._late_error = error  # raised when transformers has counted the step, too
+            result = self.pipeline.last_result
         if shapes <= MANY_SHAPES < self.pipeline.shapes:
             warnings.warn(f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, which takes "
                           "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator")
@@ -174,6 +180,12 @@ class Trainer(transformers.Trainer):
                         "may change, as by a callback")
         if self.args.max_grad_norm != self._clip_norm:
             raise Error(f"TrainingArguments.max_grad_norm changed since the first step: from {self._clip_norm} to {self.args.max_grad_norm}. Set it before training")
+
+    def _maybe_log_save_evaluate(self, *args, **keywords) -> None:
+        if self._late_error is not None:
+            error, self._late_error = self._late_error, None
+            raise error
+        super()._maybe_log_save_evaluate(*args, **keywords)
 
     def _get_grad_norm(self, model, grad_norm=None) -> float:
         if self._step_norm is None:

@@ -1,10 +1,15 @@
 #include "twobp/transport/mpi/mpi.h"
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <mpi.h>
+#include <mutex>
 #include <sched.h>
 #include <string_view>
+#include <thread>
 #include <unistd.h>
 
 #include "twobp/core/check.h"
@@ -31,6 +36,38 @@ void check_srun(const Launcher& launcher) {
        "srun --mpi=list shows");
 #endif
 }
+
+// MPI_Init waits without limit for ranks that never call it, and does not say which. After a while, each rank
+// that waits says so. The others are those that have not come.
+class WaitsForOthers {
+ public:
+  explicit WaitsForOthers(const Launcher& launcher)
+      : thread_([this, launcher] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, kPatience, [this] { return over_; })) return;
+          std::fprintf(
+              stderr,
+              "rank %d of %d has waited %d s in MPI_Init: the ranks that do not say this have not started\n",
+              launcher.rank, launcher.size, static_cast<int>(kPatience.count()));
+        }) {}
+  ~WaitsForOthers() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  WaitsForOthers(const WaitsForOthers&) = delete;
+  WaitsForOthers& operator=(const WaitsForOthers&) = delete;
+
+ private:
+  static constexpr std::chrono::seconds kPatience{20};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;  // last, because it uses the other members
+};
 
 class WatchedEndpoint : public MpiEndpoint {
  public:
@@ -63,6 +100,7 @@ class Session {
     if (initialized != 0) {
       MPI_Query_thread(&provided);
     } else {
+      const WaitsForOthers watch(launcher);
       check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "start");
       finish_ = true;
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <iomanip>
 #include <netdb.h>
@@ -53,11 +54,30 @@ void quiet_c10d() {
   }();
 }
 
+// c10d's server runs on a thread that inherits this one's mask. It writes to whoever has connected, also to a
+// stranger who has gone. The signal for that would look like the end of the output's reader.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigset_t pipe;
+    ::sigemptyset(&pipe);
+    ::sigaddset(&pipe, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+  }
+  ~WithoutSigpipe() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
 // c10d sleeps for up to five seconds after a refused connection. So a process that comes before the host
 // retries with time-outs of its own, short ones first. They are measured on the clock that c10d uses for its
 // waits.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
                                               double timeout) {
+  const WithoutSigpipe for_server;
   const double deadline = now_seconds() + timeout;
   for (double patience = options.isServer ? timeout : 0.2; true; patience *= 2) {
     try {
