@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Trains random models on random data for three steps, here and with transformers and torch, and compares all weights.
-What varies: the model type and its sizes, labels and masks, the optimizer, clipping, the schedule and the number of ranks.
+What varies: the model type and its sizes, labels and masks, documents and chats and how they are packed, the optimizer, clipping,
+the schedule, slices, and the numbers of ranks and threads. transformers sees each document by itself.
 
     tests/random/torch_test.py PROGRAM                   one case of each model type
     tests/random/torch_test.py PROGRAM --count 200       many
@@ -23,6 +24,7 @@ for package in ("torch", "transformers", "safetensors"):
         sys.exit(77)
 import numpy
 import decoders
+import documents
 import torch
 import transformers
 from command_line import options_of
@@ -33,11 +35,14 @@ STEPS = 3
 TOLERANCE = 2e-3
 ROUNDING, NUDGED = 3e-7, 80  # part of the weights, and how often
 LEAST_CHANGE = 1e-4  # some gradients are zero but for rounding, such as those of a key's bias
+LOSS_TOLERANCE = 1e-5  # of a loss
 SCHEDULES = ["naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]
 
 
 def decoder(dice):
-    return transformers.AutoModelForCausalLM.from_config(dice.choice(decoders.FAMILIES)(dice), dtype=torch.float32)
+    config = dice.choice(decoders.FAMILIES)(dice)
+    config.vocab_size = dice.choice([config.vocab_size, documents.BYTES, documents.VOCAB, documents.VOCAB])
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def bert(dice):
@@ -54,7 +59,7 @@ def mamba(dice):
     return transformers.MambaForCausalLM(transformers.MambaConfig(
         hidden_size=4 * dice.randint(3, 8), num_hidden_layers=dice.randint(1, 3), state_size=dice.randint(2, 9),
         conv_kernel=dice.randint(2, 5), expand=dice.choice([1, 2]), time_step_rank=dice.randint(1, 4),
-        vocab_size=dice.randint(40, 90), tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
+        vocab_size=dice.choice([dice.randint(40, 90), documents.BYTES, documents.VOCAB]), tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
         pad_token_id=None, use_cache=False))
 
 
@@ -139,32 +144,63 @@ def optimizer_of(dice):
             lambda model: make(groups(model, decay), rate, betas, eps))
 
 
+def targets_of(kind, batch):
+    """What each output should be; -100 does not count."""
+    if kind in ("decoder", "mamba") and "targets" not in batch:
+        return torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+    return batch.get("targets", batch.get("labels"))
+
+
 def loss_sum(kind, model, batch):
-    """The sum of the losses of all counted labels."""
-    labels = batch["labels"]
-    outputs = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
-    if kind in ("decoder", "mamba"):
-        outputs, labels = outputs[:, :-1], labels[:, 1:]
-    if kind != "resnet":
-        outputs, labels = outputs.flatten(0, 1), labels.flatten()
-    return torch.nn.functional.cross_entropy(outputs, labels, ignore_index=-100, reduction="sum")
+    """The sum of the losses of all counted targets."""
+    outputs = model(**{name: value for name, value in batch.items() if name not in ("labels", "targets")}).logits
+    return torch.nn.functional.cross_entropy(outputs.flatten(0, -2), targets_of(kind, batch).flatten(), ignore_index=-100, reduction="sum")
 
 
-def train_with_torch(kind, model, data, micro_batches, size, optimizer, clip):
+def train_with_torch(kind, model, steps, optimizer, clip):
+    """Returns the losses. A step is a list of batches of any shapes."""
     model.train()
-    rows = 0
-    for _ in range(STEPS):
-        batches = [{name: torch.from_numpy(value[rows + i * size:rows + (i + 1) * size]) for name, value in data.items()}
-                   for i in range(micro_batches)]
-        rows += micro_batches * size
-        counted = sum(int((batch["labels"][:, 1:] if kind in ("decoder", "mamba") else batch["labels"]).ne(-100).sum())
-                      for batch in batches)
+    losses = []
+    for batches in steps:
+        counted = sum(int(targets_of(kind, batch).ne(-100).sum()) for batch in batches)
+        losses.append(0.0)
         for batch in batches:
-            (loss_sum(kind, model, batch) / counted).backward()
+            loss = loss_sum(kind, model, batch) / counted
+            loss.backward()
+            losses[-1] += loss.item()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
+    return losses
+
+
+def most_positions(config):
+    """Up to which documents that are kept apart have the rotary embedding of the whole sample."""
+    limit = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+    return getattr(config, limit.get((getattr(config, "rope_parameters", None) or {}).get("rope_type"), ""), 32)
+
+
+def arrays_for(kind, model, folder, dice):
+    """Settings, and the batches of each step as torch sees them."""
+    micro_batches, size = dice.randint(1, 6), dice.randint(2 if kind == "resnet" else 1, 3)
+    data = data_of(kind, model, STEPS * micro_batches * size, dice)
+    for field, value in data.items():
+        numpy.save(folder / f"{field}.npy", value)
+    batches = [{name: torch.from_numpy(value[row:row + size]) for name, value in data.items()}
+               for row in range(0, STEPS * micro_batches * size, size)]
+    settings = [f"data.arrays={folder}", f"pipeline.micro_batches={micro_batches}", f"pipeline.micro_batch_size={size}", "data.shuffle=false"]
+    settings += [f"data.sequence={data['input_ids'].shape[1]}"] if kind != "resnet" else ["data.mean=[0,0,0]", "data.std=[1,1,1]"]
+    return settings, [batches[i:i + micro_batches] for i in range(0, len(batches), micro_batches)]
+
+
+def documents_for(kind, model, folder, dice):
+    """The same of documents. A step reads all of them, so their order and their places in samples do not matter."""
+    packings = ("stream", "none") if kind == "mamba" else documents.PACKINGS
+    settings, samples, sequences = documents.draw(folder, dice, model.config.vocab_size, packings, most_positions(model.config))
+    size = dice.choice([n for n in range(1, samples + 1) if samples % n == 0])
+    batches = [{"input_ids": torch.tensor([ids]), "targets": torch.tensor([targets])} for ids, targets in sequences]
+    return settings + [f"pipeline.micro_batches={samples // size}", f"pipeline.micro_batch_size={size}"], [batches] * STEPS
 
 
 def run_case(number, seed, program, verbose):
@@ -173,28 +209,22 @@ def run_case(number, seed, program, verbose):
     kind = list(MODELS)[number % len(MODELS)]
     torch.manual_seed(dice.randrange(2**32))
     model = MODELS[kind](dice)
-    micro_batches, size = dice.randint(1, 6), dice.randint(2 if kind == "resnet" else 1, 3)
-    data = data_of(kind, model, STEPS * micro_batches * size, dice)
     settings, make_optimizer = optimizer_of(dice)
     clip = dice.choice([0, 0, 0.5])
     ranks = dice.randint(1, 3)
-    schedule = dice.choice(SCHEDULES)
-    settings += [f"train.steps={STEPS}", f"train.clip_norm={clip}", f"pipeline.micro_batches={micro_batches}",
-                 f"pipeline.micro_batch_size={size}", f"pipeline.ranks={ranks}", f"pipeline.schedule={schedule}",
-                 f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}",
-                 f"pipeline.p2_batching={dice.choice(['loop', 'concat'])}", "pipeline.pin=false", "data.shuffle=false",
-                 "data.held_out=0"]
-    if kind != "resnet":
-        settings.append(f"data.sequence={data['input_ids'].shape[1]}")
-    else:
-        settings += ["data.mean=[0,0,0]", "data.std=[1,1,1]"]
+    settings += [f"train.steps={STEPS}", f"train.clip_norm={clip}", f"pipeline.ranks={ranks}", f"pipeline.threads={dice.choice([1, 1, 2])}",
+                 f"pipeline.schedule={dice.choice(SCHEDULES)}", f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}",
+                 f"pipeline.p2_batching={dice.choice(['loop', 'concat'])}", "pipeline.pin=false", "data.held_out=0"]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         model.save_pretrained(folder / "model")
         (folder / "data").mkdir()
-        for field, value in data.items():
-            numpy.save(folder / f"data/{field}.npy", value)
-        command = [program, "train", "--set", f"model.from={folder}/model", f"data.arrays={folder}/data",
+        of_text = kind in ("decoder", "mamba") and model.config.vocab_size in (documents.BYTES, documents.VOCAB)
+        data, steps = (documents_for if of_text else arrays_for)(kind, model, folder / "data", dice)
+        settings += data
+        if kind in ("decoder", "mamba") and dice.random() < 0.4:
+            settings += documents.slices_of(dice, next(int(one.split("=")[1]) for one in data if one.startswith("data.sequence=")))
+        command = [program, "train", "--metrics", f"{folder}/metrics.jsonl", "--set", f"model.from={folder}/model",
                    f"save.model={folder}/out", *settings]
         if verbose:
             print(model.config, *command, sep="\n")
@@ -203,6 +233,7 @@ def run_case(number, seed, program, verbose):
             if "layers" in done.stderr and "stages" in done.stderr and ranks > 1:
                 return None  # fewer layers than stages
             return [f"exit code {done.returncode}: {done.stderr.strip()}"]
+        losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines() if "grad_norm" in line]
         ours = load_file(folder / "out/model.safetensors")
         before = load_file(folder / "model/model.safetensors")
     wrong = []
@@ -210,8 +241,10 @@ def run_case(number, seed, program, verbose):
     # if its weights are changed by a rounding, and ours must be one of these.
     for nudge in [0.0] + [ROUNDING] * (NUDGED if kind == "resnet" else 0):
         trained = nudged(model, nudge)
-        train_with_torch(kind, trained, data, micro_batches, size, make_optimizer(trained), clip)
+        theirs = train_with_torch(kind, trained, steps, make_optimizer(trained), clip)
         found = differences(before, ours, trained)
+        if not numpy.allclose(losses, theirs, rtol=LOSS_TOLERANCE, atol=0):
+            found.append(f"losses {losses}, in torch {theirs}")
         if not found:
             return []
         wrong = wrong or found
@@ -249,6 +282,7 @@ def main():
     options = options_of(__doc__, len(MODELS), "cases; the model types take turns")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     failed = left_out = 0
     for number in options.numbers:
         wrong = run_case(number, options.seed, options.program, options.case is not None)
