@@ -257,7 +257,8 @@ class PyTrainer {
     graph::add_shape(*graph_, json, "the captured module", constants, variant);
   }
 
-  // Of the captured module, for the micro-batches from here on; and the same for a batch that evaluate() reads.
+  // Of the captured module, for the micro-batches from here on; and the same for a batch that evaluate()
+  // reads.
   void use_variant(int variant) {
     std::optional<Use> use;
     if (!reads_) use.emplace(*this);

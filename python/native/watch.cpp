@@ -126,7 +126,9 @@ class Guards {
     looks_.push_back(look_at(THPVariable_Unpack(of.ptr())));
   }
   // What a call returns.
-  void call(const py::object& of, const py::object& result) { add(Kind::kCall, of, py::none(), result.ptr()); }
+  void call(const py::object& of, const py::object& result) {
+    add(Kind::kCall, of, py::none(), result.ptr());
+  }
 
   int64_t size() const { return static_cast<int64_t>(of_.size()); }
 
@@ -180,7 +182,7 @@ class Guards {
     Kind kind;
     PyObject* of;
     PyObject* key;
-    PyObject* value;                              // null: there was none
+    PyObject* value;                               // null: there was none
     std::pair<uint32_t, uint32_t> items = {0, 0};  // the first in items_ or looks_, and their number
   };
 
@@ -257,7 +259,8 @@ class Guards {
   std::vector<Look> looks_;
 };
 
-// A loss function may refer to the trainer, which holds its guards: Python's garbage collector must see the circle.
+// A loss function may refer to the trainer, which holds its guards: Python's garbage collector must see the
+// circle.
 void collect_garbage(PyHeapTypeObject* heap_type) {
   PyTypeObject& type = heap_type->ht_type;
   type.tp_flags |= Py_TPFLAGS_HAVE_GC;

@@ -92,9 +92,8 @@ const Shape& Graph::shape_of(const Fields& fields) const {
 
 bool Graph::knows(const FieldTypes& fields, int variant) const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
-    return shape.variant == variant && shape.fields == fields;
-  });
+  return std::any_of(shapes_.begin(), shapes_.end(),
+                     [&](const Shape& shape) { return shape.variant == variant && shape.fields == fields; });
 }
 
 const Program& Graph::program(const Shape& shape, int layer) const {
@@ -139,7 +138,8 @@ int64_t Graph::count_targets(const Fields& fields) const {
     TWOBP_CHECK(holds.numel() == 1 && holds.scalar_type() == at::kBool, description_.origin,
                 ": a check of the targets is a tensor ", holds.sizes(), " of ", holds.scalar_type(),
                 ", not one bool");
-    TWOBP_CHECK(holds.item<bool>(), "a micro-batch does not have what capture took from its example: ", check.says);
+    TWOBP_CHECK(holds.item<bool>(),
+                "a micro-batch does not have what capture took from its example: ", check.says);
   }
   if (targets.count >= 0) return targets.count;
   const at::Tensor& count = frame.tensor(targets.slot);

@@ -180,13 +180,13 @@ std::set<int> parameters_with_gradient(const Program& program) {
 void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
   const GraphLayer& layer = graph.layers[index];
   const auto program_of = [&](size_t layer) -> const Program& {
-    return shape.programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
+    return shape
+        .programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
   };
   const Program& program = program_of(index);
   const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
   static const std::vector<Program::Output> none;
-  const auto& values =
-      index == 0 ? none : program_of(index - 1).outputs;
+  const auto& values = index == 0 ? none : program_of(index - 1).outputs;
   const size_t constants = shape.constants.empty() ? layer.constants.size() : shape.constants[index].size();
   for (const Input& input : program.inputs) {
     const auto within = [&](size_t count, const char* what) {
@@ -322,7 +322,8 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   for (const JsonNode& node : shapes) {
     Shape shape = read_shape(node, graph->description(),
                              [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields, 0)) node.refuse("an earlier shape has the same fields: remove one of them");
+    if (graph->knows(shape.fields, 0))
+      node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;
@@ -333,7 +334,8 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
   return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
-void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants, int variant) {
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants,
+               int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
