@@ -56,18 +56,22 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
-    wanted = [i for i, t in enumerate(trained) if t] if arriving else []
+    wanted = [i for i, (t, one) in enumerate(zip(trained, layer.inputs)) if t and (arriving or one.source == "value")]  # without a derivative, 0
 
     def joint(inputs, gradients):
         with torch.enable_grad(), without_one_dnn():
             leaves, outputs = outputs_of(inputs)
             setup_stacktrace_preservation_hooks_from_tensors(outputs)
-            grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else []
+            grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else [None] * len(wanted)
         return [o.detach() for o in outputs], list(grads)
 
     with preserve_node_meta(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # derivatives know their forward nodes
         graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
         if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into tensors that they just made
+            for node in graph_module.graph.find_nodes(op="call_function", target=aten.view.default):
+                node.target = aten.reshape.default  # without these writes, tensors may have other strides
+            graph_module.recompile()
+
             def replay(*arguments):
                 return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
 
