@@ -78,6 +78,8 @@ class Captured:
             with self._in_first_modes():
                 entry = self.cache.entry(self.whole, {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
                 found = entry.read(self.whole)
+                if found is not None and not interpret.passes(found[0].targets, fields):
+                    found = None  # another example decided what its programs take from fields
                 traced, errors = found or (self._trace(fields, "" if self.slices else NOT_ASKED), None)
                 self._append(traced, described)
                 compared = check and (len(self.graph["shapes"]) == 1 or self._chain().count(fields) > 0)  # without a target, the module's own loss is no number

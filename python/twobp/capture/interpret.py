@@ -105,6 +105,15 @@ def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
     return targets["count"] if "count" in targets else int(slots[targets["slot"]])
 
 
+def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
+    """Returns whether the fields pass the checks of TARGETS."""
+    try:
+        count(targets, fields)
+    except CaptureError:
+        return False
+    return True
+
+
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
     schema = op._schema.arguments
