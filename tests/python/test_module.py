@@ -63,6 +63,46 @@ def test_a_model_of_vision_and_language():
         trainer.step(batch)
 
 
+def test_a_model_that_leaves_out_images_by_a_mask():
+    """Idefics3 takes x[mask] and mask.sum().tolist(), where the fields decide the mask."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    common = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    module = transformers.Idefics3ForConditionalGeneration(transformers.Idefics3Config(
+        text_config={"model_type": "llama", "vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, **common},
+        vision_config={"image_size": 16, "patch_size": 4, **common}, image_token_id=60, scale_factor=2, pad_token_id=0)).train()
+    ids, pixels = torch.randint(5, 50, (2, 20)), torch.randn(2, 2, 3, 16, 16)
+    ids[0, 1:9] = ids[1, 3:7] = 60
+    pixels[1, 1] = 0  # the second sample has one image
+    batch = {"input_ids": ids, "pixel_values": pixels, "labels": torch.where(ids == 60, -100, ids)}
+    trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+    assert max(run.gradients for run in trainer._captured.dry_runs) < 1e-4
+    assert trainer.step([batch, batch]).loss == pytest.approx(module(**batch).loss.item(), rel=1e-5)
+    other = {**batch, "input_ids": ids.flip(0), "pixel_values": pixels.flip(0), "labels": batch["labels"].flip(0)}
+    with pytest.raises(twobp.Error, match=r"x\[mask\] has other elements than in the example.*\(modeling_idefics3.py:\d+, in get_image_features: pixel_values = pixel_values\[real"):
+        trainer.step([batch, other])
+
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, ids, y):
+        parts = self.table(ids)[ids > 2].split((ids > 2).sum(1).tolist())
+        return torch.stack([part.sum(0) for part in parts]).sub(y).square().mean()
+
+
+def test_a_cached_capture_is_for_a_mask_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    module, y = Chooses().train(), torch.randn(3, 4)
+    for ids in (torch.tensor([[1, 5, 3], [7, 1, 8], [2, 2, 4]]), torch.tensor([[1, 5, 3], [7, 1, 1], [2, 2, 4]]), torch.tensor([[1, 5, 3], [7, 1, 8], [2, 2, 4]])):
+        trainer = twobp.Trainer(module, {"ids": ids, "y": y}, loss_reduction="mean", ranks=1, cache=tmp_path)
+        assert trainer.step({"ids": ids, "y": y}).loss == pytest.approx(module(ids, y).item(), rel=1e-6)
+        with pytest.raises(twobp.Error, match="other elements than in the example|as in the example"):
+            trainer.step({"ids": ids.flip(1), "y": y})
+
+
 def reference(module, batch, steps):
     """PyTorch on one device."""
     trained = [p for p in module.parameters() if p.requires_grad]

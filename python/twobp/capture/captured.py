@@ -136,6 +136,8 @@ class Captured:
         if found is None:
             return None
         traced, errors = found
+        if not interpret.passes(traced.targets, fields):
+            return None  # another example decided what its programs take from fields
         try:
             self._append(traced, described)
             if self._to_compare(fields, check) and entry.is_new_here():

@@ -188,7 +188,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     try:
         with causal_attention_without_mask(fields), keeping_assertions(), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
-            with InParts():
+            with InParts(fields):
                 program = torch.export.export(whole, (fields,), strict=False)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)

@@ -110,6 +110,15 @@ def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
 ROWS = {"aten::_scaled_dot_product_flash_attention_for_cpu": 3, "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5}
 
 
+def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
+    """Returns whether the fields pass the checks of TARGETS."""
+    try:
+        count(targets, fields)
+    except CaptureError:
+        return False
+    return True
+
+
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
     if name in ROWS:

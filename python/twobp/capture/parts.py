@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from .errors import current_line
+from .from_fields import FromFields
 
 
 def drop(x: torch.Tensor, p: float, shape: torch.Size) -> torch.Tensor:
@@ -92,8 +93,17 @@ RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class InParts(TorchFunctionMode):
+    def __init__(self, fields: dict[str, torch.Tensor]):
+        super().__init__()
+        self.known = FromFields(fields)
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool \
+                and (chosen := self.known.chosen(*args)) is not None:
+            return chosen
+        if function is torch.Tensor.item and (number := self.known.number(args[0])) is not None:  # tolist() calls it, too
+            return number
         if function in PARTS:
             return PARTS[function](*args, **kwargs)
         if function in RECURRENT and len(args) == 9 and isinstance(args[4], int):  # another form takes packed sequences
