@@ -8,7 +8,7 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -157,8 +157,9 @@ def check_hooks(module: nn.Module) -> None:
             raise CaptureError(f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it")
 
 
-def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
-    """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
+def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = ()) -> Forward:
+    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises CaptureError with export's reason
+    and the line of user code."""
     try:
         with causal_attention_without_mask(fields), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
@@ -174,7 +175,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     graph_module = program.graph_module
     check_values(graph_module.graph)
     clean(graph_module)
-    return with_meaning(program, whole, fields)
+    return with_meaning(program, whole, fields, buffers)
 
 
 def check_values(graph: fx.Graph) -> None:
@@ -208,7 +209,7 @@ def refusal(error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], kept: Collection[str]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -216,7 +217,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor]) -> F
     canonical: dict[int, str] = {}
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
-    changed = {canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values()}
+    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values())}
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}
