@@ -9,6 +9,7 @@ import os
 import pathlib
 import tempfile
 import time
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -49,6 +50,11 @@ class Entry:
     paths: list[pathlib.Path]
     key: str
     state: str
+
+    def of_buffers(self, names: Iterable[str]) -> Entry:
+        """Returns the entry of the same module for programs that have these buffers as inputs, although its forward pass may only read them."""
+        key = hashlib.sha256(f"{self.key} {sorted(names)}".encode()).hexdigest()
+        return Entry([path.with_name(path.name.replace(self.key, key)) for path in self.paths], key, self.state)
 
     def is_new_here(self) -> bool:
         """Returns True once in a process for each entry, so that its programs are compared with the module once."""

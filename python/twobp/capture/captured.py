@@ -111,10 +111,12 @@ class Captured:
             with self._in_modes(self.variant):
                 walk, state = walk_over(self.whole)
                 entry = self.cache.entry((walk, state), {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
-                kept = self._from_cache(entry, fields, described, beside, check)
-                if kept is None:
+                entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
+                for entry in entries:
+                    if kept := self._from_cache(entry, fields, described, beside, check):
+                        break
                     self._forget(described, constants)
-                traced, errors = kept or self._new(walk, entry, fields, described, beside, check)
+                traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
                 self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
             self._forget(described, constants)
@@ -130,10 +132,10 @@ class Captured:
         self.dry_runs.append(DryRun(**errors))
         return self.dry_runs[-1]
 
-    def _from_cache(self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None] | None:
+    def _from_cache(self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None, Entry] | None:
         """Appends the programs of an entry. Returns None if there is none, or if its programs do not compute what the module does."""
         found = entry.read(self.whole)
-        if found is None:
+        if found is None or self.buffers.keys() & found[0].read.keys():
             return None
         traced, errors = found
         if not interpret.passes(traced.targets, fields):
@@ -144,10 +146,10 @@ class Captured:
                 errors = dataclasses.asdict(self._dry_run(fields, beside))
         except (CaptureError, WrongSlices):
             return None
-        return traced, errors
+        return traced, errors, entry
 
-    def _new(self, walk: Fingerprint, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None]:
-        """Appends new programs."""
+    def _new(self, walk: Fingerprint, entries: list[Entry], fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None, Entry]:
+        """Appends new programs. The last entry is for those that only read buffers which training changes in other variants."""
         constants, errors = dict(self.constants), None
         traced = self._trace(walk, fields, "" if self.slices else NOT_ASKED)
         self._append(traced, described)
@@ -160,9 +162,10 @@ class Captured:
                 self._forget(described, constants)
                 self._append(traced, described)
                 errors = dataclasses.asdict(self._dry_run(fields, beside))
+        entry = entries[0] if self.buffers.keys() <= set(traced.buffers) else entries[-1]
         if compared == check:
             entry.write(traced, errors)
-        return traced, errors
+        return traced, errors, entry
 
     def _to_compare(self, fields: dict[str, torch.Tensor], check: bool) -> bool:
         """Without a target, the module's own loss is no number. The first shape of all is compared in any case."""
@@ -253,7 +256,7 @@ class Captured:
     def _trace(self, walk: Fingerprint, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
         frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
         with recording(walk) as reads:
-            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices)
+            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.buffers)
         traced.reads = {number: sorted(names) for number, names in reads.items() if names}
         return traced
 
@@ -262,6 +265,8 @@ class Captured:
         names = self._named(traced)
         lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
+        if graph["layers"]:
+            traced = fitted(graph["layers"], traced)
         targets, ratios = dict(traced.targets), traced.targets["ratios"]
         del targets["ratios"]
         if graph["layers"] and ratios != self.ratios:
@@ -278,7 +283,8 @@ class Captured:
                 graph["parameters"][name].update(factor)
             graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
         else:
-            check_same_layers(graph, traced, self.trained)
+            if different := self.trained ^ trained_names(graph["layers"], {**shape, "kinds": [layer["kind"] for layer in traced.layers]}):
+                raise CaptureError(f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer")
             if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
                 shape["kinds"] = [layer["kind"] for layer in traced.layers]
             shape["constants"] = lists
@@ -337,7 +343,7 @@ class Captured:
             if gradients[name].count_nonzero() > 0:
                 raise CaptureError(f"the captured programs train '{name}', which the module itself does not: its gradient is None there. Freeze it "
                                    "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop")
-        result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers[n], b) for n, b in changed.items()), default=0.0),
+        result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers.get(n, self.buffers[n]), b) for n, b in changed.items()), default=0.0),
                         relative(evaluated * scale, in_evaluation))
         limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
         if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
@@ -408,15 +414,32 @@ def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
     return {name for names in [*(layer["constants"] for layer in layers), *(names for shape in shapes for names in shape.get("constants", []))] for name in names}
 
 
-def check_same_layers(graph: dict, traced: Traced, trained: set[str]) -> None:
-    """Raises CaptureError unless the programs fit the layers of the first shape, and train the same parameters."""
-    tensors = [[(layer["parameters"], layer["buffers"]) for layer in layers] for layers in (graph["layers"], traced.layers)]
-    if tensors[0] != tensors[1]:
-        before, now = (parameter_names(layers, lambda layer: [*layer["parameters"], *layer["buffers"]]) for layers in (graph["layers"], traced.layers))
-        which = f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two" if before != now else ""
-        raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
-    if different := trained ^ trained_names(traced.layers, {"programs": traced.programs, "kinds": [layer["kind"] for layer in traced.layers]}):
-        raise CaptureError(f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer")
+def fitted(layers: list[dict], traced: Traced) -> Traced:
+    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises CaptureError if these do not have what the programs read."""
+    before, now = (parameter_names(of, lambda layer: [*layer["parameters"], *layer["buffers"]]) for of in (layers, traced.layers))
+    places: dict[int, dict[str, list[int]]] = {}
+    for layer, own in zip(layers, traced.layers):
+        if any(one not in layer[what] for what in ("parameters", "buffers") for one in own[what]):
+            break
+        place = {what: [layer[what].index(one) for one in own[what]] for what in ("parameters", "buffers")}
+        if places.setdefault(own["kind"], place) != place:
+            break
+    else:
+        if len(layers) == len(traced.layers) and len(places) == len(traced.programs) and now <= before:
+            return dataclasses.replace(traced, programs=[moved(program, places[kind]) for kind, program in enumerate(traced.programs)])
+    which = f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two" if before != now else ""
+    raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
+
+
+def moved(program: dict, place: dict[str, list[int]]) -> dict:
+    """Returns a program that finds its parameters and buffers at other places in the lists of its layer."""
+    def code(steps: list[dict]) -> list[dict]:
+        return [type(step)(step, add_to=place["parameters"][step["add_to"]]) if "add_to" in step else step for step in steps]
+
+    lists = {"parameter": place["parameters"], "buffer": place["buffers"]}
+    return {**program, "inputs": [{**one, "index": lists[one["from"]][one["index"]]} if one["from"] in lists else one for one in program["inputs"]],
+            "new_buffers": [{**one, "index": place["buffers"][one["index"]]} for one in program["new_buffers"]],
+            "backward_p1": code(program["backward_p1"]), "backward_p2": [{**unit, "code": code(unit["code"])} for unit in program["backward_p2"]]}
 
 
 def some(names: Iterable[str]) -> str:

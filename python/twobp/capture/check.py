@@ -56,7 +56,7 @@ class Replayed(fx.Interpreter):
 
 def first_difference(captured: Captured, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, relative, limit: float) -> str:
     """Returns the first layer whose values, or else the last whose gradients, are not those of the module's own operators, as "layer 'x': ..."."""
-    forward = export(captured.whole, fields)
+    forward = export(captured.whole, fields, captured.buffers)
     fold(forward)
     weigh_loss(forward, fields, captured.loss_reduction)
     layers = cut(forward)

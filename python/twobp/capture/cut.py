@@ -204,6 +204,7 @@ def cut(forward: Forward) -> list[Layer]:
                 owners[buffer] = i
     for i, layer in enumerate(layers):
         for buffer in layer.names("buffer"):
+            owners.setdefault(buffer, i)  # nothing changes it here
             if owners.get(buffer) != i:
                 use = next(user for node, one in zip(layer.graph_module.graph.find_nodes(op="placeholder"), layer.inputs) if one.name == buffer for user in node.users)
                 raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes{where(use)}. Give each its own")

@@ -8,7 +8,7 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -183,8 +183,9 @@ def check_hooks(module: nn.Module) -> None:
             raise CaptureError(f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it")
 
 
-def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
-    """Exports `whole` in training mode. Raises CaptureError with export's reason and the line of user code."""
+def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = ()) -> Forward:
+    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises CaptureError with export's reason
+    and the line of user code."""
     try:
         with causal_attention_without_mask(fields), keeping_assertions(), recording_lines(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
@@ -202,7 +203,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor]) -> Forward:
     checks = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
-    forward = with_meaning(program, whole, fields, drops)
+    forward = with_meaning(program, whole, fields, drops, buffers)
     forward.checks = [Check(node, says) for node, says in zip(forward.graph.output_node().args[0][len(program.graph_signature.output_specs):], checks)]
     return forward
 
@@ -248,7 +249,7 @@ def refusal(error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -256,7 +257,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
     canonical: dict[int, str] = {}
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
-    changed = {canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values()}
+    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values())}
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}

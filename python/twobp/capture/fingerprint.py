@@ -418,8 +418,8 @@ class Fingerprint:
         self.add(kind)
         make, arguments, state, items, pairs = (*how, None, None, None)[:5]
         self._each((make, arguments))
-        is_own = own is not None and type(state) is dict and state.keys() == own.keys() and all(state[key] is own[key] for key in own)
-        self._attributes(own if is_own or state is not None and own is not None else None)
+        is_own = own is not None and (state is None and not own or type(state) is dict and state.keys() == own.keys() and all(state[key] is own[key] for key in own))
+        self._attributes(own)
         if not is_own:
             self.add(state)
         if isinstance(value, (list, dict)):

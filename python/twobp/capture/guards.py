@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from torch import nn
 
 from twobp import _native
+from .errors import OWN
 from .fingerprint import HEAP_TYPE, TORCH, Fingerprint, Node, is_plain, torch_state
 
 ALL = "__dict__"  # an object whose attributes are read in ways that are not recorded
@@ -72,8 +73,9 @@ class Guards:
 
     def _add(self, kind: str, arguments: tuple, name: str) -> None:
         getattr(self._native, kind)(*arguments)
-        self._names.append(name.removeprefix("module.").removeprefix("module") or "the module")
-        self._shown.append((lambda table, key: lambda: table.get(key))(*arguments) if kind == "entry" else None)
+        new = len(self._native) - len(self._names)  # a function has several
+        self._names += [name.removeprefix("module.").removeprefix("module") or "the module"] * new
+        self._shown += [(lambda table, key: lambda: table.get(key))(*arguments) if kind == "entry" else None] * new
 
 
 @contextlib.contextmanager
@@ -96,7 +98,7 @@ def recording(walk: Fingerprint):
             if read is not None and threading.get_ident() == thread:
                 if name not in WHOLE:
                     read.add(name)
-                elif not sys._getframe(1).f_code.co_filename.startswith(TORCH) or not isinstance(self, nn.Module):
+                elif not isinstance(self, nn.Module) or not sys._getframe(1).f_code.co_filename.startswith((TORCH, OWN)):
                     read.add(ALL)
             return before(self, name)
         return __getattribute__

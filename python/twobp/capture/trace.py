@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import threading
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -72,10 +73,11 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str) -> Traced:
-    """Traces `whole`. `no_slices` says why its programs must not take slices. Raises CaptureError."""
+def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str,
+          buffers: Collection[str] = ()) -> Traced:
+    """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it only reads them. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward():
-        forward = export.export(whole, fields)
+        forward = export.export(whole, fields, buffers)
     own = own_tensors(whole)
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
