@@ -99,7 +99,8 @@ int64_t Graph::count_targets(const Fields& fields) const {
     TWOBP_CHECK(holds.numel() == 1 && holds.scalar_type() == at::kBool, description_.origin,
                 ": a check of the targets is a tensor ", holds.sizes(), " of ", holds.scalar_type(),
                 ", not one bool");
-    TWOBP_CHECK(holds.item<bool>(), "a micro-batch does not have what capture took from its example: ", check.says);
+    TWOBP_CHECK(holds.item<bool>(),
+                "a micro-batch does not have what capture took from its example: ", check.says);
   }
   if (targets.count >= 0) return targets.count;
   const at::Tensor& count = frame.tensor(targets.slot);
