@@ -176,6 +176,10 @@ INSTANTIATE_TEST_SUITE_P(
             R"({"slot": 10})",
             {"nothing has been written"}},
         Bad{"Targets", R"("slot": 3}})", R"("slot": 4}})", {"targets.slot"}},
+        Bad{"CheckOfTargets",
+            R"("slot": 3}})",
+            R"("slot": 3, "checks": [{"slot": 4, "says": ""}]}})",
+            {"targets.checks[0].slot"}},
         Bad{"Depth",
             "\"args\": [{\"v\": 4}]",
             "\"args\": [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
@@ -247,6 +251,32 @@ TEST(ReadGraph, RunTimeErrorsNameTheInstruction) {
         graph->count_targets({{"input", at::zeros({4, 3})}, {"target", at::zeros({4, 2})}});
       },
       {"shapes[0].targets.code[0], aten::select.int", "Dimension out of range"});
+}
+
+// The graph whose count is 8 with the checks. Slot 2 says whether no target is negative.
+std::string with_checks(const std::string& checks) {
+  std::string text = MlpGraph().json();
+  const size_t targets = text.find("\"targets\"");
+  return text.replace(
+      targets, text.find("}}", targets) + 1 - targets,
+      R"("targets": {"count": 8, "slots": 3, "inputs": [{"from": "field", "name": "target", "slot": 0}],
+      "code": [{"op": "aten::ge.Scalar", "args": [{"v": 0}, 0], "out": [1]}, {"op": "aten::all", "args": [{"v": 1}], "out": [2]}],
+      "checks": [)" +
+          checks + "]}");
+}
+
+// A count may be a number if there are checks.
+TEST(ReadGraph, ChecksOfTargetsRunForEachMicroBatch) {
+  const auto count = [](const std::string& checks, double target) {
+    const Fields fields{{"input", at::zeros({4, 3})}, {"target", at::full({4, 2}, target)}};
+    return graph::parse_graph(with_checks(checks), "graph.json", MlpGraph().constants())
+        ->count_targets(fields);
+  };
+  const std::string positive = R"({"slot": 2, "says": "a target is negative"})";
+  EXPECT_EQ(count(positive, 1), 8);
+  test::expect_error([&] { count(positive, -1); }, {"a micro-batch", "a target is negative"});
+  test::expect_error([&] { count(R"({"slot": 1, "says": ""})", 1); },
+                     {"a check of the targets", "not one bool"});
 }
 
 }  // namespace

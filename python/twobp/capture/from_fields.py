@@ -31,7 +31,8 @@ class FromFields:
         given = [one for one in node.graph.nodes if one.op == "placeholder"][-len(self.fields):]  # parameters and buffers come first
         values = dict(zip(given, self.fields))
         needed = ops.ancestors([node], stop=values.__contains__)
-        if node not in values and (not needed or any(one not in needed and one not in values for call in needed for one in ops.inputs_of(call)) or any(map(ops.is_random, needed))):
+        read = {node, *(one for call in needed for one in ops.inputs_of(call))}
+        if not read <= {*needed, *values} or any(map(ops.is_random, needed)):
             return None
         with _disable_current_modes(), torch.no_grad():
             for one in node.graph.nodes:

@@ -61,10 +61,11 @@ def check_weights(trainer, batches: list[dict], items: list, accepts_loss_kwargs
     check_reduction(trainer, batches, items)
     scaled = trainer.model_accepts_loss_kwargs and items[0] is not None
     if trainer.loss_is_scaled_for_ga not in (None, scaled):
-        raise Error(f"{type(trainer).__name__}.loss_is_scaled_for_ga is {trainer.loss_is_scaled_for_ga}, but the loss of a step in the pipeline is the mean over its targets. Leave it out")
-    if trainer.model_accepts_loss_kwargs != accepts_loss_kwargs and len(counts := {_labels(batch) for batch in batches}) > 1:
-        raise Error(f"{type(trainer).__name__}.model_accepts_loss_kwargs was changed to {trainer.model_accepts_loss_kwargs}, so that transformers would take the mean of the means of "
-                    f"the micro-batches, which have {sorted(counts)} labels. The pipeline takes the mean over all labels of the step. Leave it out")
+        raise Error(f"{type(trainer).__name__}.loss_is_scaled_for_ga is {trainer.loss_is_scaled_for_ga}, but the loss of a step in the pipeline is the "
+                    "mean over its targets. Leave it out")
+    if trainer.model_accepts_loss_kwargs != accepts_loss_kwargs and len(counts := {_labels(batch, trainer._loss_shifts_labels) for batch in batches}) > 1:
+        raise Error(f"{type(trainer).__name__}.model_accepts_loss_kwargs was changed to {trainer.model_accepts_loss_kwargs}, so that transformers would take "
+                    f"the mean of the means of the micro-batches, which have {sorted(counts)} labels. The pipeline takes the mean over all labels of the step. Leave it out")
 
 
 def check_reduction(trainer, batches: list[dict], items: list) -> None:
@@ -72,17 +73,18 @@ def check_reduction(trainer, batches: list[dict], items: list) -> None:
     if trainer.loss_reduction is None:
         return
     if trainer.model_accepts_loss_kwargs and items[0] is not None:
-        raise Error("loss_reduction weighs each micro-batch by its samples. transformers weighs the labels of this model by num_items_in_batch, and adds other terms, such as "
-                    "the auxiliary loss of a router, once for each micro-batch: set gradient_accumulation_steps to 1, leave that term out (output_router_logits=False), or use twobp.Trainer")
+        raise Error("loss_reduction weighs each micro-batch by its samples. transformers weighs the labels of this model by num_items_in_batch, "
+                    "and adds other terms, such as the auxiliary loss of a router, once for each micro-batch: set gradient_accumulation_steps to 1, leave that "
+                    "term out (output_router_logits=False), or use twobp.Trainer")
     sizes = [len(next(iter(batch.values()))) for batch in batches]
     if len(set(sizes)) > 1:
         raise Error(f"loss_reduction weighs each micro-batch by its samples, which are {sizes} in this step, but transformers weighs all micro-batches of this model alike: set "
                     "dataloader_drop_last=True")
 
 
-def _labels(batch: dict) -> int:
+def _labels(batch: dict, shifted: bool) -> int:
     labels = batch.get("labels")
-    return 0 if labels is None else int(labels[..., 1:].ne(-100).sum())
+    return 0 if labels is None else int((labels[..., 1:] if shifted else labels).ne(-100).sum())
 
 
 def _plain(count) -> str:
