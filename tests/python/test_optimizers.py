@@ -1,6 +1,7 @@
 """Muon, and what it needs of a module, against PyTorch's own optimizers."""
 import copy
 import itertools
+import json
 
 import pytest
 import torch
@@ -162,9 +163,16 @@ def test_muon_updates_what_multiplies_as_a_matrix(tmp_path):
     by_muon = lambda one: {name for name, state in one.optimizer_state().items() if "momentum" in state}  # noqa: E731
     assert by_muon(trainer) == Uses.matrices
     trainer.save(tmp_path / "bundle")
-    again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example={name: tensor[:2] for name, tensor in next(batches()).items()},
-                          optimizer=twobp.Muon(lr=LR))
-    assert by_muon(again) == Uses.matrices
+    example = {name: tensor[:2] for name, tensor in next(batches()).items()}
+    again = lambda: twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example, optimizer=twobp.Muon(lr=LR))  # noqa: E731
+    assert by_muon(again()) == Uses.matrices
+    path = tmp_path / "bundle/graph.json"
+    graph = json.loads(path.read_text())
+    for parameter in graph["parameters"].values():
+        parameter.pop("product", None)
+    path.write_text(json.dumps(graph))
+    with pytest.raises(twobp.Error, match="no parameter of the model is a matrix .* capture it again"):
+        again()
 
 
 def gpt2():
