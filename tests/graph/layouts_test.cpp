@@ -237,7 +237,7 @@ TEST_F(Layouts, BatchNormAndGroupNorm) {
     sweep_.run("aten::_native_batch_norm_legit_no_training", {x, gain, bias, mean, variance, 0.1, 1e-2});
     const int64_t pixels = x.numel() / (sizes[0] * 4);
     for (const int64_t groups : {1, 2, 4}) {
-      if (pixels * 4 / groups < 2) continue;  // a variance of one number
+      if (pixels * 4 / groups < 4) continue;  // gradients of few numbers cancel
       Stack norm = {x, gain, bias, sizes[0], 4, pixels, groups, 1e-2};
       sweep_.run("aten::native_group_norm", norm);
       graph::find_operator("aten::native_group_norm").call(norm);

@@ -2,12 +2,17 @@
 // every schedule, policy, split, cap and number of ranks. They equal those of whole sequences within
 // rounding.
 #include <cmath>
+#include <memory>
+#include <utility>
 
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/core/clock.h"
+#include "twobp/data/data.h"
 #include "twobp/models/mamba.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
@@ -184,11 +189,13 @@ TEST(Slices, AreCutByOperationsWhateverTheTimes) {
   EXPECT_EQ(cuts(0.03, "flops", 1), expected);
   EXPECT_EQ(cuts(0.03, "flops", 2), expected);
   const Cuts measured = cuts(0.03, "measured", 1);
-  EXPECT_LT(measured[1], measured[4] - measured[3]) << "the times that were injected";
+  EXPECT_EQ(measured, equal_cuts(512, 4))
+      << "the injected times fall along the sequence, and a line of cost does not";
+  EXPECT_NE(expected, measured);
   {
     const OperatorsEverywhere operators;  // attention counts itself, and not block by block
     const Cuts other = cuts(0, "flops", 1);
-    for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], expected[i], 2 * kSliceBlock) << i;
+    for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], expected[i], 3 * kSliceBlock) << i;
   }
 }
 

@@ -103,7 +103,7 @@ constexpr std::string_view kInPlaceOut[] = {"gelu_backward", "silu_backward", "s
 
 // Kernels for CPUs that read wrong memory, and say nothing, if one of their tensors is not contiguous.
 // Autograd passes them tensors of another operator's making, but a program may lay them out in another way
-// than they were at capture. tests/graph/layouts_test.cpp looks for such operators. Those of GroupNorm, of
+// than they were at capture. tests/graph/layouts_test.cpp looks for such operators. Those of other norms, of
 // attention and of convolutions are in own_operators.cpp and own_attention.cpp.
 constexpr std::string_view kTrustsLayout[] = {"adaptive_max_pool3d_backward", "native_layer_norm_backward"};
 

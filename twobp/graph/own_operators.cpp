@@ -258,27 +258,31 @@ void run_addmm(Stack& stack) {
   arguments.give(std::move(y));
 }
 
-// ATen's kernels of GroupNorm trust that x and dy are laid out in the same way, and that the others are
-// contiguous. Autograd sees to that, but here a convolution may lay out its result in another way than it did
-// at capture.
+// ATen's kernels of GroupNorm, and of BatchNorm's gradients, trust that x and dy are laid out in the same
+// way, and that the others are contiguous. Autograd sees to that, but here a convolution may lay out its
+// result in another way than it did at capture.
 template <size_t arguments, size_t x, size_t dy>
-void run_group_norm(Stack& stack, const char* name) {
+void run_norm(Stack& stack, const char* name) {
   const size_t first = stack.size() - arguments;
   const at::MemoryFormat format = stack[first + x].toTensor().suggest_memory_format();
-  const at::Tensor image = stack[first + x].toTensor().contiguous(format);
-  const at::Tensor gradient = stack[first + dy].toTensor().contiguous(format);
-  make_contiguous(stack, arguments);
-  stack[first + x] = image;
-  stack[first + dy] = gradient;
+  for (size_t i = 0; i < arguments; ++i) {
+    c10::IValue& value = stack[first + i];
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    value = value.toTensor().contiguous(i == x || i == dy ? format : at::MemoryFormat::Contiguous);
+  }
   c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(stack);
 }
 
 void run_group_norm_forward(Stack& stack) {
-  run_group_norm<8, 0, 0>(stack, "aten::native_group_norm");
+  run_norm<8, 0, 0>(stack, "aten::native_group_norm");
 }
 
 void run_group_norm_backward(Stack& stack) {
-  run_group_norm<10, 1, 0>(stack, "aten::native_group_norm_backward");
+  run_norm<10, 1, 0>(stack, "aten::native_group_norm_backward");
+}
+
+void run_batch_norm_backward(Stack& stack) {
+  run_norm<10, 1, 0>(stack, "aten::native_batch_norm_backward");
 }
 
 // Whether a tap of the weight meets only zeros (every_tap_meets).
@@ -317,7 +321,8 @@ constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},
                                      {"aten::convolution_backward", &run_convolution_backward},
                                      {"aten::addmm", &run_addmm},
                                      {"aten::native_group_norm", &run_group_norm_forward},
-                                     {"aten::native_group_norm_backward", &run_group_norm_backward}};
+                                     {"aten::native_group_norm_backward", &run_group_norm_backward},
+                                     {"aten::native_batch_norm_backward", &run_batch_norm_backward}};
 
 constexpr OwnOperator kOwn[] = {
     {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &run_dropout,

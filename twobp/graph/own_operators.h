@@ -19,7 +19,7 @@ struct OwnOperator {
 
 std::span<const OwnOperator> own_operators();
 
-// Operators of ATen, by name alone, that we compute in another way: products by our kernels, GroupNorm with
+// Operators of ATen, by name alone, that we compute in another way: products by our kernels, norms with
 // equal layouts, gradients of convolutions over tiny images, attention for CPUs on a GPU.
 std::span<const OwnOperator> replaced_operators();
 
