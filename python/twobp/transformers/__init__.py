@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 from transformers.trainer_utils import TrainOutput
 
 import twobp
-from twobp import Error
+from twobp import Error, checks
 from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
@@ -62,14 +62,16 @@ class Trainer(transformers.Trainer):
         if compute_loss_func is not None or type(self).compute_loss is not transformers.Trainer.compute_loss:
             raise Error("a loss outside the model (compute_loss_func, or a subclass with compute_loss) is not captured: let the model "
                         "return its loss, or use twobp.Trainer with loss_fn")
-        args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
+        if args is not None and not isinstance(args, transformers.TrainingArguments):
+            raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
+        args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
         check_arguments(args)
         if args.activation_checkpointing:
             settings.setdefault("recompute", ["activations"])
             args.activation_checkpointing = args.gradient_checkpointing = False
         for name in NAMES.keys() & settings.keys():
             raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set it there, and leave out {name}")
-        if settings.get("data_parallel", 1) != 1:
+        if checks.whole(settings.get("data_parallel", 1), "data_parallel", least=1) != 1:
             raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
         self._settings = {**settings, "loss_reduction": loss_reduction}
