@@ -731,3 +731,11 @@ def test_ctrl_c_after_the_update_lets_transformers_count_the_step(tmp_path, monk
                 assert_equal_bits(trainer.model.state_dict(), straight.model.state_dict())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_rubbish_as_an_argument(tmp_path):
+    import test_rubbish
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    make = lambda **given: twobp.transformers.Trainer(**{"model": MODEL, "args": arguments, "train_dataset": DATA, **given})  # noqa: E731
+    MODEL, DATA = gpt2(), texts()
+    test_rubbish.check({"args": lambda value: make(args=value) if value is not None else None, "data_parallel": lambda value: make(data_parallel=value)})

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 from transformers.trainer_utils import TrainOutput
 
 import twobp
-from twobp import Error
+from twobp import Error, checks
 from twobp.trainer import by_section
 from twobp.transformers.arguments import check_arguments
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
@@ -62,14 +62,16 @@ class Trainer(transformers.Trainer):
                  optimizer_cls_and_kwargs=None, preprocess_logits_for_metrics=None, *, loss_reduction: str | None = None, check_every: int = 0, **settings):
         self.compute_loss_func = compute_loss_func
         check_overrides(self)
-        args = copy.copy(args or transformers.TrainingArguments("tmp_trainer"))
+        if args is not None and not isinstance(args, transformers.TrainingArguments):
+            raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
+        args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
         check_arguments(args)
         if args.activation_checkpointing:
             settings.setdefault("recompute", ["activations"])
             args.activation_checkpointing = args.gradient_checkpointing = False
         for name in NAMES.keys() & settings.keys():
             raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set it there, and leave out {name}")
-        if settings.get("data_parallel", 1) != 1:
+        if checks.whole(settings.get("data_parallel", 1), "data_parallel", least=1) != 1:
             raise Error(f"data_parallel is {settings['data_parallel']}, but this trainer has one pipeline: use twobp.Trainer for replicas")
         by_section(settings)
         if loss_reduction not in (None, "mean"):
