@@ -29,15 +29,16 @@ bool chance(int of, Random& random) {
 
 int64_t integer(int64_t now, Random& random) {
   constexpr int64_t kBig = int64_t{1} << 40;
-  const std::array<int64_t, 20> some = {now + 1,    now - 1,    now * 2,   now / 2,   -now, 0,     1,
-                                        -1,         2,          3,         5,         -2,   -7,    17,
-                                        INT32_MAX,  1000,       kBig,      -kBig,     INT64_MAX, INT64_MIN};
+  const std::array<int64_t, 20> some = {now + 1,   now - 1, now * 2, now / 2, -now,      0,        1,
+                                        -1,        2,       3,       5,       -2,        -7,       17,
+                                        INT32_MAX, 1000,    kBig,    -kBig,   INT64_MAX, INT64_MIN};
   return one_of(some, random);
 }
 
 double number(Random& random) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  constexpr std::array<double, 12> kSome = {0, -1, 1, 0.5, -0.3, 2.7, 1e9, -1e18, 1e300, kInf, -kInf, std::nan("")};
+  constexpr std::array<double, 12> kSome = {0,   -1,    1,     0.5,  -0.3,  2.7,
+                                            1e9, -1e18, 1e300, kInf, -kInf, std::nan("")};
   return one_of(kSome, random);
 }
 
@@ -68,7 +69,8 @@ void change_sizes(json& tensor, Random& random) {
   } else {
     json& size = sizes[random() % sizes.size()];
     const auto now = size.get<int64_t>();
-    const std::array<int64_t, 9> some = {now + 1, std::max<int64_t>(now - 1, 0), now * 2, now / 2, 0, 1, 2, 3, 33};
+    const std::array<int64_t, 9> some = {now + 1, std::max<int64_t>(now - 1, 0), now * 2, now / 2, 0, 1, 2, 3,
+                                         33};
     size = one_of(some, random);
   }
   make_contiguous(tensor);
@@ -144,9 +146,12 @@ void change_list(json& list, Random& random) {
     list = json::array();
   } else {
     for (json& one : list) {
-      if (one.is_number_integer() && chance(2, random)) one = integer(one.get<int64_t>(), random);
-      else if (one.is_number_float()) one = as_json(number(random));
-      else if (one.is_boolean()) one = chance(2, random);
+      if (one.is_number_integer() && chance(2, random))
+        one = integer(one.get<int64_t>(), random);
+      else if (one.is_number_float())
+        one = as_json(number(random));
+      else if (one.is_boolean())
+        one = chance(2, random);
     }
   }
 }
@@ -155,10 +160,18 @@ void change_argument(json& argument, size_t tensors, Random& random) {
   if (argument.is_null()) {
     constexpr std::array<int64_t, 3> kNumbers = {0, 1, -1};
     switch (random() % 4) {
-      case 0: argument = json{{"v", tensors == 0 ? 0 : random() % tensors}}; return;
-      case 1: argument = one_of(kNumbers, random); return;
-      case 2: argument = as_json(number(random)); return;
-      default: argument = json{{"dtype", one_of(dtypes(), random).first}}; return;
+      case 0:
+        argument = json{{"v", tensors == 0 ? 0 : random() % tensors}};
+        return;
+      case 1:
+        argument = one_of(kNumbers, random);
+        return;
+      case 2:
+        argument = as_json(number(random));
+        return;
+      default:
+        argument = json{{"dtype", one_of(dtypes(), random).first}};
+        return;
     }
   }
   if (chance(12, random)) {
@@ -206,17 +219,25 @@ at::Tensor make_tensor(const Call& description, Random& random) {
   }
   const bool extreme = description.size() > 4 && description[4] == true;
   const bool probabilities = description.size() > 3 && description[3] == "probabilities";
-  const json* values = description.size() > 3 && description[3].is_array() && !description[3].empty() ? &description[3] : nullptr;
-  at::Tensor numbers = at::empty({last}, dtype == at::kBool || at::isIntegralType(dtype, false) ? at::kLong : at::kDouble);
+  const json* values = description.size() > 3 && description[3].is_array() && !description[3].empty()
+                           ? &description[3]
+                           : nullptr;
+  at::Tensor numbers =
+      at::empty({last}, dtype == at::kBool || at::isIntegralType(dtype, false) ? at::kLong : at::kDouble);
   std::normal_distribution<double> normal;
   for (int64_t i = 0; i < last; ++i) {
     if (numbers.scalar_type() == at::kDouble) {
-      numbers.data_ptr<double>()[i] = extreme && chance(3, random) ? number(random) : values != nullptr
+      numbers.data_ptr<double>()[i] =
+          extreme && chance(3, random) ? number(random)
+          : values != nullptr
               ? static_cast<double>((*values)[static_cast<size_t>(i) % values->size()].get<int64_t>())
-              : probabilities ? static_cast<double>(random() % 1000) / 999 : normal(random);
+          : probabilities ? static_cast<double>(random() % 1000) / 999
+                          : normal(random);
     } else {
-      numbers.data_ptr<int64_t>()[i] = extreme && chance(3, random) ? integer(0, random) : values != nullptr
-              ? (*values)[static_cast<size_t>(i) % values->size()].get<int64_t>() : static_cast<int64_t>(random() % 3);
+      numbers.data_ptr<int64_t>()[i] = extreme && chance(3, random) ? integer(0, random)
+                                       : values != nullptr
+                                           ? (*values)[static_cast<size_t>(i) % values->size()].get<int64_t>()
+                                           : static_cast<int64_t>(random() % 3);
     }
   }
   if (dtype == at::kBool) numbers = numbers.ne(0);

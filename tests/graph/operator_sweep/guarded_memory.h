@@ -8,8 +8,8 @@
 namespace twobp::test {
 
 struct Guard {
-  bool on = false;       // blocks come from guarded memory; otherwise from malloc
-  bool at_end = true;    // a block ends where its pages end; otherwise it begins where they begin
+  bool on = false;         // blocks come from guarded memory; otherwise from malloc
+  bool at_end = true;      // a block ends where its pages end; otherwise it begins where they begin
   unsigned char fill = 0;  // the bytes of a new block
   uint64_t most = uint64_t{64} << 20U;  // bytes of a block; larger ones are refused (std::bad_alloc)
 };

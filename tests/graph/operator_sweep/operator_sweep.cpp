@@ -1,7 +1,7 @@
-// Calls every operator that a bundle may call, as a bundle would: rightly, and with random wrong arguments. All memory
-// of LibTorch is guarded (guarded_memory.h). Children make the calls, so that the sweep survives what it finds. A call
-// may succeed, be refused, or take too long or too much memory, which nobody can rule out. It must not end the process,
-// and its results must not depend on what was in memory before.
+// Calls every operator that a bundle may call, as a bundle would: rightly, and with random wrong arguments.
+// All memory of LibTorch is guarded (guarded_memory.h). Children make the calls, so that the sweep survives
+// what it finds. A call may succeed, be refused, or take too long or too much memory, which nobody can rule
+// out. It must not end the process, and its results must not depend on what was in memory before.
 //
 //   operator_sweep CALLS.jsonl [--each N] [--only OPERATOR] [--from SEED]     N changes of each call
 #include <csignal>
@@ -65,13 +65,15 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
 }
 
-// The results of a call, by a bundle's own means: it is read, planned and run as a program of one instruction.
+// The results of a call, by a bundle's own means: it is read, planned and run as a program of one
+// instruction.
 std::vector<std::string> run(const Call& call, uint64_t seed) {
   json text = call;
   const size_t slots = 64 + call["tensors"].size();
   text.erase("tensors");
   const json list = json::array({text});
-  const graph::Code code = graph::read_code(graph::JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
+  const graph::Code code =
+      graph::read_code(graph::JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
   std::vector<graph::Input> inputs;
   std::vector<int> wanted;
   for (const int slot : code[0].out) {
@@ -99,8 +101,8 @@ void arm(double seconds) {
   ::setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-// Calls twice, in memory that was filled with other bytes before. The tensors lie at the same places, because the
-// rounding of products depends on them.
+// Calls twice, in memory that was filled with other bytes before. The tensors lie at the same places, because
+// the rounding of products depends on them.
 Outcome try_call(const Call& call, uint64_t seed, std::string& message) {
   std::vector<std::string> results[2];
   bool refused[2] = {};
@@ -152,7 +154,8 @@ void set_text(char (&to)[n], const std::string& from) {
     const bool false_refusal = progress.right && outcome == Outcome::kRefused;
     if (!false_refusal && outcome != Outcome::kDiffers) continue;
     ++progress.faults;
-    std::printf("%s %zu: %s\n  %s\n", false_refusal ? "REFUSED" : "DIFFERS", progress.at, progress.call, message.c_str());
+    std::printf("%s %zu: %s\n  %s\n", false_refusal ? "REFUSED" : "DIFFERS", progress.at, progress.call,
+                message.c_str());
     std::fflush(stdout);
   }
   ::_exit(0);
@@ -168,8 +171,10 @@ size_t count_without_call(const std::vector<Call>& right) {
     if (known.contains(whole)) continue;
     try {
       const graph::Operator& op = graph::find_operator(whole);
-      const bool random = op.aten->hasTag(at::Tag::nondeterministic_seeded) && whole.find("generator") == std::string::npos;
-      if (random || !op.aten->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) continue;  // GPUs alone have it
+      const bool random =
+          op.aten->hasTag(at::Tag::nondeterministic_seeded) && whole.find("generator") == std::string::npos;
+      if (random || !op.aten->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))
+        continue;  // GPUs alone have it
     } catch (const std::exception&) {
       continue;
     }
@@ -200,11 +205,12 @@ int sweep(const std::vector<Call>& right, const Options& options) {
     ++progress.faults;
     const Call call = json::parse(progress.call);
     if (++killed[call["op"].get<std::string>()] <= 3)
-      std::printf("KILLED by %s, %zu: %s\n", WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit", progress.at - 1, progress.call);
+      std::printf("KILLED by %s, %zu: %s\n", WIFSIGNALED(status) ? ::strsignal(WTERMSIG(status)) : "exit",
+                  progress.at - 1, progress.call);
   }
   for (const auto& [op, times] : killed) std::printf("%s killed the process %zu times\n", op.c_str(), times);
-  std::printf("%zu calls: %zu succeeded, %zu refused, %zu too slow, %zu faults\n", count, progress.succeeded, progress.refused, slow,
-              progress.faults);
+  std::printf("%zu calls: %zu succeeded, %zu refused, %zu too slow, %zu faults\n", count, progress.succeeded,
+              progress.refused, slow, progress.faults);
   return progress.faults == 0 ? 0 : 1;
 }
 
@@ -227,10 +233,14 @@ int main(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    if (argument == "--each" && i + 1 < argc) options.each = std::strtoull(argv[++i], nullptr, 10);
-    else if (argument == "--from" && i + 1 < argc) options.from = std::strtoull(argv[++i], nullptr, 10);
-    else if (argument == "--only" && i + 1 < argc) options.only = argv[++i];
-    else options.calls = argument;
+    if (argument == "--each" && i + 1 < argc)
+      options.each = std::strtoull(argv[++i], nullptr, 10);
+    else if (argument == "--from" && i + 1 < argc)
+      options.from = std::strtoull(argv[++i], nullptr, 10);
+    else if (argument == "--only" && i + 1 < argc)
+      options.only = argv[++i];
+    else
+      options.calls = argument;
   }
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);

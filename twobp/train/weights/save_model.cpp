@@ -1,5 +1,6 @@
 #include "twobp/train/weights/save_model.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -165,11 +166,33 @@ void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
   files.add(kIndex).write(index.dump(2) + "\n");
 }
 
+// Whether the file is a link out of its folder, which ends before `name`. The cache of the Hugging Face Hub
+// has links from snapshots/REVISION to blobs.
+bool leads_out(const fs::path& file, const std::string& name) {
+  fs::path root = file;
+  for ([[maybe_unused]] const fs::path& part : fs::path(name)) root = root.parent_path();
+  std::error_code error;
+  const fs::path folder = fs::canonical(root.empty() ? fs::path(".") : root, error);
+  const std::string real = fs::canonical(file, error).string();
+  const fs::path above = folder.parent_path();
+  return !real.starts_with((folder / "").string()) &&
+         (above.filename() != "snapshots" ||
+          !real.starts_with((above.parent_path() / "blobs" / "").string()));
+}
+
+// A link in a folder of a stranger may lead to a file that nobody meant to give away.
 void copy_file(NewFiles& files, const fs::path& from, const std::string& name) {
   std::error_code ignored;
-  if (!fs::is_regular_file(from, ignored)) return;
-  const std::vector<uint8_t> bytes = read_whole_file(from.string());
-  files.add(name).write(bytes.data(), bytes.size());
+  if (!fs::is_regular_file(from, ignored) || leads_out(from, name)) return;
+  const InputFile file(from.string());
+  NewFile& to = files.add(name);
+  constexpr size_t kBlock = size_t{1} << 20U;
+  std::vector<uint8_t> block(kBlock);
+  for (size_t done = 0; done < file.size(); done += kBlock) {
+    const size_t bytes = std::min(kBlock, file.size() - done);
+    file.read(done, block.data(), bytes);
+    to.write(block.data(), bytes);
+  }
 }
 
 // Without the tokenizer's files if the run's tokenizer is another one.
@@ -225,7 +248,9 @@ void copy_tokenizer(NewFiles& files, const fs::path& tokenizer, const fs::path& 
   std::error_code ignored;
   if (fs::equivalent(tokenizer, to / "tokenizer.json", ignored)) return;
   for (const std::string& name : tokenizer_files(tokenizer.parent_path())) {
-    copy_file(files, name == "tokenizer.json" ? tokenizer : tokenizer.parent_path() / name, name);
+    // The user named the tokenizer itself, so that may be a link to anywhere.
+    const bool itself = name == "tokenizer.json";
+    copy_file(files, itself ? fs::canonical(tokenizer) : tokenizer.parent_path() / name, name);
   }
 }
 
@@ -240,6 +265,19 @@ void remove_stale_weights(const fs::path& folder, const std::set<std::string>& k
     std::error_code error;
     TWOBP_CHECK(fs::remove(path, error), "cannot remove ", path.string(),
                 " of the model that was there: ", error.message());
+  }
+}
+
+// What a save of the bundle would leave out is named before training.
+void check_links(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code missing;
+    const bool copied = !is_weights_file(name) && name.front() != '.' && entry.is_regular_file(missing);
+    TWOBP_CHECK(
+        !copied || !leads_out(entry.path(), name), entry.path().string(),
+        ": is a link that leads out of its folder, so save.model cannot copy it: remove it, or put the "
+        "file in its place");
   }
 }
 
@@ -314,6 +352,7 @@ void check_save(const SaveConfig& save, const ModelConfig& model,
   } else {
     check_no_adapter(save.model);
     check_companions(save.model, model, tokenizer);
+    if (is_saved_as_bundle(model)) check_links(model.from);
   }
   check_writable(save.model, adapter ? kAdapterConfig : kWhole);
 }
