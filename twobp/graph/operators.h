@@ -1,5 +1,5 @@
 // The operators that a captured program may call: a list of ATen's functional operators, and our own. None
-// reaches files, processes or other memory than its arguments'.
+// reaches files or processes, or, with arguments as autograd gives them, other memory than its arguments'.
 #pragma once
 
 #include <cstdint>
