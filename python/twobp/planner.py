@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -120,10 +119,10 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
 
 def _of_bundle(folder: str) -> Trainer:
     """Returns a trainer of a bundle, with an example of its first shape. What the example holds hardly changes the times."""
+    from twobp.capture import bundle
     path = os.path.join(folder, "graph.json")
     try:
-        with open(path, encoding="utf-8") as file:
-            fields = json.load(file)["shapes"][0]["fields"]
+        fields = bundle.read_graph(folder)["shapes"][0]["fields"]
         example = {name: torch.ones(field["shape"], dtype=getattr(torch, field["dtype"])) for name, field in fields.items()}
     except FileNotFoundError:
         raise _native.Error(f"{folder} has no graph.json, so it is no bundle: give a trainer of its model") from None

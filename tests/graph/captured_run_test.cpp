@@ -1,6 +1,7 @@
 // Tests whole runs from a bundle. The bits do not depend on schedules, cuts, ranks and recomputation. Also
 // tests a run that is stopped and resumed, and a saved bundle that is loaded again.
 #include <filesystem>
+#include <sys/stat.h>
 
 #include <gtest/gtest.h>
 
@@ -203,6 +204,27 @@ TEST_F(CapturedRun, SavesABundleAgain) {
   const auto expected = trainer.evaluate();
   ASSERT_TRUE(evaluated && expected);
   EXPECT_EQ(evaluated->loss, expected->loss);
+}
+
+// A link in a bundle may lead to a file that nobody meant to give away.
+TEST_F(CapturedRun, DoesNotSaveWhatLinksOutOfTheBundle) {
+  const std::string secret = folder_.write("secret", "secret");
+  std::filesystem::create_symlink(secret, folder_.path("bundle/secret.txt"));
+  std::filesystem::create_symlink("notes.txt", folder_.path("bundle/same.txt"));
+  Trainer trainer(config());
+  save_model(folder_.path("saved"), trainer.config().model, 1, trainer.weights());
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("saved/secret.txt")));
+  EXPECT_EQ(test::read_file(folder_.path("saved/same.txt")), "of the module");
+  SaveConfig to;
+  to.model = folder_.path("again");
+  test::expect_error([&] { check_save(to, trainer.config().model); },
+                     {"secret.txt", "leads out of its folder"});
+}
+
+TEST_F(CapturedRun, RefusesAPipeInPlaceOfItsGraph) {
+  std::filesystem::remove(folder_.path("bundle/graph.json"));
+  ASSERT_EQ(::mkfifo(folder_.path("bundle/graph.json").c_str(), 0600), 0);
+  test::expect_error([&] { config(); }, {"graph.json", "not a regular file"});
 }
 
 // Weights that the file or model.freeze freezes stay as they are.

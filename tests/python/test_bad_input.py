@@ -526,3 +526,9 @@ def test_no_library_comes_from_the_current_folder(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(native.parent.parent)}
     done = subprocess.run([sys.executable, "-P", "-c", "import twobp"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_pipe_in_place_of_a_graph_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "graph.json")
+    with pytest.raises(twobp.Error, match="graph.json is not a regular file"):
+        twobp.plan(tmp_path, ranks=2)

@@ -301,28 +301,6 @@ TEST_F(OneCaptured, IsNoGraphIfItDrawsRandomNumbers) {
   }
 }
 
-TEST_F(OneCaptured, IsRefusedIfAnOperatorIsForCpusAlone) {
-  ASSERT_EQ(why_not("bare"), "");
-  std::string graph = kBare;
-  const std::string first = R"("forward": [)";
-  graph.insert(graph.find(first) + first.size(),
-               R"({"op": "aten::mkldnn_rnn_layer", "args": [{"v": 0}, {"v": 0}, {"v": 0}, {"v": 0}, {"v": 0},
-                   {"v": 0}, {"v": 0}, false, [], 2, 3, 1, true, false, false, true],
-                   "out": [null, null, null, null]}, )");
-  const TempFolder folder;
-  std::filesystem::copy(Bundles::all().path("bare"), folder.path("cpus"),
-                        std::filesystem::copy_options::recursive);
-  folder.write("cpus/bundle/graph.json", graph);
-  Config config = config_of("bare", "cpu");
-  config.model.from = folder.path("cpus/bundle");
-  config.model.type = read_hf_config(config.model.from);
-  check_config(config);
-  config.pipeline.device = "cuda";
-  test::expect_error([&] { check_config(config); },
-                     {"pipeline.device is \"cuda\"",
-                      "aten::mkldnn_rnn_layer in layer 'double' for CPUs alone", "Set it to \"cpu\""});
-}
-
 TEST_F(OneCaptured, HasMeasuredCosts) {
   ASSERT_EQ(why_not("mlp"), "");
   MeasureOptions options;

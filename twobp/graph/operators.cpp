@@ -17,8 +17,8 @@
 namespace twobp::graph {
 namespace {
 
-// Names without overloads. Operators that read or write memory through other means than their arguments, that
-// give uninitialised memory, or that leave indices unchecked are not here.
+// Names without overloads. Operators that read or write memory through other means than their arguments, or
+// that give uninitialised memory, are not here. What others leave unchecked is in argument_checks.cpp.
 constexpr std::string_view kAllowed[] = {
     // element by element
     "abs", "acos", "acosh", "add", "addcdiv", "addcmul", "asin", "asinh", "atan", "atan2", "atanh",
@@ -60,13 +60,12 @@ constexpr std::string_view kAllowed[] = {
     "linalg_cholesky_ex", "linalg_cross", "_linalg_eigh", "linalg_inv_ex", "linalg_matrix_exp", "linalg_qr",
     "linalg_solve_triangular", "_linalg_svd", "linear", "matmul", "max_pool2d_with_indices",
     "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_pool3d_with_indices_backward",
-    "max_unpool2d", "max_unpool3d", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "mm", "mv", "outer",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward",
-    "upsample_bicubic2d_backward", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
-    "_upsample_bilinear2d_aa_backward", "upsample_bilinear2d_backward", "upsample_linear1d",
-    "upsample_linear1d_backward", "upsample_nearest1d", "upsample_nearest1d_backward", "upsample_nearest2d",
-    "upsample_nearest2d_backward", "upsample_nearest3d", "upsample_nearest3d_backward",
+    "max_unpool2d", "max_unpool3d", "mm", "mv", "outer", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+    "_upsample_bicubic2d_aa_backward", "upsample_bicubic2d_backward", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward", "upsample_bilinear2d_backward",
+    "upsample_linear1d", "upsample_linear1d_backward", "upsample_nearest1d", "upsample_nearest1d_backward",
+    "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_nearest3d", "upsample_nearest3d_backward",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d",
     "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d", "_upsample_nearest_exact3d_backward",
     "upsample_trilinear3d", "upsample_trilinear3d_backward", "vdot",
@@ -172,6 +171,7 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
     if (whole == other.schema) op->own = other.run;
   }
   op->trusts_layout = contains(kTrustsLayout, name);
+  op->check = find_check(std::string_view(whole).substr(kSpace.size()));
   op->view = is_view(name, *op->schema);
   find_in_place(name, overload, *op);
   return op;

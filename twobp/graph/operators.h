@@ -1,5 +1,5 @@
 // The operators that a captured program may call: a list of ATen's functional operators, and our own. None
-// reaches files, processes or other memory than its arguments'.
+// reaches files, processes or other memory than its arguments', whatever these are.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include "twobp/graph/argument_checks.h"
 #include "twobp/nn/saved.h"
 
 namespace twobp::graph {

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Mapping
 
@@ -61,11 +62,19 @@ def sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def read_graph(folder: str | os.PathLike) -> dict:
+    """Returns what graph.json contains. Raises OSError or ValueError. A pipe of that name would wait for its writer."""
+    with open(pathlib.Path(folder) / GRAPH, encoding="utf-8", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{GRAPH} is not a regular file")
+        return json.load(file)
+
+
 def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Returns (graph, parameters and buffers, constants) of a bundle."""
     folder = pathlib.Path(folder)
     try:
-        graph = json.loads((folder / GRAPH).read_text(encoding="utf-8"))
+        graph = read_graph(folder)
     except (OSError, ValueError) as error:
         raise CaptureError(f"'{folder}' is no bundle: {error}") from error
     if graph.get("format") != FORMAT or graph.get("version") != VERSION:
