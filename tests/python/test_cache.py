@@ -64,7 +64,7 @@ def entry(make, tmp_path):
     """Returns the net and its entry in the cache, without tracing."""
     def entry(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, loss_reduction=None, check=True):
         whole = WithLoss(make(change, source), loss_fn or mse)
-        return whole, Cache(tmp_path / "cache").entry(whole, batch(samples), loss_reduction, check, True)
+        return whole, Cache(tmp_path / "cache").entry(fingerprint.walk_over(whole), batch(samples), loss_reduction, check, True)
     return entry
 
 
@@ -191,7 +191,7 @@ def test_code_without_a_file_is_followed():
         module = types.ModuleType("__notebook__")
         exec(source, module.__dict__)
         module.Net.__module__ = module.__name__
-        return fingerprint.of(WithLoss(module.Net(), None), {"x": torch.zeros(2, 2)}, None, True)
+        return fingerprint.walk_over(WithLoss(module.Net(), None))[1]
     source = """
 import functools, torch
 @functools.lru_cache(None)

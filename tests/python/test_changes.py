@@ -303,10 +303,10 @@ def test_a_field_of_the_batch_is_no_change():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = nn.Linear(4, 4)
+            self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x):
-            return self.layer(x)
+            return self.last(torch.tanh(self.layer(x)))
 
     def loss_fn(output, batch):
         return (((output - batch["y"]) ** 2).mean(1) * batch["beta"]).mean()
@@ -464,7 +464,7 @@ def test_guards_do_not_keep_a_trainer_alive():
         def loss_fn(self, output, batch):
             return nn.functional.mse_loss(output, batch["y"].float())
 
-    holder, net = Holder(), nn.Sequential(nn.Linear(4, 4)).train()
+    holder, net = Holder(), nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).train()
     example = {"input": torch.randn(3, 4), "y": torch.randn(3, 4)}
     holder.trainer = twobp.Trainer(net, example, loss_fn=holder.loss_fn, cache=False)
     dead = weakref.ref(holder)

@@ -41,7 +41,7 @@ UNUSED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_backward_hooks", "
                      "generation_config"}  # of transformers, only for generate(); it holds a hash of the process
 UNUSED_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
                      "__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__parameters__",
-                     "__orig_bases__", "__match_args__"}
+                     "__orig_bases__", "__match_args__", "__slotnames__"}
 
 
 @dataclasses.dataclass
