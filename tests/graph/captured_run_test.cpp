@@ -212,19 +212,21 @@ TEST_F(CapturedRun, DoesNotSaveWhatLinksOutOfTheBundle) {
   std::filesystem::create_symlink(secret, folder_.path("bundle/secret.txt"));
   std::filesystem::create_symlink("notes.txt", folder_.path("bundle/same.txt"));
   Trainer trainer(config());
-  save_model(folder_.path("saved"), trainer.config().model, 1, trainer.weights());
-  EXPECT_FALSE(std::filesystem::exists(folder_.path("saved/secret.txt")));
-  EXPECT_EQ(test::read_file(folder_.path("saved/same.txt")), "of the module");
   SaveConfig to;
-  to.model = folder_.path("again");
-  test::expect_error([&] { check_save(to, trainer.config().model); },
-                     {"secret.txt", "leads out of its folder"});
+  to.model = folder_.path("saved");
+  const std::vector<std::string> parts{"secret.txt", "outside of its folder"};
+  test::expect_error([&] { check_save(to, trainer.config().model); }, parts);
+  test::expect_error([&] { save_model(to.model, trainer.config().model, 1, trainer.weights()); }, parts);
+  EXPECT_FALSE(std::filesystem::exists(to.model));
+  std::filesystem::remove(folder_.path("bundle/secret.txt"));
+  save_model(to.model, trainer.config().model, 1, trainer.weights());
+  EXPECT_EQ(test::read_file(folder_.path("saved/same.txt")), "of the module");
 }
 
 TEST_F(CapturedRun, RefusesAPipeInPlaceOfItsGraph) {
   std::filesystem::remove(folder_.path("bundle/graph.json"));
   ASSERT_EQ(::mkfifo(folder_.path("bundle/graph.json").c_str(), 0600), 0);
-  test::expect_error([&] { config(); }, {"graph.json", "not a regular file"});
+  test::expect_error([&] { config(); }, {"graph.json", "pipe"});
 }
 
 // Weights that the file or model.freeze freezes stay as they are.

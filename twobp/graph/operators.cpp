@@ -180,6 +180,10 @@ std::unique_ptr<Operator> make_operator(const std::string& whole) {
 }  // namespace
 
 void Operator::call(Stack& stack) const {
+  if (check != nullptr) {
+    CheckedCall checked(stack, schema->arguments().size());
+    check(checked);
+  }
   if (own != nullptr) return own(stack);
   if (trusts_layout) make_contiguous(stack, schema->arguments().size());
   aten->callBoxed(stack);

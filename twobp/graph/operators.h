@@ -46,6 +46,7 @@ struct Operator {
   bool masks = false;                       // its second argument is a mask of bool
   bool view = false;                        // the result mostly shares the memory of the first argument
   bool trusts_layout = false;               // ATen's kernel takes contiguous tensors only, without a check
+  ArgumentCheck check = nullptr;            // of what LibTorch does not check
 
   void call(Stack& stack) const;
 };
