@@ -180,8 +180,7 @@ void run_causal_attention(Stack& stack) {
   }
   auto [out, log_sum_exp] = at::_scaled_dot_product_flash_attention_for_cpu(
       with_neighbours(call.q), with_neighbours(call.k), with_neighbours(call.v), /*dropout_p=*/0,
-      /*is_causal=*/true,
-      /*attn_mask=*/{}, call.scale);
+      /*is_causal=*/true, /*attn_mask=*/{}, call.scale);
   arguments.give(std::move(out), std::move(log_sum_exp));
 }
 
@@ -279,7 +278,9 @@ void run_attention_of_cpus(Stack& stack) {
 }
 
 void run_attention_of_cpus_backward(Stack& stack) {
-  if (!attends_apart(stack[stack.size() - 9].toTensor())) return call_aten(kOfCpusBackward, stack, 10, kRowsBackward);
+  if (!attends_apart(stack[stack.size() - 9].toTensor())) {
+    return call_aten(kOfCpusBackward, stack, 10, kRowsBackward);
+  }
   Arguments arguments(stack, 10);
   const at::Tensor dout = arguments.tensor(0), q = arguments.tensor(1), k = arguments.tensor(2);
   const at::Tensor v = arguments.tensor(3), out = arguments.tensor(4), log_sum_exp = arguments.tensor(5);
