@@ -59,8 +59,8 @@ def mamba(dice):
     return transformers.MambaForCausalLM(transformers.MambaConfig(
         hidden_size=4 * dice.randint(3, 8), num_hidden_layers=dice.randint(1, 3), state_size=dice.randint(2, 9),
         conv_kernel=dice.randint(2, 5), expand=dice.choice([1, 2]), time_step_rank=dice.randint(1, 4),
-        vocab_size=dice.choice([dice.randint(40, 90), documents.BYTES, documents.VOCAB]), tie_word_embeddings=dice.random() < 0.5, initializer_range=0.1,
-        pad_token_id=None, use_cache=False))
+        vocab_size=dice.choice([dice.randint(40, 90), documents.BYTES, documents.VOCAB]), tie_word_embeddings=dice.random() < 0.5,
+        initializer_range=0.1, pad_token_id=None, use_cache=False))
 
 
 def resnet(dice):
