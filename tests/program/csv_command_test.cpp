@@ -63,7 +63,7 @@ TEST(Csv, OtherCommandsNeedNoFile) {
   const std::string path = folder.write("config.json", config.dump());
   EXPECT_NE(expect_success({"train", path, "--print-config"}).out.find("gone.csv"), std::string::npos);
   EXPECT_NE(expect_success({"eval", path}).out.find("held-out loss"), std::string::npos);
-  test::expect_one_message({"train", path}, {"gone.csv", "no such file"});
+  test::expect_one_message({"train", path}, {"gone.csv", "No such file"});
 }
 
 TEST(Csv, RefusesABadFileAndNamesTheCell) {

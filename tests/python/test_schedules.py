@@ -154,7 +154,7 @@ def test_too_few_layers_for_zb_v_name_a_schedule_that_fits():
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     batch = {"input": torch.randn(2, 4), "wanted": torch.randn(2, 1)}
     arguments = {"loss_fn": lambda out, batch: torch.nn.functional.mse_loss(out, batch["wanted"]), "micro_batches": 2}
-    with pytest.raises(twobp.Error, match="layers, too few for 8 stages: use a schedule with one stage on each of 4 ranks|use at most . ranks"):
+    with pytest.raises(twobp.Error, match="layers, too few for 8 stages .pipeline.stages.: use a schedule with one stage on each of 4 ranks|use at most . ranks"):
         twobp.Trainer(module, batch, ranks=4, schedule="zb-v", **arguments)
     with pytest.raises(twobp.Error, match="one stage on each of 2 ranks .pipeline.schedule 1f1b or zb-h1"):
         twobp.Trainer(module, batch, ranks=2, schedule="zb-v", **arguments)

@@ -248,7 +248,7 @@ TEST(Csv, ReadsAndWritesFiles) {
   std::ofstream(path) << to_csv(placed_1f1b());
   expect_same_lists(lower(placed_1f1b()), read_csv(path));
   std::remove(path.c_str());
-  expect_contains(error_of([&] { read_csv(path); }), {path, "no such file"});
+  expect_contains(error_of([&] { read_csv(path); }), {path, "No such file"});
   expect_contains(error_of([] { read_csv(::testing::TempDir()); }), {::testing::TempDir(), "folder"});
 }
 

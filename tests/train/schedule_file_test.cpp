@@ -200,7 +200,7 @@ TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   refuse("{}", {set, "pipeline.stages=2"}, {"pipeline.stages is 2", "4 stages"});
   refuse("{}", {set, "pipeline.ranks=4"}, {"pipeline.ranks is 4", "2 ranks"});
   refuse("{}", {set, "pipeline.micro_batches=8"}, {"pipeline.micro_batches is 8", "4 micro-batches"});
-  refuse("{}", {"pipeline.schedule=none.csv"}, {"none.csv", "no such file"});
+  refuse("{}", {"pipeline.schedule=none.csv"}, {"none.csv", "No such file"});
   refuse("{}", {"pipeline.schedule=mine.txt"}, {"mine.txt", "ends in .csv"});
 
   const auto section = [](const std::string& value) {

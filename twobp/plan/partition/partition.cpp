@@ -227,7 +227,7 @@ void check_stages(size_t layers, const std::vector<int>& rank_of_stage) {
           : concat("use at most ", layers, layers == 1 ? " rank" : " ranks",
                    " (pipeline.ranks), with one stage on each (pipeline.schedule 1f1b or zb-h1)");
   fail("the model has ", layers, layers == 1 ? " layer" : " layers", ", too few for ", stages,
-       " stages: ", remedy);
+       " stages (pipeline.stages): ", remedy);
 }
 
 void check_split(const std::vector<int>& split, int layers, int stages) {
