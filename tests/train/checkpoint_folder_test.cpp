@@ -233,7 +233,7 @@ TEST(CheckpointFolder, RefusesAHostileState) {
     expect_error([&] { Checkpoint checkpoint(path); }, parts);
   };
   expect(std::string(1 << 20, '['), {"state.json", "nested too deeply"});
-  expect(std::string((16 << 20) + 1, ' '), {"state.json", "too large"});
+  expect(std::string((16 << 20) + 1, ' '), {"state.json", "longer than"});
   expect("[]", {"state.json", "damaged"});
   expect(R"({"crc32": 1, "state": 3})", {"state.json", "damaged"});
   expect(R"({"crc32": 1, "state": {"format": 3}})", {"format 3", "reads formats up to 2"});
