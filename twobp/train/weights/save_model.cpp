@@ -1,5 +1,6 @@
 #include "twobp/train/weights/save_model.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -294,6 +295,14 @@ void check_type(const ModelConfig& config) {
               " cannot be saved, models that can are: ", hf_models());
 }
 
+// The path itself, or what exists of the folders above it.
+fs::path nearest_existing(const fs::path& path) {
+  std::error_code missing;
+  fs::path above = fs::absolute(path).lexically_normal();
+  while (!fs::exists(above, missing) && above.has_relative_path()) above = above.parent_path();
+  return above;
+}
+
 // Leaves nothing behind: neither the file nor the folder.
 void check_writable(const fs::path& folder, const char* file) {
   std::error_code missing;
@@ -301,8 +310,7 @@ void check_writable(const fs::path& folder, const char* file) {
     const NewFile probe(folder / file);  // the destructor removes it
     return;
   }
-  fs::path above = fs::absolute(folder).lexically_normal();
-  while (!fs::exists(above, missing) && above.has_relative_path()) above = above.parent_path();
+  const fs::path above = nearest_existing(folder);
   TWOBP_CHECK(fs::is_directory(above, missing), "cannot create the folder ", folder.string(), ": ",
               above.string(), " is a file");
   TWOBP_CHECK(::access(above.c_str(), W_OK | X_OK) == 0, "cannot create the folder ", folder.string(), ": ",
@@ -310,10 +318,9 @@ void check_writable(const fs::path& folder, const char* file) {
 }
 
 // Before training: afterwards, a full disk would leave the weights unsaved.
-void check_room(fs::path folder, const std::vector<Companion>& companions) {
+void check_room(const fs::path& to, const std::vector<Companion>& companions) {
   std::error_code error;
-  folder = fs::absolute(folder).lexically_normal();
-  while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
+  const fs::path folder = nearest_existing(to);
   const uint64_t free = fs::space(folder, error).available;
   if (error) return;
   uint64_t bytes = 0;
