@@ -243,7 +243,8 @@ TEST(ReadGraph, RefusesADamagedSecondShape) {
                      {"shape: programs[0].forward[2].op"});
   graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});
   graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});  // it is there already
-  EXPECT_TRUE(graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}, /*variant=*/0));
+  EXPECT_TRUE(
+      graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}, /*variant=*/0));
 }
 
 // An error during a run names the instruction.
