@@ -33,6 +33,7 @@ LayerCase conv2d_case(const std::string& name, int64_t height, int64_t width, co
   // Sums over a window's channels, over the outputs that use a number, and over pixels.
   const int64_t pixels = 2 * (height / o.stride + 1) * (width / o.stride + 1);
   c.roundings = static_cast<double>(std::max({o.kernel * o.kernel * std::max(o.in, o.out), pixels}) + 2);
+  c.other_way_on_cpu = !WindowShape{height, width, o.in, o.kernel, o.stride, o.padding}.every_tap_meets();
   return c;
 }
 

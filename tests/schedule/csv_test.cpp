@@ -282,7 +282,7 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
   expect_contains(error_of([&] { file.rank_of_stage(0, 2); }), {path, "1 ranks, not of 2"});
 
   const ScheduleSource whole(from_csv("0F0,0B0\n", "whole"));
-  EXPECT_EQ(whole.default_policy(), P2Policy::kFill);
+  EXPECT_EQ(whole.default_policy(), P2Policy::kOff);
   expect_contains(error_of([&] { whole.make(1, 1, 1, P2Policy::kPlaced); }), {"'whole' places no W"});
 }
 
