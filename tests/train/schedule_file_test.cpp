@@ -161,14 +161,14 @@ TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   EXPECT_TRUE(trainer.evaluate().has_value());
 }
 
-// Without pipeline.p2, W runs where the file has it. Named schedules fill their waits, including those that
+// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their waits, including those that
 // place W.
 TEST(ScheduleFile, TheDefaultPolicyIsThatOfTheFile) {
   const test::TempFolder folder;
   const std::string whole = folder.path("whole.csv");
   std::ofstream(whole) << "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
   for (const auto& [schedule, policy] : {std::pair{kGolden + "zb-v_2x2_4.csv", P2Policy::kPlaced},
-                                         {whole, P2Policy::kFill},
+                                         {whole, P2Policy::kOff},
                                          {std::string("zb-v"), P2Policy::kFill},
                                          {std::string("1f1b"), P2Policy::kFill}}) {
     Config config = config_of(schedule);
