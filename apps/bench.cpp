@@ -52,11 +52,11 @@ struct BenchOptions {
 };
 
 // Simulates the step with its measured F, I, W and optimizer times.
-Simulation predict(const BenchRow& row, const StepSetup& setup, const StepReport& report) {
+Simulation predict(const BenchRow& row, const StepPlan& plan, const StepReport& report) {
   const Pipeline& pipeline = row.trainer->pipeline();
   const auto costs =
       measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report, row.batch_costs);
-  return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup)));
+  return simulate(plan.schedule, costs, in_process_simulation(plan.caps));
 }
 
 // Returns the configuration for a schedule, on the ranks of the given one. A split by hand only fits its own
@@ -155,7 +155,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Pipeline& pipeline = trainer.pipeline();
   for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
   pipeline.meter().reset_peaks();
-  const StepSetup setup = make_setup(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
+  const StepPlan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
   row.predicted.resize(pipeline.ranks());
   row.peaks.resize(pipeline.ranks());
@@ -164,7 +164,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
     std::optional<Simulation> predicted;
-    if (report.timed()) predicted = predict(row, setup, report);
+    if (report.timed()) predicted = predict(row, plan, report);
     row.predicted_seconds.push_back(predicted ? predicted->step_seconds : kUnknown);
     for (int r = 0; r < pipeline.ranks(); ++r) {
       row.idle[r].push_back(report.idle_fraction(r));

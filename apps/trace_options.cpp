@@ -90,7 +90,7 @@ void TraceOutput::write() {
   Trace trace = describe(*trainer_);
   trace.steps = recorder_->reports();
   const Pipeline& pipeline = trainer_->pipeline();
-  trace.run = traced_run(pipeline, make_setup(pipeline, trainer_->variant(), trainer_->micro_batches()));
+  trace.run = traced_run(pipeline, make_plan(pipeline, trainer_->variant(), trainer_->micro_batches()));
   if (!options_.trace.empty()) write_text(options_.trace, trace_json(trace));
   if (!options_.timeline.empty()) write_text(options_.timeline, timeline_html(trace));
   written_ = true;

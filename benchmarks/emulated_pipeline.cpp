@@ -108,7 +108,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
                                std::vector<Profile>(options.slices, profile)};
   }
   Pipeline pipeline(model, profile, pipeline_options);
-  const StepSetup setup = pipeline.setup(named.name, micro_batches, policy, P2Batching::kLoop, 0);
+  const StepPlan plan = pipeline.plan(named.name, micro_batches, policy, {P2Batching::kLoop, 0});
 
   std::vector<StageCost> costs(stages);
   for (StageCost& cost : costs) {
@@ -118,16 +118,16 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
     cost.stash_bytes = static_cast<double>(layer.stash_bytes) * options.layers;
   }
   const double work = micro_batches * 3 * options.milliseconds * 1e-3;
-  const Simulation simulation = simulate(setup.schedule, costs);
+  const Simulation simulation = simulate(plan.schedule, costs);
   const Bubble simulated = of_simulation(simulation, work);
   double most_held_simulated = 0;
   for (const RankSimulation& rank : simulation.ranks)
     most_held_simulated = std::max(most_held_simulated, rank.peak_bytes);
 
   const std::vector<Fields> batch(micro_batches, {{"input_ids", at::zeros({1, positions}, at::kLong)}});
-  StepInput step;
+  StepRequest step;
   step.want_events = true;
-  const StepReport measured_report = pipeline.run(setup, batch, step);
+  const StepReport measured_report = pipeline.run(plan, batch, step);
   const Bubble measured = of_run(measured_report);
 
   std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n",

@@ -52,13 +52,13 @@ void per_instruction(benchmark::State& state) {
   options.stages = stages;
   options.split.assign(stages, 1);
   Pipeline pipeline(model, profile, options);
-  const StepSetup setup = pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill, P2Batching::kLoop, 0);
+  const StepPlan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, 0});
   const std::vector<Fields> batch(kMicroBatches, Fields{{"input", at::zeros({1})}});
   double seconds = 0;
   double instructions = 0;
-  StepInput step;
+  StepRequest step;
   for (auto _ : state) {
-    const StepReport report = pipeline.run(setup, batch, step);
+    const StepReport report = pipeline.run(plan, batch, step);
     ++step.step;
     double own = 0;
     double count = 0;

@@ -130,7 +130,7 @@ json measure(const Case& it, const Options& options) {
   };
   const Schedule schedule =
       ahead->pipeline()
-          .setup(it.schedule, it.micro_batches, policies_of(it.schedule).back(), P2Batching::kLoop, 0)
+          .plan(it.schedule, it.micro_batches, policies_of(it.schedule).back(), {P2Batching::kLoop, 0})
           .schedule;
   const StepPeriods periods = simulated(it, schedule, options);
   json row = {{"schedule", it.schedule},

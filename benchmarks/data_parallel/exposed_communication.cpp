@@ -125,13 +125,29 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
   return reducers;
 }
 
-void forget_gradients(Pipeline& pipeline, int rank) {
-  for (const auto& stage : pipeline.rank(rank).stages()) {
-    for (int i = 0; i < stage->layer_count(); ++i) {
-      for (Parameter* parameter : stage->parameters(i)) parameter->forget_grad();
+// The update sums the gradients and forgets them.
+class SumsAlone : public StepUpdate {
+ public:
+  SumsAlone(Pipeline& pipeline, const std::vector<std::unique_ptr<GradientReducer>>& reducers, double timeout)
+      : pipeline_(pipeline), reducers_(reducers), timeout_(timeout) {}
+  UpdateTimes run(int rank) override {
+    const double begin = now_seconds();
+    reducers_[rank]->finish(timeout_);
+    const double end = now_seconds();
+    for (const auto& stage : pipeline_.rank(rank).stages()) {
+      for (int i = 0; i < stage->layer_count(); ++i) {
+        for (Parameter* parameter : stage->parameters(i)) parameter->forget_grad();
+      }
     }
+    return {0, {{begin, end}}, end - begin};
   }
-}
+  Settled settle(int) override { return {}; }
+
+ private:
+  Pipeline& pipeline_;
+  const std::vector<std::unique_ptr<GradientReducer>>& reducers_;
+  double timeout_;
+};
 
 struct Study {
   std::vector<Run> runs;
@@ -174,22 +190,15 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   for (int round = -1; round < options.steps; ++round) {  // the first round warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
-      const StepSetup setup =
-          pipeline.setup(std::string(named.name), micro_batches, method.policy, P2Batching::kLoop, 0);
+      const StepPlan plan =
+          pipeline.plan(std::string(named.name), micro_batches, method.policy, {P2Batching::kLoop, 0, method.order});
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
-      StepInput step;
+      StepRequest step;
       step.step = (round + 1) * static_cast<int64_t>(study.runs.size()) + static_cast<int64_t>(r) + 1;
       step.first_micro_batch = int64_t{replica} * micro_batches;
-      step.loss_weight = subject.loss_weight;
-      step.p2_order = method.order;
-      step.finish = [&](int rank) {
-        const double begin = now_seconds();
-        reducers[rank]->finish(step.timeout);
-        pipeline.rank(rank).exposed_in_finish(now_seconds() - begin);
-        forget_gradients(pipeline, rank);
-        return 0.0;
-      };
-      const StepReport report = pipeline.run(setup, batch, step);
+      step.loss.weight = subject.loss_weight;
+      step.update = std::make_shared<SumsAlone>(pipeline, reducers, PipelineOptions{}.timeout);
+      const StepReport report = pipeline.run(plan, batch, step);
       if (replica != 0 || round < 0) continue;
       Measured measured;
       measured.seconds = report.seconds();
@@ -230,7 +239,7 @@ Subject real_subject(const Options& options) {
   std::vector<int64_t> first(std::min(config.pipeline.micro_batch_size, data.train->size()));
   std::iota(first.begin(), first.end(), 0);
   subject.fields = data.train->read(first, 0);
-  subject.loss_weight = 1e-3;
+  subject.loss.weight = 1e-3;
   at::set_num_threads(1);
   subject.profile = measure_profile(subject.model, subject.fields);
   subject.bucket_bytes = static_cast<double>(parse_bucket(config.pipeline.bucket));

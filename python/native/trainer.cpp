@@ -469,7 +469,7 @@ class PyTrainer {
         {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
         {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
-    trace.run = traced_run(pipeline, make_setup(pipeline, variant, trainer_->micro_batches()));
+    trace.run = traced_run(pipeline, make_plan(pipeline, variant, trainer_->micro_batches()));
     try {
       write_text(drawn_to_, timeline_html(trace));
     } catch (const Error& error) {  // the step counts

@@ -48,12 +48,12 @@ std::map<std::string, at::Tensor> gradients(int stages, const std::string& sched
   PipelineOptions options;
   options.stages = stages;
   options.threads.pin = false;
+  options.timeout = 60;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Pipeline pipeline(model, measure_profile(model, batches[0], 0), options);
-  StepInput step;
-  step.loss_weight = 1.0 / 6;
-  step.timeout = 60;
-  const StepReport report = pipeline.run(pipeline.setup(schedule, 3, policy), batches, step);
+  StepRequest step;
+  step.loss.weight = 1.0 / 6;
+  const StepReport report = pipeline.run(pipeline.plan(schedule, 3, policy), batches, step);
   std::map<std::string, at::Tensor> grads;
   for (int s = 0; s < stages; ++s) {
     for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {

@@ -22,7 +22,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_input;
+using test::step_request;
 using test::take_gradients;
 
 // Sends copies whose memory no meter sees. The receiver makes its own copy when it takes the message.
@@ -77,8 +77,8 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
     Pipeline pipeline = pipeline_off_the_books(c);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const int micro_batches : {1, 2, 5}) {
-        const StepSetup setup = pipeline.setup(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
-        EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks)
+        const StepPlan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, {P2Batching::kLoop, 0});
+        EXPECT_EQ(measured_peaks(pipeline, plan), plan.options.standard_peaks)
             << c.name << ", " << schedule << ", M " << micro_batches;
       }
     }
@@ -89,11 +89,11 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
 TEST(StandardPeaks, GrowByTheMessagesInTransit) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
-    const StepSetup setup = pipeline.setup("1f1b", 4, P2Policy::kOff, P2Batching::kLoop, 0);
-    const auto peaks = measured_peaks(pipeline, setup);
+    const StepPlan plan = pipeline.plan("1f1b", 4, P2Policy::kOff, {P2Batching::kLoop, 0});
+    const auto peaks = measured_peaks(pipeline, plan);
     for (size_t r = 0; r < peaks.size(); ++r) {
-      EXPECT_GE(peaks[r], setup.standard_peaks[r]) << c.name;
-      EXPECT_LE(peaks[r], setup.standard_peaks[r] + 4 * kMessage) << c.name;
+      EXPECT_GE(peaks[r], plan.options.standard_peaks[r]) << c.name;
+      EXPECT_LE(peaks[r], plan.options.standard_peaks[r] + 4 * kMessage) << c.name;
     }
   }
 }
@@ -114,14 +114,12 @@ TEST(StandardPeaks, CoverSeveralStagesARank) {
   for (int stage = 3; stage >= 0; --stage) {
     for (int m = 0; m < 2; ++m) schedule.ranks[0].push_back({Op::kBackward, stage, m});
   }
-  StepSetup setup;
-  setup.schedule = finished(schedule, P2Policy::kOff);
-  setup.memory_cap = 0;
-  EXPECT_EQ(measured_peaks(pipeline, setup), standard_peaks(setup.schedule, pipeline.layer_costs()));
+  const StepPlan plan = pipeline.plan(finished(schedule, P2Policy::kOff), {P2Batching::kLoop, 0});
+  EXPECT_EQ(measured_peaks(pipeline, plan), standard_peaks(plan.schedule, pipeline.layer_costs()));
 }
 
-int64_t fullest(Pipeline& pipeline, const StepSetup& setup) {
-  const auto peaks = measured_peaks(pipeline, setup);
+int64_t fullest(Pipeline& pipeline, const StepPlan& plan) {
+  const auto peaks = measured_peaks(pipeline, plan);
   const auto fixed = fixed_bytes(pipeline);
   int64_t most = 0;
   for (size_t r = 0; r < peaks.size(); ++r) most = std::max(most, peaks[r] + fixed[r]);
@@ -135,16 +133,16 @@ TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
     Pipeline pipeline = pipeline_off_the_books(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
-        const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_input());
+        const StepPlan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_request());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
         for (size_t r = 0; r < fixed.size(); ++r)
-          allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+          allowed = std::max(allowed, fixed[r] + standard.options.standard_peaks[r]);
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-          const StepSetup setup = pipeline.setup(schedule, micro_batches, policy);
-          EXPECT_LE(fullest(pipeline, setup), allowed)
+          const StepPlan plan = pipeline.plan(schedule, micro_batches, policy);
+          EXPECT_LE(fullest(pipeline, plan), allowed)
               << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
         }
       }
@@ -156,8 +154,8 @@ TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
 TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
-  const int64_t capped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd));
-  const int64_t uncapped = fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, 0));
+  const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
+  const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, 0}));
   // The stash of two blocks for 8 micro-batches compares with their activations for 2 micro-batches.
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
@@ -166,7 +164,7 @@ TEST(AutoCap, AFactorAllowsThatMuchMoreToWait) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const auto peak = [&](MemoryCap cap) {
-    return fullest(pipeline, pipeline.setup("1f1b", 8, P2Policy::kEnd, P2Batching::kLoop, cap));
+    return fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, cap}));
   };
   const int64_t once = peak(MemoryCap::automatic());
   const int64_t more = peak(MemoryCap::automatic(1.1));
@@ -188,13 +186,13 @@ TEST(ByteCap, ATinyCapGivesTheSameBits) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     const auto batch = random_batch(4);
-    pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
+    pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kOff), batch, step_request());
     const auto expected = take_gradients(pipeline);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
         for (const int64_t cap : {int64_t{1}, int64_t{5000}}) {
           SCOPED_TRACE(concat(c.name, ", ", schedule, " ", policy_name(policy), ", cap ", cap));
-          pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
+          pipeline.run(pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, cap}), batch, step_request());
           test::expect_same_bits(expected, take_gradients(pipeline));
         }
       }
@@ -207,9 +205,9 @@ TEST(ByteCap, ATinyCapGivesTheSameBits) {
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({4}));
-  const auto off = measured_peaks(pipeline, pipeline.setup("gpipe", 4, P2Policy::kOff, P2Batching::kLoop, 0));
+  const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, {P2Batching::kLoop, 0}));
   const auto tiny =
-      measured_peaks(pipeline, pipeline.setup("gpipe", 4, P2Policy::kEnd, P2Batching::kLoop, 1));
+      measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, {P2Batching::kLoop, 1}));
   EXPECT_LE(tiny[0], off[0] + test::kStash);
 }
 
@@ -246,12 +244,11 @@ TEST(ByteCap, MakesRoomForAMessage) {
       schedule.ranks[1].push_back({op, 1, m});
     }
   }
-  StepSetup setup;
-  setup.schedule = finished(schedule, P2Policy::kPlaced);
-  setup.memory_cap = 3 * kStash + kBoundary;
-  StepInput options = step_input();
+  const StepPlan plan =
+      pipeline.plan(finished(schedule, P2Policy::kPlaced), {P2Batching::kLoop, 3 * kStash + kBoundary});
+  StepRequest options = step_request();
   options.want_events = true;
-  const StepReport report = pipeline.run(setup, std::vector<Fields>(4), options);
+  const StepReport report = pipeline.run(plan, std::vector<Fields>(4), options);
   int pending = 0;
   int received = 0;
   for (const Event& event : report.events[0]) {
@@ -261,7 +258,7 @@ TEST(ByteCap, MakesRoomForAMessage) {
     ++received;
     EXPECT_EQ(event.bytes, kBoundary);
     if (pending > 0) {
-      EXPECT_LE(event.held, setup.memory_cap.bytes()) << "with dL/dx of " << event.micro_batch;
+      EXPECT_LE(event.held, plan.options.memory_cap.bytes()) << "with dL/dx of " << event.micro_batch;
     }
   }
   EXPECT_EQ(received, 4);

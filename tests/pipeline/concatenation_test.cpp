@@ -15,7 +15,7 @@ namespace {
 using test::kDim;
 using test::kHidden;
 using test::options_of;
-using test::step_input;
+using test::step_request;
 using test::take_gradients;
 
 ModelSpec block_by_layers() {
@@ -48,8 +48,8 @@ std::vector<at::Tensor> gradients_of(const std::vector<int>& split, const std::v
                                      MemoryCap cap = 0) {
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of(split));
-  pipeline.run(pipeline.setup(schedule, static_cast<int>(batch.size()), policy, batching, cap), batch,
-               step_input());
+  pipeline.run(pipeline.plan(schedule, static_cast<int>(batch.size()), policy, {batching, cap}), batch,
+               step_request());
   return take_gradients(pipeline);
 }
 

@@ -40,10 +40,8 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
     };
   }
   Pipeline pipeline(model, no_costs(model), options_of({4, 4}));
-  StepInput options = step_input();
-  options.p2_order = order;
-  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, batching, 0);
-  pipeline.run(setup, random_batch(micro_batches), options);
+  const StepPlan plan = pipeline.plan(schedule, micro_batches, policy, {batching, 0, order});
+  pipeline.run(plan, random_batch(micro_batches), step_request());
   return trace.by_stage;
 }
 
@@ -108,12 +106,11 @@ PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
 // on.
 std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
   Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.first_micro_batch = first;
-  options.p2_order = c.order;
   const std::vector<Fields> all = random_batch(first + count);
-  const StepSetup setup = pipeline.setup(c.schedule, count, c.policy, c.batching, c.cap);
-  pipeline.run(setup, {all.begin() + first, all.end()}, options);
+  const StepPlan plan = pipeline.plan(c.schedule, count, c.policy, {c.batching, c.cap, c.order});
+  pipeline.run(plan, {all.begin() + first, all.end()}, options);
   return take_gradients(pipeline);
 }
 
@@ -143,19 +140,18 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     const int replica = world.replica;
     Pipeline pipeline(model, no_costs(model), placed(c.schedule, model), std::move(world));
     const auto reducers = reducers_of(pipeline, c.bucket_bytes);
-    StepInput options = step_input();
+    StepRequest options = step_request();
     options.first_micro_batch = replica * kMicroBatches;
-    options.p2_order = c.order;
-    options.finish = [&](int rank) {
-      reducers[rank]->finish(options.timeout);
-      return 0.0;
-    };
+      options.update = test::update_by([&](int rank) {
+      reducers[rank]->finish(test::kTimeout);
+      return UpdateTimes();
+    });
     const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
     const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
-    const StepSetup setup = pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap);
+    const StepPlan plan = pipeline.plan(c.schedule, kMicroBatches, c.policy, {c.batching, c.cap, c.order});
     for (int step = 0; step < 2; ++step) {  // the second step finds the same state as the first
       options.step = 5 + step;
-      pipeline.run(setup, own, options);
+      pipeline.run(plan, own, options);
       gradients[replica] = take_gradients(pipeline);
     }
     for (int rank = 0; rank < 2; ++rank) pipeline.rank(rank).sum_gradients_with(nullptr);
@@ -223,13 +219,13 @@ TEST(DataParallel, AFailingReplicaEndsTheOthers) {
         };
         Pipeline pipeline(model, no_costs(model), placed("1f1b", model), std::move(world));
         const auto reducers = reducers_of(pipeline, 1 << 20);
-        StepInput options = step_input();
-        options.finish = [&](int rank) {
-          reducers[rank]->finish(options.timeout);
-          return 0.0;
-        };
-        const StepSetup setup = pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill);
-        pipeline.run(setup, random_batch(kMicroBatches), options);
+        StepRequest options = step_request();
+        options.update = test::update_by([&](int rank) {
+          reducers[rank]->finish(test::kTimeout);
+          return UpdateTimes();
+        });
+        const StepPlan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill);
+        pipeline.run(plan, random_batch(kMicroBatches), options);
       });
     });
     expect_contains(message, {"the probe fails", "step 5"});

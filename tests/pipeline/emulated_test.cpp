@@ -13,7 +13,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::no_costs;
-using test::step_input;
+using test::step_request;
 
 constexpr int64_t kActivation = 1 << 20;  // of a stage and micro-batch; the memory is never touched
 constexpr int64_t kSmall = 1 << 12;       // messages, losses, and gradients of the input: a few bytes each
@@ -45,8 +45,8 @@ Step run_step(const std::string& name, int ranks, int micro_batches, P2Policy po
   const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
   Pipeline pipeline(model, no_costs(model),
                     test::options_of(std::vector<int>(stages, 1), place_stages(placement, stages, ranks)));
-  const StepSetup setup = pipeline.setup(name, micro_batches, policy, P2Batching::kLoop, 0);
-  Step step{setup.schedule, pipeline.run(setup, std::vector<Fields>(micro_batches), step_input())};
+  const StepPlan plan = pipeline.plan(name, micro_batches, policy, {P2Batching::kLoop, 0});
+  Step step{plan.schedule, pipeline.run(plan, std::vector<Fields>(micro_batches), step_request())};
   for (int r = 0; r < ranks; ++r) step.left += pipeline.meter().held(r);
   return step;
 }

@@ -16,7 +16,7 @@ namespace {
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_input;
+using test::step_request;
 
 struct Case {
   std::string schedule;
@@ -57,9 +57,9 @@ StepReport run(const Case& c, bool want_events = true) {
   for (auto& [kind, cost] : profile) cost.forward_peak = cost.p1_peak = 1;  // each layer needs room
   Pipeline pipeline(model, profile, options_of(c.split));
   pipeline.meter().reset_peaks();
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.want_events = want_events;
-  options.finish = [&](int rank) {
+  options.update = test::update_by([](int) -> UpdateTimes {
     // The rank is busy, then waits, then is busy again.
     const double begin = now_seconds();
     while (now_seconds() < begin + 1e-3) {
@@ -68,12 +68,11 @@ StepReport run(const Case& c, bool want_events = true) {
     while (now_seconds() < wait + 1e-3) {
     }
     const double end = now_seconds();
-    pipeline.rank(rank).waited_in_finish(wait, end);
     while (now_seconds() < end + 1e-3) {
     }
-    return now_seconds() - begin - (end - wait);
-  };
-  return pipeline.run(pipeline.setup(c.schedule, kMicroBatches, c.policy, c.batching, c.cap),
+    return {now_seconds() - begin - (end - wait), {{wait, end}}};
+  });
+  return pipeline.run(pipeline.plan(c.schedule, kMicroBatches, c.policy, {c.batching, c.cap}),
                       random_batch(kMicroBatches), options);
 }
 
@@ -266,19 +265,19 @@ TEST(NoEvents, AreRecordedUnlessAskedFor) {
 TEST(EventsOfW, NameTheMicroBatchesOfAReorderedSchedule) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({static_cast<int>(model.layers.size())}));
-  StepSetup setup = pipeline.setup("gpipe", kMicroBatches, P2Policy::kFill, P2Batching::kConcat, 0);
-  setup.schedule.allow_reorder = true;
+  Schedule schedule = pipeline.plan("gpipe", kMicroBatches, P2Policy::kFill).schedule;
+  schedule.allow_reorder = true;
   std::vector<int> order = {2, 0, 1, 3};
-  for (Instruction& instruction : setup.schedule.ranks[0]) {
+  for (Instruction& instruction : schedule.ranks[0]) {
     if (instruction.op != Op::kBackwardP1) continue;
     instruction.micro_batch = order.front();
     order.erase(order.begin());
   }
   ASSERT_TRUE(order.empty());
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.want_events = true;
-  options.p2_order = P2Order::kBucket;
-  const StepReport report = pipeline.run(setup, random_batch(kMicroBatches), options);
+  const StepPlan plan = pipeline.plan(schedule, {P2Batching::kConcat, 0, P2Order::kBucket});
+  const StepReport report = pipeline.run(plan, random_batch(kMicroBatches), options);
   std::map<std::string, std::vector<int>> told;  // micro-batches by leaf
   for (const Event& event : report.events[0]) {
     if (event.kind != Event::Kind::kBackwardP2) continue;

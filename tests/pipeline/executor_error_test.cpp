@@ -18,7 +18,7 @@ using test::expect_contains;
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_input;
+using test::step_request;
 
 struct Broken {
   ModelSpec model = small_llama(2);  // 6 layers, 2 per stage
@@ -37,14 +37,16 @@ struct Broken {
 };
 
 std::string run_to_error(const Broken& broken, int stage, const char* schedule, P2Policy policy,
-                         const StepInput& options = step_input()) {
-  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(stage)));
-  const StepSetup setup = pipeline.setup(schedule, 4, policy);
+                         double timeout = test::kTimeout) {
+  PipelineOptions options = options_of(broken.split(stage));
+  timeout = timeout;
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options);
+  const StepPlan plan = pipeline.plan(schedule, 4, policy);
   const double begin = now_seconds();
-  const std::string message = error_of([&] { pipeline.run(setup, random_batch(4), options); });
-  EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << options.timeout << " s";
+  const std::string message = error_of([&] { pipeline.run(plan, random_batch(4), step_request()); });
+  EXPECT_LT(now_seconds() - begin, 10) << "others waited for the time-out of " << timeout << " s";
   // Destroying the pipeline must not hang either, and the pipeline says why it cannot continue.
-  expect_contains(error_of([&] { pipeline.run(setup, random_batch(4), options); }),
+  expect_contains(error_of([&] { pipeline.run(plan, random_batch(4), step_request()); }),
                   {"failed in an earlier step"});
   return message;
 }
@@ -166,10 +168,10 @@ TEST(LayerError, InAnEvaluationNamesTheLayer) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(2)));
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.training = false;
   const std::string message =
-      error_of([&] { pipeline.run(pipeline.forward_setup(3), random_batch(3), options); });
+      error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
   expect_contains(message,
                   {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
 }
@@ -191,25 +193,25 @@ TEST(LayerError, NamesAParameterWithoutGradient) {
                         {"forgetful", "forgetful", [] { return std::make_unique<Forgetful>(); }});
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 3, 2}));
     expect_contains(
-        error_of([&] { pipeline.run(pipeline.setup("1f1b", 4, policy), random_batch(4), step_input()); }),
+        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, policy), random_batch(4), step_request()); }),
         {"rank 1, step 5: stage 1, layer forgetful: parameter forgotten.gain got no gradient"});
   }
 }
 
-// `finish` runs after the schedule. Its error reaches the caller and wakes ranks that are still in the step.
+// The update runs after the schedule. Its error reaches the caller and wakes ranks that are still in the step.
 TEST(LayerError, InTheOptimizerEndsAllRanks) {
   const ModelSpec model = small_llama(2);
   for (const int broken : {0, 1, 2}) {
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 2, 2}));
-    StepInput options = step_input();
-    options.finish = [&](int rank) -> double {
+    StepRequest options = step_request();
+    options.update = test::update_by([&](int rank) -> UpdateTimes {
       if (rank == broken) fail("no update today");
       at::Tensor sum = at::zeros({1});
       all_reduce_sum(pipeline.rank(rank).transport(), sum, 30);
-      return 0;
-    };
+      return {};
+    });
     expect_contains(
-        error_of([&] { pipeline.run(pipeline.setup("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
+        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, P2Policy::kFill), random_batch(4), options); }),
         {"no update today"});
   }
 }
@@ -221,7 +223,7 @@ TEST(LayerError, ReleasesTheMemoryOfTheStep) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
-  error_of([&] { pipeline.run(pipeline.setup("gpipe", 4, P2Policy::kEnd), random_batch(4), step_input()); });
+  error_of([&] { pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kEnd), random_batch(4), step_request()); });
   // The remaining memory is a message in a mailbox (at most one output or gradient per micro-batch) and the
   // tables of the rotary embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
@@ -234,9 +236,7 @@ TEST(StuckPeer, CausesATimeOut) {
   broken.hooks->forward = [](const Context& context) {
     if (context.micro_batch == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
   };
-  StepInput options = step_input();
-  options.timeout = 0.2;
-  const std::string message = run_to_error(broken, 0, "1f1b", P2Policy::kFill, options);
+  const std::string message = run_to_error(broken, 0, "1f1b", P2Policy::kFill, /*timeout=*/0.2);
   expect_contains(message, {"rank ", "step 5", "waited 0.2 s for", "from rank", "stuck", "pipeline.timeout"});
 }
 
@@ -244,11 +244,11 @@ TEST(StuckPeer, CausesATimeOut) {
 TEST(StuckPeer, ASlowPeerIsNotStuck) {
   const Broken broken(0);
   broken.hooks->forward = [](const Context&) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
-  Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(0)));
-  StepInput options = step_input();
+  PipelineOptions options = options_of(broken.split(0));
   options.timeout = 0.6;
+  Pipeline pipeline(broken.model, test::no_costs(broken.model), options);
   const StepReport report =
-      pipeline.run(pipeline.setup("gpipe", 8, P2Policy::kFill), random_batch(8), options);
+      pipeline.run(pipeline.plan("gpipe", 8, P2Policy::kFill), random_batch(8), step_request());
   EXPECT_GT(report.ranks[1].idle[static_cast<int>(IdleCause::kNothing)], options.timeout)
       << "the waits of rank 1 in total";
 }

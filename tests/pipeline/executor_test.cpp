@@ -15,7 +15,7 @@ using test::finished;
 using test::options_of;
 using test::random_batch;
 using test::small_llama;
-using test::step_input;
+using test::step_request;
 using test::take_gradients;
 
 const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
@@ -28,11 +28,9 @@ struct Result {
 
 Result run(const ModelSpec& model, const PipelineOptions& options, const Schedule& schedule) {
   Pipeline pipeline(model, test::no_costs(model), options);
-  StepSetup setup;
-  setup.schedule = schedule;
-  setup.memory_cap = 0;
+  const StepPlan plan = pipeline.plan(schedule, {P2Batching::kLoop, 0});
   Result result;
-  result.loss = pipeline.run(setup, random_batch(schedule.micro_batches), step_input()).loss;
+  result.loss = pipeline.run(plan, random_batch(schedule.micro_batches), step_request()).loss;
   result.gradients = take_gradients(pipeline);
   return result;
 }
@@ -159,15 +157,14 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   const ModelSpec model = small_llama(1);
   Pipeline pipeline(model, test::no_costs(model), options_of({2, 2}));
   EXPECT_NE(test::error_of([&] {
-              pipeline.run(pipeline.setup("1f1b", 3, P2Policy::kFill), random_batch(2), {});
+              pipeline.run(pipeline.plan("1f1b", 3, P2Policy::kFill), random_batch(2), {});
             }).find("3 micro-batches, but the batch has 2"),
             std::string::npos);
-  StepSetup setup;
-  setup.schedule = make_schedule("1f1b", 4, 2, P2Policy::kFill);
-  test::expect_contains(test::error_of([&] { pipeline.run(setup, random_batch(2), {}); }),
+  const StepPlan plan = pipeline.plan(make_schedule("1f1b", 4, 2, P2Policy::kFill), {P2Batching::kLoop, 0});
+  test::expect_contains(test::error_of([&] { pipeline.run(plan, random_batch(2), {}); }),
                         {"places its stages"});
   // Neither error has damaged the pipeline.
-  pipeline.run(pipeline.setup("1f1b", 2, P2Policy::kFill), random_batch(2), step_input());
+  pipeline.run(pipeline.plan("1f1b", 2, P2Policy::kFill), random_batch(2), step_request());
 }
 
 using Milliseconds = std::chrono::milliseconds;
@@ -185,9 +182,9 @@ class Waiting : public ::testing::Test {
   }
   StepReport run(P2Policy policy) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({3, 4}));
-    StepInput options = step_input();
+    StepRequest options = step_request();
     options.want_events = true;
-    return pipeline.run(pipeline.setup("1f1b", 4, policy, P2Batching::kLoop, 0), random_batch(4), options);
+    return pipeline.run(pipeline.plan("1f1b", 4, policy, {P2Batching::kLoop, 0}), random_batch(4), options);
   }
   static double idle(const StepReport& report, int rank, IdleCause cause) {
     return report.ranks[rank].idle[static_cast<int>(cause)];

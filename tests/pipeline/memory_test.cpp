@@ -19,7 +19,7 @@ using test::kStash;
 using test::options_of;
 using test::random_batch;
 using test::small_mlp;
-using test::step_input;
+using test::step_request;
 using Category = MemoryCategory;
 
 constexpr int64_t kWeights = (kDim + 2 * kHidden * kDim + kDim * kHidden) * kFloat;  // of a block
@@ -30,8 +30,8 @@ int64_t bytes(const MemoryUse& use, Category category) {
 
 // Runs one step with p2 `end`. All W run after the last I.
 void run(Pipeline& pipeline, int micro_batches, const char* schedule = "gpipe") {
-  pipeline.run(pipeline.setup(schedule, micro_batches, P2Policy::kEnd, P2Batching::kLoop, 0),
-               random_batch(micro_batches), step_input());
+  pipeline.run(pipeline.plan(schedule, micro_batches, P2Policy::kEnd, {P2Batching::kLoop, 0}),
+               random_batch(micro_batches), step_request());
 }
 
 TEST(StepMemory, CountsParametersAndGradients) {
@@ -127,10 +127,8 @@ TEST(StepMemory, MovesTensorsBetweenStagesOfOneRank) {
   schedule.rank_of_stage = {0, 0};
   schedule.ranks = {
       {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
-  StepSetup setup;
-  setup.schedule = test::finished(schedule, P2Policy::kEnd);
-  setup.memory_cap = 0;
-  pipeline.run(setup, random_batch(1), step_input());
+  const StepPlan plan = pipeline.plan(test::finished(schedule, P2Policy::kEnd), {P2Batching::kLoop, 0});
+  pipeline.run(plan, random_batch(1), step_request());
   EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
   EXPECT_EQ(bytes(receiver, Category::kActivations), kMessage);
 }
@@ -152,19 +150,19 @@ TEST(StepMemory, HoldsNothingAfterAStepOrAnEvaluation) {
   const ModelSpec model = small_mlp(6);
   for (const std::vector<int>& split : {std::vector<int>{6}, {2, 4}, {1, 2, 3}}) {
     Pipeline pipeline(model, test::no_costs(model), options_of(split));
-    StepInput evaluation = step_input();
+    StepRequest evaluation = step_request();
     evaluation.training = false;
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
         for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcat}) {
           const std::string name = concat(schedule, " ", policy_name(policy), " ", batching_name(batching));
-          pipeline.run(pipeline.setup(schedule, 3, policy, batching), random_batch(3), step_input());
+          pipeline.run(pipeline.plan(schedule, 3, policy, {batching}), random_batch(3), step_request());
           expect_nothing_held(pipeline, 6, name);
         }
       }
     }
     evaluation.step = -1;
-    pipeline.run(pipeline.forward_setup(3), random_batch(3), evaluation);
+    pipeline.run(pipeline.forward_plan(3), random_batch(3), evaluation);
     expect_nothing_held(pipeline, 6, "evaluation");
   }
 }
@@ -177,9 +175,9 @@ TEST(StepMemory, AnEvaluationSavesNothing) {
   Pipeline pipeline(model, test::no_costs(model), options_of({5}));
   std::vector<int64_t> held;
   probe->forward = [&](const Context&) { held.push_back(pipeline.meter().held(0)); };
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.training = false;
-  pipeline.run(pipeline.forward_setup(3), random_batch(3), options);
+  pipeline.run(pipeline.forward_plan(3), random_batch(3), options);
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
@@ -189,11 +187,11 @@ TEST(StepMemory, ALlamaHoldsOnlyItsRotaryTables) {
   const ModelSpec model = test::small_llama(3);  // 8 layers; layers 1, 3 and 5 are attention
   Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));
   const int64_t tables = 2 * test::kSequence * 2 * kFloat;  // heads are 4 wide
-  StepInput evaluation = step_input();
+  StepRequest evaluation = step_request();
   evaluation.training = false;
   for (const bool training : {true, false, true}) {
-    StepInput options = training ? step_input() : evaluation;
-    pipeline.run(training ? pipeline.setup("1f1b", 3, P2Policy::kFill) : pipeline.forward_setup(3),
+    StepRequest options = training ? step_request() : evaluation;
+    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3),
                  random_batch(3), options);
     EXPECT_EQ(pipeline.meter().held(0), tables);
     EXPECT_EQ(pipeline.meter().held(1), 2 * tables);

@@ -13,7 +13,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 using test::measured_peaks;
-using test::step_input;
+using test::step_request;
 
 constexpr int kMicroBatches = 6;
 
@@ -55,10 +55,10 @@ Pipeline on_devices(const Cut& cut, double p2_seconds = 1) {
 // F, I and each piece of W, as "F0.3".
 using Order = std::vector<std::string>;
 
-std::vector<Order> simulated(const Pipeline& pipeline, const StepSetup& setup) {
-  SimulationOptions options = in_process_simulation(pipeline.caps(setup));
+std::vector<Order> simulated(const Pipeline& pipeline, const StepPlan& plan) {
+  SimulationOptions options = in_process_simulation(plan.caps);
   options.timeline = true;
-  const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.layer_costs()), options);
+  const Simulation simulation = simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
   std::vector<Order> orders;
   for (const auto& rank : recorded_order(simulation)) {
     Order& order = orders.emplace_back();
@@ -69,10 +69,10 @@ std::vector<Order> simulated(const Pipeline& pipeline, const StepSetup& setup) {
   return orders;
 }
 
-std::vector<Order> launched(Pipeline& pipeline, const StepSetup& setup) {
-  StepInput input = step_input();
+std::vector<Order> launched(Pipeline& pipeline, const StepPlan& plan) {
+  StepRequest input = step_request();
   input.want_events = true;
-  const StepReport report = pipeline.run(setup, test::random_batch(setup.schedule.micro_batches), input);
+  const StepReport report = pipeline.run(plan, test::random_batch(plan.schedule.micro_batches), input);
   std::vector<Order> orders;
   for (const auto& events : report.events) {
     Order& order = orders.emplace_back();
@@ -99,9 +99,8 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
     for (const double p2_seconds : {0.3, 1.0, 4.0}) {
       Pipeline pipeline = on_devices(cut, p2_seconds);
       for (const int micro_batches : {kMicroBatches, kMicroBatches - 2, kMicroBatches}) {
-        const StepSetup setup = pipeline.setup(cut.schedule, micro_batches, P2Policy::kFill,
-                                               P2Batching::kLoop, MemoryCap::none());
-        EXPECT_EQ(launched(pipeline, setup), simulated(pipeline, setup))
+        const StepPlan plan = pipeline.plan(cut.schedule, micro_batches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()});
+        EXPECT_EQ(launched(pipeline, plan), simulated(pipeline, plan))
             << cut.schedule << ", W of " << p2_seconds << " s, " << micro_batches << " micro-batches";
         gradients_on_host(pipeline);
       }
@@ -113,7 +112,7 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
 TEST(P2Places, ARankThatNeverWaitsLaunchesItsWLast) {
   Pipeline pipeline = on_devices({{1, 1, 6}});
   const auto orders = launched(
-      pipeline, pipeline.setup("1f1b", kMicroBatches, P2Policy::kFill, P2Batching::kLoop, MemoryCap::none()));
+      pipeline, pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
   const auto is_w = [](const std::string& op) { return op.starts_with("W"); };
   const auto last_p1 = [](const Order& order) {
     return std::ranges::find(order, concat("I", order.front().substr(1, 2), kMicroBatches - 1));
@@ -131,8 +130,8 @@ TEST(P2Places, GiveTheSameBits) {
       Pipeline pipeline = on_devices(cut, p2_seconds);
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill, P2Policy::kEnd}) {
         for (const MemoryCap& cap : {MemoryCap::none(), MemoryCap::automatic()}) {
-          pipeline.run(pipeline.setup(cut.schedule, kMicroBatches, policy, P2Batching::kLoop, cap),
-                       test::random_batch(kMicroBatches), step_input());
+          pipeline.run(pipeline.plan(cut.schedule, kMicroBatches, policy, {P2Batching::kLoop, cap}),
+                       test::random_batch(kMicroBatches), step_request());
           const auto actual = gradients_on_host(pipeline);
           if (expected.empty()) expected = actual;
           test::expect_same_bits(expected, actual);
@@ -150,11 +149,10 @@ TEST(P2Places, StayUnderTheCap) {
   for (const Cut& cut : cuts()) {
     SCOPED_TRACE(cut.schedule);
     Pipeline pipeline = on_devices(cut);
-    const StepSetup setup = pipeline.setup(cut.schedule, kMicroBatches, P2Policy::kFill);
-    const auto caps = pipeline.caps(setup);
-    const auto peaks = measured_peaks(pipeline, setup);
-    const auto free = measured_peaks(pipeline, pipeline.setup(cut.schedule, kMicroBatches, P2Policy::kFill,
-                                                              P2Batching::kLoop, MemoryCap::none()));
+    const StepPlan plan = pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill);
+    const auto caps = plan.caps;
+    const auto peaks = measured_peaks(pipeline, plan);
+    const auto free = measured_peaks(pipeline, pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
     for (size_t rank = 0; rank < caps.size(); ++rank) EXPECT_LE(peaks[rank], caps[rank] + kUnderWay) << rank;
     limited += peaks != free;
   }

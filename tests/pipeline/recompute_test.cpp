@@ -23,7 +23,7 @@ using test::measured_peaks;
 using test::options_of;
 using test::random_batch;
 using test::SplitModel;
-using test::step_input;
+using test::step_request;
 using test::take_gradients;
 
 // Sets the mode of all layers, including the first and the last.
@@ -60,8 +60,8 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages would be in transit
       for (const int micro_batches : {1, 3}) {
-        const StepSetup setup = pipeline.setup(schedule, micro_batches, P2Policy::kOff, P2Batching::kLoop, 0);
-        EXPECT_EQ(measured_peaks(pipeline, setup), setup.standard_peaks)
+        const StepPlan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, {P2Batching::kLoop, 0});
+        EXPECT_EQ(measured_peaks(pipeline, plan), plan.options.standard_peaks)
             << c.name << ", " << schedule << ", M " << micro_batches;
       }
     }
@@ -109,7 +109,7 @@ TEST(RecomputeMemory, PeaksFall) {
   const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
     const ModelSpec model = with_mode(test::small_llama(4), mode);
     Pipeline pipeline(model, measured(model), options_of({10}));
-    return measured_peaks(pipeline, pipeline.setup(schedule, 4, policy, P2Batching::kLoop, 0))[0];
+    return measured_peaks(pipeline, pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, 0}))[0];
   };
   const int64_t none = peak(Recompute::kNone, "gpipe", P2Policy::kOff);
   EXPECT_LT(2 * peak(Recompute::kActivations, "gpipe", P2Policy::kOff), none);
@@ -125,17 +125,17 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
-        const StepSetup standard = pipeline.setup(schedule, micro_batches, P2Policy::kOff);
-        pipeline.run(standard, random_batch(micro_batches), step_input());
+        const StepPlan standard = pipeline.plan(schedule, micro_batches, P2Policy::kOff);
+        pipeline.run(standard, random_batch(micro_batches), step_request());
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
         for (size_t r = 0; r < fixed.size(); ++r) {
-          allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+          allowed = std::max(allowed, fixed[r] + standard.options.standard_peaks[r]);
         }
         const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
-          const auto peaks = measured_peaks(pipeline, pipeline.setup(schedule, micro_batches, policy));
+          const auto peaks = measured_peaks(pipeline, pipeline.plan(schedule, micro_batches, policy));
           for (size_t r = 0; r < peaks.size(); ++r) {
             EXPECT_LE(peaks[r] + fixed[r], allowed + under_way)
                 << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
@@ -151,7 +151,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
   const auto batch = random_batch(4);
   const ModelSpec plain = test::small_llama(3);
   Pipeline reference(plain, test::no_costs(plain), options_of({8}));
-  reference.run(reference.setup("gpipe", 4, P2Policy::kOff), batch, step_input());
+  reference.run(reference.plan("gpipe", 4, P2Policy::kOff), batch, step_request());
   const auto expected = take_gradients(reference);
   std::vector<std::pair<std::string, ModelSpec>> models = {{"mixed", mixed(plain)}};
   for (const std::string& name : recompute_names()) {
@@ -165,7 +165,7 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
           for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap::automatic()}) {
             SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
                                 ", cap ", cap));
-            pipeline.run(pipeline.setup(schedule, 4, policy, P2Batching::kLoop, cap), batch, step_input());
+            pipeline.run(pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, cap}), batch, step_request());
             test::expect_same_bits(expected, take_gradients(pipeline));
           }
         }

@@ -15,8 +15,8 @@ using test::options_of;
 using test::random_batch;
 using test::small_mlp;
 
-StepInput step_input(int64_t step) {
-  StepInput options = test::step_input();
+StepRequest step_request(int64_t step) {
+  StepRequest options = test::step_request();
   options.step = step;
   return options;
 }
@@ -30,23 +30,23 @@ class RunAhead : public ::testing::Test {
 };
 
 TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
-  const StepSetup setup = pipeline_.forward_setup(2);
+  const StepPlan plan = pipeline_.forward_plan(2);
   std::promise<void> first_rank_is_ahead;
   std::future<void> ahead = first_rank_is_ahead.get_future();
   bool was_ahead = false;
-  StepInput first = step_input(1);
-  first.finish = [&](int rank) {
+  StepRequest first = step_request(1);
+  first.update = test::update_by([&](int rank) {
     if (rank == 1) was_ahead = ahead.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
-    return 0.0;
-  };
-  StepInput second = step_input(2);
-  second.finish = [&](int rank) {
+    return UpdateTimes();
+  });
+  StepRequest second = step_request(2);
+  second.update = test::update_by([&](int rank) {
     if (rank == 0) first_rank_is_ahead.set_value();
-    return 0.0;
-  };
-  for (StepInput* options : {&first, &second}) options->training = false;
-  pipeline_.submit(setup, random_batch(2), first);
-  pipeline_.submit(setup, random_batch(2), second);
+    return UpdateTimes();
+  });
+  for (StepRequest* options : {&first, &second}) options->training = false;
+  pipeline_.submit(plan, random_batch(2), first);
+  pipeline_.submit(plan, random_batch(2), second);
   EXPECT_EQ(pipeline_.under_way(), 2);
   EXPECT_EQ(pipeline_.finish().step, 1);
   EXPECT_TRUE(was_ahead);
@@ -55,16 +55,16 @@ TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
 }
 
 TEST_F(RunAhead, AnErrorEndsAllRunningSteps) {
-  const StepSetup setup = pipeline_.setup("1f1b", 3, P2Policy::kFill);
+  const StepPlan plan = pipeline_.plan("1f1b", 3, P2Policy::kFill);
   for (const int64_t broken : {1, 2}) {
     Pipeline pipeline(model_, test::no_costs(model_), options_of({2, 2}));
     for (const int64_t step : {1, 2}) {
-      StepInput options = step_input(step);
-      options.finish = [=](int rank) {
+      StepRequest options = step_request(step);
+      options.update = test::update_by([=](int rank) {
         if (rank == 1 && step == broken) fail("no update today");
-        return 0.0;
-      };
-      pipeline.submit(setup, random_batch(3), options);
+        return UpdateTimes();
+      });
+      pipeline.submit(plan, random_batch(3), options);
     }
     expect_contains(test::error_of([&] {
                       pipeline.finish();
@@ -72,7 +72,7 @@ TEST_F(RunAhead, AnErrorEndsAllRunningSteps) {
                     }),
                     {concat("step ", broken), "no update today"});
     EXPECT_EQ(pipeline.under_way(), 0);
-    expect_contains(test::error_of([&] { pipeline.submit(setup, random_batch(3), step_input(3)); }),
+    expect_contains(test::error_of([&] { pipeline.submit(plan, random_batch(3), step_request(3)); }),
                     {"failed in an earlier step"});
     // The remaining memory is messages in a mailbox, at most one output or gradient of each micro-batch.
     const int64_t messages = 2 * 3 * test::kRows * test::kDim * test::kFloat;
@@ -82,12 +82,15 @@ TEST_F(RunAhead, AnErrorEndsAllRunningSteps) {
 
 TEST_F(RunAhead, RunningStepsEndBeforeThePipeline) {
   auto pipeline = std::make_unique<Pipeline>(model_, test::no_costs(model_), options_of({4}));
-  const StepSetup setup = pipeline->setup("1f1b", 3, P2Policy::kFill);
+  const StepPlan plan = pipeline->plan("1f1b", 3, P2Policy::kFill);
   int ended = 0;
   const auto submit = [&](int64_t step) {
-    StepInput options = step_input(step);
-    options.finish = [&](int) { return ++ended * 0.0; };
-    pipeline->submit(setup, random_batch(3), options);
+    StepRequest options = step_request(step);
+    options.update = test::update_by([&](int) {
+      ++ended;
+      return UpdateTimes();
+    });
+    pipeline->submit(plan, random_batch(3), options);
   };
   submit(1);
   submit(2);
@@ -100,14 +103,14 @@ TEST_F(RunAhead, RunningStepsEndBeforeThePipeline) {
 }
 
 TEST_F(RunAhead, RefusesCallsThatNeedAnIdlePipeline) {
-  const StepSetup setup = pipeline_.setup("1f1b", 2, P2Policy::kFill);
+  const StepPlan plan = pipeline_.plan("1f1b", 2, P2Policy::kFill);
   EXPECT_THROW(pipeline_.finish(), Error);
-  pipeline_.submit(setup, random_batch(2), step_input(1));
-  StepInput traced = step_input(2);
+  pipeline_.submit(plan, random_batch(2), step_request(1));
+  StepRequest traced = step_request(2);
   traced.want_events = true;
-  expect_contains(test::error_of([&] { pipeline_.submit(setup, random_batch(2), traced); }),
+  expect_contains(test::error_of([&] { pipeline_.submit(plan, random_batch(2), traced); }),
                   {"events", "cannot overlap another step"});
-  expect_contains(test::error_of([&] { pipeline_.run(setup, random_batch(2), step_input(2)); }),
+  expect_contains(test::error_of([&] { pipeline_.run(plan, random_batch(2), step_request(2)); }),
                   {"still running"});
   EXPECT_EQ(pipeline_.finish().step, 1);
 }

@@ -32,10 +32,10 @@ TEST(SimulatedPeaks, EqualTheWalkWithP2Off) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = test::measured_pipeline(c);
     for (const auto& name : schedules_for(c)) {
-      const StepSetup setup = pipeline.setup(name, 4, P2Policy::kOff, P2Batching::kLoop, 0);
-      const Simulation simulation = simulate(setup.schedule, profiled_costs(pipeline.layer_costs()));
+      const StepPlan plan = pipeline.plan(name, 4, P2Policy::kOff, {P2Batching::kLoop, 0});
+      const Simulation simulation = simulate(plan.schedule, profiled_costs(pipeline.layer_costs()));
       for (int r = 0; r < pipeline.ranks(); ++r) {
-        EXPECT_EQ(static_cast<int64_t>(simulation.ranks[r].peak_bytes), setup.standard_peaks[r])
+        EXPECT_EQ(static_cast<int64_t>(simulation.ranks[r].peak_bytes), plan.options.standard_peaks[r])
             << name << " on " << pipeline.ranks() << ", rank " << r;
       }
     }
@@ -68,13 +68,13 @@ TEST(SimulatedPeaks, MatchTheMeterWhenTheRecordedOrderIsReplayed) {
     for (const auto& name : schedules_for(c)) {
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
         const int micro_batches = 4;
-        const StepSetup setup = pipeline.setup(name, micro_batches, policy, P2Batching::kLoop, 0);
+        const StepPlan plan = pipeline.plan(name, micro_batches, policy, {P2Batching::kLoop, 0});
         StepReport report;
-        const auto peaks = measured_peaks(pipeline, setup, &report);
+        const auto peaks = measured_peaks(pipeline, plan, &report);
         SimulationOptions options;
         options.recorded = order_of(report);
         const Simulation simulation =
-            simulate(setup.schedule, profiled_costs(pipeline.layer_costs()), options);
+            simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
         for (int r = 0; r < pipeline.ranks(); ++r) {
           const int64_t measured = peaks[r];
           const auto predicted = static_cast<int64_t>(simulation.ranks[r].peak_bytes);

@@ -45,16 +45,16 @@ inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
 
 // Returns the highest bytes of activations and stash of each rank in one step. A previous step has made the
 // tensors that are kept.
-inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepSetup& setup,
+inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepPlan& plan,
                                            StepReport* report = nullptr) {
-  const auto batch = random_batch(setup.schedule.micro_batches);
-  pipeline.run(setup, batch, step_input());
+  const auto batch = random_batch(plan.schedule.micro_batches);
+  pipeline.run(plan, batch, step_request());
   take_gradients(pipeline);
   const auto fixed = fixed_bytes(pipeline);
   pipeline.meter().reset_peaks();
-  StepInput options = step_input();
+  StepRequest options = step_request();
   options.want_events = report != nullptr;
-  const StepReport step = pipeline.run(setup, batch, options);
+  const StepReport step = pipeline.run(plan, batch, options);
   take_gradients(pipeline);
   std::vector<int64_t> peaks;
   for (int r = 0; r < pipeline.ranks(); ++r) peaks.push_back(step.rank_memory[r].peak - fixed[r]);

@@ -30,6 +30,7 @@ inline constexpr int64_t kBatch = 2;
 inline constexpr int64_t kSequence = 5;
 inline constexpr int64_t kRows = kBatch * kSequence;
 inline constexpr int64_t kFloat = 4;  // bytes
+inline constexpr double kTimeout = 30;
 
 // Makes a stack of MLP blocks with a squared error at the end.
 inline ModelSpec small_mlp(int64_t layers) {
@@ -121,15 +122,29 @@ inline PipelineOptions options_of(const std::vector<int>& split, const std::vect
   options.split = split;
   options.rank_of_stage = rank_of_stage;
   options.threads.pin = false;  // tests run beside each other
+  options.timeout = kTimeout;
   options.seed = 3;
   return options;
 }
 
-inline StepInput step_input() {
-  StepInput options;
+// An update that calls back, and never takes a step back.
+inline std::shared_ptr<StepUpdate> update_by(std::function<UpdateTimes(int rank)> run) {
+  class Calls : public StepUpdate {
+   public:
+    explicit Calls(std::function<UpdateTimes(int)> run) : run_(std::move(run)) {}
+    UpdateTimes run(int rank) override { return run_(rank); }
+    Settled settle(int) override { return {}; }
+
+   private:
+    std::function<UpdateTimes(int)> run_;
+  };
+  return std::make_shared<Calls>(std::move(run));
+}
+
+inline StepRequest step_request() {
+  StepRequest options;
   options.step = 5;
-  options.loss_weight = 0.01;
-  options.timeout = 30;
+  options.loss.weight = 0.01;
   return options;
 }
 

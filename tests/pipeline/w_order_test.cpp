@@ -338,30 +338,29 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   SimulationOptions options;
   options.message_seconds = c.latency;
   options.p2_order = c.order;
-  StepSetup setup =
-      pipeline.setup(c.schedule, c.micro_batches, c.policy, P2Batching::kLoop, MemoryCap::none());
+  PlanOptions running{P2Batching::kLoop, MemoryCap::none(), c.order};
+  StepPlan plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
   if (draw.chance(60)) {
-    const Simulation free = simulate(setup.schedule, costs, options);
+    const Simulation free = simulate(plan.schedule, costs, options);
     double most = 0;
     for (const RankSimulation& rank : free.ranks) most = std::max(most, rank.peak_bytes);
-    setup.memory_cap =
+    running.memory_cap =
         MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
-    options.cap_per_rank.assign(c.ranks, static_cast<double>(setup.memory_cap.bytes()));
+    options.cap_per_rank.assign(c.ranks, static_cast<double>(running.memory_cap.bytes()));
     SimulationOptions own = options;
     own.message_holder = MessageHolder::kSender;
     own.message_seconds = 0;
     own.p2_order = P2Order::kOldest;
-    if (fills_waits(setup.schedule, costs, options) != fills_waits(setup.schedule, costs, own))
+    if (fills_waits(plan.schedule, costs, options) != fills_waits(plan.schedule, costs, own))
       return std::nullopt;
   }
-  StepInput input = test::step_input();
-  input.p2_order = c.order;
-  pipeline.run(setup, std::vector<Fields>(c.micro_batches), input);
+  plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
+  pipeline.run(plan, std::vector<Fields>(c.micro_batches), test::step_request());
   Run result;
-  result.cap = setup.memory_cap.bytes();
-  const std::set<std::pair<int, int>> fused = fused_of(setup.schedule);
-  for (const auto& list : work_of(simulate(setup.schedule, costs, options)))
+  result.cap = running.memory_cap.bytes();
+  const std::set<std::pair<int, int>> fused = fused_of(plan.schedule);
+  for (const auto& list : work_of(simulate(plan.schedule, costs, options)))
     result.simulated.push_back(with_whole_b(list, fused));
   for (const Clock& clock : clocks) result.executed.push_back(with_whole_b(clock.done, fused));
   return result;

@@ -12,19 +12,19 @@
 
 namespace twobp::test {
 
-inline std::vector<StepReport> run_steps(Pipeline& pipeline, const StepSetup& setup, int steps) {
+inline std::vector<StepReport> run_steps(Pipeline& pipeline, const StepPlan& plan, int steps) {
   TraceRecorder recorder({1, steps});
   for (int i = 0; i < steps; ++i) {
-    StepInput options = step_input();
+    StepRequest options = step_request();
     options.step = i + 1;
     options.want_events = recorder.wants_events(i + 1);
-    options.finish = [](int) {
+    options.update = update_by([](int) {
       const double begin = now_seconds();
       while (now_seconds() < begin + 2e-4) {
       }
-      return now_seconds() - begin;
-    };
-    recorder.on_step(pipeline.run(setup, random_batch(setup.schedule.micro_batches), options));
+      return UpdateTimes{now_seconds() - begin};
+    });
+    recorder.on_step(pipeline.run(plan, random_batch(plan.schedule.micro_batches), options));
   }
   return recorder.reports();
 }
@@ -35,7 +35,7 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
                                           MemoryCap memory_cap = 0) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, no_costs(model), options_of(split));
-  return run_steps(pipeline, pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap),
+  return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, {P2Batching::kLoop, memory_cap}),
                    steps);
 }
 
@@ -46,14 +46,14 @@ inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2P
                            const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
                            MemoryCap memory_cap = 0) {
   Pipeline pipeline(model, measure_profile(model, random_fields(1), 0.01), options_of(split, rank_of_stage));
-  const StepSetup setup = pipeline.setup(schedule, micro_batches, policy, P2Batching::kLoop, memory_cap);
+  const StepPlan plan = pipeline.plan(schedule, micro_batches, policy, {P2Batching::kLoop, memory_cap});
   Trace trace;
   trace.title = title;
   trace.facts = {{"micro-batches", std::to_string(micro_batches)}};
-  trace.steps = run_steps(pipeline, setup, steps + 1);
+  trace.steps = run_steps(pipeline, plan, steps + 1);
   trace.steps.erase(trace.steps.begin());
-  trace.run = TracedRun{setup.schedule, profiled_costs(pipeline.layer_costs()), {}};
-  for (const int64_t cap : pipeline.caps(setup)) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
+  trace.run = TracedRun{plan.schedule, profiled_costs(pipeline.layer_costs()), {}};
+  for (const int64_t cap : plan.caps) trace.run->cap_per_rank.push_back(static_cast<double>(cap));
   return trace;
 }
 

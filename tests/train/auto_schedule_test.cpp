@@ -65,10 +65,10 @@ TEST(AutoVariant, RunsUnderTheCapOfTheSearch) {
        {std::tuple{2, 2, "1f1b"}, std::tuple{4, 2, "zb-v"}, std::tuple{6, 2, "looped-bfs"}}) {
     Trainer trainer(config_of(stages, ranks));
     Pipeline& pipeline = trainer.pipeline();
-    const StepSetup found = make_setup(pipeline, trainer.variant(), 4);
-    const StepSetup standard = pipeline.setup(name, 4, P2Policy::kOff);
-    EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
-    EXPECT_EQ(pipeline.caps(found), pipeline.caps(standard)) << name;
+    const StepPlan found = make_plan(pipeline, trainer.variant(), 4);
+    const StepPlan standard = pipeline.plan(name, 4, P2Policy::kOff);
+    EXPECT_EQ(found.options.standard_peaks, standard.options.standard_peaks) << name;
+    EXPECT_EQ(found.caps, standard.caps) << name;
     EXPECT_FALSE(trainer.variant().standard_peaks.empty());
   }
 }
@@ -80,12 +80,12 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
     Trainer trainer(config_of(ranks, ranks));
     const Pipeline& pipeline = trainer.pipeline();
     const auto costs = profiled_costs(pipeline.layer_costs());
-    const auto seconds = [&](const StepSetup& setup) {
-      return simulate(setup.schedule, costs, in_process_simulation(pipeline.caps(setup))).step_seconds;
+    const auto seconds = [&](const StepPlan& plan) {
+      return simulate(plan.schedule, costs, in_process_simulation(plan.caps)).step_seconds;
     };
-    const double found = seconds(make_setup(trainer.pipeline(), trainer.variant(), 4));
+    const double found = seconds(make_plan(trainer.pipeline(), trainer.variant(), 4));
     for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
-      EXPECT_LE(found, 1.001 * seconds(pipeline.setup("1f1b", 4, policy)))
+      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy)))
           << ranks << ", " << policy_name(policy);
   }
 }

@@ -149,20 +149,20 @@ TEST(DataParallel, EqualsTheReplicasOneAfterTheOther) {
       reading.seed = config.train.seed;
       Loader loader(trainer.data().train, replicas * micro_batches, config.pipeline.micro_batch_size,
                     reading);
-      const StepSetup setup = make_setup(pipeline, trainer.variant(), micro_batches);
+      const StepPlan plan = make_plan(pipeline, trainer.variant(), micro_batches);
       RunOutcome expected;
       for (int step = 1; step <= kSteps; ++step) {
         const Batch batch = loader.next();
         std::vector<at::Tensor> sums;
         double loss = 0;
         for (int replica = 0; replica < replicas; ++replica) {
-          StepInput options;
+          StepRequest options;
           options.seed = config.train.seed;
           options.step = step;
           options.first_micro_batch = int64_t{replica} * micro_batches;
-          options.loss_weight = 1.0 / static_cast<double>(batch.targets);
+          options.loss.weight = 1.0 / static_cast<double>(batch.targets);
           const auto first = batch.micro_batches.begin() + options.first_micro_batch;
-          loss += pipeline.run(setup, {first, first + micro_batches}, options).loss;
+          loss += pipeline.run(plan, {first, first + micro_batches}, options).loss;
           for (size_t w = 0; w < trainer.weights().size(); ++w) {
             Parameter& weight = *trainer.weights()[w];
             if (replica == 0) {

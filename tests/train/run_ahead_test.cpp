@@ -274,7 +274,7 @@ RunAhead decided(const std::string& schedule, int ranks, const std::function<voi
   options.rank_of_stage = place_stages(placement, stages, ranks);
   Pipeline pipeline(model, profile, options);
   return decide_run_ahead(config, pipeline,
-                          pipeline.setup(schedule, 2 * ranks, P2Policy::kPlaced, P2Batching::kLoop, 0),
+                          pipeline.plan(schedule, 2 * ranks, P2Policy::kPlaced, {P2Batching::kLoop, 0}),
                           ties_ranks);
 }
 

@@ -257,11 +257,11 @@ TEST(Reports, SplitAndPlansAreThoseOfTheFirstProcess) {
     Trainer trainer(config, std::move(world));
     splits[process] = trainer.pipeline().split();
     schedules[process] = trainer.variant().schedule.name();
-    const StepSetup setup = make_setup(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
-    for (const auto& list : setup.schedule.ranks) {
+    const StepPlan plan = make_plan(trainer.pipeline(), trainer.variant(), trainer.micro_batches());
+    for (const auto& list : plan.schedule.ranks) {
       for (const Instruction& instruction : list) schedules[process] += to_string(instruction);
     }
-    caps[process] = trainer.pipeline().caps(setup);
+    caps[process] = plan.caps;
     trainer.step();
   });
   for (int process = 1; process < 3; ++process) {

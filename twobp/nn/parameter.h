@@ -103,7 +103,7 @@ class Parameter {
   bool has_grad() const { return has_grad_; }
   void forget_grad() { has_grad_ = false; }
   // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
-  void has_grad_from_elsewhere() { has_grad_ = true; }
+  void mark_grad_written() { has_grad_ = true; }
 
   // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. On a CPU, each call rounds to that
   // dtype at most once, on a GPU not at all; the sum has grad's dtype. A gradient of more dimensions counts

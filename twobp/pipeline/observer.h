@@ -75,7 +75,7 @@ struct StepReport {
   double loss = 0;               // sum over the micro-batches: the mean over the global batch
   std::optional<int64_t> right;  // correct predictions, in an evaluation of a model that predicts
   bool stop = false;             // some process wants the run to end
-  bool given_up = false;         // see StepInput::early_end: weights have not changed, the loss is unknown
+  bool given_up = false;         // see StepRequest::early_end: weights have not changed, the loss is unknown
   bool begun_early = false;      // before the previous step had ended; `begin` is the end of that step
   std::vector<RankTimes> ranks;
   std::vector<StageTimes> stages;

@@ -5,7 +5,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
 #include "twobp/nn/layers/documents.h"
-#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/profile/simulated_costs.h"
@@ -50,11 +49,9 @@ struct Pipeline::KeptGraph {
 };
 
 struct Pipeline::UnderWay {
-  const StepSetup* setup = nullptr;
-  std::vector<Fields> micro_batches;  // with slices: of each slice
-  std::vector<Fields> sequences;      // with slices: of the whole micro-batches
-  std::vector<Cuts> cuts;             // of the sequences of each micro-batch
-  StepInput input;
+  std::shared_ptr<const StepPlan> plan;
+  StepRequest request;
+  StepBatch batch;
   std::vector<RankResult> results;  // by rank
   double begin = 0;
   bool begun_early = false;  // the previous step was under way
@@ -79,6 +76,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       slices_(options.slices),
       world_(std::move(world)),
       timeout_(options.timeout),
+      graphs_(options.graphs),
+      accounts_(options.accounts),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerCost> costs = twobp::layer_costs(model, profile);
   if (rank_of_stage_.empty())
@@ -121,9 +120,15 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
                                                options.seed, std::move(of_stage),
                                                world_.device(rank).where()));
     }
-    executors_[rank] = std::make_unique<RankExecutor>(rank, std::move(stages), *world_.pipeline[rank],
-                                                      *meter_, world_.device(rank));
-    if (!world_.all_local) executors_[rank]->books_messages();
+    RankParts parts{.rank = rank,
+                    .device = world_.device(rank),
+                    .stages = std::move(stages),
+                    .transport = *world_.pipeline[rank],
+                    .meter = *meter_,
+                    .timeout = timeout_,
+                    .input_field = model_.input_field,
+                    .books_messages = !world_.all_local};
+    executors_[rank] = std::make_unique<RankExecutor>(std::move(parts), accounts_);
   });
 }
 
@@ -183,110 +188,106 @@ Stage& Pipeline::stage(int s) {
   fail("rank ", rank_of_stage_[s], " has no stage ", s);
 }
 
-StepReport Pipeline::run(const StepSetup& setup, const std::vector<Fields>& micro_batches,
-                         const StepInput& input) {
+StepReport Pipeline::run(const StepPlan& plan, const std::vector<Fields>& micro_batches,
+                         const StepRequest& request) {
   TWOBP_CHECK(under_way_.empty(), "an earlier step is still running: call finish() before run()");
-  submit(setup, micro_batches, input);
+  submit(plan, micro_batches, request);
   return finish();
 }
 
-void Pipeline::submit(const StepSetup& setup, const std::vector<Fields>& micro_batches,
-                      const StepInput& given) {
-  const MemoryMeter::Watch watch(*meter_);
-  const Schedule& schedule = setup.schedule;
+void Pipeline::check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches,
+                          const StepRequest& request) const {
+  const Schedule& schedule = plan.schedule;
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) * schedule.slices == schedule.micro_batches,
               "the schedule is for ", schedule.micro_batches / schedule.slices,
               " micro-batches, but the batch has ", micro_batches.size());
   TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
               "the schedule places its stages differently from the pipeline");
-  const bool early = !under_way_.empty();
-  TWOBP_CHECK(!early || (!given.want_events && !under_way_.back()->input.want_events),
+  TWOBP_CHECK(schedule.slices == 1 || schedule.slices == slices(), "the schedule has ", schedule.slices,
+              " slices for each micro-batch, but this pipeline was measured with ", slices());
+  TWOBP_CHECK(under_way_.empty() || (!request.want_events && !under_way_.back()->request.want_events),
               "a step that records events cannot overlap another step: finish the other step first");
+}
+
+StepBatch Pipeline::in_parts(const std::vector<Fields>& micro_batches, int slices) const {
+  if (slices == 1) return {micro_batches, {}, {}};
+  const std::vector<Cuts> cuts = cuts_of(micro_batches, slices_.cuts);
+  return {in_slices(micro_batches, cuts), micro_batches, cuts};
+}
+
+std::shared_ptr<const StepPlan> Pipeline::current(const StepPlan& plan) {
+  if (!under_way_.empty()) {
+    const auto& newest = under_way_.back()->plan;
+    if (newest->options == plan.options && newest->schedule == plan.schedule) return newest;
+    on_ranks([](int) {});  // what ranks hold is read, so no step may be under way
+  }
+  // Every process calls this, whatever its own plan. A replica without micro-batches would not ask for a cap.
+  if (world_.processes->size() > 1) fixed_bytes();
+  return renewed(plan);
+}
+
+void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_batches,
+                      const StepRequest& request) {
+  const MemoryMeter::Watch watch(*meter_);
+  check_step(plan, micro_batches, request);
   auto step = std::make_unique<UnderWay>();
-  step->setup = &setup;
-  if (schedule.slices > 1) {
-    TWOBP_CHECK(schedule.slices == slices(), "the schedule has ", schedule.slices,
-                " slices for each micro-batch, but this pipeline was measured with ", slices());
-    step->sequences = micro_batches;
-    step->cuts = cuts_of(micro_batches, slices_.cuts);
-    step->micro_batches = in_slices(micro_batches, step->cuts);
-  } else {
-    step->micro_batches = micro_batches;
-  }
+  step->begun_early = !under_way_.empty();
+  step->plan = current(plan);
+  step->request = request;
+  step->batch = in_parts(micro_batches, plan.schedule.slices);
   step->results.resize(ranks());
-  step->begun_early = early;
-  step->input = given;
-  StepInput& input = step->input;
-  input.schedule = &schedule;
-  input.micro_batches = &step->micro_batches;
-  input.sequences = &step->sequences;
-  input.cuts = &step->cuts;
-  input.input_field = model_.input_field;
-  input.batching = setup.batching;
-  const bool other_setup = early && under_way_.back()->setup != &setup;
-  if (other_setup) on_ranks([](int) {});  // caps() reads what ranks hold, so no step may be under way
-  if (!early || other_setup) {
-    // Every process calls this, whatever its own setup. A replica without micro-batches would not ask for a
-    // cap.
-    if (world_.processes->size() > 1) fixed_bytes();
-    caps_ = caps(setup);
-    // If the policy does not ask for filling, W that is to be concatenated stays together.
-    fills_waits_ = schedule.fills() ||
-                   (schedule.holds_p2_back() && setup.batching == P2Batching::kLoop &&
-                    fills_waits(schedule, profiled_costs(layer_costs_), in_process_simulation(caps_)));
-  }
-  input.cap_per_rank = caps_;
-  const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
-  input.fills_waits = fills_waits_ && !on_devices;
-  if (fills_waits_ && on_devices) input.p2_places = p2_places_of(schedule, input.p2_order);
-  input.leading = &setup.leading;
   step->begin = now_seconds();
-  const std::optional<DeviceEvent> graph = launch_graph(input);
+  const std::optional<DeviceEvent> graph = launch_graph(*step);
   step->job = post([this, graph, &step = *step](int rank) {
     RankExecutor& executor = *executors_[rank];
-    step.results[rank] = graph ? executor.finish_recorded(step.input, *graph) : executor.run(step.input);
+    step.results[rank] = graph ? executor.finish_recorded(*step.plan, step.request, *graph)
+                               : executor.run(*step.plan, step.request, step.batch, step.begun_early);
   });
   under_way_.push_back(std::move(step));
 }
 
-std::optional<DeviceEvent> Pipeline::launch_graph(const StepInput& input) {
+std::optional<DeviceEvent> Pipeline::launch_graph(const UnderWay& step) {
+  if (!graphs_) return std::nullopt;
   std::unique_ptr<StepGraph>& graph = graph_->graph;
-  if (!input.as_graph && !graph) return std::nullopt;
   // Other sizes or schedules may replace buffers that layers keep and the graph reads.
-  if (!input.training) {
-    if (!graph_->last_trained.has_sizes_of(input)) graph.reset();
+  if (!step.request.training) {
+    if (!graph_->last_trained.has_sizes_of(step.batch)) graph.reset();
     return std::nullopt;
   }
   // A step must have run once before, so that libraries are set up for it.
-  StepKey key(input);
+  StepKey key(step.plan, step.batch);
   const bool again = std::exchange(graph_->last_trained, std::move(key)) == graph_->last_trained;
   if (!again) graph.reset();
-  if (!again || !input.as_graph || input.want_events) return std::nullopt;
+  if (!again || step.request.want_events) return std::nullopt;
+  check_graph(step);
+  try {
+    if (!graph) {
+      const auto record = [&](int rank, const StepRequest& request, const StepBatch& batch,
+                              const DeviceEvent& begin, std::mutex& turn) {
+        return executors_[rank]->record(*step.plan, request, batch, begin, turn);
+      };
+      const auto on_all_ranks = [&](const std::function<void(int)>& body) { wait(*post(body)); };
+      graph = std::make_unique<StepGraph>(world_.devices, step.request, step.batch, record, on_all_ranks);
+    }
+    return graph->launch(step.request, step.batch);
+  } catch (...) {
+    failed_ = true;  // parameters may be marked as having gradients that were never computed
+    throw;
+  }
+}
+
+void Pipeline::check_graph(const UnderWay& step) const {
   TWOBP_CHECK(
       world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
       "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
       "set it to false");
   const auto has_documents = [](const Fields& fields) { return fields.contains(kDocumentStarts); };
-  TWOBP_CHECK(std::ranges::none_of(*input.micro_batches, has_documents),
+  TWOBP_CHECK(std::ranges::none_of(step.batch.micro_batches, has_documents),
               "pipeline.graphs is set, but samples hold several documents, whose places the host checks in "
               "every step: set it to false, or data.packing to none or stream");
   TWOBP_CHECK(under_way_.empty(),
               "a step that is launched as a graph cannot overlap another step: finish the other step first");
-  try {
-    if (!graph) {
-      graph = std::make_unique<StepGraph>(
-          world_.devices, input, [this](const std::vector<StepInput>& recorded, const DeviceEvent& begin) {
-            std::vector<DeviceEvent> ends(ranks());
-            wait(*post([&](int rank) { ends[rank] = executors_[rank]->record(recorded[rank], begin); }));
-            return ends;
-          });
-    }
-    return graph->launch(input);
-  } catch (...) {
-    failed_ = true;  // parameters may be marked as having gradients that were never computed
-    throw;
-  }
 }
 
 void Pipeline::forget_steps() {
@@ -306,46 +307,53 @@ StepReport Pipeline::finish() {
   }
   const std::unique_ptr<UnderWay> step = std::move(under_way_.front());
   under_way_.pop_front();
-  const bool followed = !under_way_.empty();
-  const StepInput& input = step->input;
-  StepReport report;
-  report.step = input.step;
-  report.begun_early = step->begun_early;
-  report.begin = step->begun_early ? last_end_ : step->begin;
-  if (!followed) report.end = now_seconds();
-  report.stop = input.stop && input.stop();
-  report.given_up = input.early_end && input.early_end->given_up();
-  report.ranks.resize(ranks());
-  report.rank_memory.resize(ranks());
-  report.stages.resize(stages());
-  report.stage_memory.resize(stages());
-  if (input.want_events) report.events.resize(ranks());
-  for (const int r : world_.local_ranks()) {
-    RankResult& result = step->results[r];
-    report.loss += result.loss;
-    if (result.right) report.right = result.right;  // only one rank has the loss
-    report.ranks[r] = result.times;
-    report.rank_memory[r] = followed ? result.memory : meter_->rank_use(r);
-    report.end = std::max(report.end, result.times.end);
-    if (input.want_events) report.events[r] = std::move(result.events);
-    for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
-      const int stage = executors_[r]->stages()[s]->index();
-      report.stages[stage] = result.stages[s];
-      report.stage_memory[stage] = followed ? result.stage_memory[s] : meter_->stage_use(stage);
-    }
-  }
+  StepReport report = report_of(*step);
   try {
     complete(report, *step);
   } catch (const Aborted&) {
     throw;
   } catch (const Error& e) {
-    fail("rank ", world_.local_ranks().front(), ", step ", input.step, ", report of the step: ", e.what());
+    fail("rank ", world_.local_ranks().front(), ", step ", report.step, ", report of the step: ", e.what());
+  }
+  return report;
+}
+
+StepReport Pipeline::report_of(UnderWay& step) const {
+  const bool followed = !under_way_.empty();
+  const StepRequest& request = step.request;
+  StepReport report;
+  report.step = request.step;
+  report.begun_early = step.begun_early;
+  report.begin = step.begun_early ? last_end_ : step.begin;
+  if (!followed) report.end = now_seconds();
+  report.stop = request.early_end && request.early_end->asked();
+  report.given_up = request.early_end && request.early_end->given_up();
+  report.ranks.resize(ranks());
+  report.rank_memory.resize(ranks());
+  report.stages.resize(stages());
+  report.stage_memory.resize(stages());
+  if (request.want_events) report.events.resize(ranks());
+  for (const int r : world_.local_ranks()) {
+    RankResult& result = step.results[r];
+    report.loss += result.loss;
+    if (result.right) report.right = result.right;  // only one rank has the loss
+    if (!accounts_) continue;
+    RankAccount& account = result.account;
+    report.ranks[r] = account.times;
+    report.rank_memory[r] = followed ? account.memory : meter_->rank_use(r);
+    report.end = std::max(report.end, account.times.end);
+    if (request.want_events) report.events[r] = std::move(account.events);
+    for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
+      const int stage = executors_[r]->stages()[s]->index();
+      report.stages[stage] = account.stages[s];
+      report.stage_memory[stage] = followed ? account.stage_memory[s] : meter_->stage_use(stage);
+    }
   }
   return report;
 }
 
 void Pipeline::complete(StepReport& report, const UnderWay& step) {
-  const StepInput& input = step.input;
+  const StepRequest& input = step.request;
   Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
   const auto parts_of = [&](int process) {
@@ -364,9 +372,9 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
   }
   // First, because every process waits for all others here: if one is missing, all miss the same one.
-  sum_report(processes, input.timeout, report);
+  sum_report(processes, timeout_, report);
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
-    const Values packed = processes.receive(process, tag_of(process), input.timeout);
+    const Values packed = processes.receive(process, tag_of(process), timeout_);
     const auto [ranks_there, stages_there] = parts_of(process);
     unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
   }

@@ -15,8 +15,8 @@
 #include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/rank_threads.h"
-#include "twobp/pipeline/step_input.h"
-#include "twobp/pipeline/step_setup.h"
+#include "twobp/pipeline/step_plan.h"
+#include "twobp/pipeline/step_request.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/transport/world.h"
 
@@ -32,7 +32,13 @@ struct PipelineOptions {
   SliceProfiles slices;            // the slices of a training step's sequences; no cuts: they are whole
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
-  double timeout = 300;  // seconds that processes wait for each other outside steps
+  double timeout = 300;  // seconds, of each wait for a message or another process
+  // On devices: launches a whole training step as one graph (StepGraph). The graph is recorded when two steps
+  // in a row have the same plan and sizes of micro-batches. Not used for steps with events. Steps throw Error
+  // if ranks are not on devices of this process, if the device has no graphs, if another step is under way,
+  // or if there are gradients already.
+  bool graphs = false;
+  bool accounts = true;  // without, reports have no times, events and memory
 };
 
 // One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these
@@ -48,16 +54,16 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // Runs one step over the micro-batches. Their number is that of the setup. With slices, each is cut where
+  // Runs one step over the micro-batches. Their number is that of the plan. With slices, each is cut where
   // `cuts` says, or in proportion if its sequences are of another length. Rethrows the first error of any
   // rank after all ranks have stopped; then the pipeline can no longer be used. Loss, correct predictions and
   // `stop` cover all processes. For ranks and stages, the run's first process has those of its whole replica,
   // and the others have their own.
-  StepReport run(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
+  StepReport run(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request);
   // run() in two parts: submit() starts a step, and finish() waits for it. Every rank begins the step when it
   // has ended the previous one, whatever the other ranks do. Two steps can be under way at once, without
-  // events. The setup outlives the step.
-  void submit(const StepSetup& setup, const std::vector<Fields>& micro_batches, const StepInput& input);
+  // events.
+  void submit(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request);
   // Waits for the oldest step under way and returns its report.
   StepReport finish();
   // Waits for all steps and drops their reports. Returns the first error that is not the echo of another
@@ -68,11 +74,15 @@ class Pipeline {
   void abandon(const std::string& reason) noexcept;
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
-  // `schedule` is a named schedule or a written one, on this pipeline's stages.
-  StepSetup setup(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-                  P2Batching batching = P2Batching::kLoop,
-                  MemoryCap memory_cap = MemoryCap::automatic()) const;
-  StepSetup forward_setup(int micro_batches) const;
+  // The plan of training steps by a named schedule or a written one, on this pipeline's stages. If there are
+  // several processes, all of them make the first plan together. Automatic caps are those for what the ranks
+  // hold now, apart from micro-batches; a step for which that has changed makes them anew.
+  StepPlan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
+                const PlanOptions& options = {}) const;
+  // The same for a schedule that is ready to run.
+  StepPlan plan(Schedule schedule, const PlanOptions& options) const;
+  // The plan of an evaluation.
+  StepPlan forward_plan(int micro_batches) const;
 
   // Runs body(rank) on the thread of every rank of this process.
   void on_ranks(const std::function<void(int)>& body);
@@ -94,35 +104,34 @@ class Pipeline {
   RankExecutor& rank(int r);
   Stage& stage(int s);
   bool has_stage(int s) const { return is_local(rank_of_stage_.at(s)); }
-  // Bytes of activations and stash that each rank may hold under the setup; 0: no cap. If there are several
-  // processes, all of them make the first call.
-  std::vector<int64_t> caps(const StepSetup& setup) const;
 
  private:
   struct UnderWay;
   struct KeptGraph;
-  struct KeptPlaces {
-    Schedule schedule;
-    P2Order order = P2Order::kOldest;
-    std::vector<int64_t> caps;
-    std::vector<std::vector<int>> places;  // see p2_places.h
-  };
 
   std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
   // Launches all ranks' instructions as one graph and returns its end. None: the instructions must run one by
   // one.
-  std::optional<DeviceEvent> launch_graph(const StepInput& input);
-  // The places of W on devices, for a schedule whose waits run W. They come from the profile and the caps,
-  // which all processes have, so all find the same. A schedule is simulated when it comes first, or with
-  // other caps.
-  const std::vector<std::vector<int>>& p2_places_of(const Schedule& schedule, P2Order order);
+  std::optional<DeviceEvent> launch_graph(const UnderWay& step);
+  void check_graph(const UnderWay& step) const;
+  // Throws Error if the step cannot run.
+  void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches,
+                  const StepRequest& request) const;
+  StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices) const;
+  // The plan that a step runs by: that of the step under way if it is the same, else renewed.
+  std::shared_ptr<const StepPlan> current(const StepPlan& plan);
+  // The plan for what the ranks hold now. They must be idle.
+  std::shared_ptr<const StepPlan> renewed(const StepPlan& plan);
+  void add_caps(StepPlan& plan) const;
   // After an error, when all ranks have stopped.
   void forget_steps();
 
   // Bytes of each rank apart from activations and stash, in all processes.
   std::vector<int64_t> fixed_bytes() const;
+  // The report of this process's ranks.
+  StepReport report_of(UnderWay& step) const;
   // Completes the report: sums and gathers over processes, adds the idle time at both ends of the step.
   void complete(StepReport& report, const UnderWay& step);
 
@@ -133,7 +142,9 @@ class Pipeline {
   std::vector<std::vector<LayerCost>> layer_costs_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
-  double timeout_;                            // for communication between processes outside steps
+  double timeout_;
+  bool graphs_;
+  bool accounts_;
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double>
       clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
@@ -141,11 +152,9 @@ class Pipeline {
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
   std::unique_ptr<KeptGraph> graph_;
-  std::vector<KeptPlaces> p2_places_;  // of all schedules so far
-  std::vector<int64_t> caps_;          // of the step that began last
-  bool fills_waits_ = false;           // of the same step
-  double last_end_ = 0;                // of the step that ended last
-  std::vector<double> last_ends_;      // of the same step, by rank
+  std::vector<std::shared_ptr<const StepPlan>> renewed_;  // one for each of the caller's plans
+  double last_end_ = 0;                                   // of the step that ended last
+  std::vector<double> last_ends_;                         // of the same step, by rank
   bool failed_ = false;
 };
 

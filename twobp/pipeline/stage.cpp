@@ -29,6 +29,14 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
   }
 }
 
+double Stage::largest_w() const {
+  double largest = 0;
+  for (const auto& of_slice : costs_) {
+    for (const LayerCost& cost : of_slice) largest = std::max(largest, cost.p2_peak);
+  }
+  return largest;
+}
+
 void Stage::prepare_micro_batches(int count, int slices) {
   const bool as_before = slices == slices_ && static_cast<int>(saved_.size()) >= count * layer_count();
   while (static_cast<int>(saved_.size()) < count * layer_count()) saved_.push_back(std::make_unique<Saved>());

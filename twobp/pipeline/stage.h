@@ -27,7 +27,8 @@ class Stage {
   bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
-  int cost_slices() const { return static_cast<int>(costs_.size()); }
+  // Bytes that the W of some layer needs while it runs.
+  double largest_w() const;
   const LayerCost& cost(int i, int micro_batch) const { return costs_[micro_batch % costs_.size()][i]; }
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }

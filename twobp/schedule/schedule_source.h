@@ -29,6 +29,11 @@ class ScheduleSource {
   static bool is_file(std::string_view text) { return text.ends_with(".csv"); }
 
   const std::string& name() const { return name_; }
+  bool operator==(const ScheduleSource& other) const {
+    const bool same =
+        written_ == other.written_ || (written_ && other.written_ && *written_ == *other.written_);
+    return name_ == other.name_ && same;
+  }
   // Null for a named schedule, which is made for the requested stages, ranks and micro-batches.
   const Schedule* written() const { return written_.get(); }
 

@@ -225,9 +225,9 @@ class RunReader {
 
 }  // namespace
 
-TracedRun traced_run(const Pipeline& pipeline, const StepSetup& setup) {
-  TracedRun run{setup.schedule, profiled_costs(pipeline.layer_costs()), {}};
-  for (const int64_t cap : pipeline.caps(setup)) run.cap_per_rank.push_back(static_cast<double>(cap));
+TracedRun traced_run(const Pipeline& pipeline, const StepPlan& plan) {
+  TracedRun run{plan.schedule, profiled_costs(pipeline.layer_costs()), {}};
+  for (const int64_t cap : plan.caps) run.cap_per_rank.push_back(static_cast<double>(cap));
   return run;
 }
 

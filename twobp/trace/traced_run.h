@@ -12,7 +12,7 @@
 namespace twobp {
 
 class Pipeline;
-struct StepSetup;
+struct StepPlan;
 
 struct TracedRun {
   Schedule schedule;                 // ready to run
@@ -21,7 +21,7 @@ struct TracedRun {
 };
 
 // Of steps with this setup. After the first step, because the caps depend on the optimizer's state.
-TracedRun traced_run(const Pipeline& pipeline, const StepSetup& setup);
+TracedRun traced_run(const Pipeline& pipeline, const StepPlan& plan);
 
 // Messages are left out; add_communication adds them again.
 nlohmann::ordered_json to_json(const TracedRun& run);

@@ -34,16 +34,15 @@ const char* standard_name(const Pipeline& pipeline) {
 
 Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
                      const std::vector<double>& batch) {
-  const StepSetup standard = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kOff,
-                                            asked.batching, asked.memory_cap);
-  const SimulationOptions options = in_process_simulation(pipeline.caps(standard));
+  const PlanOptions given{asked.batching, asked.memory_cap};
+  const StepPlan standard = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, given);
+  const SimulationOptions options = in_process_simulation(standard.caps);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs(), batch);
   AutoScheduleOptions search{.slices = pipeline.slices()};
   if (asked.memory_cap.is_automatic()) {
     // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits
     // with W.
-    const StepSetup filled = pipeline.setup(standard_name(pipeline), micro_batches, P2Policy::kFill,
-                                            asked.batching, asked.memory_cap);
+    const StepPlan filled = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kFill, given);
     const Simulation simulation = simulate(filled.schedule, costs, options);
     for (size_t rank = 0; rank < simulation.ranks.size(); ++rank)
       search.most_bytes.push_back(std::max(options.cap_per_rank.at(rank), simulation.ranks[rank].peak_bytes));
@@ -65,7 +64,7 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
   schedule.policy = asked.policy;
   schedule.name = describe(found);
   asked.schedule = ScheduleSource(std::move(schedule));
-  asked.standard_peaks = standard.standard_peaks;  // it runs under the cap it was found for
+  asked.standard_peaks = standard.options.standard_peaks;  // it runs under the cap it was found for
   return asked;
 }
 

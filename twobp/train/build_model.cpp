@@ -33,6 +33,7 @@ PipelineOptions pipeline_options(const Config& config, const PipelineShape& shap
   options.threads.pin = config.pipeline.pin;
   options.seed = config.train.seed;
   options.timeout = config.pipeline.timeout;
+  options.graphs = config.pipeline.graphs;
   return options;
 }
 

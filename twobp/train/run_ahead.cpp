@@ -11,7 +11,7 @@
 
 namespace twobp {
 
-RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSetup& setup, bool ties_ranks,
+RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepPlan& plan, bool ties_ranks,
                           const std::vector<double>& batch) {
   RunAhead decision;
   if (config.pipeline.run_ahead == "off" || pipeline.ranks() == 1) return decision;
@@ -20,8 +20,8 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSe
   const bool shards = config.optimizer.shard && config.pipeline.data_parallel > 1;
   if (!ties_ranks && !(needs_norm && shards)) {
     const NormNeed norm = needs_norm ? NormNeed::kAfterForwards : NormNeed::kNone;
-    decision.gain = step_periods(setup.schedule, profiled_costs(pipeline.layer_costs(), batch),
-                                 in_process_simulation(pipeline.caps(setup)), norm)
+    decision.gain = step_periods(plan.schedule, profiled_costs(pipeline.layer_costs(), batch),
+                                 in_process_simulation(plan.caps), norm)
                         .gain();
   }
   decision.on =

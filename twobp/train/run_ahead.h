@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/pipeline/step_setup.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/train/config.h"
 
 namespace twobp {
@@ -24,7 +24,7 @@ struct RunAhead {
 // Decides by the configuration and, for "auto", by simulating the plan with the profiled costs. All processes
 // use the first process's decision. Each calls this once its optimizers are made. `ties_ranks`: see Update.
 // `batch` as for profiled_costs.
-RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepSetup& setup, bool ties_ranks,
+RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepPlan& plan, bool ties_ranks,
                           const std::vector<double>& batch = {});
 
 // "ranks begin the next step without waiting for each other (simulated: 1.07x as fast)".

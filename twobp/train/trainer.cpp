@@ -7,7 +7,6 @@
 #include "twobp/core/check.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/model_type.h"
-#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/typical_batch.h"
@@ -38,6 +37,11 @@ P2Policy policy_of(const PipelineConfig& config, const ScheduleSource& schedule)
   if (config.p2 != "auto") return parse_policy(config.p2);
   if (config.schedule == kAutoSchedule) return P2Policy::kFill;  // the search chooses its own
   return schedule.default_policy();
+}
+
+P2Order p2_order_of(const PipelineConfig& config) {
+  if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
+  return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
 }
 
 void check_world(const PipelineConfig& config, const PipelineShape& shape, const World& world) {
@@ -190,7 +194,7 @@ Trainer::Trainer(const Config& config, Parts parts)
   const Schedule* written = variant_.schedule.written();
   if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
       (written == nullptr || written->has_backward())) {
-    run_ahead_ = decide_run_ahead(config_, *pipeline_, setup_for(variant_, micro_batches_),
+    run_ahead_ = decide_run_ahead(config_, *pipeline_, plan_for(variant_, micro_batches_),
                                   update_->ties_ranks(), batch);
   }
   if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
@@ -242,16 +246,14 @@ Trainer::~Trainer() {
   if (pipeline_) pipeline_->drain();  // the last steps use members that are destroyed first
 }
 
-const StepSetup& Trainer::setup_for(const Variant& variant, int micro_batches) {
-  std::string peaks;
-  for (const int64_t peak : variant.standard_peaks) peaks += concat('|', peak);
-  const std::string key =
-      concat(variant.schedule, '|', variant.schedule.written(), '|', policy_name(variant.policy), '|',
-             batching_name(variant.batching), '|', variant.memory_cap, '|', micro_batches, peaks);
-  const auto found = setups_.find(key);
-  if (found != setups_.end()) return found->second->setup;
-  auto setup = std::make_unique<KeptSetup>(variant.schedule, make_setup(*pipeline_, variant, micro_batches));
-  return setups_.emplace(key, std::move(setup)).first->second->setup;
+const StepPlan& Trainer::plan_for(const Variant& variant, int micro_batches) {
+  const auto found = std::ranges::find_if(plans_, [&](const KeptPlan& kept) {
+    return kept.micro_batches == micro_batches && kept.variant == variant;
+  });
+  if (found != plans_.end()) return found->plan;
+  const P2Order order = p2_order_of(config_.pipeline);
+  return plans_.emplace_back(variant, micro_batches, make_plan(*pipeline_, variant, micro_batches, order))
+      .plan;
 }
 
 void Trainer::with_averages(const std::function<void()>& body) {
@@ -277,17 +279,15 @@ std::optional<Evaluation> Trainer::evaluate() {
 
 std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
   check_still();
-  StepInput input;
-  input.seed = config_.train.seed;
-  input.step = number;
-  input.training = false;
-  input.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  input.timeout = config_.pipeline.timeout;
-  input.stop = stop_;
-  if (stops_alone()) input.early_end = std::make_shared<EarlyEnd>(stop_);
+  StepRequest request;
+  request.seed = config_.train.seed;
+  request.step = number;
+  request.training = false;
+  request.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, stops_alone());
   const auto micro_batches = static_cast<int>(batch.micro_batches.size());
   const StepReport report =
-      pipeline_->run(pipeline_->forward_setup(micro_batches), batch.micro_batches, input);
+      pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, request);
   if (report.stop || report.given_up) {
     stopping_ = true;
     return std::nullopt;

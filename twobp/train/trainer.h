@@ -5,7 +5,6 @@
 
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +14,7 @@
 #include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/step_setup.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/train/checkpoint/position.h"
 #include "twobp/train/config.h"
 #include "twobp/train/run_ahead.h"
@@ -134,6 +133,7 @@ class Trainer {
   void load(const Config& config);
 
   struct StepUnderWay;
+  class UpdateOfStep;
   void make_loader();
   LoaderOptions loader_options() const;
   // Replaces the counts of each replica's batch by their sums over replicas.
@@ -141,7 +141,7 @@ class Trainer {
   // Takes the next batch with a counted label from the loader. Returns false if the wait was given up.
   bool read_batch_for(StepUnderWay& step);
   void count(StepUnderWay& step);
-  const StepSetup& setup_for(const Variant& variant, int micro_batches);
+  const StepPlan& plan_for(const Variant& variant, int micro_batches);
   // Returns false if the wait for data was given up.
   bool begin_next();
   // Whether this process decides by itself when to stop. Several must agree on a step or batch.
@@ -174,8 +174,12 @@ class Trainer {
   std::unique_ptr<Loader> loader_;
   Variant variant_;  // used by step(); a schedule in a file is read once
   RunAhead run_ahead_;
-  struct KeptSetup;
-  std::map<std::string, std::unique_ptr<KeptSetup>> setups_;
+  struct KeptPlan {
+    Variant variant;
+    int micro_batches = 0;
+    StepPlan plan;
+  };
+  std::deque<KeptPlan> plans_;  // of all variants so far
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   std::vector<std::string> unused_tensors_;

@@ -1,7 +1,6 @@
 // The trainer's state for steps, private to its sources.
 #pragma once
 
-#include "twobp/pipeline/step_input.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
 
@@ -14,11 +13,6 @@ struct Trainer::StepUnderWay {
   UpdateResult update;
   bool may_give_up = false;
   bool from_loader = false;
-};
-
-struct Trainer::KeptSetup {
-  ScheduleSource schedule;  // keeps a schedule from a file alive, because its address is part of the key
-  StepSetup setup;
 };
 
 }  // namespace twobp

@@ -4,7 +4,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
-#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"
@@ -14,11 +13,6 @@
 
 namespace twobp {
 namespace {
-
-P2Order p2_order(const PipelineConfig& config) {
-  if (config.p2_order == "auto") return config.data_parallel > 1 ? P2Order::kBucket : P2Order::kOldest;
-  return config.p2_order == "bucket" ? P2Order::kBucket : P2Order::kOldest;
-}
 
 constexpr int64_t kMostNamed = 10;  // batches, and samples of one
 
@@ -30,6 +24,23 @@ std::string list_of(const std::vector<int64_t>& order, int64_t begin, int64_t en
 }
 
 }  // namespace
+
+// A step's update, on each rank's thread.
+class Trainer::UpdateOfStep : public StepUpdate {
+ public:
+  UpdateOfStep(Trainer& trainer, StepUnderWay& step) : trainer_(trainer), step_(step) {}
+
+  UpdateTimes run(int rank) override {
+    const StepResult& result = step_.result;
+    if (trainer_.faults_) trainer_.faults_->in_optimizer(rank, result.step);
+    return trainer_.update_->run(rank, result.step, result.lr, step_.update);
+  }
+  Settled settle(int rank) override { return trainer_.update_->settle(rank); }
+
+ private:
+  Trainer& trainer_;
+  StepUnderWay& step_;
+};
 
 template <typename Body>
 StepResult Trainer::or_error(const Body& body) {
@@ -172,25 +183,16 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   const bool early = !under_way_.empty();
   if (!early) update_->use(loss_scale_);
   step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));
-  StepInput input;
-  input.seed = config_.train.seed;
-  input.step = result.step;  // counted from 1, for messages
-  input.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  input.loss_weight = 1.0 / static_cast<double>(step.targets);
-  input.timeout = config_.pipeline.timeout;
-  input.p2_order = p2_order(config_.pipeline);
-  input.as_graph = config_.pipeline.graphs;
-  input.want_events = wants_events(result.step);
-  input.loss_scale = loss_scale_.value;
-  if (early) input.settle = [this](int rank) { return update_->settle(rank); };
-  input.finish = [this, &step](int rank) {
-    if (faults_) faults_->in_optimizer(rank, step.result.step);
-    return update_->run(rank, step.result.step, step.result.lr, step.update);
-  };
-  input.stop = stop_;
-  if (step.may_give_up) input.early_end = std::make_shared<EarlyEnd>(stop_);
-  const StepSetup& setup = setup_for(variant, static_cast<int>(step.batch.micro_batches.size()));
-  pipeline_->submit(setup, step.batch.micro_batches, input);
+  StepRequest request;
+  request.seed = config_.train.seed;
+  request.step = result.step;  // counted from 1, for messages
+  request.first_micro_batch = int64_t{world().replica} * micro_batches_;
+  request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_.value};
+  request.want_events = wants_events(result.step);
+  request.update = std::make_shared<UpdateOfStep>(*this, step);
+  if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, step.may_give_up);
+  const StepPlan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));
+  pipeline_->submit(plan, step.batch.micro_batches, request);
   under_way_.push_back(std::move(under_way));
 }
 

@@ -17,18 +17,16 @@ bool reorders(const Variant& variant) {
   return written != nullptr && written->allow_reorder;
 }
 
-StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
-  StepSetup setup =
-      pipeline.setup(variant.schedule, micro_batches, variant.policy, variant.batching, variant.memory_cap);
-  if (!variant.standard_peaks.empty()) setup.standard_peaks = variant.standard_peaks;
-  return setup;
+StepPlan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_batches, P2Order p2_order) {
+  return pipeline.plan(variant.schedule, micro_batches, variant.policy,
+                       {variant.batching, variant.memory_cap, p2_order, variant.standard_peaks});
 }
 
 std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
   if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return "";
-  const StepSetup setup = make_setup(pipeline, variant, micro_batches);
+  const StepPlan plan = make_plan(pipeline, variant, micro_batches);
   const std::vector<double> caps =
-      smallest_caps(setup.schedule, profiled_costs(pipeline.layer_costs()), in_process_simulation());
+      smallest_caps(plan.schedule, profiled_costs(pipeline.layer_costs()), in_process_simulation());
   const int64_t least = std::llround(*std::max_element(caps.begin(), caps.end()));
   if (least <= variant.memory_cap.bytes()) return "";
   return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",

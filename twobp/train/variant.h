@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/pipeline/step_setup.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
@@ -22,14 +22,16 @@ struct Variant {
   // The basis of the automatic cap, by rank (see auto_caps). If empty, it is the peaks of `schedule` itself
   // with p2 off. A schedule that was searched for under another schedule's cap keeps that cap.
   std::vector<int64_t> standard_peaks{};
+  bool operator==(const Variant&) const = default;
 };
 
 // Whether the schedule gives up the order of micro-batches. Then its bits differ from those that all other
 // schedules share.
 bool reorders(const Variant& variant);
 
-// The setup of a step for this variant.
-StepSetup make_setup(const Pipeline& pipeline, const Variant& variant, int micro_batches);
+// The plan of a step for this variant.
+StepPlan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_batches,
+                   P2Order p2_order = P2Order::kOldest);
 
 // A warning if the schedule exceeds the variant's cap in bytes, because its F and I alone need more, else
 // empty. It names the bytes that the fullest rank needs. An op that cannot fit runs anyway.

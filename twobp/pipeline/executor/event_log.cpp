@@ -42,13 +42,6 @@ void EventLog::start(bool on) {
   meter_.take_high_water(rank_);
 }
 
-int64_t EventLog::bytes_of(const Values& values) {
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : values)
-    bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
-  return bytes;
-}
-
 void EventLog::open(Event::Kind kind, int stage, int micro_batch, double begin) {
   if (!on_) return;
   open_ = {};

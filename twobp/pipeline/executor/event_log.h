@@ -22,8 +22,6 @@ class EventLog {
   bool on() const { return on_; }
   // The time, or 0 while off. For times that only events need.
   double now() const { return on_ ? now_seconds() : 0; }
-  // Bytes of a message.
-  static int64_t bytes_of(const Values& values);
   std::vector<Event> take() { return std::move(events_); }
 
   // An F, an I or the optimizer, from open to close. Other events may interrupt it between pause and resume.

@@ -1,305 +1,253 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 
-#include <algorithm>
-#include <thread>
+#include <limits>
+#include <utility>
 
-#include <ATen/record_function.h>
-
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
 #include "twobp/core/text.h"
-#include "twobp/pipeline/layer_error.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/nn/thrown.h"
 
 namespace twobp {
+namespace {
 
-RankExecutor::RankExecutor(int rank, std::vector<std::unique_ptr<Stage>> stages, Transport& transport,
-                           MemoryMeter& meter, Device device)
-    : rank_(rank),
-      device_(std::move(device)),
-      stages_(std::move(stages)),
-      transport_(transport),
-      meter_(meter),
-      events_(rank, meter) {
-  boundaries_.resize(stages_.size());
-  stage_times_.resize(stages_.size());
-  for (const auto& stage : stages_) {
-    for (int slice = 0; slice < stage->cost_slices(); ++slice) {
-      for (int i = 0; i < stage->layer_count(); ++i)
-        largest_p2_ = std::max(largest_p2_, static_cast<int64_t>(stage->cost(i, slice).p2_peak));
+template <typename Visit>
+void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const Visit& visit) {
+  for (const auto& stage : stages) {
+    for (int i = 0; i < stage->layer_count(); ++i) {
+      for (Parameter* parameter : stage->parameters(i)) visit(*parameter);
     }
   }
 }
 
-// Tells the reducer when the W of a layer is complete, or will never come.
-void RankExecutor::check_done(int s, int layer) {
-  const LayerWork& work = work_[s][layer];
-  if (work.p1 != 0 || work.p2 != 0) return;
-  expect_gradients(s, layer);
-  reducer_->layer_done(stages_[s]->index(), layer);
+class DeviceWait : public Wait {
+ public:
+  explicit DeviceWait(const DeviceStream& compute) : compute_(compute) {}
+  bool ready() override { return compute_.idle(); }
+  // A step may be of any length, so its device is waited for without a time-out.
+  [[noreturn]] void fail(double /*timeout*/) const override {
+    twobp::fail("the device does not end its work");
+  }
+
+ private:
+  const DeviceStream& compute_;
+};
+
+// Errors of `body` name rank and step, and say that they are from the update.
+template <typename Body>
+auto in_update(int rank, int64_t step, const Body& body) {
+  try {
+    return body();
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    fail("rank ", rank, ", step ", step, ", update: ", message_of_thrown());
+  }
 }
 
-void RankExecutor::progress() {
-  transport_.progress();
-  if (reducer_ != nullptr) reducer_->progress();
+}  // namespace
+
+// Lets the other ranks have the turn while this one waits for a message.
+class RankExecutor::TakesTurns : public Transport {
+ public:
+  TakesTurns(Transport& transport, std::unique_lock<std::mutex>& turn) : transport_(transport), turn_(turn) {}
+  int rank() const override { return transport_.rank(); }
+  int size() const override { return transport_.size(); }
+  void isend(int to, const Tag& tag, Values values) override { transport_.isend(to, tag, std::move(values)); }
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    return transport_.try_receive(from, tag, values);
+  }
+  Values receive(int from, const Tag& tag, double timeout) override {
+    turn_.unlock();
+    Values values = transport_.receive(from, tag, timeout);
+    turn_.lock();
+    return values;
+  }
+  void abort(const std::string& reason) override { transport_.abort(reason); }
+
+ private:
+  Transport& transport_;
+  std::unique_lock<std::mutex>& turn_;
+};
+
+// The buffers, which F changes, as they are now: a step that is given up puts them back.
+class RankExecutor::CopiesOfBuffers {
+ public:
+  explicit CopiesOfBuffers(const std::vector<std::unique_ptr<Stage>>& stages) : stages_(stages) {
+    const MemoryMeter::Scope scope(stages.front()->index(), MemoryCategory::kParameters);
+    visit_parameters(stages, [&](const Parameter& parameter) {
+      if (parameter.is_buffer()) copies_.push_back(parameter.value.clone());
+    });
+  }
+  // Gradients of the step are dropped, too.
+  void put_back() {
+    size_t i = 0;
+    visit_parameters(stages_, [&](Parameter& parameter) {
+      parameter.forget_grad();
+      if (parameter.is_buffer()) parameter.value.copy_(copies_[i++]);
+    });
+  }
+
+ private:
+  const std::vector<std::unique_ptr<Stage>>& stages_;
+  std::vector<at::Tensor> copies_;
+};
+
+RankExecutor::RankExecutor(RankParts parts, bool accounts) : parts_(std::move(parts)) {
+  if (accounts)
+    accounts_ = std::make_unique<Accounts>(parts_.rank, parts_.stages, parts_.meter, parts_.device);
 }
 
 void RankExecutor::clear() {
-  queue_ = {};
-  losses_.clear();
-  documents_.clear();
-  for (auto& stage : stages_) stage->release_saved();
-  for (auto& boundary : boundaries_) boundary = {};
+  for (auto& stage : parts_.stages) stage->release_saved();
 }
 
-Context RankExecutor::context_of(int micro_batch) {
-  Context context;
-  context.fields = &(*input_->micro_batches)[micro_batch];
-  context.documents = &documents_[micro_batch];
-  context.seed = input_->seed;
-  context.step = input_->step;
-  const int slices = input_->schedule->slices;
-  context.micro_batch = input_->first_micro_batch + micro_batch / slices;
-  if (slices > 1) {
-    const Cuts& cuts = (*input_->cuts)[micro_batch / slices];
-    const int slice = micro_batch % slices;
-    context.slice = {&(*input_->sequences)[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
-    context.past = cuts[slice];
-  }
-  context.training = input_->training;
-  context.loss_weight = input_->loss_weight;
-  context.loss_scale = loss_scale_;
-  return context;
+void RankExecutor::begin_accounts(const StepRequest& request, bool timed) {
+  if (accounts_) accounts_->begin_step(request.want_events, timed);
 }
 
-void RankExecutor::execute(const Instruction& instruction) {
-  const int s = local(instruction.stage);
-  const int mb = instruction.micro_batch;
-  const int end = mb + instruction.count;
-  const auto send = [&](int to_stage, Values& values, int i, MessageKind kind) {
-    const int to = input_->schedule->rank_of_stage[to_stage];
-    const double begin = events_.now();
-    const int64_t bytes = EventLog::bytes_of(values);
-    transport_.isend(to, Tag{input_->step, to_stage, i, kind}, std::move(values));
-    values.clear();
-    events_.message(Event::Kind::kSend, instruction.stage, to_stage, i, bytes, begin);
-  };
-  switch (instruction.op) {
-    case Op::kForward:
-      for (int i = mb; i < end; ++i) forward(s, i);
-      break;
-    case Op::kBackwardP1:
-    case Op::kBackward:
-      for (int i = mb; i < end; ++i) backward_p1(s, i, instruction.op == Op::kBackward);
-      break;
-    case Op::kBackwardP2:
-      flush_p2(s, mb, end);
-      break;
-    case Op::kSendForward:
-      for (int i = mb; i < end; ++i) send(instruction.stage + 1, boundaries_[s].output[i], i, forward_kind());
-      break;
-    case Op::kSendBackward:
-      if (!stages_[s]->gives_gradient()) break;
-      for (int i = mb; i < end; ++i) {
-        send(instruction.stage - 1, boundaries_[s].input_gradient[i], i, MessageKind::kBackward);
-      }
-      break;
-    case Op::kRecvForward:
-    case Op::kRecvBackward:
-      receive(instruction);
-      break;
-  }
+LoopObserver& RankExecutor::observer() {
+  static LoopObserver none;
+  return accounts_ ? *accounts_ : none;
 }
 
-void RankExecutor::forward(int s, int mb) {
-  if (skips()) return;
-  RECORD_USER_SCOPE("F");
-  Stage& stage = *stages_[s];
-  Boundary& boundary = boundaries_[s];
-  const bool training = input_->training;
-  Context context = context_of(mb);
-  Values x = std::move(boundary.input[mb]);
-  boundary.input[mb].clear();
-  if (stage.index() == 0 && !input_->input_field.empty())
-    x.push_back(on_device(context.field(input_->input_field), device_.where()));
-  double begin = now_seconds();
-  if (!started_) {
-    result_.times.idle[static_cast<int>(IdleCause::kStartUp)] += begin - result_.times.begin;
-    events_.start_up(begin);
-    started_ = true;
-  }
-  events_.open(Event::Kind::kForward, stage.index(), mb, begin);
-  device_times_.open(&StageTimes::forward, s, cause_of_wait());
-  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
-  for (int i = 0; i < stage.layer_count(); ++i) {
-    if (training && cap_ > 0 && !queue_.empty()) {
-      begin +=
-          make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);  // W has its own time
-    }
-    context.backward = i >= stage.first_backward();
-    x = naming_layer([&] { return place_of(s, i); },
-                     [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
-    if (!context.keeps()) {
-      stage.saved(mb, i).release();
-      if (context.sliced() && mb % input_->schedule->slices == input_->schedule->slices - 1)
-        stage.forget_slices(mb, i);
-    }
-    progress();
-  }
-  device_times_.close();
-  const int next = stage.index() + 1;
-  if (next == input_->schedule->stages) {
-    if (x[0].is_cpu()) {
-      result_.loss += x[0].item<double>();
-    } else {
-      losses_.push_back(std::move(x[0]));
-    }
-    if (x.size() > 1) result_.right = result_.right.value_or(0) + x[1].item<int64_t>();
-  } else if (local(next) >= 0) {
-    for (const auto& tensor : x) meter_.rebook(tensor, next, MemoryCategory::kActivations);
-    boundaries_[local(next)].input[mb] = std::move(x);
+RankResult RankExecutor::run(const StepPlan& plan, const StepRequest& request, const StepBatch& batch,
+                             bool begun_early) {
+  EarlyEnd* const early_end = request.early_end.get();
+  std::optional<CopiesOfBuffers> buffers;
+  if (early_end != nullptr && early_end->may_give_up() && request.training) buffers.emplace(parts_.stages);
+  if (parts_.sums(request)) parts_.reducer->start();
+  std::unique_ptr<StepLoop> loop;
+  if (begun_early && request.update) {
+    loop = begin_early(plan, request, batch);
   } else {
-    boundary.output[mb] = std::move(x);
+    begin_accounts(request, /*timed=*/true);
+    loop = std::make_unique<StepLoop>(parts_, parts_.transport, plan, request, batch, observer());
   }
-  const double end = now_seconds();
-  stage_times_[s].forward += end - begin;
-  ++stage_times_[s].micro_batches;
-  events_.close(end);
+  loop->run_until(plan.schedule.ranks[parts_.rank].size());
+  LossSum loss = loop->take_loss();
+  loop.reset();
+  const bool whole =
+      early_end == nullptr || (request.training ? early_end->completes() : !early_end->given_up());
+  if (!whole) {
+    clear();
+    if (buffers) buffers->put_back();
+  }
+  return end(plan, request, std::move(loss), whole);
 }
 
-void RankExecutor::backward_p1(int s, int mb, bool fused) {
-  Stage& stage = *stages_[s];
-  if (stage.first_backward() == stage.layer_count() || skips()) return;
-  RECORD_USER_SCOPE("I");
-  Boundary& boundary = boundaries_[s];
-  Context context = context_of(mb);
-  Values dy = std::move(boundary.output_gradient[mb]);
-  boundary.output_gradient[mb].clear();
-  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
-  double begin = now_seconds();
-  events_.open(Event::Kind::kBackwardP1, stage.index(), mb, begin);
-  device_times_.open(&StageTimes::backward_p1, s, cause_of_wait());
-  double p2_seconds = 0;
-  int units = 0;
-  const bool last = at_ == tail_.last_p1;
-  auto& made = made_[s][mb];
-  made.clear();
-  queue_.begin_p1(stage.index(), mb);
-  const auto interrupt = [&](const auto& run_w) {
-    const double p2_begin = now_seconds();
-    events_.pause(p2_begin);
-    device_times_.pause();
-    run_w();
-    device_times_.resume();
-    const double p2_end = now_seconds();
-    p2_seconds += p2_end - p2_begin;
-    events_.resume(p2_end);
+std::unique_ptr<StepLoop> RankExecutor::begin_early(const StepPlan& plan, const StepRequest& request,
+                                                    const StepBatch& batch) {
+  // Not the F of the last stage: the loss multiplies its gradient by the scale already in F.
+  const size_t leading = plan.leading.end[parts_.rank];
+  const auto begin = [&] {
+    begin_accounts(request, /*timed=*/true);
+    auto loop = std::make_unique<StepLoop>(parts_, parts_.transport, plan, request, batch, observer());
+    loop->run_until(leading);
+    return loop;
   };
-  if (last && !queue_.empty()) interrupt([&] { run_p2_by_layer(stage.index(), 0); });
-  for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
-    Saved& saved = stage.saved(mb, i);
-    if (cap_ > 0 && !queue_.empty()) begin += make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
-    dy = naming_layer([&] { return place_of(s, i); },
-                      [&] { return stage.layer(i).backward_p1(std::move(dy), context, saved); });
-    saved.release_p1();
-    saved.visit_p2([&](const at::Tensor& t) { meter_.rebook(t, stage.index(), MemoryCategory::kStash); });
-    units_.clear();
-    stage.layer(i).collect_p2(saved, units_);
-    units += static_cast<int>(units_.size());
-    if (!work_.empty()) {
-      --work_[s][i].p1;
-      work_[s][i].p2 += static_cast<int>(units_.size());
-      if (units_.empty()) check_done(s, i);
-    }
-    for (const P2Unit& unit : units_) made.push_back({unit, i, static_cast<int>(&unit - units_.data())});
-    const int count = static_cast<int>(units_.size());
-    if (fused && count > 0) {
-      interrupt([&] {
-        for (int unit = units - count; unit < units; ++unit) {
-          const WUnits one{stage.index(), mb, unit};
-          run_unit({&one, 1});
-        }
-      });
-    } else if (count > 0) {
-      queue_.add(count);
-      if (last) interrupt([&] { run_p2_by_layer(stage.index(), units); });
-    }
-    progress();
+  std::unique_ptr<StepLoop> loop = begin();
+  observer().wait_begins(/*w_pending=*/false);
+  const Settled settled =
+      in_update(parts_.rank, request.step - 1, [&] { return request.update->settle(parts_.rank); });
+  observer().wait_ends();
+  if (!settled.stands) {
+    loop.reset();
+    clear();
+    drop_unreceived(plan, request);
+    parts_.device.compute().wait_on_host();  // on the device, too, work in vain is start-up
+    loop = begin();
   }
-  queue_.end_p1();
-  device_times_.close();
-  const int previous = stage.gives_gradient() ? stage.index() - 1 : -1;
-  if (previous >= 0 && local(previous) >= 0) {
-    for (const auto& tensor : dy) meter_.rebook(tensor, previous, MemoryCategory::kActivations);
-    boundaries_[local(previous)].output_gradient[mb] = std::move(dy);
-  } else if (previous >= 0) {
-    boundary.input_gradient[mb] = std::move(dy);
-  }
-  const double end = now_seconds();
-  stage_times_[s].backward_p1 += end - begin - p2_seconds;
-  stage_times_[s].p2_units = units;
-  events_.close(end);
+  loop->set_loss_scale(settled.loss_scale);
+  return loop;
 }
 
-void RankExecutor::receive(const Instruction& instruction) {
-  const bool forward = instruction.op == Op::kRecvForward;
-  const int s = local(instruction.stage);
-  if (!forward && stages_[s]->first_backward() == stages_[s]->layer_count()) return;  // none was sent
-  const int peer_stage = instruction.stage + (forward ? -1 : 1);
-  const int from = input_->schedule->rank_of_stage[peer_stage];
-  // A message from another process is allocated here while this rank looks for it, or on a thread that talks
-  // to other processes.
-  const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
-  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
-    const Tag tag{input_->step, instruction.stage, mb, forward ? forward_kind() : MessageKind::kBackward};
-    Values values;
-    while (run_p2(queue_.take_placed(at_))) continue;
-    bool there = transport_.try_receive(from, tag, values);
-    while (!there && input_->fills_waits && run_p2(queue_.take_filling()))
-      there = transport_.try_receive(from, tag, values);
-    if (!there) {
-      const double begin = now_seconds();
-      values = wait_for(from, tag);
-      if (started_) idle(cause_of_wait(), begin, now_seconds());
-    }
-    const int64_t bytes = EventLog::bytes_of(values);
-    // Makes room while the message is still on its sender's account.
-    const double need = bytes > 0 ? static_cast<double>(bytes + largest_p2_) : 0;
-    while (lacks_room(need) && run_p2(queue_.take_oldest())) continue;
-    const double arrived = events_.now();
-    if (!started_) events_.start_up(arrived);
-    for (const auto& tensor : values) {
-      const MemoryCategory category = MemoryCategory::kActivations;
-      books_messages_ ? meter_.book(tensor, instruction.stage, category)
-                      : meter_.rebook(tensor, instruction.stage, category);
-    }
-    (forward ? boundaries_[s].input : boundaries_[s].output_gradient)[mb] = std::move(values);
-    events_.message(Event::Kind::kReceive, instruction.stage, peer_stage, mb, bytes, arrived);
+void RankExecutor::drop_unreceived(const StepPlan& plan, const StepRequest& request) {
+  for (const Instruction& receive : plan.leading.unreceived[parts_.rank]) {
+    const int from = plan.schedule.rank_of_stage[receive.stage - 1];
+    const MemoryMeter::Scope scope(receive.stage, MemoryCategory::kActivations);
+    parts_.transport.receive(from, {request.step, receive.stage, receive.micro_batch, MessageKind::kForward},
+                             parts_.timeout);
   }
 }
 
-Values RankExecutor::wait_for(int from, const Tag& tag) {
-  if (turn_ != nullptr) {
-    turn_->unlock();
-    Values values = transport_.receive(from, tag, input_->timeout);
-    turn_->lock();
-    return values;
+DeviceEvent RankExecutor::record(const StepPlan& plan, const StepRequest& request, const StepBatch& batch,
+                                 const DeviceEvent& begin, std::mutex& turn) {
+  expect_no_gradients();
+  {
+    std::unique_lock has_turn(turn);
+    TakesTurns transport(parts_.transport, has_turn);
+    LoopObserver none;
+    StepLoop loop(parts_, transport, plan, request, batch, none);
+    parts_.device.compute().wait(begin);
+    loop.run_until(plan.schedule.ranks[parts_.rank].size());
+    recorded_loss_ = loop.take_loss();
   }
-  const double deadline = awake_seconds() + input_->timeout;
-  while (reducer_ != nullptr && reducer_->busy()) {
-    reducer_->progress();
-    Values values;
-    if (transport_.try_receive(from, tag, values)) return values;
-    if (awake_seconds() >= deadline) fail_waiting(rank_, input_->timeout, tag, from);
-    std::this_thread::sleep_for(kPause);
-  }
-  return transport_.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+  recorded_grads_.clear();
+  visit_parameters(parts_.stages, [&](Parameter& parameter) {
+    if (!parameter.has_grad()) return;
+    recorded_grads_.push_back(&parameter);
+    parameter.forget_grad();  // until the graph has written it
+  });
+  return parts_.device.compute().record();
 }
 
-void RankExecutor::idle(IdleCause cause, double begin, double end) {
-  result_.times.idle[static_cast<int>(cause)] += end - begin;
-  events_.idle(cause, begin, end);
+void RankExecutor::expect_no_gradients() const {
+  visit_parameters(parts_.stages, [](const Parameter& parameter) {
+    TWOBP_CHECK(!parameter.has_grad(), "pipeline.graphs is set, but ", parameter.name(),
+                " already has a gradient, which a recorded step would overwrite: clear it before the step");
+  });
+}
+
+RankResult RankExecutor::finish_recorded(const StepPlan& plan, const StepRequest& request,
+                                         const DeviceEvent& end) {
+  expect_no_gradients();
+  parts_.device.compute().wait(end);
+  begin_accounts(request, /*timed=*/false);
+  for (Parameter* parameter : recorded_grads_) parameter->mark_grad_written();
+  return this->end(plan, request, recorded_loss_, /*whole=*/true);
+}
+
+void RankExecutor::drain_device() {
+  const DeviceStream& compute = parts_.device.compute();
+  DeviceWait device(compute);
+  wait_for(device, std::numeric_limits<double>::infinity(), [&] {
+    parts_.progress();
+    return false;
+  });
+}
+
+RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, LossSum loss, bool whole) {
+  drain_device();
+  RankResult result{loss.sum, loss.right, {}};
+  if (!loss.later.empty()) {
+    const at::Tensor losses = at::stack(loss.later).cpu();  // the host waits once
+    for (int64_t i = 0; i < losses.numel(); ++i) result.loss += losses[i].item<double>();
+  }
+  // An evaluation leaves nothing on the books of the next step.
+  if (!request.training) parts_.transport.flush(parts_.timeout);
+  parts_.device.compute().wait_on_host();  // the update is timed separately
+  parts_.transport.progress();             // what was sent is there now
+  if (accounts_) accounts_->device_is_done();
+  if (request.training && whole && parts_.reducer == nullptr && plan.schedule.has_backward()) {
+    for (const auto& stage : parts_.stages) {
+      for (int i = stage->first_backward(); i < stage->layer_count(); ++i)
+        parts_.expect_gradients(*stage, i, request);
+    }
+  }
+  if (request.update && whole) update(request);
+  if (accounts_) result.account = accounts_->end_step(plan.schedule.ranks[parts_.rank].size());
+  return result;
+}
+
+void RankExecutor::update(const StepRequest& request) {
+  if (accounts_) accounts_->update_begins();
+  const UpdateTimes times =
+      in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
+  if (accounts_) {
+    accounts_->update_ends(times);
+  } else {
+    parts_.device.compute().wait_on_host();  // other ranks read what the update wrote
+  }
 }
 
 }  // namespace twobp

@@ -1,0 +1,48 @@
+// Is told by a rank's loop what it does, on the rank's thread. The loop itself measures nothing and runs
+// without an observer just as well.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "twobp/nn/layer.h"
+#include "twobp/schedule/schedule.h"
+#include "twobp/schedule/w_queue.h"
+
+namespace twobp {
+
+// A unit of W that I has made.
+struct MadeUnit {
+  P2Unit unit;
+  int layer = 0;  // within the stage
+  int leaf = 0;   // within the layer
+};
+
+class LoopObserver {
+ public:
+  virtual ~LoopObserver() = default;
+  // F or I of a micro-batch. `w_pending`: whether W was pending before it. W and messages may come between a
+  // pause and its end.
+  virtual void op_begins(Op /*op*/, int /*stage*/, int /*micro_batch*/, bool /*w_pending*/) {}
+  virtual void op_pauses() {}
+  virtual void op_resumes() {}
+  // `units`: of W, that I has made.
+  virtual void op_ends(int /*units*/) {}
+  // One unit of W, of these micro-batches.
+  virtual void w_begins() {}
+  virtual void w_ends(const MadeUnit& /*unit*/, std::span<const WUnits> /*together*/) {}
+  // The rank waits, while W is pending or not.
+  virtual void wait_begins(bool /*w_pending*/) {}
+  virtual void wait_ends() {}
+  struct Message {
+    bool sent = false;  // or received
+    int stage = 0;      // of this rank
+    int peer = 0;       // the other stage
+    int micro_batch = 0;
+    int64_t bytes = 0;
+  };
+  virtual void message_begins() {}
+  virtual void message_ends(const Message& /*message*/) {}
+};
+
+}  // namespace twobp

@@ -1,0 +1,338 @@
+#include "twobp/pipeline/executor/step_loop.h"
+
+#include <algorithm>
+
+#include <ATen/record_function.h>
+
+#include "twobp/core/check.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/thrown.h"
+#include "twobp/pipeline/layer_error.h"
+#include "twobp/transport/time_out.h"
+
+namespace twobp {
+namespace {
+
+class MessageWait : public Wait {
+ public:
+  MessageWait(Transport& transport, int rank, int from, const Tag& tag)
+      : transport_(transport), rank_(rank), from_(from), tag_(tag) {}
+
+  bool ready() override { return there_ = there_ || transport_.try_receive(from_, tag_, values); }
+  void block(double seconds) override {
+    values = transport_.receive(from_, tag_, seconds);
+    there_ = true;
+  }
+  [[noreturn]] void fail(double timeout) const override { fail_waiting(rank_, timeout, tag_, from_); }
+
+  Values values;
+
+ private:
+  Transport& transport_;
+  int rank_;
+  int from_;
+  Tag tag_;
+  bool there_ = false;
+};
+
+int64_t bytes_of(const Values& values) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : values)
+    bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  return bytes;
+}
+
+Values take(Values& values) {
+  Values taken = std::move(values);
+  values.clear();
+  return taken;
+}
+
+}  // namespace
+
+std::string name_of(const StepRequest& request) {
+  return request.training ? concat("step ", request.step)
+                          : concat("batch ", request.step, " of an evaluation");
+}
+
+void RankParts::progress() {
+  transport.progress();
+  if (reducer != nullptr) reducer->progress();
+}
+
+bool RankParts::others() {
+  if (reducer == nullptr || !reducer->busy()) return false;
+  reducer->progress();
+  return reducer->busy();
+}
+
+std::string RankParts::place_of(const Stage& stage, int layer) const {
+  return concat("stage ", stage.index(), ", layer ", stage.layer_name(layer));
+}
+
+void RankParts::expect_gradients(const Stage& stage, int layer, const StepRequest& request) const {
+  for (const Parameter* parameter : stage.parameters(layer)) {
+    TWOBP_CHECK(!parameter->trainable() || parameter->has_grad(), "rank ", rank, ", ", name_of(request), ": ",
+                place_of(stage, layer), ": parameter ", parameter->name(),
+                " got no gradient, so it would never be trained: add one in backward_p1, or in backward_p2 "
+                "with a unit from collect_p2, or freeze the parameter");
+  }
+}
+
+StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan, const StepRequest& request,
+                   const StepBatch& batch, LoopObserver& observer)
+    : parts_(parts),
+      transport_(transport),
+      plan_(plan),
+      request_(request),
+      batch_(batch),
+      observer_(observer),
+      loss_(request.loss),
+      local_(plan.schedule.stages, -1) {
+  const Schedule& schedule = plan.schedule;
+  std::vector<bool> gives_gradient(schedule.stages);
+  for (size_t s = 0; s < parts_.stages.size(); ++s) {
+    Stage& stage = *parts_.stages[s];
+    local_[stage.index()] = static_cast<int>(s);
+    gives_gradient[stage.index()] = stage.gives_gradient();
+    stage.prepare_micro_batches(schedule.micro_batches, schedule.slices);
+    largest_w_ = std::max(largest_w_, stage.largest_w());
+    const std::vector<Values> none(schedule.micro_batches);
+    boundaries_.push_back({none, none, none, none});
+    made_.emplace_back(schedule.micro_batches);
+    if (parts_.sums(request)) work_.emplace_back(stage.layer_count(), LayerWork{schedule.micro_batches, 0});
+  }
+  documents_.assign(batch.micro_batches.size(), nullptr);
+  const P2Order order = request.training ? plan.options.p2_order : P2Order::kOldest;
+  queue_ =
+      WQueue(schedule, parts_.rank,
+             {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
+  tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
+}
+
+void StepLoop::run_until(size_t end) {
+  for (; at_ < end; ++at_) {
+    const Instruction& instruction = plan_.schedule.ranks[parts_.rank][at_];
+    try {
+      if (at_ == tail_.begin && plan_.options.p2_order == P2Order::kBucket) run_w_by_layer(-1, 0);
+      execute(instruction);
+    } catch (const Aborted&) {
+      throw;
+    } catch (...) {
+      fail("rank ", parts_.rank, ", ", name_of(request_), ", ", to_string(instruction, plan_.schedule.slices),
+           ": ", message_of_thrown());
+    }
+  }
+}
+
+void StepLoop::execute(const Instruction& instruction) {
+  const int s = local(instruction.stage);
+  const int first = instruction.micro_batch;
+  const int end = first + instruction.count;
+  switch (instruction.op) {
+    case Op::kForward:
+      for (int mb = first; mb < end; ++mb) forward(s, mb);
+      break;
+    case Op::kBackwardP1:
+    case Op::kBackward:
+      for (int mb = first; mb < end; ++mb) backward_p1(s, mb, instruction.op == Op::kBackward);
+      break;
+    case Op::kBackwardP2:
+      flush_w(s, first, end);
+      break;
+    case Op::kSendForward:
+    case Op::kSendBackward:
+      for (int mb = first; mb < end; ++mb) send(instruction, mb);
+      break;
+    case Op::kRecvForward:
+    case Op::kRecvBackward:
+      receive(instruction);
+      break;
+  }
+}
+
+Context StepLoop::context_of(int micro_batch) {
+  Context context;
+  context.fields = &batch_.micro_batches[micro_batch];
+  context.documents = &documents_[micro_batch];
+  context.seed = request_.seed;
+  context.step = request_.step;
+  const int slices = plan_.schedule.slices;
+  context.micro_batch = request_.first_micro_batch + micro_batch / slices;
+  if (slices > 1) {
+    const Cuts& cuts = batch_.cuts[micro_batch / slices];
+    const int slice = micro_batch % slices;
+    context.slice = {&batch_.sequences[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
+    context.past = cuts[slice];
+  }
+  context.training = request_.training;
+  context.loss_weight = loss_.weight;
+  context.loss_scale = loss_.scale;
+  return context;
+}
+
+void StepLoop::forward(int s, int mb) {
+  if (skips()) return;
+  RECORD_USER_SCOPE("F");
+  Stage& stage = this->stage(s);
+  Context context = context_of(mb);
+  Values x = take(boundaries_[s].input[mb]);
+  if (stage.index() == 0 && !parts_.input_field.empty())
+    x.push_back(on_device(context.field(parts_.input_field), parts_.device.where()));
+  observer_.op_begins(Op::kForward, stage.index(), mb, !queue_.empty());
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  for (int i = 0; i < stage.layer_count(); ++i) {
+    if (request_.training) make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);
+    context.backward = i >= stage.first_backward();
+    x = naming_layer([&] { return parts_.place_of(stage, i); },
+                     [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
+    if (!context.keeps()) {
+      stage.saved(mb, i).release();
+      if (context.sliced() && mb % plan_.schedule.slices == plan_.schedule.slices - 1)
+        stage.forget_slices(mb, i);
+    }
+    parts_.progress();
+  }
+  hand_on(s, mb, std::move(x));
+  observer_.op_ends(0);
+}
+
+void StepLoop::hand_on(int s, int mb, Values output) {
+  const int next = stage(s).index() + 1;
+  if (next < plan_.schedule.stages) {
+    if (local(next) < 0) {
+      boundaries_[s].output[mb] = std::move(output);
+      return;
+    }
+    for (const auto& tensor : output) parts_.meter.rebook(tensor, next, MemoryCategory::kActivations);
+    boundaries_[local(next)].input[mb] = std::move(output);
+    return;
+  }
+  if (output[0].is_cpu()) {
+    sum_.sum += output[0].item<double>();
+  } else {
+    sum_.later.push_back(std::move(output[0]));
+  }
+  if (output.size() > 1) sum_.right = sum_.right.value_or(0) + output[1].item<int64_t>();
+}
+
+void StepLoop::backward_p1(int s, int mb, bool fused) {
+  Stage& stage = this->stage(s);
+  if (stage.first_backward() == stage.layer_count() || skips()) return;
+  RECORD_USER_SCOPE("I");
+  Context context = context_of(mb);
+  Values dy = take(boundaries_[s].output_gradient[mb]);
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  observer_.op_begins(Op::kBackwardP1, stage.index(), mb, !queue_.empty());
+  const bool by_layer = at_ == tail_.last_p1;
+  made_[s][mb].clear();
+  queue_.begin_p1(stage.index(), mb);
+  int units = 0;
+  if (by_layer && !queue_.empty()) interrupt([&] { run_w_by_layer(stage.index(), 0); });
+  for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
+    make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
+    dy = naming_layer([&] { return parts_.place_of(stage, i); },
+                      [&] { return stage.layer(i).backward_p1(std::move(dy), context, stage.saved(mb, i)); });
+    const int first = units;
+    units += list_units(s, mb, i);
+    if (fused && units > first) {
+      interrupt([&] {
+        for (WUnits one{stage.index(), mb, first}; one.first < units; ++one.first) run_unit({&one, 1});
+      });
+    } else if (units > first) {
+      queue_.add(units - first);
+      if (by_layer) interrupt([&] { run_w_by_layer(stage.index(), units); });
+    }
+    parts_.progress();
+  }
+  queue_.end_p1();
+  if (stage.gives_gradient()) hand_back(s, mb, std::move(dy));
+  observer_.op_ends(units);
+}
+
+int StepLoop::list_units(int s, int mb, int layer) {
+  Stage& stage = this->stage(s);
+  Saved& saved = stage.saved(mb, layer);
+  saved.release_p1();
+  saved.visit_p2([&](const at::Tensor& t) { parts_.meter.rebook(t, stage.index(), MemoryCategory::kStash); });
+  std::vector<P2Unit> units;
+  stage.layer(layer).collect_p2(saved, units);
+  const int count = static_cast<int>(units.size());
+  for (int leaf = 0; leaf < count; ++leaf) made_[s][mb].push_back({units[leaf], layer, leaf});
+  if (!work_.empty()) {
+    --work_[s][layer].p1;
+    work_[s][layer].p2 += count;
+    if (count == 0) check_done(s, layer);
+  }
+  return count;
+}
+
+void StepLoop::hand_back(int s, int mb, Values gradient) {
+  const int previous = stage(s).index() - 1;
+  if (local(previous) < 0) {
+    boundaries_[s].input_gradient[mb] = std::move(gradient);
+    return;
+  }
+  for (const auto& tensor : gradient) parts_.meter.rebook(tensor, previous, MemoryCategory::kActivations);
+  boundaries_[local(previous)].output_gradient[mb] = std::move(gradient);
+}
+
+void StepLoop::send(const Instruction& instruction, int mb) {
+  const bool forward = instruction.op == Op::kSendForward;
+  const int s = local(instruction.stage);
+  if (!forward && !stage(s).gives_gradient()) return;
+  const int peer = instruction.stage + (forward ? 1 : -1);
+  Values values = take((forward ? boundaries_[s].output : boundaries_[s].input_gradient)[mb]);
+  observer_.message_begins();
+  const int64_t bytes = bytes_of(values);
+  const Tag tag{request_.step, peer, mb, forward ? forward_kind() : MessageKind::kBackward};
+  transport_.isend(plan_.schedule.rank_of_stage[peer], tag, std::move(values));
+  observer_.message_ends(
+      {.sent = true, .stage = instruction.stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
+}
+
+void StepLoop::receive(const Instruction& instruction) {
+  const Stage& stage = this->stage(local(instruction.stage));
+  const bool is_sent = instruction.op == Op::kRecvForward || stage.first_backward() < stage.layer_count();
+  if (!is_sent) return;
+  // A message from another process is allocated here while this rank looks for it, or on a thread that talks
+  // to other processes.
+  const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
+  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb)
+    receive(instruction, mb);
+}
+
+void StepLoop::receive(const Instruction& instruction, int mb) {
+  const bool forward = instruction.op == Op::kRecvForward;
+  const int stage = instruction.stage;
+  const int peer = stage + (forward ? -1 : 1);
+  MessageWait message(transport_, parts_.rank, plan_.schedule.rank_of_stage[peer],
+                      {request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward});
+  wait(message);
+  Values& values = message.values;
+  const int64_t bytes = bytes_of(values);
+  // Makes room while the message is still on its sender's account.
+  const double need = bytes > 0 ? static_cast<double>(bytes) + largest_w_ : 0;
+  while (lacks_room(need) && run_w(queue_.take_oldest())) continue;
+  observer_.message_begins();
+  for (const auto& tensor : values) {
+    const MemoryCategory category = MemoryCategory::kActivations;
+    parts_.books_messages ? parts_.meter.book(tensor, stage, category)
+                          : parts_.meter.rebook(tensor, stage, category);
+  }
+  Boundary& boundary = boundaries_[local(stage)];
+  (forward ? boundary.input : boundary.output_gradient)[mb] = std::move(values);
+  observer_.message_ends({.sent = false, .stage = stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
+}
+
+void StepLoop::wait(Wait& awaited) {
+  while (run_w(queue_.take_placed(at_))) continue;
+  bool there = awaited.ready();
+  while (!there && plan_.fills_waits && run_w(queue_.take_filling())) there = awaited.ready();
+  if (there) return;
+  observer_.wait_begins(!queue_.empty());
+  wait_for(awaited, parts_.timeout, [&] { return parts_.others(); });
+  observer_.wait_ends();
+}
+
+}  // namespace twobp

@@ -1,0 +1,152 @@
+// A rank's loop over its instructions of one step: F, I, W, send and receive, with one small handler each.
+// While it waits, it runs W (WQueue). It knows no model and no schedule by name, and is gone when the step is
+// over. All it knows of devices is that their work is done later, in the order in which it is launched.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "twobp/nn/kernels/attention/document_places.h"
+#include "twobp/pipeline/executor/loop_observer.h"
+#include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/pipeline/step_plan.h"
+#include "twobp/pipeline/step_request.h"
+#include "twobp/pipeline/wait.h"
+#include "twobp/schedule/w_queue.h"
+#include "twobp/transport/transport.h"
+
+namespace twobp {
+
+// What a rank keeps from step to step.
+struct RankParts {
+  int rank = 0;
+  Device device;  // of the stages' parameters. Its compute stream is current on the rank's thread.
+  std::vector<std::unique_ptr<Stage>> stages;
+  Transport& transport;
+  MemoryMeter& meter;
+  double timeout = 300;     // seconds, of each wait
+  std::string input_field;  // see ModelSpec
+  // Messages may come from another process or pipeline, so this rank books their memory itself.
+  bool books_messages = false;
+  // Is told in training steps which layers are done. Null: none.
+  GradientReducer* reducer = nullptr;
+
+  // Keeps messages and sums going.
+  void progress();
+  // The same between two looks at what the rank waits for. Returns whether it must be called again soon.
+  bool others();
+  // "stage 1, layer model.layers.0", for messages.
+  std::string place_of(const Stage& stage, int layer) const;
+  // Throws Error if a trainable parameter of the layer has no gradient, although its W is complete.
+  void expect_gradients(const Stage& stage, int layer, const StepRequest& request) const;
+  // Whether sums over replicas follow this step.
+  bool sums(const StepRequest& request) const { return reducer != nullptr && request.training; }
+};
+
+// "step 3", or "batch 3 of an evaluation".
+std::string name_of(const StepRequest& request);
+
+// The loss of the micro-batches that a rank computed.
+struct LossSum {
+  double sum = 0;
+  std::optional<int64_t> right;  // see StepReport
+  Values later;                  // of micro-batches on a device; the host waits for them at the end
+};
+
+class StepLoop {
+ public:
+  // All arguments outlive it. `transport` is that of `parts`, or one that wraps it.
+  StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan, const StepRequest& request,
+           const StepBatch& batch, LoopObserver& observer);
+
+  // Runs the instructions up to this one. Errors name rank, step and instruction.
+  void run_until(size_t end);
+  // The factor is known only when the previous step has ended.
+  void set_loss_scale(double scale) { loss_.scale = scale; }
+  LossSum take_loss() { return std::move(sum_); }
+
+ private:
+  // Tensors that enter or leave a stage, by micro-batch.
+  struct Boundary {
+    std::vector<Values> input, output, output_gradient, input_gradient;
+  };
+  // Work that a layer still has in this step before its gradients are complete.
+  struct LayerWork {
+    int p1 = 0;  // micro-batches
+    int p2 = 0;  // units of the micro-batches whose I is done
+  };
+
+  void execute(const Instruction& instruction);
+  void forward(int s, int micro_batch);
+  // Gives the output of a stage to the next one, or adds up the loss.
+  void hand_on(int s, int micro_batch, Values output);
+  void backward_p1(int s, int micro_batch, bool fused);
+  // Lists the units of W that I of a layer has made, and returns their number.
+  int list_units(int s, int micro_batch, int layer);
+  void hand_back(int s, int micro_batch, Values gradient);
+  void send(const Instruction& instruction, int micro_batch);
+  void receive(const Instruction& instruction);
+  void receive(const Instruction& instruction, int micro_batch);
+  // Runs W while it is not there, if the plan says so. The only place where the loop waits.
+  void wait(Wait& awaited);
+  void flush_w(int s, int first, int last);
+  // Runs what the queue gave, if anything, and returns whether it gave something. If micro-batches of
+  // [first, last) concatenate, they run together.
+  bool run_w(const std::optional<WUnits>& units, int first, int last);
+  bool run_w(const std::optional<WUnits>& units) { return run_w(units, 0, plan_.schedule.micro_batches); }
+  // Runs one unit of W with these micro-batches.
+  void run_unit(std::span<const WUnits> together);
+  // See WQueue::take_by_layer.
+  void run_w_by_layer(int stage, int units);
+  // Runs `w` in the middle of an F or I.
+  template <typename RunW>
+  void interrupt(const RunW& w) {
+    observer_.op_pauses();
+    w();
+    observer_.op_resumes();
+  }
+  // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must
+  // still fit after it.
+  void make_room(double peak, double held);
+  bool lacks_room(double need) const;
+  // Tells the reducer when the W of a layer is complete, or will never come.
+  void check_done(int s, int layer);
+  // Whether the rest of the step is given up: F, I and W do nothing.
+  bool skips() const { return request_.early_end && request_.early_end->skips(); }
+  Context context_of(int micro_batch);
+  MessageKind forward_kind() const {
+    return request_.training ? MessageKind::kForward : MessageKind::kEvaluation;
+  }
+  Stage& stage(int s) { return *parts_.stages[s]; }
+  // The index into parts_.stages; -1 if the stage is on another rank.
+  int local(int stage) const { return local_[stage]; }
+  const MadeUnit& made(const WUnits& units) const {
+    return made_[local(units.stage)][units.micro_batch][units.first];
+  }
+
+  RankParts& parts_;
+  Transport& transport_;
+  const StepPlan& plan_;
+  const StepRequest& request_;
+  const StepBatch& batch_;
+  LoopObserver& observer_;
+
+  LossFactors loss_;
+  std::vector<int> local_;
+  size_t at_ = 0;  // the current instruction
+  WQueue queue_;
+  WTail tail_;
+  double largest_w_ = 0;              // bytes that the W of some layer needs while it runs
+  std::vector<Boundary> boundaries_;  // by index into parts_.stages
+  std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by the same index, and micro-batch; in order
+  std::vector<std::vector<LayerWork>> work_;              // by the same index, and layer; empty without sums
+  std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
+  LossSum sum_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,108 @@
+// A pipeline's plans: schedules, the memory that they may use, and where W runs on devices.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/p2_places.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+
+StepPlan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
+                        const PlanOptions& options) const {
+  if (micro_batches == 0) return forward_plan(0);
+  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
+  TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
+              "' has no backward pass, so it trains nothing: use another schedule");
+  PlanOptions with_peaks = options;
+  if (with_peaks.standard_peaks.empty()) with_peaks.standard_peaks = standard_peaks(standard, layer_costs_);
+  return plan(schedule.make(stages(), ranks(), micro_batches, policy, slices()), with_peaks);
+}
+
+StepPlan Pipeline::plan(Schedule schedule, const PlanOptions& options) const {
+  StepPlan plan;
+  plan.schedule = std::move(schedule);
+  plan.options = options;
+  plan.leading = leading_forwards(plan.schedule);
+  add_caps(plan);
+  return plan;
+}
+
+StepPlan Pipeline::forward_plan(int micro_batches) const {
+  PlanOptions options;
+  options.memory_cap = MemoryCap::none();
+  if (micro_batches > 0) return plan(make_forward_schedule(rank_of_stage_, micro_batches), options);
+  Schedule none;  // the last batch of an epoch may leave a replica nothing
+  none.name = "none";
+  none.stages = stages();
+  none.micro_batches = 0;
+  none.rank_of_stage = rank_of_stage_;
+  none.ranks.resize(ranks());
+  return plan(std::move(none), options);
+}
+
+void Pipeline::add_caps(StepPlan& plan) const {
+  const PlanOptions& options = plan.options;
+  const MemoryCap& cap = options.memory_cap;
+  if (cap.is_automatic()) {
+    plan.fixed = fixed_bytes();
+    plan.caps = auto_caps(options.standard_peaks, plan.fixed, cap.times());
+  } else {
+    plan.caps.assign(ranks(), cap.bytes());
+  }
+  const Schedule& schedule = plan.schedule;
+  const auto simulation = [&] { return in_process_simulation(plan.caps); };
+  // If the policy does not ask for filling, W that is to be concatenated stays together.
+  const bool fills =
+      schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
+                           twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
+  const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
+  plan.fills_waits = fills && !on_devices;
+  if (!fills || !on_devices) return;
+  // The places come from the profile and the caps, which all processes have, so all find the same.
+  SimulationOptions placing = simulation();
+  placing.p2_order = options.p2_order;
+  placing.data_parallel.replicas = world_.replicas;  // bucket order goes by it
+  placing.timeline = true;
+  plan.w_places = p2_places(schedule, simulate(schedule, profiled_costs(layer_costs_), placing));
+}
+
+std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
+  const auto is_same = [&](const auto& kept) {
+    return kept->options == plan.options && kept->schedule == plan.schedule;
+  };
+  auto kept = std::ranges::find_if(renewed_, is_same);
+  if (kept == renewed_.end()) kept = renewed_.insert(kept, std::make_shared<const StepPlan>(plan));
+  if (!plan.fixed.empty() && (*kept)->fixed != fixed_bytes()) {
+    StepPlan now = plan;
+    add_caps(now);
+    *kept = std::make_shared<const StepPlan>(std::move(now));
+  }
+  return *kept;
+}
+
+std::vector<int64_t> Pipeline::fixed_bytes() const {
+  if (!known_fixed_.empty()) return known_fixed_;
+  at::Tensor fixed = at::zeros({world_.replicas, ranks()}, at::kLong);
+  for (const int rank : world_.local_ranks()) {
+    const MemoryUse use = meter_->rank_use(rank);
+    fixed[world_.replica].mutable_data_ptr<int64_t>()[rank] = use.total() - use.held();
+  }
+  const bool together = world_.processes->size() > 1;
+  if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
+  // The highest of any replica, so that all plan alike: replicas may hold different shards of the optimizer.
+  const at::Tensor most = std::get<0>(fixed.max(0));
+  const int64_t* values = most.const_data_ptr<int64_t>();
+  std::vector<int64_t> bytes(values, values + ranks());
+  if (together) known_fixed_ = bytes;
+  return bytes;
+}
+
+}  // namespace twobp

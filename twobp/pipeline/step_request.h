@@ -1,0 +1,69 @@
+// What a caller asks of a step, in addition to its plan and its batch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "twobp/nn/context.h"
+#include "twobp/pipeline/early_end.h"
+#include "twobp/pipeline/profile/slices.h"
+
+namespace twobp {
+
+// The result on a rank of the previous step's update. If the update does not stand, the work that the rank
+// did on the new step in vain counts as its start-up.
+struct Settled {
+  bool stands = true;     // false: the weights have changed since the rank ended that step
+  double loss_scale = 1;  // of the next step
+};
+
+// What an update did with its time.
+struct UpdateTimes {
+  struct Stretch {
+    double begin = 0;  // as now_seconds()
+    double end = 0;
+  };
+  double busy = 0;             // seconds
+  std::vector<Stretch> waits;  // for other ranks, in order
+  double exposed = 0;          // seconds of them for sums of gradients over replicas
+};
+
+// The end of a step on each rank. All calls come on the rank's thread.
+class StepUpdate {
+ public:
+  virtual ~StepUpdate() = default;
+  // After the rank's last instruction: sums, clips and applies the gradients.
+  virtual UpdateTimes run(int rank) = 0;
+  // Called if the previous step was under way when this one began, after the rank's leading F, before it adds
+  // to a gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on
+  // none, the rank runs the leading F again.
+  virtual Settled settle(int rank) = 0;
+};
+
+// The factors of the loss (see Context).
+struct LossFactors {
+  LossFactor weight = 1;
+  LossFactor scale = 1;
+};
+
+struct StepRequest {
+  uint64_t seed = 0;
+  int64_t step = 0;               // of an evaluation: the number of its batch
+  int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
+  bool training = true;
+  LossFactors loss;
+  bool want_events = false;               // the same on every process
+  std::shared_ptr<StepUpdate> update;     // null: gradients stay as they are
+  std::shared_ptr<EarlyEnd> early_end{};  // null: nobody asks whether the run is to end
+};
+
+// The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of
+// the whole micro-batches.
+struct StepBatch {
+  std::vector<Fields> micro_batches;
+  std::vector<Fields> sequences;
+  std::vector<Cuts> cuts;
+};
+
+}  // namespace twobp

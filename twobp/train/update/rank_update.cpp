@@ -1,0 +1,375 @@
+#include "twobp/train/update/rank_update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/core/clock.h"
+#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/train/update/parameter_groups.h"
+#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/transport/world.h"
+
+namespace twobp {
+namespace {
+
+Tag tied_tag(int64_t step, size_t weight, int use) {
+  return {step, static_cast<int>(weight), use, MessageKind::kTiedGradient};
+}
+
+// Number of the sum of squares among the pipeline's collectives.
+constexpr int kNormNumber = 1;
+
+// By gradient. The host waits for a device once.
+std::vector<double> sums_of_squares(const std::vector<at::Tensor>& grads) {
+  std::vector<double> sums;
+  std::vector<at::Tensor> later;
+  for (const at::Tensor& grad : grads) {
+    if (by_operators(grad)) {
+      later.push_back(operators::sum_of_squares(grad));
+      continue;
+    }
+    dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
+      using S = decltype(zero);
+      sums.push_back(kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel()));
+    });
+  }
+  if (later.empty()) return sums;
+  const at::Tensor read = at::stack(later).cpu();
+  return {read.const_data_ptr<double>(), read.const_data_ptr<double>() + read.numel()};
+}
+
+}  // namespace
+
+RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
+                       const UpdateSettings& settings)
+    : pipeline_(pipeline), uses_(uses), rank_(rank), settings_(settings) {
+  std::vector<Optimizer::Item> items = trained_items();
+  if (pipeline.world().replicas > 1) {
+    if (config.shard) shard(config, items);
+    sum_over_replicas();
+  }
+  if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
+  if (shards_)
+    std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
+  optimizer_ = std::make_unique<Optimizer>(config, items);
+}
+
+RankUpdate::~RankUpdate() {
+  pipeline_.rank(rank_).sum_gradients_with(nullptr);
+}
+
+std::vector<Optimizer::Item> RankUpdate::trained_items() {
+  std::vector<Optimizer::Item> items;
+  for (const auto& [uses] : uses_.all) {
+    Parameter* here = nullptr;
+    for (const WeightUse& use : uses) {
+      if (use.rank != rank_) continue;
+      if (here == nullptr) {
+        here = use.parameter;
+        const bool hidden = std::ranges::all_of(uses, &WeightUse::hidden);
+        if (here->trainable()) items.push_back({here, use.stage, hidden});
+      } else {
+        use.parameter->value = here->value;
+        use.parameter->master = here->master;
+      }
+    }
+  }
+  return items;
+}
+
+void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimizer::Item>& items) {
+  const ParameterGroups groups(config);
+  std::vector<Parameter*> parameters;
+  std::vector<UpdateCost> costs;
+  for (const auto& [parameter, stage, in_hidden_layer] : items) {
+    const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
+    parameters.push_back(parameter);
+    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
+  }
+  shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs);
+}
+
+void RankUpdate::sum_over_replicas() {
+  std::vector<GradientReducer::Item> items;
+  for (const auto& [uses] : uses_.all) {
+    const WeightUse& use = uses.front();
+    if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
+    const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
+    GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
+    if (shards_) item.owner = shards_->owner_of(use.parameter);
+    items.push_back(std::move(item));
+  }
+  reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items),
+                                               settings_.bucket_bytes, pipeline_.world().device(rank_));
+  pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
+}
+
+double RankUpdate::waited_since(double begin) {
+  const double end = now_seconds();
+  times_.waits.push_back({begin, end});
+  return end - begin;
+}
+
+UpdateTimes RankUpdate::times_since(double begin) {
+  times_.busy = now_seconds() - begin;
+  for (const auto& [from, to] : times_.waits) times_.busy -= to - from;
+  return std::exchange(times_, {});
+}
+
+UpdateTimes RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
+  const double begin = now_seconds();
+  times_ = {};
+  send_tied(step);
+  sum_buckets();
+  sum_tied(step);
+  sum_others();
+  // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks
+  // changes no bit.
+  at::Tensor squares = at::zeros_like(result.squares);
+  const bool finite = sum_squares(squares);
+  const bool depends = settings_.depends_on_norm(scale_);
+  if (!depends || result.may_presume) {
+    // Update::finish sums them over processes. The ranks of this process write to different layers.
+    for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+      const double sum = squares.const_data_ptr<double>()[layer];
+      if (sum != 0) result.squares.mutable_data_ptr<double>()[layer] = sum;
+    }
+  }
+  if (!depends) {
+    take(step, lr, finite ? std::optional<double>(1) : std::nullopt);
+    return times_since(begin);
+  }
+  AllReduce norm(pipeline_.rank(rank_).transport(), squares, kNormNumber);
+  // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
+  if (result.may_presume && before_ && as_presumed_) {
+    leave_open({step, lr, squares, std::move(norm)});
+    return times_since(begin);
+  }
+  const double wait = now_seconds();
+  norm.wait(settings_.timeout);
+  waited_since(wait);
+  if (!result.may_presume && rank_ == pipeline_.world().local_ranks().front()) result.squares.copy_(squares);
+  const std::optional<double> factor = factor_for(squares);
+  as_presumed_ = factor == 1 / scale_.value;
+  take(step, lr, factor);
+  return times_since(begin);
+}
+
+// Every rank that holds the weight gets every use's gradient, and adds them in the same order.
+void RankUpdate::send_tied(int64_t step) {
+  Transport& transport = pipeline_.rank(rank_).transport();
+  for (size_t w = 0; w < uses_.all.size(); ++w) {
+    const auto& uses = uses_.all[w].uses;
+    const std::set<int> ranks = uses_.all[w].ranks_of_tied(rank_);
+    if (ranks.empty()) continue;
+    for (size_t u = 0; u < uses.size(); ++u) {
+      if (uses[u].rank != rank_) continue;
+      for (const int to : ranks) {
+        if (to != rank_)
+          transport.isend(to, tied_tag(step, w, static_cast<int>(u)),
+                          {uses[u].parameter->grad_to_add().clone()});
+      }
+    }
+  }
+}
+
+void RankUpdate::sum_tied(int64_t step) {
+  Transport& transport = pipeline_.rank(rank_).transport();
+  for (size_t w = 0; w < uses_.all.size(); ++w) {
+    const auto& uses = uses_.all[w].uses;
+    if (uses_.all[w].ranks_of_tied(rank_).empty()) continue;
+    at::Tensor sum;
+    Parameter* first_here = nullptr;
+    for (size_t u = 0; u < uses.size(); ++u) {
+      at::Tensor grad;
+      if (uses[u].rank == rank_) {
+        grad = uses[u].parameter->grad_to_add();
+        if (first_here == nullptr) first_here = uses[u].parameter;
+        uses[u].parameter->forget_grad();
+      } else {
+        const double begin = now_seconds();
+        grad = transport.receive(uses[u].rank, tied_tag(step, w, static_cast<int>(u)), settings_.timeout)[0];
+        waited_since(begin);
+      }
+      sum = sum.defined() ? sum + grad : grad;
+    }
+    first_here->grad_to_add();
+    first_here->grad.copy_(sum);
+  }
+}
+
+void RankUpdate::sum_buckets() {
+  if (!reducer_) return;
+  const double begin = now_seconds();
+  reducer_->finish(settings_.timeout);
+  times_.exposed += waited_since(begin);
+}
+
+void RankUpdate::sum_others() {
+  if (!reducer_) return;
+  Transport& replicas = *pipeline_.world().data[rank_];
+  const double begin = now_seconds();
+  for (const UsedWeight& weight : uses_.all) {
+    Parameter* parameter = weight.on(rank_);
+    if (parameter == nullptr) continue;
+    if (!weight.ranks_of_tied(rank_).empty())
+      all_reduce_sum(replicas, parameter->grad_to_add(), settings_.timeout);
+    if (parameter->is_buffer()) {  // every replica has changed it in its own way
+      all_reduce_sum(replicas, parameter->value, settings_.timeout);
+      if (parameter->value.is_floating_point()) {
+        parameter->value.div_(replicas.size());
+      } else {
+        parameter->value.div_(replicas.size(), "floor");
+      }
+    }
+  }
+  times_.exposed += waited_since(begin);
+}
+
+bool RankUpdate::sum_squares(at::Tensor& squares) {
+  std::vector<at::Tensor> grads;
+  std::vector<size_t> places;
+  std::vector<int> layers;
+  for (const UsedWeight& weight : uses_.all) {
+    const Parameter* parameter = weight.on(rank_);
+    const WeightUse& first = weight.uses.front();
+    if (parameter == nullptr || first.rank != rank_ || !parameter->trainable()) continue;
+    if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
+      grads.push_back(parameter->grad);
+      places.push_back(layers.size());
+    }
+    layers.push_back(first.layer);
+  }
+  const std::vector<double> sums = sums_of_squares(grads);
+  at::Tensor all = at::zeros({static_cast<int64_t>(layers.size())}, at::kDouble);
+  double* const by_parameter = all.mutable_data_ptr<double>();
+  for (size_t i = 0; i < sums.size(); ++i) by_parameter[places[i]] = sums[i];
+  if (shards_) {  // the other replicas' numbers are zero, so adding them changes no bit
+    const double begin = now_seconds();
+    all_reduce_sum(*pipeline_.world().data[rank_], all, settings_.timeout);
+    waited_since(begin);
+  }
+  bool finite = true;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    finite = finite && std::isfinite(by_parameter[i]);
+    squares.mutable_data_ptr<double>()[layers[i]] += by_parameter[i];
+  }
+  return finite;
+}
+
+std::optional<double> RankUpdate::factor_for(const at::Tensor& squares) const {
+  if (!all_finite(squares)) return std::nullopt;
+  const double norm = norm_of(squares) / scale_.value;
+  return (settings_.clip_norm > 0 ? std::min(1.0, settings_.clip_norm / (norm + 1e-6)) : 1) / scale_.value;
+}
+
+void RankUpdate::take(int64_t step, double lr, std::optional<double> factor) {
+  scale_.adapt(!factor);
+  if (!factor) {
+    optimizer_->skip();
+    if (shards_) shards_->forget_gradients();
+    return;
+  }
+  optimizer_->step(lr, *factor);
+  if (shards_) {
+    shards_->send(step);
+    const double begin = now_seconds();
+    shards_->receive(step, settings_.timeout);
+    waited_since(begin);
+  }
+  add_to_average();
+}
+
+void RankUpdate::add_to_average() {
+  if (average_) average_->add(optimizer_->steps());
+}
+
+void RankUpdate::swap_average() {
+  average_->swap();
+}
+
+void RankUpdate::make_savepoint(bool float16) {
+  if (shards_) return;
+  before_ = std::make_unique<Savepoint>();
+  optimizer_->add_to(*before_, /*gradients=*/float16);
+  if (average_) average_->add_to(*before_);
+  for (const UsedWeight& weight : uses_.all) {  // the next step's F may change it before settle()
+    const Parameter* parameter = weight.on(rank_);
+    if (parameter != nullptr && parameter->is_buffer())
+      before_->add(parameter->value, weight.uses.front().stage);
+  }
+}
+
+void RankUpdate::leave_open(OpenStep step) {
+  optimizer_->complete_gradients();
+  before_->save();
+  optimizer_->step(step.lr, 1 / scale_.value);
+  add_to_average();
+  open_ = std::move(step);
+}
+
+Settled RankUpdate::settle() {
+  if (!open_) return {true, scale_.value};
+  OpenStep open = std::move(*open_);
+  open_.reset();
+  open.norm.wait(settings_.timeout);
+  const std::optional<double> factor = factor_for(open.squares);
+  as_presumed_ = factor == 1 / scale_.value;
+  if (as_presumed_) {
+    scale_.adapt(false);
+  } else {
+    before_->roll_back();
+    optimizer_->undo();
+    ++taken_back_;
+    take(open.step, open.lr, factor);
+  }
+  return {as_presumed_, scale_.value};
+}
+
+void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
+  at::Tensor bad_weights = at::zeros_like(squares);
+  for (const auto& [uses] : uses_.all) {
+    for (const WeightUse& use : uses) {
+      if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
+        bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
+      }
+    }
+  }
+  all_reduce_sum(pipeline_.rank(rank_).transport(), bad_weights, settings_.timeout);
+  const auto& layers = pipeline_.model().layers;
+  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+    TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
+                " is not finite in step ", step,
+                ": lower optimizer.lr, set train.clip_norm, or look at the data");
+  }
+  int64_t last = squares.numel() - 1;
+  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
+  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
+       ": lower optimizer.lr, set train.clip_norm, or look at the data");
+}
+
+std::vector<Optimizer::State> RankUpdate::state() const {
+  std::vector<Optimizer::State> states = optimizer_->state();
+  if (average_) {
+    for (Optimizer::State& mean : average_->state()) states.push_back(std::move(mean));
+  }
+  return states;
+}
+
+void RankUpdate::restored(int64_t optimizer_steps) {
+  optimizer_->set_steps(optimizer_steps);
+  for (const auto& [uses] : uses_.all) {
+    for (const WeightUse& use : uses) {
+      if (use.rank == rank_) use.parameter->refresh_value();
+    }
+  }
+}
+
+}  // namespace twobp

@@ -1,0 +1,112 @@
+// A rank's part of the update: the sums of its gradients over the uses of tied weights and over replicas, the
+// global norm, clipping and the optimizer. Only the rank's thread uses it. Sums are taken in model order, so
+// that the bits do not depend on the number of stages.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/pipeline/step_request.h"
+#include "twobp/train/update/loss_scale.h"
+#include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/optimizer_shards.h"
+#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/weight_average.h"
+#include "twobp/train/update/weight_uses.h"
+#include "twobp/transport/collectives.h"
+
+namespace twobp {
+
+class Pipeline;
+
+// The results of an update, one for each step.
+struct UpdateResult {
+  at::Tensor squares;  // by layer of the model: the sum of its gradients' squares, each rank's for its layers
+  bool may_presume = false;
+  double grad_norm = 0;  // of all gradients, before clipping
+  bool skipped = false;  // a scaled gradient was not finite
+};
+
+// The same for all ranks.
+struct UpdateSettings {
+  double clip_norm = 0;  // 0: none
+  double timeout = 300;  // seconds, of each wait
+  int64_t bucket_bytes = 0;
+
+  // Whether the decision to take a step, or its factor, depends on all ranks.
+  bool depends_on_norm(const LossScale& scale) const { return clip_norm > 0 || scale.adapts; }
+};
+
+class RankUpdate {
+ public:
+  // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets
+  // the pipeline sum gradients in buckets. Pipeline and uses outlive it.
+  RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
+             const UpdateSettings& settings);
+  ~RankUpdate();
+
+  // See Update.
+  UpdateTimes run(int64_t step, double lr, UpdateResult& result);
+  Settled settle();
+  void make_savepoint(bool float16);
+  void use(const LossScale& scale) { scale_ = scale; }
+  bool is_open() const { return open_.has_value(); }
+  int64_t taken_back() const { return taken_back_; }
+  void swap_average();
+  // Collective: all ranks have the same `squares`.
+  [[noreturn]] void fail_not_finite(const at::Tensor& squares, int64_t step);
+  std::vector<Optimizer::State> state() const;  // of the optimizer and of the running means
+  int64_t optimizer_steps() const { return optimizer_->steps(); }
+  void restored(int64_t optimizer_steps);
+
+ private:
+  // A step that the rank has taken before its norm is known.
+  struct OpenStep {
+    int64_t step = 0;
+    double lr = 0;
+    at::Tensor squares;
+    AllReduce norm;  // of the squares
+  };
+
+  // What the rank trains, each value once.
+  std::vector<Optimizer::Item> trained_items();
+  void shard(const OptimizerConfig& config, const std::vector<Optimizer::Item>& items);
+  void sum_over_replicas();
+  void send_tied(int64_t step);
+  void sum_tied(int64_t step);
+  void sum_buckets();
+  // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
+  void sum_others();
+  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not
+  // finite. With shards, each replica computes those of its share and waits for the others': then they have
+  // read this replica's gradients, too.
+  bool sum_squares(at::Tensor& squares);
+  // The optimizer's factor for gradients. None if the step is skipped.
+  std::optional<double> factor_for(const at::Tensor& squares) const;
+  void take(int64_t step, double lr, std::optional<double> factor);
+  void add_to_average();
+  void leave_open(OpenStep step);
+  // Notes a wait that began then and ends now, and returns its seconds.
+  double waited_since(double begin);
+  // The times of the update that began then and ends now.
+  UpdateTimes times_since(double begin);
+
+  Pipeline& pipeline_;
+  const WeightUses& uses_;
+  int rank_;
+  UpdateSettings settings_;
+  std::unique_ptr<GradientReducer> reducer_;  // null: one replica
+  std::unique_ptr<OptimizerShards> shards_;   // null: not sharded
+  std::unique_ptr<WeightAverage> average_;    // null: none
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Savepoint> before_;  // null: the rank never presumes
+  LossScale scale_;
+  bool as_presumed_ = true;  // the last step was neither clipped nor skipped
+  std::optional<OpenStep> open_;
+  int64_t taken_back_ = 0;
+  UpdateTimes times_;  // of the current update
+};
+
+}  // namespace twobp
