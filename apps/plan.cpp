@@ -170,6 +170,95 @@ std::string described_schedules() {
   return text;
 }
 
+// Adds what is drawn or planned, and the costs of ops.
+void add_schedule_options(CLI::App& plan, PlanOptions& options) {
+  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
+    return plan.add_option(flag, value, help)->capture_default_str();
+  };
+  text("--schedule", options.schedule,
+       "[list] one of " + join(schedule_names()) +
+           ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
+           "(default: 1f1b; with a model: all names)");
+  text("--stages", options.stages, "[list] number of stages (default: from --ranks, else 4)");
+  text(
+      "--ranks", options.ranks,
+      "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
+      ".csv files, else the configured one)");
+  text("--micro-batches", options.micro_batches,
+       "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
+  text("--slices", options.slices,
+       "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and the "
+       "configured number, or all in --costs); without a model they are equal, and costs stay those of a "
+       "whole "
+       "micro-batch");
+  text("--p2", options.p2,
+       "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
+           " (default: a file as it is written, else fill; with a model: all)");
+  text("--forward", options.forward, "cost of F: a number, or one for each stage, separated by commas");
+  text("--backward-p1", options.backward_p1, "cost of I, as for --forward");
+  text("--backward-p2", options.backward_p2, "cost of W, as for --forward");
+  plan.add_option("--p2-units", options.p2_units,
+                  "number of pieces of W; a waiting rank looks for its message between them")
+      ->capture_default_str()
+      ->check(number_from(1));
+  plan.add_option("--cap", options.cap, "largest number of micro-batches that a rank may hold; 0: no limit")
+      ->capture_default_str()
+      ->check(number_from(0));
+}
+
+// Adds the files and pictures to write.
+void add_output_options(CLI::App& plan, PlanOptions& options) {
+  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
+    return plan.add_option(flag, value, help)->capture_default_str();
+  };
+  text("--color", options.color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
+  text("--json", options.json, "also write the result to this file");
+  plan.add_flag("--no-ops", options.no_ops,
+                "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
+  text("--timeline", options.timeline, "also draw the schedule as an HTML page in this file");
+  text("--svg", options.svg, "also draw the schedule as an SVG picture in this file");
+  plan.add_option("--svg-end", options.svg_end,
+                  "end of the picture's time axis (default: the end of the step)")
+      ->check(number_from(0));
+  text("--measured", options.measured,
+       "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
+       "real run; with --timeline both are on one page");
+  text("--csv", options.csv,
+       "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
+       "simulation ran it");
+  text("--csv-form", options.csv_form,
+       "compute_only, or compute_comms: with the messages, as PyTorch places them")
+      ->check(CLI::IsMember({"compute_only", "compute_comms"}));
+}
+
+// Adds what only a plan of a model has.
+void add_model_options(CLI::App& plan, PlanOptions& options) {
+  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
+    return plan.add_option(flag, value, help)->capture_default_str();
+  };
+  text("--costs", options.costs, "a cost model of 'twobp profile --json', instead of measuring");
+  text("--micro-batch-sizes", options.micro_batch_sizes,
+       "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
+       "number)");
+  text("--recompute", options.recompute,
+       "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
+           " (default: all, or only pipeline.recompute if that is configured)");
+  text("--memory", options.memory,
+       "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
+  plan.add_option("--batch", options.batch, "only combinations with this many samples per step; 0: any")
+      ->capture_default_str()
+      ->check(number_from(0));
+  plan.add_option("--top", options.top, "number of the best combinations to show")
+      ->capture_default_str()
+      ->check(number_from(1));
+  plan.add_flag("--all", options.all, "show all combinations that fit (slow: each is simulated)");
+  plan.add_flag("--search", options.search,
+                "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
+  plan.add_option("--seconds", options.seconds, "how long to measure each size and recomputation")
+      ->check(number_from(0))
+      ->capture_default_str();
+}
+
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
@@ -182,79 +271,10 @@ void add_plan_command(CLI::App& app) {
   plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
   plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
       ->take_all();
-  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
-    return plan->add_option(flag, value, help)->capture_default_str();
-  };
-  text("--schedule", options->schedule,
-       "[list] one of " + join(schedule_names()) +
-           ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
-           "(default: 1f1b; with a model: all names)");
-  text("--stages", options->stages, "[list] number of stages (default: from --ranks, else 4)");
-  text(
-      "--ranks", options->ranks,
-      "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
-      ".csv files, else the configured one)");
-  text("--micro-batches", options->micro_batches,
-       "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
-  text("--slices", options->slices,
-       "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and the "
-       "configured number, or all in --costs); without a model they are equal, and costs stay those of a "
-       "whole "
-       "micro-batch");
-  text("--p2", options->p2,
-       "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
-           " (default: placed for a file that places W, else fill; with a model: all)");
-  text("--forward", options->forward, "cost of F: a number, or one for each stage, separated by commas");
-  text("--backward-p1", options->backward_p1, "cost of I, as for --forward");
-  text("--backward-p2", options->backward_p2, "cost of W, as for --forward");
-  plan->add_option("--p2-units", options->p2_units,
-                   "number of pieces of W; a waiting rank looks for its message between them")
-      ->capture_default_str()
-      ->check(number_from(1));
-  plan->add_option("--cap", options->cap, "largest number of micro-batches that a rank may hold; 0: no limit")
-      ->capture_default_str()
-      ->check(number_from(0));
+  add_schedule_options(*plan, *options);
   add_network_options(*plan, *options);
-  text("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
-  text("--json", options->json, "also write the result to this file");
-  plan->add_flag("--no-ops", options->no_ops,
-                 "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
-  text("--timeline", options->timeline, "also draw the schedule as an HTML page in this file");
-  text("--svg", options->svg, "also draw the schedule as an SVG picture in this file");
-  plan->add_option("--svg-end", options->svg_end,
-                   "end of the picture's time axis (default: the end of the step)")
-      ->check(number_from(0));
-  text("--measured", options->measured,
-       "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
-       "real run; with --timeline both are on one page");
-  text("--csv", options->csv,
-       "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
-       "simulation ran it");
-  text("--csv-form", options->csv_form,
-       "compute_only, or compute_comms: with the messages, as PyTorch places them")
-      ->check(CLI::IsMember({"compute_only", "compute_comms"}));
-  text("--costs", options->costs, "a cost model of 'twobp profile --json', instead of measuring");
-  text("--micro-batch-sizes", options->micro_batch_sizes,
-       "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
-       "number)");
-  text("--recompute", options->recompute,
-       "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
-           " (default: all, or only pipeline.recompute if that is configured)");
-  text("--memory", options->memory,
-       "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
-  plan->add_option("--batch", options->batch, "only combinations with this many samples per step; 0: any")
-      ->capture_default_str()
-      ->check(number_from(0));
-  plan->add_option("--top", options->top, "number of the best combinations to show")
-      ->capture_default_str()
-      ->check(number_from(1));
-  plan->add_flag("--all", options->all, "show all combinations that fit (slow: each is simulated)");
-  plan->add_flag(
-      "--search", options->search,
-      "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
-  plan->add_option("--seconds", options->seconds, "how long to measure each size and recomputation")
-      ->check(number_from(0))
-      ->capture_default_str();
+  add_output_options(*plan, *options);
+  add_model_options(*plan, *options);
   plan->footer(described_schedules());
   plan->callback([options, plan] {
     check_alone("plan", find_launcher());

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # (what it does, file, the line that is left out, what stands in its place)
 DEVICE = "twobp/nn/device/device.cpp"
 GRAPH = "twobp/pipeline/executor/step_graph.cpp"
-STEP = "twobp/pipeline/executor/rank_executor_step.cpp"
+STEP = "twobp/pipeline/executor/rank_executor.cpp"
 THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
@@ -38,10 +38,9 @@ LINES = [
     ("the user waits for a copy from another GPU", DEVICE, "user.wait(copied ? copies_.record() : ready);",
      "user.wait(copied ? DeviceEvent() : ready);"),
     ("a graph waits for its inputs on other GPUs", GRAPH, "first.wait(inputs.device.compute().record());", ""),
-    ("a recorded rank waits for the beginning", STEP, "device_.compute().wait(begin);", "(void)begin;"),
-    ("the end of a recording waits for all ranks", GRAPH,
-     "for (const DeviceEvent& end : record(recorded, first.record())) first.wait(end);", "record(recorded, first.record());"),
-    ("the update waits for the graph", STEP, "device_.compute().wait(end);", "(void)end;"),
+    ("a recorded rank waits for the beginning", STEP, "parts_.device.compute().wait(begin);", "(void)begin;"),
+    ("the end of a recording waits for all ranks", GRAPH, "for (const DeviceEvent& end : ends) first.wait(end);", ""),
+    ("the update waits for the graph", STEP, "parts_.device.compute().wait(end);", "(void)end;"),
     ("a message between threads waits for its sender's work", THREADS, "device_.current().record()});", "DeviceEvent()});"),
     ("a sum waits for W", SUMS, "!made_.empty() && made_.front().passed()", "!made_.empty()"),
     ("the update waits for sums", SUMS, "device_.compute().wait(device_.sums().record());", ""),

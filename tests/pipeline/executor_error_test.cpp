@@ -39,7 +39,7 @@ struct Broken {
 std::string run_to_error(const Broken& broken, int stage, const char* schedule, P2Policy policy,
                          double timeout = test::kTimeout) {
   PipelineOptions options = options_of(broken.split(stage));
-  timeout = timeout;
+  options.timeout = timeout;
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options);
   const StepPlan plan = pipeline.plan(schedule, 4, policy);
   const double begin = now_seconds();

@@ -338,7 +338,7 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   SimulationOptions options;
   options.message_seconds = c.latency;
   options.p2_order = c.order;
-  PlanOptions running{P2Batching::kLoop, MemoryCap::none(), c.order};
+  StepOptions running{P2Batching::kLoop, MemoryCap::none(), c.order};
   StepPlan plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
   if (draw.chance(60)) {

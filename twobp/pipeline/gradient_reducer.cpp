@@ -1,14 +1,12 @@
 #include "twobp/pipeline/gradient_reducer.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/wait.h"
 
 namespace twobp {
 namespace {
@@ -16,10 +14,6 @@ namespace {
 // Alignment of a gradient within a bucket. It is that of a tensor of its own, because the bits of some matrix
 // products depend on it.
 constexpr int64_t kBucketAlignment = 64;  // bytes
-
-// Pause between two looks for messages in finish(). Sums take hundreds of microseconds, and cores may be
-// shared.
-constexpr auto kSumPause = std::chrono::microseconds(20);
 
 int64_t padded(int64_t bytes) {
   return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
@@ -150,29 +144,36 @@ void GradientReducer::progress() {
   });
 }
 
+class GradientReducer::AllSums : public Wait {
+ public:
+  explicit AllSums(GradientReducer& reducer) : reducer_(reducer) {}
+  bool ready() override {
+    reducer_.progress();
+    return !reducer_.busy();
+  }
+  size_t progress() const override { return 2 * reducer_.next_ - reducer_.running_.size(); }  // begun and ended
+  [[noreturn]] void fail(double timeout) const override {
+    const auto& running = reducer_.running_;
+    TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_),
+                " were not computed within ", timeout, " s");
+    std::string missing;
+    try {
+      std::visit([](auto& sum) { sum.wait(0); }, reducer_.running_.front().sum);
+    } catch (const Error& error) {
+      missing = concat(": ", error.what());
+    }
+    twobp::fail("the gradients of ", reducer_.describe(running.front().bucket),
+                " were not summed over replicas within ", timeout, " s", missing);
+  }
+
+ private:
+  GradientReducer& reducer_;
+};
+
 void GradientReducer::finish(double timeout) {
   note_made(/*all=*/true);
-  double deadline = awake_seconds() + timeout;
-  const auto begun_and_ended = [&] { return 2 * next_ - running_.size(); };
-  size_t before = begun_and_ended();
-  for (progress(); busy(); progress()) {
-    if (begun_and_ended() > before) {
-      before = begun_and_ended();
-      deadline = awake_seconds() + timeout;
-    } else if (awake_seconds() > deadline) {
-      TWOBP_CHECK(!running_.empty(), "the gradients of ", describe(next_), " were not computed within ",
-                  timeout, " s");
-      const size_t bucket = running_.front().bucket;
-      try {
-        std::visit([](auto& sum) { sum.wait(0); }, running_.front().sum);
-      } catch (const Error& error) {
-        fail("the gradients of ", describe(bucket), " were not summed over replicas within ", timeout,
-             " s: ", error.what());
-      }
-      continue;
-    }
-    std::this_thread::sleep_for(kSumPause);
-  }
+  AllSums sums(*this);
+  wait_for(sums, timeout, [] { return false; });
   device_.compute().wait(device_.sums().record());
   replicas_.flush(timeout);  // here, so that the meter sees the release of sent messages
 }

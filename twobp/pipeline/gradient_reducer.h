@@ -68,6 +68,7 @@ class GradientReducer {
   size_t started() const { return next_; }
 
  private:
+  class AllSums;
   struct Running {
     size_t bucket = 0;
     std::variant<AllReduce, ReduceScatter> sum;

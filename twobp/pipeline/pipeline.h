@@ -78,9 +78,9 @@ class Pipeline {
   // several processes, all of them make the first plan together. Automatic caps are those for what the ranks
   // hold now, apart from micro-batches; a step for which that has changed makes them anew.
   StepPlan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-                const PlanOptions& options = {}) const;
+                const StepOptions& options = {}) const;
   // The same for a schedule that is ready to run.
-  StepPlan plan(Schedule schedule, const PlanOptions& options) const;
+  StepPlan plan(Schedule schedule, const StepOptions& options) const;
   // The plan of an evaluation.
   StepPlan forward_plan(int micro_batches) const;
 

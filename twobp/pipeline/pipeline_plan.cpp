@@ -16,17 +16,17 @@
 namespace twobp {
 
 StepPlan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
-                        const PlanOptions& options) const {
+                        const StepOptions& options) const {
   if (micro_batches == 0) return forward_plan(0);
   const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
               "' has no backward pass, so it trains nothing: use another schedule");
-  PlanOptions with_peaks = options;
+  StepOptions with_peaks = options;
   if (with_peaks.standard_peaks.empty()) with_peaks.standard_peaks = standard_peaks(standard, layer_costs_);
   return plan(schedule.make(stages(), ranks(), micro_batches, policy, slices()), with_peaks);
 }
 
-StepPlan Pipeline::plan(Schedule schedule, const PlanOptions& options) const {
+StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options) const {
   StepPlan plan;
   plan.schedule = std::move(schedule);
   plan.options = options;
@@ -36,7 +36,7 @@ StepPlan Pipeline::plan(Schedule schedule, const PlanOptions& options) const {
 }
 
 StepPlan Pipeline::forward_plan(int micro_batches) const {
-  PlanOptions options;
+  StepOptions options;
   options.memory_cap = MemoryCap::none();
   if (micro_batches > 0) return plan(make_forward_schedule(rank_of_stage_, micro_batches), options);
   Schedule none;  // the last batch of an epoch may leave a replica nothing
@@ -49,7 +49,7 @@ StepPlan Pipeline::forward_plan(int micro_batches) const {
 }
 
 void Pipeline::add_caps(StepPlan& plan) const {
-  const PlanOptions& options = plan.options;
+  const StepOptions& options = plan.options;
   const MemoryCap& cap = options.memory_cap;
   if (cap.is_automatic()) {
     plan.fixed = fixed_bytes();

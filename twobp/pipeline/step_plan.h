@@ -14,19 +14,19 @@
 namespace twobp {
 
 // How W runs, and what ranks may hold. It changes no bit of the results.
-struct PlanOptions {
+struct StepOptions {
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
   // The basis of the automatic cap, by rank (see auto_caps). If empty, it is the peaks of the schedule itself
   // with p2 off.
   std::vector<int64_t> standard_peaks{};
-  bool operator==(const PlanOptions&) const = default;
+  bool operator==(const StepOptions&) const = default;
 };
 
 struct StepPlan {
   Schedule schedule;
-  PlanOptions options;
+  StepOptions options;
   LeadingForwards leading;    // of the schedule
   std::vector<int64_t> caps;  // by rank: bytes of activations and stash; 0: no cap
   // Whether a rank runs W while it waits. On devices, the waits are those of the simulated step (w_places),

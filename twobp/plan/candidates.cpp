@@ -170,6 +170,128 @@ bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches,
   return false;
 }
 
+// Lists the combinations, and notes why others are left out.
+class Enumeration {
+ public:
+  Enumeration(const ModelsByRecompute& models, const PlanRequest& request)
+      : models_(models),
+        request_(request),
+        layers_(static_cast<int>(models.front().second.layers.size())),
+        sizes_(request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes
+                                                 : request.micro_batch_sizes),
+        slices_(slices_of(models.front().second, request)) {}
+
+  void add(const AskedSchedule& asked) {
+    const ScheduleSource& schedule = asked.source;
+    const std::vector<P2Policy> policies = policies_of(asked);
+    const auto shapes = shapes_of(schedule, request_);
+    if (shapes.empty() && schedule.written() != nullptr) {
+      reasons_.add(concat(schedule, " is a schedule of ", schedule.written()->stages, " stages on ",
+                          schedule.written()->rank_count(), " ranks, which are not asked for"));
+    }
+    for (const Shape& shape : shapes) add(schedule, policies, shape);
+  }
+  // Throws Error if there are none.
+  std::vector<Candidate> take() {
+    TWOBP_CHECK(!all_.empty(), "there is no combination to plan: ", reasons_.text());
+    return std::move(all_);
+  }
+
+ private:
+  std::vector<P2Policy> policies_of(const AskedSchedule& asked) {
+    const auto admitted = planned_policies(asked.source);
+    std::vector<P2Policy> wanted = request_.policies.empty() ? admitted : request_.policies;
+    if (asked.policy) wanted = {*asked.policy};
+    std::vector<P2Policy> policies;
+    for (const P2Policy policy : wanted) {
+      if (std::find(admitted.begin(), admitted.end(), policy) != admitted.end()) {
+        policies.push_back(policy);
+      } else {
+        reasons_.add(concat("schedule '", asked.source, "' is not planned with p2 ", policy_name(policy)));
+      }
+    }
+    return policies;
+  }
+
+  void add(const ScheduleSource& schedule, const std::vector<P2Policy>& policies, const Shape& shape) {
+    const std::vector<int> rank_of_stage = schedule.rank_of_stage(shape.stages, shape.ranks);
+    if (shape.stages > layers_) {
+      reasons_.add(concat("the model has ", layers_, " layers, too few for ", shape.stages, " stages"));
+      return;
+    }
+    const auto replicas = replicas_of(shape.ranks, request_);
+    if (replicas.empty()) {
+      reasons_.add(concat(shape.ranks, " ranks and the replicas asked for do not make ", request_.devices,
+                          " devices"));
+    }
+    for (const int micro_batches : counts_of(schedule, shape)) {
+      const auto loads = loads_of(micro_batches, sizes_, replicas, request_.batch);
+      if (loads.empty() && !replicas.empty()) {
+        reasons_.add(concat("no given micro-batch size and number of replicas makes a batch of ",
+                            request_.batch, " samples"));
+      }
+      if (loads.empty() || policies.empty()) continue;
+      Candidate candidate;
+      candidate.choice.schedule = schedule;
+      candidate.choice.ranks = shape.ranks;
+      candidate.choice.stages = shape.stages;
+      candidate.choice.micro_batches = micro_batches;
+      for (const int slices : slices_) {
+        if (!admits(schedule, shape, micro_batches, slices, reasons_)) continue;
+        candidate.choice.slices = slices;
+        add_loads(candidate, loads, policies, rank_of_stage);
+      }
+    }
+  }
+
+  // The numbers of micro-batches to plan.
+  std::vector<int> counts_of(const ScheduleSource& schedule, const Shape& shape) {
+    const Schedule* const written = schedule.written();
+    if (written != nullptr) {
+      if (!leaves_out(request_.micro_batches, written->micro_batches)) return {written->micro_batches};
+      reasons_.add(concat(schedule, " is a schedule of ", written->micro_batches,
+                          " micro-batches, which are not asked for"));
+      return {};
+    }
+    if (!request_.micro_batches.empty()) return request_.micro_batches;
+    return {shape.ranks, 2 * shape.ranks, 4 * shape.ranks};
+  }
+
+  void add_loads(Candidate candidate, const std::vector<std::pair<int, int>>& loads,
+                 const std::vector<P2Policy>& policies, const std::vector<int>& rank_of_stage) {
+    const int slices = candidate.choice.slices;
+    for (const auto& [size, copies] : loads) {
+      candidate.choice.micro_batch_size = size;
+      candidate.choice.data_parallel = copies;
+      for (size_t mode = 0; mode < models_.size(); ++mode) {
+        const auto& [recompute, model] = models_[mode];
+        if (!has_slices(model, slices)) {
+          reasons_.add(concat("recomputation ", recompute, " has no costs in ", slices,
+                              " slices: slices can be planned with none or activations"));
+          continue;
+        }
+        const auto& split = splits_.of(rank_of_stage, model, mode, size, slices);
+        candidate.choice.recompute = recompute;
+        candidate.choice.split = split.counts;
+        candidate.most_samples = size * (copies / split.busiest);
+        for (const P2Policy policy : policies) {
+          candidate.choice.policy = policy;
+          all_.push_back(candidate);
+        }
+      }
+    }
+  }
+
+  const ModelsByRecompute& models_;
+  const PlanRequest& request_;
+  int layers_;
+  std::vector<int> sizes_;
+  std::vector<int> slices_;
+  Splits splits_;
+  Reasons reasons_;
+  std::vector<Candidate> all_;
+};
+
 }  // namespace
 
 std::vector<std::string> planned_schedules() {
@@ -203,91 +325,9 @@ std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanReq
                                        [](const auto& each) { return each.source.written() != nullptr; });
   TWOBP_CHECK(all_written || !request.ranks.empty() || !request.stages.empty(),
               "a plan needs a number of ranks or a number of stages");
-  const int layers = static_cast<int>(models.front().second.layers.size());
-  const auto sizes =
-      request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes : request.micro_batch_sizes;
-  const std::vector<int> numbers_of_slices = slices_of(models.front().second, request);
-  std::vector<Candidate> all;
-  Splits splits;
-  Reasons reasons;
-  for (const auto& [schedule, own_policy] : asked) {
-    const auto admitted = planned_policies(schedule);
-    std::vector<P2Policy> policies;
-    for (const P2Policy policy : own_policy                 ? std::vector<P2Policy>{*own_policy}
-                                 : request.policies.empty() ? admitted
-                                                            : request.policies) {
-      const bool possible = std::find(admitted.begin(), admitted.end(), policy) != admitted.end();
-      if (possible)
-        policies.push_back(policy);
-      else
-        reasons.add(concat("schedule '", schedule, "' is not planned with p2 ", policy_name(policy)));
-    }
-    const auto shapes = shapes_of(schedule, request);
-    if (shapes.empty() && schedule.written() != nullptr) {
-      reasons.add(concat(schedule, " is a schedule of ", schedule.written()->stages, " stages on ",
-                         schedule.written()->rank_count(), " ranks, which are not asked for"));
-    }
-    for (const Shape& shape : shapes) {
-      const std::vector<int> rank_of_stage = schedule.rank_of_stage(shape.stages, shape.ranks);
-      if (shape.stages > layers) {
-        reasons.add(concat("the model has ", layers, " layers, too few for ", shape.stages, " stages"));
-        continue;
-      }
-      const auto replicas = replicas_of(shape.ranks, request);
-      if (replicas.empty()) {
-        reasons.add(concat(shape.ranks, " ranks and the replicas asked for do not make ", request.devices,
-                           " devices"));
-      }
-      auto counts = request.micro_batches;
-      if (const Schedule* written = schedule.written()) {
-        if (leaves_out(counts, written->micro_batches)) {
-          reasons.add(concat(schedule, " is a schedule of ", written->micro_batches,
-                             " micro-batches, which are not asked for"));
-          continue;
-        }
-        counts = {written->micro_batches};
-      }
-      if (counts.empty()) counts = {shape.ranks, 2 * shape.ranks, 4 * shape.ranks};
-      for (const int m : counts) {
-        const auto loads = loads_of(m, sizes, replicas, request.batch);
-        if (loads.empty() && !replicas.empty())
-          reasons.add(concat("no given micro-batch size and number of replicas makes a batch of ",
-                             request.batch, " samples"));
-        if (loads.empty() || policies.empty()) continue;
-        for (const int slices : numbers_of_slices) {
-          if (!admits(schedule, shape, m, slices, reasons)) continue;
-          for (const auto& [size, copies] : loads) {
-            for (size_t mode = 0; mode < models.size(); ++mode) {
-              const auto& [recompute, model] = models[mode];
-              if (!has_slices(model, slices)) {
-                reasons.add(concat("recomputation ", recompute, " has no costs in ", slices,
-                                   " slices: slices can be planned with none or activations"));
-                continue;
-              }
-              const auto& split = splits.of(rank_of_stage, model, mode, size, slices);
-              for (const P2Policy policy : policies) {
-                Candidate candidate;
-                candidate.choice.schedule = schedule;
-                candidate.choice.policy = policy;
-                candidate.choice.ranks = shape.ranks;
-                candidate.choice.stages = shape.stages;
-                candidate.choice.micro_batches = m;
-                candidate.choice.micro_batch_size = size;
-                candidate.choice.slices = slices;
-                candidate.choice.data_parallel = copies;
-                candidate.choice.recompute = recompute;
-                candidate.choice.split = split.counts;
-                candidate.most_samples = size * (copies / split.busiest);
-                all.push_back(std::move(candidate));
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-  TWOBP_CHECK(!all.empty(), "there is no combination to plan: ", reasons.text());
-  return all;
+  Enumeration enumeration(models, request);
+  for (const AskedSchedule& each : asked) enumeration.add(each);
+  return enumeration.take();
 }
 
 }  // namespace twobp

@@ -34,7 +34,7 @@ const char* standard_name(const Pipeline& pipeline) {
 
 Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
                      const std::vector<double>& batch) {
-  const PlanOptions given{asked.batching, asked.memory_cap};
+  const StepOptions given{asked.batching, asked.memory_cap};
   const StepPlan standard = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, given);
   const SimulationOptions options = in_process_simulation(standard.caps);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs(), batch);
