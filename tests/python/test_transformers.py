@@ -643,7 +643,7 @@ def test_every_training_argument_is_dealt_with():
 
 def test_the_trainer_takes_what_transformers_trainer_takes():
     theirs, ours = (list(inspect.signature(kind.__init__).parameters) for kind in (transformers.Trainer, twobp.transformers.Trainer))
-    assert ours == [*theirs, "loss_reduction", "settings"]
+    assert ours == [*theirs, "loss_reduction", "check_every", "settings"]
 
 
 class StopsAfter(transformers.TrainerCallback):
