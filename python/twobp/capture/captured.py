@@ -16,6 +16,7 @@ from torch import nn
 from twobp import _native
 
 from . import bundle, interpret
+from .as_before import AsBefore
 from .cache import Cache, Entry
 from .draws import Draw
 from .emit import OTHER_WAY, dtype_name
@@ -94,6 +95,7 @@ class Captured:
     cached: list[str] = dataclasses.field(default_factory=list)
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
+    before: AsBefore | None = None  # while the module is called
 
     def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
         """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
@@ -112,11 +114,12 @@ class Captured:
                 walk, state = walk_over(self.whole)
                 entry = self.cache.entry((walk, state), {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
                 entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
-                for entry in entries:
-                    if kept := self._from_cache(entry, fields, described, beside, check):
-                        break
-                    self._forget(described, constants)
-                traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
+                with self.leaving_as_before(walk):
+                    for entry in entries:
+                        if kept := self._from_cache(entry, fields, described, beside, check):
+                            break
+                        self._forget(described, constants)
+                    traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
                 self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
             self._forget(described, constants)
@@ -235,12 +238,19 @@ class Captured:
             for part, mode in now.items():
                 part.training = mode
 
+    @contextlib.contextmanager
+    def leaving_as_before(self, walk: Fingerprint):
+        """Within this context, the module may be called."""
+        with AsBefore(walk) as self.before:
+            yield
+        self.before = None
+
     def _own_failure(self, fields: dict[str, torch.Tensor]) -> tuple[str, Exception] | None:
         """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of them does. The module is not changed."""
         what = "the module itself"
         state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters), AsBefore(walk_over(self.whole)[0]):
                 output = self.whole.output(dict(fields))
                 if self.whole.loss_fn is not None:
                     what = "loss_fn(output, batch), with the module's output and the whole batch,"
@@ -256,7 +266,7 @@ class Captured:
     def _trace(self, walk: Fingerprint, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
         frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
         with recording(walk) as reads:
-            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.buffers)
+            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.before, self.buffers)
         traced.reads = {number: sorted(names) for number, names in reads.items() if names}
         return traced
 

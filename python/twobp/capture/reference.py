@@ -107,5 +107,5 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
 def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in whole.named_buffers():
-            if not torch.equal(buffer, state[name]):
+            if name in state and not torch.equal(buffer, state[name]):  # others are made by the forward pass
                 buffer.copy_(state[name])
