@@ -241,9 +241,11 @@ class Captured:
     @contextlib.contextmanager
     def leaving_as_before(self, walk: Fingerprint):
         """Within this context, the module may be called."""
-        with AsBefore(walk) as self.before:
-            yield
-        self.before = None
+        try:
+            with AsBefore(walk) as self.before:
+                yield
+        finally:
+            self.before = None
 
     def _own_failure(self, fields: dict[str, torch.Tensor]) -> tuple[str, Exception] | None:
         """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of them does. The module is not changed."""
@@ -361,16 +363,22 @@ class Captured:
         for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
             if not error <= limit:
                 raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
-                                   "The module may change its course from call to call, or this is an error of twobp: please report it")
+                                   f"{self._left() or 'The module may change its course from call to call, or this is an error of twobp: please report it'}")
         if not result.evaluation <= limit:
             raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
-                               f"with its buffers as they are (relative error {result.evaluation:.1e}). Only these may depend on self.training: AlphaDropout, "
-                               "RReLU and the like have no programs")
+                               f"with its buffers as they are (relative error {result.evaluation:.1e}). " + (self._left() or "Only these may depend on self.training: AlphaDropout, "
+                               "RReLU and the like have no programs"))
         result.slices, result.worst_of_slices = self._dry_run_of_slices(chain, fields, weight, random.masks, (expected, wanted), scale)
         if not result.slices <= limit:
             raise WrongSlices(f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} against the module itself. This "
                               "is an error of twobp: please report it")
         return result
+
+    def _left(self) -> str:
+        """Says what the calls of the comparison have changed in the module, or ''."""
+        names = self.before.changed() if self.before else []
+        return f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do not: give the module such a value as a field of " \
+               "the batch" if names else ""
 
     def _dry_run_of_slices(self, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, masks: dict, expected: tuple, scale: float):
         """Returns the largest relative error of the programs over three slices, and its place."""

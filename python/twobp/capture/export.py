@@ -18,7 +18,7 @@ from twobp.batches import named
 
 from . import ops
 from .draws import number_draws
-from .errors import CaptureError, recording_lines, user_line, where
+from .errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
 from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
@@ -265,7 +265,9 @@ def refusal(error: Exception) -> CaptureError:
         advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
-    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
+    if "dynamic_frequency_update" in (line := user_line(error)):
+        advice = DYNAMIC
+    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{line}. {advice}")
 
 
 def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str],
@@ -313,7 +315,9 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
     for spec, node in zip(signature.output_specs, outputs):
         if spec.kind.name == "BUFFER_MUTATION":
             if spec.target in buffers:  # others are made by the forward pass, for its next call
-                new_buffers[canonical[id(buffers[spec.target])]] = node
+                name = canonical[id(buffers[spec.target])]
+                with graph.inserting_before(graph.output_node()):
+                    new_buffers[name] = in_form_of(graph, node, by_input[Input("buffer", name)].meta["val"])
         elif spec.kind.name == "USER_OUTPUT":
             loss = node
         elif spec.kind.name == "PARAMETER_MUTATION":
@@ -378,15 +382,21 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
     """x[...] = y is exported as copy(x, y), which has no derivative. Its value is y in x's dtype and shape."""
     into, source = node.args[:2]
     with graph.inserting_before(node):
-        if into.meta["val"].dtype != source.meta["val"].dtype:
-            value = source.meta["val"].to(into.meta["val"].dtype)
-            source = graph.call_function(aten._to_copy.default, (source,), {"dtype": into.meta["val"].dtype})
-            source.meta["val"] = value
-        if into.meta["val"].shape != source.meta["val"].shape:
-            source = graph.call_function(aten.expand.default, (source, list(into.meta["val"].shape)))
-            source.meta["val"] = into.meta["val"]
+        source = in_form_of(graph, source, into.meta["val"])
     node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:
+    """Returns what value.copy_(source) writes."""
+    if value.dtype != source.meta["val"].dtype:
+        converted = source.meta["val"].to(value.dtype)
+        source = graph.call_function(aten._to_copy.default, (source,), {"dtype": value.dtype})
+        source.meta["val"] = converted
+    if value.shape != source.meta["val"].shape:
+        source = graph.call_function(aten.expand.default, (source, list(value.shape)))
+        source.meta["val"] = value
+    return source
 
 
 def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
