@@ -25,7 +25,7 @@ class AsBefore:
         self._cells: list[tuple[str, object, object]] = []
         for node in walk.nodes:
             value = node.value
-            tables = [node.attributes, *((vars(value)[one] for one in TABLES) if isinstance(value, nn.Module) else [value] if type(value) in DICTS else [])]
+            tables = [node.attributes, *([vars(value)[one] for one in TABLES] if isinstance(value, nn.Module) else [value] if type(value) in DICTS else [])]
             self._tables += [(node.name, table, dict(table)) for table in tables if table is not None]
             if type(value) in (*LISTS, set):
                 self._lists.append((node.name, value, list(value)))
@@ -44,7 +44,8 @@ class AsBefore:
 
     def changed(self) -> list[str]:
         """Returns the names of what is no longer what it was."""
-        return sorted({named(name, key) for name, _, key, _ in self._entries()} | {named(name) for name, one, before in self._lists if not same(one, before)}
+        return sorted({named(name, key) for name, _, key, _ in self._entries()}
+                      | {named(name) for name, one, before in self._lists if not same(one, before)}
                       | {named(name) for name, cell, before in self._cells if content(cell) is not before})
 
     def put_back(self) -> None:
@@ -71,8 +72,8 @@ class AsBefore:
             one = table.get(key) if id(table) in owned else None
             made = one.parameters() if isinstance(one, nn.Module) else [one] if one is not None else []
             if any(self._walk.number_of(parameter) is None for parameter in made):
-                raise CaptureError(f"the module's forward pass makes '{named(name, key)}', whose parameters are then no part of the module that is trained. Make it in __init__, "
-                                   "or call the module once on an example before")
+                raise CaptureError(f"the module's forward pass makes '{named(name, key)}', whose parameters are then no part of the module that is "
+                                   "trained. Make it in __init__, or call the module once on an example before")
 
     def _entries(self) -> list[tuple[str, dict, str, object]]:
         """Returns (name, dict, key, what it held) of what has changed in dicts and in the modules of Python."""
