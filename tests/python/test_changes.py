@@ -132,11 +132,10 @@ def trainer_of(net, loss_fn, cache=False, **settings):
 def by_autograd(net, trainer, loss_fn, samples=6):
     """The loss of the module as it is now, with the trainer's weights."""
     state, losses = {name: one.clone() for name, one in trainer.state_dict().items()}, []
-    half = samples // 2
-    for i in range(2):
-        part = {name: one[i * half:(i + 1) * half] for name, one in batch(samples).items()}
-        losses.append(loss_fn(torch.func.functional_call(net, state, (part["x"],)), part).item())
-    return sum(losses) / 2
+    for rows in (slice(0, 3), slice(3, samples)):
+        part = {name: one[rows] for name, one in batch(samples).items()}
+        losses.append(loss_fn(torch.func.functional_call(net, state, (part["x"],)), part).item() * len(part["x"]) / samples)
+    return sum(losses)
 
 
 def set_p(m):
@@ -197,7 +196,7 @@ def test_a_step_computes_what_the_module_is_now(what, made, cache, undone):
     assert trainer.step(batch()).loss == pytest.approx(expected, rel=1e-9)
     expected = by_autograd(made.net, trainer, loss_fn)
     assert trainer.step(batch()).loss == pytest.approx(expected, rel=1e-9)
-    expected = by_autograd(made.net, trainer, loss_fn, 4)
+    expected = by_autograd(made.net, trainer, loss_fn, 5)
     assert trainer.step(batch(5)).loss == pytest.approx(expected, rel=1e-9), "another shape"
     assert len(trainer._captured.cached) == captures + 2
     again = trainer_of(made.net, loss_fn, cache)  # over the cache
@@ -482,3 +481,118 @@ def test_reads_are_recorded_and_classes_left_as_they_were(made):
     names = reads[walk.number_of(made.net)]
     assert {"factor", "flag", "table", "act"} <= names and "unread" not in names
     assert {one: dict(vars(one)) for one in before} == before
+
+
+KEPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+LAST = {}
+
+class Box:
+    pass
+
+class Keeps(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.layer, self.way = nn.Linear(4, 4), getattr(self, way)
+        self.calls, self.last, self.outputs, self.tables, self.box = 0, None, [], {}, Box()
+        self.double()
+
+    def forward(self, x):
+        return self.way(x, self.layer(x))
+
+    def attribute(self, x, y):
+        if getattr(self, "table", None) is None:
+            self.table = torch.arange(1.0, 5.0)
+        return y * self.table
+
+    def of_size(self, x, y):
+        if getattr(self, "rows", None) != len(x):
+            self.rows, self.table = len(x), torch.arange(1.0, len(x) + 1)[:, None]
+        return y * self.table
+
+    def buffer(self, x, y):
+        if getattr(self, "rows", None) != len(x):
+            self.rows = len(x)
+            self.register_buffer("table", torch.arange(1.0, len(x) + 1)[:, None], persistent=False)
+        return y * self.table
+
+    def in_dict(self, x, y):
+        if len(x) not in self.tables:
+            self.tables[len(x)] = torch.arange(1.0, len(x) + 1)[:, None]
+        return y * self.tables[len(x)]
+
+    def in_object(self, x, y):
+        if not hasattr(self.box, "table"):
+            self.box.table = torch.arange(1.0, 5.0)
+        return y * self.box.table
+
+    def in_global(self, x, y):
+        if "table" not in LAST:
+            LAST["table"] = torch.arange(1.0, 5.0)
+        return y * LAST["table"]
+
+    def count_and_outputs(self, x, y):
+        self.calls += 1
+        self.last = y.detach()
+        self.outputs.append(self.last)
+        return y
+
+    def read_count(self, x, y):
+        self.calls += 1
+        return y * self.calls
+
+    def parameter(self, x, y):
+        if not hasattr(self, "gain"):
+            self.gain = nn.Parameter(torch.ones(4))
+        return y * self.gain
+
+    def part(self, x, y):
+        self.more = nn.Linear(4, 4)
+        return y
+"""
+
+
+def state_of(net, space):
+    return {path: dict(vars(part)) | dict(part._buffers) for path, part in net.named_modules()}, list(net.outputs), dict(net.tables), dict(vars(net.box)), dict(space.LAST)
+
+
+@pytest.mark.parametrize("way", ["attribute", "of_size", "buffer", "in_dict", "in_object", "in_global", "count_and_outputs"])
+def test_capture_leaves_what_forward_keeps_as_it_was(tmp_path, way):
+    """In a trace, forward keeps tensors without numbers. Later calls of the module must not meet them."""
+    space = load(tmp_path, "keeps_of_the_test", KEPT)
+    torch.manual_seed(1)
+    net = space.Keeps(way).train()
+
+    def loss_fn(output, batch):
+        return nn.functional.mse_loss(output, batch["y"])
+
+    before = state_of(net, space)
+    trainer = trainer_of(net, loss_fn, ranks=1)
+    assert state_of(net, space) == before
+    losses = [trainer.step(batch(samples)).loss for samples in (6, 5, 6)]
+    assert state_of(net, space) == before
+    optimizer, expected = torch.optim.SGD(net.parameters(), 0.01), []
+    for samples in (6, 5, 6):
+        optimizer.zero_grad()
+        expected.append(0.0)
+        for part in (slice(0, 3), slice(3, samples)):
+            mine = {name: one[part] for name, one in batch(samples).items()}
+            loss = loss_fn(net(mine["x"]), mine) * len(mine["x"]) / samples
+            loss.backward()
+            expected[-1] += loss.item()
+        optimizer.step()
+    assert losses == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("way, message", [("read_count", "changes 'calls', and may compute something else at its next call"), ("parameter", "makes 'gain', whose parameters"),
+                                          ("part", "makes 'more', whose parameters")])
+def test_what_forward_keeps_and_programs_cannot_is_named(tmp_path, way, message):
+    space = load(tmp_path, "keeps_of_the_test", KEPT)
+    net = space.Keeps(way).train()
+    before = state_of(net, space)
+    with pytest.raises(twobp.Error, match=message):
+        trainer_of(net, lambda output, batch: nn.functional.mse_loss(output, batch["y"]), ranks=1)
+    assert state_of(net, space) == before
