@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Writes docs/settings.md. Keys, types, defaults and meanings come from the program, whose code has them once, next to each key. What a key
+is good for, where a measurement shows it, comes from MEASURED below.
+
+    scripts/settings.py [--program build/release/twobp] [--out docs/settings.md]
+"""
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TITLES = {"pipeline": "How ranks share the work ([schedules.md](schedules.md), [memory.md](memory.md), [distributed.md](distributed.md)).",
+          "train": "The run ([training.md](training.md)).", "optimizer": "The update ([optimizers.md](optimizers.md)).",
+          "model": "Architecture and start ([decoders.md](decoders.md), [training.md](training.md)).", "data": "The source of samples ([data.md](data.md)).",
+          "save": "Files that a run writes ([training.md](training.md))."}
+NAMES = {"bert": "BERT", "mamba": "Mamba", "resnet": "ResNet", "mlp": "MLP", "captured": "captured models"}
+MOST_CHOICES = 6  # longer lists are in --help
+
+INTRODUCTION = """# Settings
+
+This page lists every key with its type and default. `scripts/settings.py` makes it from the program. `twobp train --help` also prints units, bounds, the
+other defaults of some models, and details. A key that nothing reads, such as one of another model type, is an error."""
+
+# key: what a measurement shows. Every setting that tunes speed or memory has an entry.
+MEASURED = {
+    "pipeline.ranks": "emulated 1F1B with `fill` gains 1.15x on 2 ranks and 1.29x on 32 ([section 4](results.md#4-number-of-ranks))",
+    "pipeline.schedule": "LLaMA, M = 2: 1F1B with `fill` is 1.26x and ZB-V 1.35x as fast as 1F1B without 2BP ([section 1](results.md#1-throughput))",
+    "pipeline.micro_batches": "more leave less idle time: LLaMA, p2 `off`: 0.330 with 2, 0.203 with 4 ([tables](../repro/throughput/results.md))",
+    "pipeline.slices": "LLaMA, 2048 positions, M = 1, 1F1B: 8 slices are 1.67x (`off`) and 1.53x (`fill`) as fast as whole sequences ([long_sequences.md](long_sequences.md))",
+    "pipeline.p2": "LLaMA, 1F1B, M = 2: `fill` is 1.26x as fast as `off`. In zero-bubble schedules, `fill` is 1.03x to 1.12x as fast as `placed` "
+                   "(LLaMA and BERT, M = 4, `twobp bench configs/bench_llama.json --schedules zb-h1,zb-v --p2 placed,fill --micro-batches 4 --repeat 6 --steps 1`)",
+    "pipeline.p2_batching": "`concat` over `loop`: ResNet 1.026x to 1.049x, LLaMA 0.968x to 0.978x ([section 5](results.md#5-concatenation))",
+    "pipeline.p2_order": "two replicas, 1F1B, slow link: a step waits 0.0082 s for sums with `bucket`, 0.0354 s with `oldest` ([section 9](results.md#9-data-parallelism))",
+    "pipeline.run_ahead": "on 4 to 32 emulated ranks, ZB-H2 gains 1.12x to 1.15x, ZB-V 1.06x to 1.08x, 1F1B nothing; on two ranks nothing ([section 14](results.md#14-steps-without-a-barrier))",
+    "pipeline.memory_cap": "LLaMA, 1F1B, M = 4: peak 1.37x that of p2 `off` without a cap and 1.00x with `auto`, at 0.97 (0.97 to 1.01) of the throughput ([section 2](results.md#2-peak-memory))",
+    "pipeline.recompute": "LLaMA, 1F1B, p2 `off`, M = 4: `activations` keeps 29 MiB instead of 146 and takes 1.31x as long ([section 7](results.md#7-intermediate-derivative-checkpointing))",
+    "pipeline.bucket": "two replicas, 1F1B, slow link: a step waits 8.8 ms with a bucket for each of 8 layers, 64.3 ms with one for all "
+                       "(`benchmarks/data_parallel/exposed_communication --schedules 1f1b --milliseconds 32 --links 2 --bucket-layers 1`, or `8`)",
+    "pipeline.sums": "not measured",
+    "pipeline.transport": "over MPI, steps take 0.994 (0.946 to 1.023, 1F1B) and 0.889 (0.873 to 1.086, ZB-V) of the time with threads ([transports.txt](../benchmarks/results/transports.txt)); `nccl`: not measured",
+    "pipeline.device": "H100, an earlier version: a step of eight blocks took 0.65 of PyTorch's time ([section 12](results.md#12-four-stages-on-one-gpu), [what has run](distributed.md#what-has-run-on-a-gpu))",
+    "pipeline.gpu_parts": "stages with parts: [section 12](results.md#12-four-stages-on-one-gpu); without: not measured",
+    "pipeline.graphs": "H100, an earlier version: a step of four blocks took 0.97 of the time ([section 12](results.md#12-four-stages-on-one-gpu))",
+    "pipeline.threads": "one rank, two threads: 1.54x as fast as one (`twobp bench configs/bench_llama.json --set pipeline.ranks=1 --ways pipeline.threads=1 pipeline.threads=2`)",
+    "pipeline.pin": "turn it off when several runs share a machine: two runs of one rank take 2.02x (1.97 to 2.02) as long with it; alone it brings nothing (1.006, 0.962 to 1.050)",
+    "train.precision": "loss after 200 steps: fp32 2.0551, bf16 2.0620, fp16 2.0554 ([precision_loss.txt](../benchmarks/results/precision_loss.txt)). bf16 on a CPU without its instructions: 0.87x the speed, 343 instead of 357 MiB",
+    "optimizer.shard": "two replicas of LLaMA: AdamW's state takes 114 instead of 228 MiB on each, the peak is 488 instead of 598 MiB (`configs/bench_llama.json`)",
+    "model.lora": "SmolLM2-135M: a step takes 0.705 of the time of training all weights, and 1982 instead of 4154 MiB ([lora.txt](../benchmarks/results/lora.txt))",
+    "data.crop": "Fashion-MNIST, two epochs: 88.2 % without `shift`, 86.7 % with it ([example](../examples/fashion_mnist/README.md))",
+    "data.workers": "one thread: ranks wait 0.004 % of a step for text ([section 10](results.md#10-real-data)), and 0.00 of it for JPEG files (`benchmarks/image_workers.py`)",
+    "save.every": "a checkpoint every 6 steps: a step takes 1.017x as long ([checkpoint.txt](../benchmarks/results/checkpoint.txt))",
+}
+
+
+def rows_of(program):
+    """section -> key -> (type, default, meaning, models) as `train --help` prints them; the first of several alternatives."""
+    text = subprocess.run([program, "train", "--help"], check=True, capture_output=True, text=True).stdout.partition("Configuration keys:\n")[2]
+    sections = {}
+    for line in text.splitlines():
+        if not re.match(r"\w+\.\w+ ", line):
+            continue
+        name, kind, default, _, meaning = re.split(r" {2,}", line.rstrip(), maxsplit=4)
+        section, key = name.split(".")
+        models = ""
+        if section == "model":
+            found = re.match(r"((?:decoders|[a-z0-9_]+)(?:(?:, | except | and )[a-z0-9_]+)*): ", meaning)
+            if found:
+                models, meaning = found[1], meaning[found.end():]
+        sections.setdefault(section, {}).setdefault(key, []).append((kind, default, meaning, models))
+    return sections
+
+
+def short(meaning, default):
+    """The meaning up to its details, what the default means, and the choices if they are few."""
+    choices = re.search(r" \(one of ([^()]*)\)$", meaning)
+    text = re.sub(r" \((?:one of|from|above|at least|at most) [^()]*\)$", "", meaning)
+    first, *details = text.split("; ")
+    text = "; ".join([first, *(one for one in details if one.startswith((f"{default}:", f"{default.strip(chr(34))}:", f"{default.removesuffix('.0')}:")) and one[0] != ":")])
+    if choices and choices[1].count(",") < MOST_CHOICES and not all(re.search(rf"\b{re.escape(one)}\b", first) for one in choices[1].split(", ")):
+        text += f" ({choices[1]})"
+    return text.replace("*", "\\*")
+
+
+def models_text(alternatives):
+    """Which models have a key: families of decoders are not named one by one."""
+    decoders, others = [], []
+    for *_, models in alternatives:
+        for name in re.split(r", ", models):
+            if name in NAMES:
+                others.append(NAMES[name])
+            elif name:
+                decoders.append("decoders" if name == "decoders" else "some decoders")
+    named = ["decoders"] if "decoders" in decoders else decoders[:1]
+    return ", ".join(dict.fromkeys(named + others))
+
+
+def page(program):
+    parts = [INTRODUCTION]
+    sections = rows_of(program)
+    for section, title in TITLES.items():
+        groups = {}  # of models -> lines
+        for key, alternatives in sections.pop(section).items():
+            kind, default, meaning, _ = alternatives[0]
+            line = f"- `{key}` ({kind.removeprefix('list of ')} `{default}`): {short(meaning, default)}"
+            groups.setdefault(models_text(alternatives), []).append(line)
+        parts.append(f"## {section}\n\n{title}")
+        parts += [(f"{of[0].upper()}{of[1:]}:\n\n" if of else "") + "\n".join(lines) for of, lines in groups.items()]
+        measured = [f"- `{name.split('.')[1]}`: {text}" for name, text in MEASURED.items() if name.startswith(f"{section}.")]
+        parts += ["Measured:\n\n" + "\n".join(measured)] if measured else []
+    if sections:
+        raise SystemExit(f"scripts/settings.py has no title for {', '.join(sections)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default=os.environ.get("TWOBP_PROGRAM", ROOT / "build/release/twobp"))
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/settings.md")
+    arguments = parser.parse_args()
+    arguments.out.write_text(page(arguments.program))
+
+
+if __name__ == "__main__":
+    main()
