@@ -40,7 +40,7 @@ def every_case(throughput):
     lowest = min(gains, key=lambda case: gains[case]["median"])
     return ("2BP raises the throughput in every case.",
             f"It does so in {len(faster)} of {len(gains)} cases, in every round. The smallest median is {times(gains[lowest]['median'])} ({of_case(lowest)}).",
-            REPRODUCED if len(faster) == len(gains) else PARTLY, "Every schedule leaves idle time that W can fill.", ("throughput",))
+            REPRODUCED if len(faster) == len(gains) else PARTLY, "", ("throughput",))
 
 
 def range_of_gains(throughput):
@@ -51,7 +51,7 @@ def range_of_gains(throughput):
     return (f"The speed-up is {LOWEST:.2f}x to {HIGHEST:.2f}x.",
             f"The medians are {span(gains.values())}. {len(reach)} of {len(gains)} cases reach {LOWEST:.2f}x. The highest is {of_case(highest)}.",
             REPRODUCED if len(reach) == len(gains) else PARTLY,
-            f"Two ranks wait less than four do. With F = I = W and N = 2, the formulas allow {limits}.", ("throughput",))
+            f"With F = I = W and N = 2, the formulas allow {limits}.", ("throughput",))
 
 
 def highest_gain(throughput, bubble):
@@ -60,7 +60,7 @@ def highest_gain(throughput, bubble):
     return ("LLaMA 7B under 1F1B-1 on four GPUs gains 1.70x.",
             f"A small LLaMA gains {times(small)} on two ranks. With F = I = W on four ranks, the executor gains "
             f"{times((1 - cooldown) / (1 - off))} (formula: {times(speed_up('1f1b-1', 4))}).",
-            NOT_MEASURED, "The claim needs four GPUs. With equal costs, even a step without any bubble would gain only 1.75x.",
+            NOT_MEASURED, "With equal costs, even a step without any bubble would gain only 1.75x.",
             ("throughput", "bubble"))
 
 
@@ -77,13 +77,12 @@ def papers_sizes(model_size, cap):
 def peak_memory(peaks, model_size):
     measured = {cap: [row["figures"]["factor"] for row in select(peaks, way=PAPER, cap=cap)] for cap in ("0", "auto")}
     simulated = papers_sizes(model_size, "none")
-    highest = max(simulated, key=simulated.get)
     within = [case for case, factor in simulated.items() if factor >= LEAST]
     return (f"2BP raises the peak memory by {LEAST:.2f}x to {MOST:.2f}x.",
             f"Without a memory cap: {span(measured['0'])} measured (N = 2), {span(simulated.values())} simulated at the paper's sizes "
             f"(N = 4). With the default cap: at most {times(max(measured['auto']), 3)}.",
             PARTLY, f"{len(within)} of {len(simulated)} cells lie in the paper's range. The others stay below it: a LLaMA or Mamba layer "
-            f"holds no more after I than after F. The highest factor is that of {of_case(highest)}.", ("peak_memory", "model_size"))
+            f"holds no more after I than after F.", ("peak_memory", "model_size"))
 
 
 def bubble_falls(throughput, bubble):
@@ -103,7 +102,7 @@ def bubble_falls(throughput, bubble):
     return ("The bubble ratio falls by up to 4x.",
             f"It falls by up to {equal[best]:.1f}x with F = I = W ({TITLES[best[0]]}, N = {best[1]}), and by up to {real[PAPER][paper]:.1f}x with real layers "
             f"({of_case(paper)}). ZB-V, which is not in the paper, reaches {real['zero-bubble'][v]:.1f}x ({v[0]}).",
-            PARTLY, "With F = I = W, 2BP cannot divide the bubble of 1F1B by more than 3. A factor of 4 needs unequal costs or another schedule.",
+            PARTLY, "With F = I = W, 2BP cannot divide the bubble of 1F1B by more than 3.",
             ("bubble", "throughput"))
 
 
@@ -127,7 +126,7 @@ def bubble_formulas(bubble):
     return ("The paper's table gives bubble ratios as formulas.",
             f"The measured ratio is within {CLOSE} of the formula in {len(bubble['rows']) - len(far)} of {len(bubble['rows'])} cases." +
             (f" The exceptions are {names}." if far else ""), PARTLY if in_paper else REPRODUCED,
-            "The exceptions are derived formulas, not the paper's. There, a late message finds W running ([why](../repro/bubble/results.md#fill-on-four-and-eight-ranks))." if far and not in_paper else "", ("bubble",))
+            "These are not the paper's formulas. A late message finds W running ([why](../repro/bubble/results.md#fill-on-four-and-eight-ranks))." if far and not in_paper else "", ("bubble",))
 
 
 def gains_of(concatenation, figure):
@@ -142,7 +141,7 @@ def concatenates(concatenation):
     w, step = (gains_of(concatenation, f"{of}_gain") for of in ("w", "step"))
     spans = lambda gains: "; ".join(f"{span(values)} ({model})" for model, values in gains.items())
     return ("Open question: the gain of concatenating W of several micro-batches", f"W: {spans(w)}. Whole step: {spans(step)}.", "answered on CPUs",
-            "ResNet's small convolutions gain. For the large matrix products of the other models, the copy takes more time than it saves. The occupancy of a GPU is not measured.",
+            "ResNet's small convolutions gain. For the large matrix products of the other models, the copy takes more time than it saves.",
             ("concatenation",))
 
 
@@ -164,10 +163,10 @@ def streams(one_gpu):
     blocks = lambda count: [median(figures(one_gpu, model="blocks", schedule="twobp", micro_batches=count, way=way)["step_seconds"]) for way in ("standard", "fill")]
     gains = span([standard / fill for standard, fill in map(blocks, (1, 4))])
     return ("Open question: CUDA graphs or CUDA streams for W",
-            f"Speed with the products of one rank, relative to W in the stream of F and I: {number(of('stream')['gain'])} with W in a second stream, "
+            f"Speed relative to W in the stream of F and I: {number(of('stream')['gain'])} with W in a second stream, "
             f"{number(of('layer_streams')['gain'])} with a stream for each layer, {number(of('graph')['gain'])} as a graph, which takes {host:.2f} of the "
             f"host's time. Whole steps: {gains} with W in a second stream. So twobp runs W in the stream of F and I.",
-            "answered on one GPU", "F and I fill the GPU, so W at the same time gains little. A graph saves time on the host, but the step does not wait for the host.",
+            "answered on one GPU", "F and I fill the GPU, and the step does not wait for the host.",
             ("streams_or_graphs", "one_gpu"))
 
 

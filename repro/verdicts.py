@@ -6,7 +6,7 @@ from schedules_of_paper import PAPER
 from tables import figures, number, results_elsewhere, select, table
 
 QUESTIONS = {
-    "throughput": "How much faster is a step with 2BP? Four models run under the paper's four schedules, each with and without 2BP.",
+    "throughput": "How much faster is a step with 2BP? Four models under the paper's four schedules.",
     "peak_memory": "How much more memory does the fullest rank need with 2BP?",
     "bubble": "Do ranks wait as long as the formulas say? F = I = W; layers are emulated.",
     "scaling": "How does the gain of 1F1B with M = 2N change with the number of ranks? LLaMA on 2 ranks, emulated layers up to 32, simulated up to 1024.",
@@ -17,7 +17,7 @@ QUESTIONS = {
     "data_parallel": "How much of the gradient all-reduce still overlaps with compute under 2BP? Two replicas of two ranks, emulated layers, a slow link.",
     "real_data": "Does 2BP gain as much on real text with a real loader as on random tokens?",
     "rivals": "How does a step compare with `torch.distributed.pipelining`, with the same model, data and optimizer?",
-    "one_gpu": "What does 2BP gain when four stages share one GPU, and how does a step on a whole GPU compare with PyTorch eager? Layers of the 7B transformer in bf16.",
+    "one_gpu": "What does 2BP gain when four stages share one GPU, and how does a whole GPU compare with PyTorch eager? Layers of the 7B transformer, bf16.",
     "memory_budget": "How much throughput remains if `twobp plan` may use at most 1.05 times the memory of 1F1B without 2BP?",
     "run_ahead": "What does a step gain if ranks need not wait for each other at its end? F = I = W, emulated layers, 4 to 32 ranks.",
 }
@@ -64,9 +64,8 @@ def one_gpu(result):
         seconds = lambda way, launch: median(figures(before, schedule="twobp", way=way, micro_batches=4, launch=launch)["step_seconds"])
         shares = [seconds(way, "graph") / seconds(way, "one by one") for way in ("fill", "standard")]
         text += f" Launched as one CUDA graph, a step of four blocks took {shares[0]:.2f} (with `fill`) and {shares[1]:.2f} (without 2BP) of the time in an earlier run."
-    text += " W had a stream of its own in these runs. Now it runs in the stream of F and I, which is not measured."
-    missed = "; ".join(skipped["what"] for skipped in result["not_measured"])
-    return text + (f" Not reached: {missed}." if missed else "")
+    text += " W had a stream of its own in these runs; it no longer has ([what has run](distributed.md#what-has-run-on-a-gpu))."
+    return text
 
 
 def rivals(result):
@@ -75,8 +74,8 @@ def rivals(result):
         rows.append([model, str(count), title, number(over_1f1b), f"{number(over_best)}, {best}", f"{own:.0f} / {its:.0f}"])
     return ("Speed-up of our fastest schedule:\n\n" +
             table(["model", "M", "ours", "over `Schedule1F1B`", "over its best zero-bubble schedule", "resident MiB, ours / 1F1B"], rows) +
-            "\n\nOur ranks are threads. At this commit, the thread that finished a step first computed weight gradients for the other, which twobp no longer does. PyTorch's ranks "
-            "are processes and talk over Gloo. Its stages begin at whole blocks, and ours may begin between the halves of a block, so better balance is a part of the lead.")
+            "\n\nOur ranks are threads, and PyTorch's are processes that talk over Gloo. Ours may cut within a block, so better balance is a part of the lead. At this commit, a thread that "
+            "finished a step first computed weight gradients for the other, which twobp no longer does.")
 
 
 def memory_budget(result):
