@@ -75,6 +75,7 @@ def short(meaning, default):
     """The meaning up to its details, what the default means, and the choices if they are few."""
     choices = re.search(r" \(one of ([^()]*)\)$", meaning)
     text = re.sub(r" \((?:one of|from|above|at least|at most) [^()]*\)$", "", meaning)
+    text = re.sub(r" \((?!\*)[^()]*\)", "", text)
     first, *details = text.split("; ")
     text = "; ".join([first, *(one for one in details if one.startswith((f"{default}:", f"{default.strip(chr(34))}:", f"{default.removesuffix('.0')}:")) and one[0] != ":")])
     if choices and choices[1].count(",") < MOST_CHOICES and not all(re.search(rf"\b{re.escape(one)}\b", first) for one in choices[1].split(", ")):
