@@ -30,7 +30,7 @@ MEASURED = {
     "pipeline.micro_batches": "LLaMA, p2 `off`: idle 0.330 with 2, 0.203 with 4 ([section 1](results.md#1-throughput))",
     "pipeline.slices": "LLaMA, 2048 positions, M = 1: 8 slices are 1.67x (`off`) and 1.53x (`fill`) as fast ([more](long_sequences.md#measurements))",
     "pipeline.p2": "LLaMA, 1F1B, M = 2: `fill` is 1.26x as fast as `off`; in zero-bubble schedules 1.03x to 1.12x as fast as `placed` "
-                   "(`twobp bench configs/bench_llama.json --schedules zb-h1,zb-v --p2 placed,fill --micro-batches 4`, and `bench_bert.json`)",
+                   "(`twobp bench configs/bench_llama.json --schedules zb-h1,zb-v --p2 placed,fill --micro-batches 4 --repeat 6 --steps 1`, and `bench_bert.json`, beside other work)",
     "pipeline.p2_batching": "`concat` over `loop`: ResNet 1.026x to 1.049x, LLaMA 0.968x to 0.978x ([section 5](results.md#5-concatenation))",
     "pipeline.p2_order": "slow link: a step waits 8.2 ms for sums with `bucket`, 35.4 ms with `oldest` ([section 9](results.md#9-data-parallelism))",
     "pipeline.run_ahead": "on 4 to 32 emulated ranks, ZB-H2 gains 1.12x to 1.15x, ZB-V 1.06x to 1.08x, 1F1B nothing; two ranks: nothing ([section 14](results.md#14-steps-without-a-barrier))",
@@ -43,7 +43,7 @@ MEASURED = {
     "pipeline.graphs": "likewise: 0.97 of the time without ([section 12](results.md#12-four-stages-on-one-gpu))",
     "pipeline.threads": "two on one rank: 1.54x as fast as one (`twobp bench configs/bench_llama.json --set pipeline.ranks=1 --ways pipeline.threads=1 pipeline.threads=2`)",
     "pipeline.pin": "turn it off for several runs on a machine: two at once take 2.02x (1.97 to 2.02) as long with it; alone it changes nothing (1.006, 0.962 to 1.050)",
-    "pipeline.sums": "`nccl` is not measured, nor `gpu_parts` against none",
+    "pipeline.sums": "`nccl`, and `gpu_parts` against none: not measured",
     "train.precision": "loss after 200 steps: fp32 2.0551, bf16 2.0620, fp16 2.0554 ([output](../benchmarks/results/precision_loss.txt)). bf16 on a CPU without its instructions: 0.87x the speed",
     "optimizer.shard": "two replicas of LLaMA: AdamW's state takes 114 instead of 228 MiB on each, the peak 488 instead of 598 MiB",
     "model.lora": "SmolLM2-135M: 0.705 of the time of training all weights, 1982 instead of 4154 MiB ([lora.txt](../benchmarks/results/lora.txt))",
@@ -75,10 +75,10 @@ def short(meaning, default):
     """The meaning up to its details, what the default means, and the choices if they are few."""
     choices = re.search(r" \(one of ([^()]*)\)$", meaning)
     text = re.sub(r" \((?:one of|from|above|at least|at most) [^()]*\)$", "", meaning)
-    text = re.sub(r" \((?!\*)[^()]*\)", "", text)
-    first, *details = text.split("; ")
+    whole = text.split("; ")[0]
+    first, *details = re.sub(r" \((?!\*)[^()]*\)", "", text).split("; ")
     text = "; ".join([first, *(one for one in details if one.startswith((f"{default}:", f"{default.strip(chr(34))}:", f"{default.removesuffix('.0')}:")) and one[0] != ":")])
-    if choices and choices[1].count(",") < MOST_CHOICES and not all(re.search(rf"\b{re.escape(one)}\b", first) for one in choices[1].split(", ")):
+    if choices and choices[1].count(",") < MOST_CHOICES and not all(re.search(rf"\b{re.escape(one)}\b", whole) for one in choices[1].split(", ")):
         text += f" ({choices[1]})"
     return text.replace("*", "\\*")
 
