@@ -20,14 +20,12 @@ MOST_CHOICES = 6  # longer lists are in --help
 
 INTRODUCTION = """# Settings
 
-This page lists every key with its type and default. `scripts/settings.py` makes it from the program. `twobp train --help` also prints units, bounds, the
-other defaults of some models, and details. A key that nothing reads, such as one of another model type, is an error."""
+Every key with its type and default, made from the program by `scripts/settings.py`. `twobp train --help` also prints units, bounds, the other defaults of some models, and
+details. A key that nothing reads, such as one of another model type, is an error."""
 
-# key: what a measurement shows. Every setting that tunes speed or memory has an entry.
+# key: what a measurement shows. Every setting that only tunes speed or memory has an entry.
 MEASURED = {
-    "pipeline.ranks": "emulated 1F1B with `fill` gains 1.15x on 2 and 1.29x on 32 ([section 4](results.md#4-number-of-ranks))",
     "pipeline.schedule": "LLaMA, M = 2: 1F1B with `fill` is 1.26x and ZB-V 1.35x as fast as 1F1B without 2BP ([section 1](results.md#1-throughput))",
-    "pipeline.micro_batches": "LLaMA, p2 `off`: idle 0.330 with 2, 0.203 with 4 ([section 1](results.md#1-throughput))",
     "pipeline.slices": "LLaMA, 2048 positions, M = 1: 8 slices are 1.67x (`off`) and 1.53x (`fill`) as fast ([more](long_sequences.md#measurements))",
     "pipeline.p2": "LLaMA, 1F1B, M = 2: `fill` is 1.26x as fast as `off`; in zero-bubble schedules 1.03x to 1.12x as fast as `placed` "
                    "(`twobp bench configs/bench_llama.json --schedules zb-h1,zb-v --p2 placed,fill --micro-batches 4 --repeat 6 --steps 1`, and `bench_bert.json`, beside other work)",
@@ -38,16 +36,13 @@ MEASURED = {
     "pipeline.recompute": "LLaMA, 1F1B, p2 `off`: `activations` keeps 29 MiB instead of 146 and takes 1.31x as long ([section 7](results.md#7-intermediate-derivative-checkpointing))",
     "pipeline.bucket": "slow link: a step waits 8.8 ms with a bucket for each of 8 layers, 64.3 ms with one for all "
                        "(`benchmarks/data_parallel/exposed_communication --schedules 1f1b --milliseconds 32 --links 2 --bucket-layers 1`, or `8`)",
-    "pipeline.transport": "over MPI, 1F1B takes 0.994 (0.946 to 1.023) of the time with threads ([transports.txt](../benchmarks/results/transports.txt))",
     "pipeline.device": "an H100, W in a stream of its own: 0.65 of PyTorch's time ([section 12](results.md#12-four-stages-on-one-gpu))",
     "pipeline.graphs": "likewise: 0.97 of the time without ([section 12](results.md#12-four-stages-on-one-gpu))",
-    "pipeline.threads": "two on one rank: 1.54x as fast as one (`twobp bench configs/bench_llama.json --set pipeline.ranks=1 --ways pipeline.threads=1 pipeline.threads=2`)",
     "pipeline.pin": "turn it off for several runs on a machine: two at once take 2.02x (1.97 to 2.02) as long with it; alone it changes nothing (1.006, 0.962 to 1.050)",
     "pipeline.sums": "`nccl`, and `gpu_parts` against none: not measured",
     "train.precision": "loss after 200 steps: fp32 2.0551, bf16 2.0620, fp16 2.0554 ([output](../benchmarks/results/precision_loss.txt)). bf16 on a CPU without its instructions: 0.87x the speed",
     "optimizer.shard": "two replicas of LLaMA: AdamW's state takes 114 instead of 228 MiB on each, the peak 488 instead of 598 MiB",
     "model.lora": "SmolLM2-135M: 0.705 of the time of training all weights, 1982 instead of 4154 MiB ([lora.txt](../benchmarks/results/lora.txt))",
-    "data.crop": "Fashion-MNIST, two epochs: 88.2 % without `shift`, 86.7 % with it ([example](../examples/fashion_mnist/README.md))",
     "data.workers": "one thread: ranks wait 0.004 % of a step for text ([section 10](results.md#10-real-data)), and 0.00 of it for JPEG files (`benchmarks/image_workers.py`)",
     "save.every": "a checkpoint every 6 steps: a step takes 1.017x as long ([checkpoint.txt](../benchmarks/results/checkpoint.txt))",
 }
