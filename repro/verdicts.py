@@ -42,7 +42,7 @@ def peak_memory(result):
     most = max(row["figures"]["factor"] for row in select(result, way="fill", cap="auto"))
     low = min(select(result, way="fill", cap="auto"), key=lambda row: median(row["figures"]["throughput"]))
     return (table(["cap, with `fill`", "peak over that without 2BP", "throughput over that without a cap"], rows) +
-            f"\n\nThe default cap costs most for {low['key']['model']} under {low['key']['schedule']}: {number(low['figures']['throughput'])}. Peaks reach at most "
+            f"\n\nThe default costs most for {low['key']['model']} under {low['key']['schedule']}: {number(low['figures']['throughput'])}. Peaks reach at most "
             f"{times(most, 3)}, for [known reasons](../repro/peak_memory/results.md#peaks-just-above-those-without-2bp).")
 
 
