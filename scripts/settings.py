@@ -16,7 +16,7 @@ TITLES = {"pipeline": "How ranks share the work ([schedules.md](schedules.md), [
           "model": "Architecture and start ([decoders.md](decoders.md), [training.md](training.md)).", "data": "The source of samples ([data.md](data.md)).",
           "save": "Files that a run writes ([training.md](training.md))."}
 NAMES = {"bert": "BERT", "mamba": "Mamba", "resnet": "ResNet", "mlp": "MLP", "captured": "captured models"}
-MOST_CHOICES = 6  # longer lists are in --help
+MOST_CHOICES, LONGEST = 6, 10  # longer lists and details are in --help
 
 INTRODUCTION = """# Settings
 
@@ -72,7 +72,7 @@ def short(meaning, default):
     text = re.sub(r" \((?:one of|from|above|at least|at most) [^()]*\)$", "", meaning)
     whole = text.split("; ")[0]
     first, *details = re.sub(r" \((?!\*)[^()]*\)", "", text).split("; ")
-    text = "; ".join([first, *(one for one in details if one.startswith((f"{default}:", f"{default.strip(chr(34))}:", f"{default.removesuffix('.0')}:")) and one[0] != ":")])
+    text = "; ".join([first, *(one for one in details if one.startswith((f"{default}:", f"{default.strip(chr(34))}:", f"{default.removesuffix('.0')}:")) and one[0] != ":" and len(one.split()) <= LONGEST)])
     if choices and choices[1].count(",") < MOST_CHOICES and not all(re.search(rf"\b{re.escape(one)}\b", whole) for one in choices[1].split(", ")):
         text += f" ({choices[1]})"
     return text.replace("*", "\\*")
