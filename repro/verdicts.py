@@ -74,8 +74,8 @@ def rivals(result):
         rows.append([model, str(count), title, number(over_1f1b), f"{number(over_best)}, {best}", f"{own:.0f} / {its:.0f}"])
     return ("Speed-up of our fastest schedule:\n\n" +
             table(["model", "M", "ours", "over `Schedule1F1B`", "over its best zero-bubble schedule", "resident MiB, ours / 1F1B"], rows) +
-            "\n\nOur ranks are threads, and PyTorch's are processes that talk over Gloo. Ours may cut within a block, so better balance is a part of the lead. At this commit, a thread that "
-            "finished a step first computed weight gradients for the other, which twobp no longer does.")
+            "\n\nOur ranks are threads, and PyTorch's are processes over Gloo. We may cut within a block, so better balance is a part of the lead. In this run, a thread that finished a step "
+            "first computed weight gradients for the other, which twobp no longer does.")
 
 
 def memory_budget(result):
