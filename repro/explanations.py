@@ -1,4 +1,4 @@
-"""The second part of docs/results.md: explanations of surprising figures. The figures come from the kept results."""
+"""Explanations of surprising figures, for the pages with the tables of the experiments. The figures come from the kept results."""
 import re
 
 from claims import TITLES, models_of, times
@@ -26,12 +26,12 @@ def late_messages():
     cooldown = figures(bubble, schedule="1f1b-1", p2="cooldown", ranks=8)
     double = figures(bubble, schedule="1f1b-2", p2="fill", ranks=8)
     simulated, = kept("late_messages", r"^bubble ratio +(\S+) %")
-    return (f"### Fill on four and eight ranks\n\nUnder 1F1B-1 with `fill`, the measured bubble ratio is {of(4, 'idle')} on four ranks and {of(8, 'idle')} on eight. The formula "
+    return (f"## Fill on four and eight ranks\n\nUnder 1F1B-1 with `fill`, the measured bubble ratio is {of(4, 'idle')} on four ranks and {of(8, 'idle')} on eight. The formula "
             f"gives {of(4, 'formula')} and {of(8, 'formula')}. The formula assumes that messages take no time. With F = I = W, each message then arrives exactly when a piece of W ends. "
             "A real message arrives a little later. By then the rank has begun the next piece of W, and it cannot interrupt that piece. The delay passes on from rank to rank. In this "
             "experiment, W has four pieces of 2.5 ms per stage.\n\n"
             f"The simulator confirms this. On eight ranks, messages that take a thousandth of F raise the bubble ratio to {float(simulated) / 100:.3f} "
-            "([output](../benchmarks/results/late_messages.txt)). We have not established the cause of the remaining difference. Finer pieces of W lose less. `cooldown` starts no W before a "
+            "([output](../../benchmarks/results/late_messages.txt)). We have not established the cause of the remaining difference. Finer pieces of W lose less. `cooldown` starts no W before a "
             f"late message, and its ratio on eight ranks is {cooldown['idle']:.3f}. 1F1B-2 loses next to nothing ({double['idle']:.3f}; formula: {double['formula']:.3f}). Layers with unequal "
             "costs rarely have such coincidences.")
 
@@ -45,10 +45,10 @@ def cap_of_bert():
         peak = figures(peaks, model="bert", schedule=schedule, way="fill", cap="0")["factor"]
         rows.append([TITLES[schedule], times(paper), times(fill), times(cost), times(fill / cost), times(peak)])
     after_f, after_i = held("bert", "mlp")
-    return ("### BERT: fill behind 2BP as in the paper\n\nIn section 1, BERT gains less with `fill` than with *2BP as in the paper*. The reason is the memory cap. *2BP as in the paper* runs "
+    return ("## BERT: fill behind 2BP as in the paper\n\nBERT gains less with `fill` than with *2BP as in the paper*. The reason is the memory cap. *2BP as in the paper* runs "
             f"without a cap, and `fill` runs with the default one. The cap affects BERT most: an MLP block holds {after_f} after F but {after_i} after I "
-            "([profile](../benchmarks/results/profile_bert.txt)). So under the cap, a rank must often run W before its next F or I, and the other rank waits for it.\n\n"
-            "Section 2 measures `fill` with and without the cap. The table divides the gain of section 1 by the cost of the cap. The result is close to *2BP as in the paper*. The "
+            "([profile](../../benchmarks/results/profile_bert.txt)). So under the cap, a rank must often run W before its next F or I, and the other rank waits for it.\n\n"
+            "[Peak memory](../peak_memory/results.md) measures `fill` with and without the cap. The table divides the gain above by the cost of the cap. The result is close to *2BP as in the paper*. The "
             "simulator agrees: without a cap, it gives `fill` and `cooldown` the same step time for BERT under 1F1B-1. ResNet loses throughput for the same reason.\n\n" +
             table(["schedule", "as in the paper, no cap", "`fill`, default cap", "throughput with the cap / without", "`fill`, cost of the cap removed", "peak memory of `fill`, no cap"], rows))
 
@@ -58,10 +58,10 @@ def recomputation():
     mib = lambda figure, **key: f"{figures(result, **key)[figure] / MIB:.0f}"
     of = lambda mode, figure: mib(figure, schedule="1f1b", p2="fill", recompute=mode)
     gpipe = lambda mode: mib("held_bytes", schedule="gpipe", p2="off", recompute=mode)
-    return (f"### Recomputed activations that hold more\n\nSection 7 shows 1F1B with `fill` and without a cap. With recomputed activations it holds {of('activations', 'held_bytes')} MiB, which is more than "
+    return (f"## Recomputed activations that hold more\n\nUnder 1F1B with `fill` and without a cap, a LLaMA with recomputed activations holds {of('activations', 'held_bytes')} MiB, which is more than "
             f"the {of('none', 'held_bytes')} MiB without recomputation. There are two causes.\n\n"
             "- `activations` saves memory only between F and I. After I, a layer holds what W needs, with or without recomputation: "
-            f"{held('llama', 'mlp')[1]} for an MLP block and {held('llama', 'attention')[1]} for attention ([profile](../benchmarks/results/profile_llama.txt)). Under `fill` without a cap, "
+            f"{held('llama', 'mlp')[1]} for an MLP block and {held('llama', 'attention')[1]} for attention ([profile](../../benchmarks/results/profile_llama.txt)). Under `fill` without a cap, "
             "W of all four micro-batches waits, so this part decides the peak. `derivatives` and `both` save that part.\n"
             "- Recomputation changes the times of the layers, so the stages are cut elsewhere. A repeated run had 10 and 8 layers without recomputation, and 9 and 9 with it. The last stage then has "
             f"half of all blocks and also the head, which holds {held('llama', 'head')[1]} per micro-batch. So its peak is higher than the former peak, which was that of the first stage. GPipe without 2BP rises from {gpipe('none')} to "
@@ -77,7 +77,7 @@ def above_the_cap():
                   for s in SCHEDULES}
         rows.append([model, *(f"{excess[s] / MIB:.2f}" for s in SCHEDULES)])
     highest = max(row["figures"]["factor"] for row in select(peaks, way="fill", cap="auto"))
-    return ("### Peaks just above those without 2BP\n\nThe default cap is meant to keep the peak at that of the same schedule without 2BP. Some tables nevertheless show up to "
+    return ("## Peaks just above those without 2BP\n\nThe default cap is meant to keep the peak at that of the same schedule without 2BP. Some cases nevertheless reach "
             f"{times(highest, 3)}. The program plans the cap from a profile of single layers, and that profile misses some bytes. The table shows the excess of `fill` in MiB.\n\n" +
             table(["model", *TITLES.values()], rows) +
             "\n\n- *Mamba* exceeds the peak by exactly 1 MiB. This is one tensor: the gradient of the residual connection at the cut between the ranks (2 x 256 x 512 numbers of 4 bytes). Ranks are threads, so "
@@ -88,5 +88,8 @@ def above_the_cap():
             "- *LLaMA* exceeds it by temporary memory during one I. We have not found the cause.")
 
 
-def explanations():
-    return "\n\n".join(["## Surprising figures", late_messages(), cap_of_bert(), recomputation(), above_the_cap()])
+OF = {"bubble": late_messages, "throughput": cap_of_bert, "derivative_checkpointing": recomputation, "peak_memory": above_the_cap}
+
+
+def explanations(name):
+    return [OF[name]()] if name in OF else []

@@ -5,8 +5,8 @@
 A fenced block tagged `sh` is run. Blocks tagged `console` or `text` are not. `sh needs=NAME` is run only if NAME exists: a
 program on the PATH, or a Python package. `sbatch` needs the same as scripts/slurm_node. The blocks of a page run one after
 another in a scratch folder. In it, `build/release/twobp` is a stand-in that starts the real program with a small model and
-few steps: it divides train.steps and save.every by 50. There are two more checks: links to files must have a target, and
-docs/settings.md must list every key of the configuration.
+few steps: it divides train.steps and save.every by 50. There are three more checks: links to files and headings must have a
+target, docs/settings.md must list every key of the configuration, and it must be what scripts/settings.py writes.
 
 Exit code 77 means that all commands that were run succeeded, but something was missing.
 """
@@ -23,7 +23,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/your_own_text.md", "docs/cluster.md", "docs/data.md", "docs/training.md")
-LINKED = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+LINKED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/results/README.md",
+          *sorted(str(path.relative_to(ROOT)) for folder in ("docs", "repro") for path in (ROOT / folder).rglob("*.md")))
 SHARED = ("configs", "docs", "examples", "scripts")
 SKIPPED = 77
 
@@ -97,11 +98,25 @@ def run_page(page, program):
     return failed, missing
 
 
+def without_code(page):
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """The anchors that GitHub makes of the headings."""
+    for title in re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE):
+        yield re.sub(r"[^\w -]", "", title.strip().lower()).replace(" ", "-")
+
+
 def broken_links(page):
-    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text):
-        if not target.startswith(("http://", "https://")) and not (ROOT / page).parent.joinpath(target).exists():
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", without_code(ROOT / page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        path = (ROOT / page).parent / target if target else ROOT / page
+        if not path.exists():
             yield f"{page}: the link to {target} leads nowhere"
+        elif anchor and path.suffix == ".md" and anchor not in anchors(path):
+            yield f"{page}: {target or 'the page'} has no heading #{anchor}"
 
 
 def undocumented_keys(program):
@@ -114,13 +129,21 @@ def undocumented_keys(program):
                 yield f"docs/settings.md says nothing of {section}.{key}"
 
 
+def hand_written_settings(program):
+    with tempfile.TemporaryDirectory() as folder:
+        written = pathlib.Path(folder) / "settings.md"
+        subprocess.run([sys.executable, ROOT / "scripts/settings.py", "--program", program, "--out", written], check=True)
+        if written.read_text() != (ROOT / "docs/settings.md").read_text():
+            yield "docs/settings.md is not what scripts/settings.py writes: run scripts/settings.py"
+
+
 def main():
     program = os.path.abspath(os.environ["TWOBP_PROGRAM"])
     os.environ.setdefault("TWOBP_PYTHON", sys.executable)
     os.environ.update({"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                        "OMPI_MCA_rmaps_base_oversubscribe": "1"})
     failed = [problem for page in LINKED for problem in broken_links(page)]
-    failed += undocumented_keys(program)
+    failed += [*undocumented_keys(program), *hand_written_settings(program)]
     missing = []
     for page in sys.argv[1:] or PAGES:
         problems, absent = run_page(page, program)

@@ -281,10 +281,10 @@ TEST(LossFactors, HaveTheBitsOfNumbersOnADevice) {
 TEST_P(EveryLayer, GivesTheSameOnADevice) {
   const at::Device device = stand_in_device(0).where();
   const OperatorsEverywhere operators;
-  expect_each(run(GetParam(), device), run(GetParam(), at::kCPU),
-              GetParam().other_way_on_cpu
-                  ? about_the_same
-                  : [](const at::Tensor& a, const at::Tensor& b) { return same_bits(a, b); });
+  expect_each(
+      run(GetParam(), device), run(GetParam(), at::kCPU),
+      GetParam().other_way_on_cpu ? about_the_same
+                                  : [](const at::Tensor& a, const at::Tensor& b) { return same_bits(a, b); });
 }
 
 TEST_P(EveryLayer, GivesAboutTheSameOnAGpu) {

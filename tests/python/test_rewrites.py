@@ -281,3 +281,53 @@ def test_parts_of_sums_over_samples(function):
 def test_random_operators_in_random_places(number):
     what, wrong = patterns.run("a few", number)
     assert not wrong, what
+
+
+def attended(q, k, v, scale=0.5):
+    return torch.softmax(q @ k.transpose(-1, -2) * scale, -1) @ v
+
+
+class Written(nn.Module):
+    """`way(module, x, y)` writes into buffers."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.layer, self.last = way, nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("seen", torch.ones(4))
+        self.register_buffer("other", torch.arange(4.0))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.way(self, x, y)
+        return functional.mse_loss(self.last(y), x)
+
+
+WRITES = {
+    "a constant": lambda m, x, y: m.seen.copy_(torch.arange(4.0) * 2), "a field": lambda m, x, y: m.seen.copy_(x[0]), "zero": lambda m, x, y: m.seen.zero_(),
+    "attention": lambda m, x, y: m.seen.copy_(attended(*[y.detach().view(1, 1, -1, 4)] * 3)[0, 0, 1]),
+    "a loss": lambda m, x, y: m.seen.copy_(functional.mse_loss(y, x).detach()), "cross-entropy": lambda m, x, y: m.seen.copy_(functional.cross_entropy(y, x.argmax(1)).detach()),
+    "another dtype": lambda m, x, y: m.seen.copy_(y.detach().double().mean(0)), "another buffer": lambda m, x, y: m.seen.copy_(m.other),
+    "a parameter": lambda m, x, y: m.seen.copy_(m.layer.bias.detach()), "a sum": lambda m, x, y: m.seen.add_(1)}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_values_that_forward_writes_into_buffers(what):
+    """A pass may replace a call whose value is both read and written, and a value may be none of a call."""
+    torch.manual_seed(1)
+    module = Written(WRITES[what]).train()
+    x = torch.randn(12, 4)
+    trainer = twobp.Trainer(module, {"x": x[:6]}, cache=False, optimizer=twobp.SGD(lr=0.1), micro_batches=2, ranks=1)
+    losses = [trainer.step({"x": x}).loss for _ in range(3)]
+    optimizer, expected = torch.optim.SGD(module.parameters(), 0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        parts = [module(part) / 2 for part in x.split(6)]
+        for part in parts:
+            part.backward()
+        optimizer.step()
+        expected.append(sum(parts).item())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    state = trainer.state_dict()
+    for name, tensor in module.state_dict().items():
+        assert state[name].dtype == tensor.dtype
+        torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,5 @@
 """Ctrl-C and other signals at chosen and at random moments: a call is whole or did not happen, and the exception says which."""
+import gc
 import os
 import random
 import signal
@@ -127,6 +128,8 @@ def test_ctrl_c_during_another_call(make, vectors, tmp_path, call, told):
     thread = threading.Thread(target=send)
     thread.start()
     interval = sys.getswitchinterval()
+    gc.collect()
+    gc.disable()  # Python drops what a signal raises in a callback of a weak reference
     sys.setswitchinterval(1e6)  # the other thread runs as soon as this one gives up the GIL, and not before
     try:
         go.set()
@@ -134,6 +137,7 @@ def test_ctrl_c_during_another_call(make, vectors, tmp_path, call, told):
             call(trainer._native, tmp_path, state)
     finally:
         sys.setswitchinterval(interval)
+        gc.enable()
     thread.join()
     assert str(raised.value) == told
     steps = {"the trainer has resumed, with 2 steps done": 2, "the optimizer's state is loaded": 7}.get(told, 1)

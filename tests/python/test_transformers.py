@@ -643,7 +643,7 @@ def test_every_training_argument_is_dealt_with():
 
 def test_the_trainer_takes_what_transformers_trainer_takes():
     theirs, ours = (list(inspect.signature(kind.__init__).parameters) for kind in (transformers.Trainer, twobp.transformers.Trainer))
-    assert ours == [*theirs, "loss_reduction", "settings"]
+    assert ours == [*theirs, "loss_reduction", "check_every", "settings"]
 
 
 class StopsAfter(transformers.TrainerCallback):
@@ -739,3 +739,49 @@ def test_rubbish_as_an_argument(tmp_path):
     make = lambda **given: twobp.transformers.Trainer(**{"model": MODEL, "args": arguments, "train_dataset": DATA, **given})  # noqa: E731
     MODEL, DATA = gpt2(), texts()
     test_rubbish.check({"args": lambda value: make(args=value) if value is not None else None, "data_parallel": lambda value: make(data_parallel=value)})
+
+
+def with_rope(kind, **settings):
+    torch.manual_seed(1)
+    ropes = {"longrope": {"short_factor": [1.8, 8.5], "long_factor": [8.2, 6.0], "factor": 4.0, "original_max_position_embeddings": 8}, "dynamic": {"factor": 2.0}}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.2,
+        rope_parameters={"rope_type": kind, "rope_theta": 1e4, **ropes[kind]}, **settings)).train()
+
+
+def rope_batches(lengths):
+    generator = torch.Generator().manual_seed(2)
+    for length in lengths:
+        ids = torch.randint(VOCABULARY, (4, length), generator=generator)
+        yield {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_wavelengths_that_follow_from_the_length_of_a_sequence(kind):
+    """LongRoPE has others beyond 8 positions, which it makes at the first such call and writes into a buffer."""
+    model = with_rope(kind, max_position_embeddings=16)
+    rotary = model.model.rotary_emb
+    before = {**vars(rotary), **rotary._buffers, "values": rotary.inv_freq.clone()}
+    lengths = [12, 8, 12, 6]
+    trainer = twobp.Trainer(model, {name: one[:2] for name, one in next(rope_batches([6])).items()}, cache=False, optimizer=twobp.SGD(lr=0.1), micro_batches=2, ranks=2)
+    losses = [trainer.step(batch).loss for batch in rope_batches(lengths)]
+    assert vars(rotary).keys() | rotary._buffers.keys() | {"values"} == before.keys() and torch.equal(rotary.inv_freq, before["values"])
+    optimizer, expected = torch.optim.SGD(model.parameters(), 0.1), []
+    for batch in rope_batches(lengths):
+        optimizer.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-6)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(trainer.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    if kind == "longrope":
+        assert not torch.equal(rotary.inv_freq, rotary.long_inv_freq) and rotary.long_inv_freq[0] != rotary.original_inv_freq[0], "the lengths matter"
+
+
+@pytest.mark.parametrize("more", [{}, {"position_ids": torch.arange(12).expand(4, -1) % 6}])
+def test_wavelengths_that_follow_from_earlier_sequences_are_refused(more):
+    batch = {**next(rope_batches([12])), **more}
+    with pytest.raises(twobp.Error, match='(inv_freq|dynamic_frequency_update).*follow from the longest sequence so far. Keep sequences within config.max_position_embeddings'):
+        twobp.capture.capture(with_rope("dynamic", max_position_embeddings=8), batch, cache=False)

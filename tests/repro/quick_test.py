@@ -64,7 +64,7 @@ class QuickMode(unittest.TestCase):
     def test_the_pages_are_those_of_the_kept_results(self):
         with tempfile.TemporaryDirectory() as folder:
             self.call(REPRO / "page", "--out", folder)
-            for name in ("docs/results.md", "docs/faults.md", "README.md"):
+            for name in ("docs/results.md", "docs/faults.md", "README.md", "benchmarks/results/README.md", *(f"repro/{name}/results.md" for name in EXPERIMENTS)):
                 self.assertEqual(pathlib.Path(folder, name).read_text(), (ROOT / name).read_text(), "run repro/page")
 
     def plot(self, name, folder):

@@ -161,8 +161,8 @@ TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   EXPECT_TRUE(trainer.evaluate().has_value());
 }
 
-// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their waits, including those that
-// place W.
+// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their
+// waits, including those that place W.
 TEST(ScheduleFile, TheDefaultPolicyIsThatOfTheFile) {
   const test::TempFolder folder;
   const std::string whole = folder.path("whole.csv");

@@ -16,6 +16,7 @@ from torch import nn
 from twobp import _native
 
 from . import bundle, interpret
+from .as_before import AsBefore
 from .cache import Cache, Entry
 from .draws import Draw
 from .emit import OTHER_WAY, dtype_name
@@ -94,6 +95,7 @@ class Captured:
     cached: list[str] = dataclasses.field(default_factory=list)
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
+    before: AsBefore | None = None  # while the module is called
 
     def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
         """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
@@ -112,11 +114,12 @@ class Captured:
                 walk, state = walk_over(self.whole)
                 entry = self.cache.entry((walk, state), {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
                 entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
-                for entry in entries:
-                    if kept := self._from_cache(entry, fields, described, beside, check):
-                        break
-                    self._forget(described, constants)
-                traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
+                with self.leaving_as_before(walk):
+                    for entry in entries:
+                        if kept := self._from_cache(entry, fields, described, beside, check):
+                            break
+                        self._forget(described, constants)
+                    traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
                 self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
             self._forget(described, constants)
@@ -235,12 +238,21 @@ class Captured:
             for part, mode in now.items():
                 part.training = mode
 
+    @contextlib.contextmanager
+    def leaving_as_before(self, walk: Fingerprint):
+        """Within this context, the module may be called."""
+        try:
+            with AsBefore(walk) as self.before:
+                yield
+        finally:
+            self.before = None
+
     def _own_failure(self, fields: dict[str, torch.Tensor]) -> tuple[str, Exception] | None:
         """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of them does. The module is not changed."""
         what = "the module itself"
         state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters), AsBefore(walk_over(self.whole)[0]):
                 output = self.whole.output(dict(fields))
                 if self.whole.loss_fn is not None:
                     what = "loss_fn(output, batch), with the module's output and the whole batch,"
@@ -256,7 +268,7 @@ class Captured:
     def _trace(self, walk: Fingerprint, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
         frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
         with recording(walk) as reads:
-            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.buffers)
+            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.before, self.buffers)
         traced.reads = {number: sorted(names) for number, names in reads.items() if names}
         return traced
 
@@ -351,16 +363,22 @@ class Captured:
         for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
             if not error <= limit:
                 raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
-                                   "The module may change its course from call to call, or this is an error of twobp: please report it")
+                                   f"{self._left() or 'The module may change its course from call to call, or this is an error of twobp: please report it'}")
         if not result.evaluation <= limit:
             raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
-                               f"with its buffers as they are (relative error {result.evaluation:.1e}). Only these may depend on self.training: AlphaDropout, "
-                               "RReLU and the like have no programs")
+                               f"with its buffers as they are (relative error {result.evaluation:.1e}). " + (self._left() or "Only these may depend on self.training: AlphaDropout, "
+                               "RReLU and the like have no programs"))
         result.slices, result.worst_of_slices = self._dry_run_of_slices(chain, fields, weight, random.masks, (expected, wanted), scale)
         if not result.slices <= limit:
             raise WrongSlices(f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} against the module itself. This "
                               "is an error of twobp: please report it")
         return result
+
+    def _left(self) -> str:
+        """Says what the calls of the comparison have changed in the module, or ''."""
+        names = self.before.changed() if self.before else []
+        return f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do not: give the module such a value as a field of " \
+               "the batch" if names else ""
 
     def _dry_run_of_slices(self, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, masks: dict, expected: tuple, scale: float):
         """Returns the largest relative error of the programs over three slices, and its place."""

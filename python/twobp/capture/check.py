@@ -56,7 +56,8 @@ class Replayed(fx.Interpreter):
 
 def first_difference(captured: Captured, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, relative, limit: float) -> str:
     """Returns the first layer whose values, or else the last whose gradients, are not those of the module's own operators, as "layer 'x': ..."."""
-    forward = export(captured.whole, fields, captured.buffers)
+    with captured.before:
+        forward = export(captured.whole, fields, captured.buffers)
     fold(forward)
     weigh_loss(forward, fields, captured.loss_reduction)
     layers = cut(forward)
@@ -95,7 +96,7 @@ def compare(captured: Captured, fields: dict[str, torch.Tensor], beside: Mapping
     names the first layer that differs."""
     from .captured import relative
     number = captured.shape_number(fields)
-    with with_weights(captured, weights), captured._in_modes(captured.variant):
+    with with_weights(captured, weights), captured._in_modes(captured.variant), captured.leaving_as_before(captured.variant.walk):
         chain = captured._chain(number)
         count = chain.count(fields)
         if count == 0:

@@ -194,7 +194,7 @@ def cut(forward: Forward) -> list[Layer]:
         leaving = [] if final else points[at[piece[-1]]]
         outputs = [(("value", n.name), n) for n in leaving] + ([(("loss", ""), forward.loss)] if final else [])
         mine = set(piece)
-        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n in free)]
+        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n not in at)]
         layers.append(piece_graph(forward, name, piece, free, arriving, outputs, position))
         arriving = leaving
     owners: dict[str, int] = {}

@@ -259,7 +259,8 @@ def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
     """Returns the forward program without dropout, with BatchNorm's running statistics, and with unchanged buffers. Returns None
     if that changes nothing."""
     buffer = {i["index"]: i["slot"] for i in program["inputs"] if i["from"] == "buffer"}
-    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"]}  # buffers stay in evaluation
+    given = {i["slot"] for i in program["inputs"]}  # a parameter or a field that becomes a buffer's value is itself
+    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"] if b["slot"] not in given}  # buffers stay in evaluation
     outputs = {o["slot"] for o in program["outputs"]}
     changed = not same.keys().isdisjoint(outputs.union(*map(reads, program["forward"])))
     code = []

@@ -20,6 +20,9 @@ LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sys
 ASSERTS = "torch_compilable_check"  # of transformers; its caller says more
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # there is no code if its file has changed since
 
+DYNAMIC = 'Wavelengths of the rope_type "dynamic" of transformers follow from the longest sequence so far. Keep sequences within config.max_position_embeddings ' \
+    'and leave out position_ids, or choose another rope_type, such as "yarn"'
+
 
 class CaptureError(Error):
     """twobp cannot take a module, batch or bundle. The message says what is wrong, where, and what to do."""

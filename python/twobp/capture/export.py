@@ -18,7 +18,7 @@ from twobp.batches import named
 
 from . import ops
 from .draws import number_draws
-from .errors import CaptureError, recording_lines, user_line, where
+from .errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from .own_operators import aten, grouped_mm
 from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
@@ -48,18 +48,39 @@ class Check(NamedTuple):
 @dataclasses.dataclass
 class Forward:
     """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says for each call that draws random
-    numbers whether it is a dropout (draws.py). `checks` are outputs, too, until weigh_loss."""
+    numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new value of each of `buffers`, and until weigh_loss the condition of
+    each assertion, which `asserted` has the text of. They are read from the graph, where a pass may replace them."""
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
-    loss: fx.Node
-    new_buffers: dict[str, fx.Node]
     drops: list[bool]
-    checks: list[Check] = dataclasses.field(default_factory=list)
+    buffers: list[str]
+    asserted: list[str]
 
     @property
     def graph(self) -> fx.Graph:
         return self.graph_module.graph
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        return self.graph.output_node().args[0]
+
+    @property
+    def loss(self) -> fx.Node:
+        return self.outputs[0]
+
+    @property
+    def new_buffers(self) -> dict[str, fx.Node]:
+        return dict(zip(self.buffers, self.outputs[1:]))
+
+    @property
+    def checks(self) -> list[Check]:
+        return [Check(*one) for one in zip(self.outputs[1 + len(self.buffers):], self.asserted)]
+
+    def without_checks(self, loss: fx.Node) -> None:
+        """Makes `loss` the loss, and the conditions no outputs."""
+        self.asserted = []
+        self.graph.output_node().args = ((loss, *self.outputs[1:1 + len(self.buffers)]),)
 
 
 class WithLoss(nn.Module):
@@ -200,12 +221,10 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection
     except Exception as error:
         raise refusal(error) from error
     graph_module = program.graph_module
-    checks = take_checks(graph_module.graph)
+    asserted = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
-    forward = with_meaning(program, whole, fields, drops, buffers)
-    forward.checks = [Check(node, says) for node, says in zip(forward.graph.output_node().args[0][len(program.graph_signature.output_specs):], checks)]
-    return forward
+    return with_meaning(program, whole, fields, drops, buffers, asserted)
 
 
 def take_checks(graph: fx.Graph) -> list[str]:
@@ -246,10 +265,13 @@ def refusal(error: Exception) -> CaptureError:
         advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
-    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{user_line(error)}. {advice}")
+    if "dynamic_frequency_update" in (line := user_line(error)):
+        advice = DYNAMIC
+    return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{line}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str]) -> Forward:
+def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str],
+                 asserted: list[str]) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -257,7 +279,7 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
     canonical: dict[int, str] = {}
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
-    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values())}
+    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values() if name in buffers)}
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}
@@ -289,10 +311,13 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
             node.replace_all_uses_with(first)
             del inputs[node]
             graph.erase_node(node)
-    loss, new_buffers = None, {}
-    for spec, node in zip(signature.output_specs, list(graph.nodes)[-1].args[0]):
+    loss, new_buffers, outputs = None, {}, graph.output_node().args[0]
+    for spec, node in zip(signature.output_specs, outputs):
         if spec.kind.name == "BUFFER_MUTATION":
-            new_buffers[canonical[id(buffers[spec.target])]] = node
+            if spec.target in buffers:  # others are made by the forward pass, for its next call
+                name = canonical[id(buffers[spec.target])]
+                with graph.inserting_before(graph.output_node()):
+                    new_buffers[name] = in_form_of(graph, node, by_input[Input("buffer", name)].meta["val"])
         elif spec.kind.name == "USER_OUTPUT":
             loss = node
         elif spec.kind.name == "PARAMETER_MUTATION":
@@ -307,7 +332,8 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
         found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
         raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
                            "module or in loss_fn")
-    return Forward(program.graph_module, inputs, tensors, loss, new_buffers, drops)
+    graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs):]),)
+    return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
 
 
 def clean(graph_module: fx.GraphModule) -> None:
@@ -356,15 +382,21 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
     """x[...] = y is exported as copy(x, y), which has no derivative. Its value is y in x's dtype and shape."""
     into, source = node.args[:2]
     with graph.inserting_before(node):
-        if into.meta["val"].dtype != source.meta["val"].dtype:
-            value = source.meta["val"].to(into.meta["val"].dtype)
-            source = graph.call_function(aten._to_copy.default, (source,), {"dtype": into.meta["val"].dtype})
-            source.meta["val"] = value
-        if into.meta["val"].shape != source.meta["val"].shape:
-            source = graph.call_function(aten.expand.default, (source, list(into.meta["val"].shape)))
-            source.meta["val"] = into.meta["val"]
+        source = in_form_of(graph, source, into.meta["val"])
     node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:
+    """Returns what value.copy_(source) writes."""
+    if value.dtype != source.meta["val"].dtype:
+        converted = source.meta["val"].to(value.dtype)
+        source = graph.call_function(aten._to_copy.default, (source,), {"dtype": value.dtype})
+        source.meta["val"] = converted
+    if value.shape != source.meta["val"].shape:
+        source = graph.call_function(aten.expand.default, (source, list(value.shape)))
+        source.meta["val"] = value
+    return source
 
 
 def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:

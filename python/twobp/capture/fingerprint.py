@@ -520,8 +520,9 @@ def torch_state() -> tuple:
 
 
 def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
-    """Returns the walk over a module with its loss, and the hash of its state."""
+    """Returns the walk over a module with its loss, and the hash of its state and of torch's settings."""
     walk = Fingerprint()
+    walk.word(*torch_state())
     for name, tensor in whole.named_parameters():
         walk.word(name)
         walk.number_tensor(tensor)  # before a closure may meet it
@@ -540,8 +541,7 @@ def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
 def key_of(state: str, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
     """Returns the key of a capture for micro-batches with these fields."""
     key = Fingerprint()
-    key.word(state, sys.version, platform.machine(), torch.__version__, torch.version.git_version, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check,
-             *torch_state())
+    key.word(state, sys.version, platform.machine(), torch.__version__, torch.version.git_version, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
     for name, tensor in fields.items():
         key.word("field", name, tensor.dtype, tuple(tensor.shape))
     return key._hash.hexdigest()

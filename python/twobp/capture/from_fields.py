@@ -1,5 +1,5 @@
 """Sizes of a forward pass that only the fields of its batch decide, as in x[mask]. They are those of the example, and the program asserts that a micro-batch
-has the same ones."""
+has the same ones. A branch that only the shapes of the fields decide is the same in every such batch."""
 from __future__ import annotations
 
 import itertools
@@ -21,8 +21,8 @@ class FromFields:
     def __init__(self, fields: Mapping[str, torch.Tensor]):
         self.fields = list(fields.values())
 
-    def elements(self, tensor: torch.Tensor) -> list | None:
-        """Returns all elements in order, or None if something else than the fields decides it."""
+    def elements(self, tensor: torch.Tensor, of_fields: bool = True) -> list | None:
+        """Returns all elements in order, or None if something else than the fields decides it. Without `of_fields`, only the shapes may."""
         mode = get_proxy_mode()
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         if slot is None:
@@ -32,7 +32,7 @@ class FromFields:
         values = dict(zip(given, self.fields))
         needed = ops.ancestors([node], stop=values.__contains__)
         read = {node, *(one for call in needed for one in ops.inputs_of(call))}
-        if not read <= {*needed, *values} or any(map(ops.is_random, needed)):
+        if not read <= {*needed, *(values if of_fields else ())} or any(map(ops.is_random, needed)):
             return None
         with _disable_current_modes(), torch.no_grad():
             for one in node.graph.nodes:
@@ -56,6 +56,11 @@ class FromFields:
             _assert((part if value else part.logical_not()).all(), "x[mask] has other elements than in the example, for which the module was captured")
         kept = [x[begin:end] for value, begin, end in runs if value]
         return torch.cat(kept) if len(kept) != 1 or len(runs) != 1 else x
+
+    def truth(self, tensor: torch.Tensor) -> bool | None:
+        """Returns bool(tensor), or None if it is not the same in every batch of these shapes."""
+        known = self.elements(tensor, of_fields=False) if tensor.numel() == 1 else None
+        return None if known is None else bool(known[0])
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Returns tensor.item() for a whole number, or None if it is not known."""

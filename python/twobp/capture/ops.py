@@ -61,7 +61,7 @@ VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, ate
          aten.unbind.int, aten.chunk.default, operator.getitem}
 
 ZEROED = {aten.new_empty.default: aten.new_zeros.default, aten.empty_like.default: aten.zeros_like.default, aten.empty.memory_format: aten.zeros.default,
-          aten.new_empty_strided.default: aten.new_zeros.default, aten.empty_strided.default: aten.zeros.default}
+          aten.new_empty_strided.default: aten.new_zeros.default, aten.zero.default: aten.zeros_like.default, aten.empty_strided.default: aten.zeros.default}
 
 
 def write_zeros(node: fx.Node) -> None:

@@ -104,6 +104,8 @@ class InParts(TorchFunctionMode):
             return chosen
         if function is torch.Tensor.item and (number := self.known.number(args[0])) is not None:  # tolist() calls it, too
             return number
+        if function is torch.Tensor.__bool__ and (truth := self.known.truth(args[0])) is not None:
+            return truth
         if function in PARTS:
             return PARTS[function](*args, **kwargs)
         if function in RECURRENT and len(args) == 9 and isinstance(args[4], int):  # another form takes packed sequences

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .errors import CaptureError, current_line
+from .errors import DYNAMIC, CaptureError, current_line
 from .own_operators import dropout_scale
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
     which it computed in training mode. The module is not changed."""
     module, whole = captured.module, captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
-    bound = [(path, part._buffers, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
+    bound = [(path, part, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
     modes = {part: part.training for part in whole.modules()}
     trained = {name: p for name, p in captured.parameters.items() if p.requires_grad}
     with torch.random.fork_rng(devices=[]):
@@ -81,10 +81,11 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
             evaluation = Replay(evaluation_drawn, [draw.read for draw in captured.draws if not draw.drops])
             with torch.enable_grad(), training:
                 loss = whole(dict(fields))
-            for path, table, key, tensor in bound:
-                if table.get(key) is not tensor:
+            for path, part, key, tensor in bound:
+                if part._buffers.get(key) is not tensor:
+                    advice = DYNAMIC if "dynamic" in str(getattr(part, "rope_type", "")) else f"Write into it: self.{key}.copy_(...)"
                     raise CaptureError(f"the module's forward pass assigns another tensor to its buffer '{f'{path}.{key}'.removeprefix('module.')}', which "
-                                       f"programs do not see. Write into it: self.{key}.copy_(...)")
+                                       f"programs do not see. {advice}")
             grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
@@ -96,8 +97,8 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
                 raise CaptureError(f"the module draws random numbers in training mode only{lines[-len(rest)]}, which captured programs do for dropout only. Write "
                                    "stochastic depth as dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
         finally:
-            for _, table, key, tensor in bound:
-                table[key] = tensor
+            for _, part, key, tensor in bound:
+                part._buffers[key] = tensor
             restore(whole, state)
             for part, mode in modes.items():
                 part.training = mode
@@ -107,5 +108,5 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
 def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in whole.named_buffers():
-            if not torch.equal(buffer, state[name]):
+            if name in state and not torch.equal(buffer, state[name]):  # others are made by the forward pass
                 buffer.copy_(state[name])

@@ -223,8 +223,7 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
             new = graph.call_function(aten.mul.Tensor, (last, by))
             new.meta = dict(loss.meta)
             last = new
-    forward.loss = last
-    forward.graph.output_node().args = ((last, *forward.new_buffers.values()),)
+    forward.without_checks(last)
     graph.eliminate_dead_code()  # the mean
     fuse_cross_entropy(graph)
     return described

@@ -13,6 +13,7 @@ from torch import nn
 from torch._functorch import eager_transforms
 
 from . import export, matrices
+from .as_before import AsBefore
 from .cut import Layer, cut, structure
 from .draws import Draw, draws_of
 from .emit import emit
@@ -74,10 +75,11 @@ class Constants:
 
 
 def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str,
-          buffers: Collection[str] = ()) -> Traced:
+          before: AsBefore, buffers: Collection[str] = ()) -> Traced:
     """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it only reads them. Raises CaptureError."""
-    with refusing_prints(), refusing_own_backward():
+    with refusing_prints(), refusing_own_backward(), before:
         forward = export.export(whole, fields, buffers)
+        before.check()
     own = own_tensors(whole)
     read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
     fold(forward)
