@@ -10,4 +10,4 @@ from twobp.trainer import Evaluation, StepResult, Trainer
 
 __all__ = ["Adam", "AdamW", "Error", "Evaluation", "Instruction", "Muon", "Plan", "PlanRow", "SGD", "Schedule", "Simulation", "StepResult", "Trainer",
            "init_process_group", "plan", "schedule", "schedules"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
