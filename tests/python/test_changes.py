@@ -545,6 +545,12 @@ class Keeps(nn.Module):
         self.outputs.append(self.last)
         return y
 
+    def hook(self, x, y):
+        if not hasattr(self, "hooked"):
+            self.hooked = True
+            self.layer.register_forward_hook(lambda part, given, made: made * 2)
+        return self.layer(x)
+
     def read_count(self, x, y):
         self.calls += 1
         return y * self.calls
@@ -564,7 +570,7 @@ def state_of(net, space):
     return {path: dict(vars(part)) | dict(part._buffers) for path, part in net.named_modules()}, list(net.outputs), dict(net.tables), dict(vars(net.box)), dict(space.LAST)
 
 
-@pytest.mark.parametrize("way", ["attribute", "of_size", "buffer", "in_dict", "in_object", "in_global", "count_and_outputs"])
+@pytest.mark.parametrize("way", ["attribute", "of_size", "buffer", "in_dict", "in_object", "in_global", "count_and_outputs", "hook"])
 def test_capture_leaves_what_forward_keeps_as_it_was(tmp_path, way):
     """In a trace, forward keeps tensors without numbers. Later calls of the module must not meet them."""
     space = load(tmp_path, "keeps_of_the_test", KEPT)

@@ -29,8 +29,10 @@ class AsBefore:
             self._tables += [(node.name, table, dict(table)) for table in tables if table is not None]
             if type(value) in (*LISTS, set):
                 self._lists.append((node.name, value, list(value)))
-            for _, kind, arguments, name in node.guards:
-                if kind == "entry":
+            for label, kind, arguments, name in node.guards:
+                if kind == "items" and label is not None and label.endswith("hooks"):  # which forward may have registered, beside a flag that it did
+                    self._tables.append((name, arguments[0], dict(arguments[0])))
+                elif kind == "entry":
                     space, key = arguments
                     self._globals.append((name, space, key, space.get(key, NOTHING)))
                 elif kind == "cell":
