@@ -111,9 +111,9 @@ TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
       const Buffer<T> start(kRows * stride, 1);
       Buffer<T> x = start;
       // In two calls, as two threads would do it.
-      k.rope_forward(x.data(), cos.data(), sin.data(), 7, 0, stride, kRotated, head, half, kPositions);
-      k.rope_forward(x.data() + 7 * stride, cos.data(), sin.data(), kRows - 7, 7, stride, kRotated, head,
-                     half, kPositions);
+      k.rope(x.data(), cos.data(), sin.data(), 1, 7, 0, stride, kRotated, head, half, kPositions);
+      k.rope(x.data() + 7 * stride, cos.data(), sin.data(), 1, kRows - 7, 7, stride, kRotated, head, half,
+             kPositions);
       std::vector<Real> expected;
       for (int64_t r = 0; r < kRows; ++r) {
         for (int64_t i = 0; i < stride; ++i) {
@@ -130,9 +130,9 @@ TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
       expect_close(x, expected, 4, 2 * largest(expected), "rotated");
       // The backward pass rotates back to the original numbers.
       Buffer<T> back = x;
-      k.rope_backward(back.data(), cos.data(), sin.data(), 7, 0, stride, kRotated, head, half, kPositions);
-      k.rope_backward(back.data() + 7 * stride, cos.data(), sin.data(), kRows - 7, 7, stride, kRotated, head,
-                      half, kPositions);
+      k.rope(back.data(), cos.data(), sin.data(), -1, 7, 0, stride, kRotated, head, half, kPositions);
+      k.rope(back.data() + 7 * stride, cos.data(), sin.data(), -1, kRows - 7, 7, stride, kRotated, head, half,
+             kPositions);
       std::vector<Real> before;
       for (int64_t i = 0; i < kRows * stride; ++i) before.push_back(start[i]);
       expect_close(back, before, 16, 2 * largest(expected), "turned back");

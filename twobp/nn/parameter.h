@@ -68,7 +68,7 @@ class Parameter {
   bool multiplies() const { return sizes_.size() == 2 && decays_ && factor_; }
   // Whether the weight of a product is stored as (in, out) in place of (out, in).
   bool transposed() const { return transposed_; }
-  void is_transposed() { transposed_ = true; }
+  void store_transposed() { transposed_ = true; }
   // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in
   // channels-last order in place of contiguous.
   void store_channels_last() { channels_last_ = true; }

@@ -50,12 +50,9 @@ struct Kernels {
   // Rotates the first 2 * half numbers of `heads` heads of each row in place: halves (a, b) -> (a cos - b
   // sin, b cos + a sin) (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at
   // position r % positions. x (rows, stride); heads begin `step` numbers apart; cos, sin (positions, half)
-  void (*rope_forward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                       int64_t heads, int64_t step, int64_t half, int64_t positions);
-
-  // The inverse rotation, also in place.
-  void (*rope_backward)(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                        int64_t heads, int64_t step, int64_t half, int64_t positions);
+  // A sign of -1 rotates back.
+  void (*rope)(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride,
+               int64_t heads, int64_t step, int64_t half, int64_t positions);
 
   // In place: scores become p = softmax(s) over the columns that a row sees, with dropout applied, and 0 in
   // the other columns. s = scale * scores, capped, + shift. log_sum[r] = log(sum(exp(s))) over the columns

@@ -74,8 +74,8 @@ void rms_norm_backward(const S* dy, const S* x, const T* __restrict gain, const 
 }
 
 template <typename S, typename T = Compute<S>>
-void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                  int64_t heads, int64_t step, int64_t half, int64_t positions) {
+void rope(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride,
+          int64_t heads, int64_t step, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
@@ -87,29 +87,9 @@ void rope_forward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_be
       for (int64_t i = 0; i < half; ++i) {
         const T left = load(a[i]);
         const T right = load(b[i]);
-        store(a[i], left * c[i] - right * s[i]);
-        store(b[i], right * c[i] + left * s[i]);
-      }
-    }
-  }
-}
-
-template <typename S, typename T = Compute<S>>
-void rope_backward(S* x, const T* cos, const T* sin, int64_t rows, int64_t row_begin, int64_t stride,
-                   int64_t heads, int64_t step, int64_t half, int64_t positions) {
-  for (int64_t r = 0; r < rows; ++r, x += stride) {
-    const int64_t position = (row_begin + r) % positions;
-    const T* __restrict c = cos + position * half;
-    const T* __restrict s = sin + position * half;
-    for (int64_t h = 0; h < heads; ++h) {
-      S* __restrict a = x + h * step;
-      S* __restrict b = a + half;
-#pragma omp simd
-      for (int64_t i = 0; i < half; ++i) {
-        const T left = load(a[i]);
-        const T right = load(b[i]);
-        store(a[i], left * c[i] + right * s[i]);
-        store(b[i], right * c[i] - left * s[i]);
+        const T turn = sign * s[i];
+        store(a[i], left * c[i] - right * turn);
+        store(b[i], right * c[i] + left * turn);
       }
     }
   }
@@ -343,9 +323,10 @@ double sum_of_squares(const S* __restrict x, int64_t n) {
 
 template <typename S, typename T = Compute<S>>
 constexpr Kernels<S> table() {
-  return {add_rows<S>,      add_row<S>,         rms_norm_forward<S>, rms_norm_backward<S>, rope_forward<S>,
-          rope_backward<S>, softmax_forward<T>, softmax_backward<T>, swiglu_forward<S>,    swiglu_backward<S>,
-          cross_entropy<S>, soft_cap<S>,        multiply<S>,         sum_of_squares<S>};
+  return {
+      add_rows<S>,        add_row<S>,          rms_norm_forward<S>, rms_norm_backward<S>, rope<S>,
+      softmax_forward<T>, softmax_backward<T>, swiglu_forward<S>,   swiglu_backward<S>,   cross_entropy<S>,
+      soft_cap<S>,        multiply<S>,         sum_of_squares<S>};
 }
 
 }  // namespace

@@ -17,9 +17,10 @@ void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, cons
     const int64_t half = cos.size(-1);
     const auto* c = numbers<Compute<S>>(cos);
     const auto* s = numbers<Compute<S>>(sin);
-    const auto kernel = back ? kernels<S>().rope_backward : kernels<S>().rope_forward;
+    const auto sign = static_cast<Compute<S>>(back ? -1 : 1);
     for_rows(packed.size(0) * positions, 2 * heads.count * half, [&](int64_t begin, int64_t end) {
-      kernel(x + begin * stride, c, s, end - begin, begin, stride, heads.count, heads.step, half, positions);
+      kernels<S>().rope(x + begin * stride, c, s, sign, end - begin, begin, stride, heads.count, heads.step,
+                        half, positions);
     });
   });
 }

@@ -30,7 +30,7 @@ Parameter weight_of(const std::vector<ParameterPart>& parts, int64_t in, double 
   Projections projections = parts.front().projections;
   projections.columns = true;
   Parameter weight({{parts.front().name, in, projections}}, {in, out}, dtype, init_std);
-  weight.is_transposed();
+  weight.store_transposed();
   return weight;
 }
 
