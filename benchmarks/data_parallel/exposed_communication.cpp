@@ -190,8 +190,8 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   for (int round = -1; round < options.steps; ++round) {  // the first round warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
-      const StepPlan plan =
-          pipeline.plan(std::string(named.name), micro_batches, method.policy, {P2Batching::kLoop, 0, method.order});
+      const StepPlan plan = pipeline.plan(std::string(named.name), micro_batches, method.policy,
+                                          {P2Batching::kLoop, 0, method.order});
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
       StepRequest step;
       step.step = (round + 1) * static_cast<int64_t>(study.runs.size()) + static_cast<int64_t>(r) + 1;

@@ -155,7 +155,8 @@ TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
-  const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, 0}));
+  const int64_t uncapped =
+      fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, 0}));
   // The stash of two blocks for 8 micro-batches compares with their activations for 2 micro-batches.
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
@@ -205,7 +206,8 @@ TEST(ByteCap, ATinyCapGivesTheSameBits) {
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({4}));
-  const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, {P2Batching::kLoop, 0}));
+  const auto off =
+      measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, {P2Batching::kLoop, 0}));
   const auto tiny =
       measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, {P2Batching::kLoop, 1}));
   EXPECT_LE(tiny[0], off[0] + test::kStash);

@@ -142,7 +142,7 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     const auto reducers = reducers_of(pipeline, c.bucket_bytes);
     StepRequest options = step_request();
     options.first_micro_batch = replica * kMicroBatches;
-      options.update = test::update_by([&](int rank) {
+    options.update = test::update_by([&](int rank) {
       reducers[rank]->finish(test::kTimeout);
       return UpdateTimes();
     });

@@ -198,7 +198,8 @@ TEST(LayerError, NamesAParameterWithoutGradient) {
   }
 }
 
-// The update runs after the schedule. Its error reaches the caller and wakes ranks that are still in the step.
+// The update runs after the schedule. Its error reaches the caller and wakes ranks that are still in the
+// step.
 TEST(LayerError, InTheOptimizerEndsAllRanks) {
   const ModelSpec model = small_llama(2);
   for (const int broken : {0, 1, 2}) {

@@ -99,7 +99,8 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
     for (const double p2_seconds : {0.3, 1.0, 4.0}) {
       Pipeline pipeline = on_devices(cut, p2_seconds);
       for (const int micro_batches : {kMicroBatches, kMicroBatches - 2, kMicroBatches}) {
-        const StepPlan plan = pipeline.plan(cut.schedule, micro_batches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()});
+        const StepPlan plan = pipeline.plan(cut.schedule, micro_batches, P2Policy::kFill,
+                                            {P2Batching::kLoop, MemoryCap::none()});
         EXPECT_EQ(launched(pipeline, plan), simulated(pipeline, plan))
             << cut.schedule << ", W of " << p2_seconds << " s, " << micro_batches << " micro-batches";
         gradients_on_host(pipeline);
@@ -111,8 +112,8 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
 // The last rank has more work than the others, so it never waits between its first F and its last I.
 TEST(P2Places, ARankThatNeverWaitsLaunchesItsWLast) {
   Pipeline pipeline = on_devices({{1, 1, 6}});
-  const auto orders = launched(
-      pipeline, pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
+  const auto orders = launched(pipeline, pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill,
+                                                       {P2Batching::kLoop, MemoryCap::none()}));
   const auto is_w = [](const std::string& op) { return op.starts_with("W"); };
   const auto last_p1 = [](const Order& order) {
     return std::ranges::find(order, concat("I", order.front().substr(1, 2), kMicroBatches - 1));
@@ -152,7 +153,8 @@ TEST(P2Places, StayUnderTheCap) {
     const StepPlan plan = pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill);
     const auto caps = plan.caps;
     const auto peaks = measured_peaks(pipeline, plan);
-    const auto free = measured_peaks(pipeline, pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
+    const auto free = measured_peaks(pipeline, pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill,
+                                                             {P2Batching::kLoop, MemoryCap::none()}));
     for (size_t rank = 0; rank < caps.size(); ++rank) EXPECT_LE(peaks[rank], caps[rank] + kUnderWay) << rank;
     limited += peaks != free;
   }

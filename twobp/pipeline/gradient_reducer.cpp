@@ -151,7 +151,9 @@ class GradientReducer::AllSums : public Wait {
     reducer_.progress();
     return !reducer_.busy();
   }
-  size_t progress() const override { return 2 * reducer_.next_ - reducer_.running_.size(); }  // begun and ended
+  size_t progress() const override {
+    return 2 * reducer_.next_ - reducer_.running_.size();
+  }  // begun and ended
   [[noreturn]] void fail(double timeout) const override {
     const auto& running = reducer_.running_;
     TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_),
