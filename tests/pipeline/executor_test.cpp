@@ -167,6 +167,31 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
   pipeline.run(pipeline.plan("1f1b", 2, P2Policy::kFill), random_batch(2), step_request());
 }
 
+// The accounts only watch the loop.
+TEST(Executor, HasTheSameBitsWithoutAccounts) {
+  const ModelSpec model = small_llama(3);
+  for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
+    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
+      std::vector<Result> results;
+      for (const bool accounts : {true, false}) {
+        PipelineOptions options = options_of({3, 3, 2});
+        options.accounts = accounts;
+        Pipeline pipeline(model, test::no_costs(model), options);
+        Result& result = results.emplace_back();
+        for (const int64_t cap : {0, 1}) {  // with a cap of 1, W makes room
+          const StepPlan plan = pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, cap});
+          const StepReport report = pipeline.run(plan, random_batch(4), step_request());
+          EXPECT_EQ(report.timed(), accounts);
+          result.loss += report.loss;
+        }
+        result.gradients = take_gradients(pipeline);
+      }
+      EXPECT_EQ(results[0].loss, results[1].loss);
+      expect_same_bits(results[0].gradients, results[1].gradients);
+    }
+  }
+}
+
 using Milliseconds = std::chrono::milliseconds;
 
 void sleep_for(int ms) {

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 
 #include "twobp/core/check.h"
 
@@ -233,6 +234,8 @@ void check_padded(Call& call) {
 // dy, sizes of x, dim, size, step
 void check_unfold_backward(Call& call) {
   std::vector<int64_t> sizes = call.integers(1);
+  const bool scalar = sizes.empty();  // is cut as one number
+  if (scalar) sizes.push_back(1);
   const auto dims = static_cast<int64_t>(sizes.size());
   const int64_t dim = call.integer(2) < 0 ? call.integer(2) + dims : call.integer(2), size = call.integer(3),
                 step = call.integer(4);
@@ -241,6 +244,7 @@ void check_unfold_backward(Call& call) {
               at::IntArrayRef(sizes));
   sizes[static_cast<size_t>(dim)] = (sizes[static_cast<size_t>(dim)] - size) / step + 1;
   sizes.push_back(size);
+  if (scalar) sizes = {size};
   call.require_sizes(0, sizes);
 }
 
@@ -288,13 +292,13 @@ void check_grid_sampler(Call& call) {
 // dy, a, b, p, distances
 void check_cdist_backward(Call& call) {
   const at::Tensor &a = call.tensor(1), &b = call.tensor(2);
-  TWOBP_CHECK(call.number(3) >= 0 && a.dim() >= 2 && a.dim() == b.dim() && a.size(-1) == b.size(-1) &&
+  TWOBP_CHECK(call.number(3) >= 0 && a.dim() >= 2 && b.dim() >= 2 && a.size(-1) == b.size(-1) &&
                   a.scalar_type() == b.scalar_type(),
               "distances are between rows of one size, of norm 0 or more, not ", a.sizes(), " and ",
               b.sizes());
-  call.require_same_outer(1, 2, 2);
-  std::vector<int64_t> sizes = a.sizes().vec();
-  sizes.back() = b.size(-2);
+  const auto batch = [](const at::Tensor& t) { return t.sizes().slice(0, t.dim() - 2); };
+  std::vector<int64_t> sizes = at::infer_size(batch(a), batch(b));  // throws unless one expands to the other
+  sizes.insert(sizes.end(), {a.size(-2), b.size(-2)});
   call.require_sizes(0, sizes);
   call.require_same(4, 0);
   call.require_dtype(0, a.scalar_type());

@@ -4,6 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/clock.h"
+#include "twobp/core/figures.h"
 #include "twobp/nn/layers/documents.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
@@ -337,7 +338,10 @@ StepReport Pipeline::report_of(UnderWay& step) const {
     RankResult& result = step.results[r];
     report.loss += result.loss;
     if (result.right) report.right = result.right;  // only one rank has the loss
-    if (!accounts_) continue;
+    if (!accounts_) {
+      report.ranks[r].busy = kUnknown;
+      continue;
+    }
     RankAccount& account = result.account;
     report.ranks[r] = account.times;
     report.rank_memory[r] = followed ? account.memory : meter_->rank_use(r);

@@ -124,10 +124,20 @@ class Recorder(TorchDispatchMode):
 
     def keep(self, call):
         """Keeps the calls that differ most: in the dimensions and dtypes of their tensors, and in which arguments are null."""
+        if not factors_make_sizes(call):
+            return
         kinds = json.dumps([[one[0], len(one[1])] for one in call["tensors"]] + [one is None for one in call["args"]])
         kept = self.calls.setdefault(call["op"], {})
         if kinds not in kept and len(kept) < MOST:
             kept[kinds] = call
+
+
+def factors_make_sizes(call):
+    """Samples of antialiased resizing have factors that no call of interpolate() gives with these sizes; programs with such are refused."""
+    if "_aa_backward" not in call["op"]:
+        return True
+    made, sizes, factors = call["args"][1], call["args"][2][2:], call["args"][4:6]
+    return all(factor is None or int(size * factor) == one for one, size, factor in zip(made, sizes, factors))
 
 
 def backward(result):
