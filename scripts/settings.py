@@ -20,7 +20,7 @@ MOST_CHOICES, LONGEST = 6, 10  # longer lists and details are in --help
 
 INTRODUCTION = """# Settings
 
-Every key with its type and default, made from the program by `scripts/settings.py`. `twobp train --help` also prints units, bounds, the other defaults of some models, and
+Every key with its default, made from the program by `scripts/settings.py`. `twobp train --help` also prints types, units, bounds, the other defaults of some models, and
 details. A key that nothing reads, such as one of another model type, is an error."""
 
 # key: what a measurement shows. Every setting that only tunes speed or memory has an entry.
@@ -98,7 +98,8 @@ def page(program):
         groups = {}  # of models -> lines
         for key, alternatives in sections.pop(section).items():
             kind, default, meaning, _ = alternatives[0]
-            line = f"- `{key}` ({kind.removeprefix('list of ')} `{default}`): {short(meaning, default)}"
+            kind = "number " if kind.endswith(("number", "numbers")) else ""  # other defaults show their type
+            line = f"- `{key}` ({kind}`{default}`): {short(meaning, default)}"
             groups.setdefault(models_text(alternatives), []).append(line)
         parts.append(f"## {section}\n\n{title}")
         parts += [(f"{of[0].upper()}{of[1:]}:\n\n" if of else "") + "\n".join(lines) for of, lines in groups.items()]

@@ -1,5 +1,5 @@
 // What a step does, apart from its batch: the order of each rank's instructions, where W runs, and the bytes
-// that ranks may hold. It is made once (Pipeline::plan) and nothing in it changes during a step.
+// that ranks may hold. Nothing in it changes during a step (Pipeline::plan).
 #pragma once
 
 #include <cstdint>
