@@ -11,7 +11,7 @@
 #include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/pipeline/step_input.h"
+#include "twobp/pipeline/step_request.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/update/update.h"
