@@ -239,7 +239,7 @@ Subject real_subject(const Options& options) {
   std::vector<int64_t> first(std::min(config.pipeline.micro_batch_size, data.train->size()));
   std::iota(first.begin(), first.end(), 0);
   subject.fields = data.train->read(first, 0);
-  subject.loss.weight = 1e-3;
+  subject.loss_weight = 1e-3;
   at::set_num_threads(1);
   subject.profile = measure_profile(subject.model, subject.fields);
   subject.bucket_bytes = static_cast<double>(parse_bucket(config.pipeline.bucket));
