@@ -35,7 +35,7 @@ class MessageWait : public Wait {
   bool there_ = false;
 };
 
-int64_t bytes_of(const Values& values) {
+int64_t message_bytes(const Values& values) {
   int64_t bytes = 0;
   for (const at::Tensor& tensor : values)
     bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
@@ -284,7 +284,7 @@ void StepLoop::send(const Instruction& instruction, int mb) {
   const int peer = instruction.stage + (forward ? 1 : -1);
   Values values = take((forward ? boundaries_[s].output : boundaries_[s].input_gradient)[mb]);
   observer_.message_begins();
-  const int64_t bytes = bytes_of(values);
+  const int64_t bytes = message_bytes(values);
   const Tag tag{request_.step, peer, mb, forward ? forward_kind() : MessageKind::kBackward};
   transport_.isend(plan_.schedule.rank_of_stage[peer], tag, std::move(values));
   observer_.message_ends(
@@ -310,7 +310,7 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
                       {request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward});
   wait(message);
   Values& values = message.values;
-  const int64_t bytes = bytes_of(values);
+  const int64_t bytes = message_bytes(values);
   // Makes room while the message is still on its sender's account.
   const double need = bytes > 0 ? static_cast<double>(bytes) + largest_w_ : 0;
   while (lacks_room(need) && run_w(queue_.take_oldest())) continue;
