@@ -433,6 +433,33 @@ METHODS = sorted(overrides.METHODS_REFUSED)
 VALUES = sorted(overrides.VALUES_REFUSED)
 
 
+class Weighed(transformers.GPT2LMHeadModel):
+    """Its loss has a factor that a callback anneals."""
+    beta = 1.0
+    accepts_loss_kwargs = True
+
+    def forward(self, input_ids=None, labels=None, num_items_in_batch=None, **more):
+        output = super().forward(input_ids=input_ids, labels=labels, num_items_in_batch=num_items_in_batch)
+        return transformers.modeling_outputs.CausalLMOutputWithCrossAttentions(loss=output.loss * self.beta)
+
+
+class Anneals(transformers.TrainerCallback):
+    def on_step_begin(self, args, state, control, model=None, **_):
+        model.beta = 1.0 / (1 + state.global_step)
+
+
+def test_a_callback_that_anneals_an_attribute(tmp_path):
+    def model():
+        made = gpt2()
+        made.__class__ = Weighed
+        return made
+
+    _, logs = both(model, tmp_path, callbacks=[Anneals()], max_steps=3)
+    losses = [line["loss"] for line in logs[0] if "loss" in line]
+    assert losses[1] < 0.6 * losses[0]
+    compare(logs)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_would_have_no_effect_is_refused(name, tmp_path, monkeypatch):
     def own(self, *arguments, **keywords):
