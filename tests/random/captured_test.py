@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 
-from command_line import options_of
+from command_line import options_of, run_cases
 
 OPTIONS = options_of(__doc__, 4)
 sys.path.insert(0, str(pathlib.Path(OPTIONS.program).resolve().parent / "python"))
@@ -204,15 +204,7 @@ def run_case(number, seed, verbose):
 def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    failed = left_out = 0
-    for number in OPTIONS.numbers:
-        wrong = run_case(number, OPTIONS.seed, OPTIONS.case is not None)
-        left_out += wrong is None
-        if wrong:
-            failed += 1
-            print(f"case {number} of seed {OPTIONS.seed}:", *wrong[:6], sep="\n  ", flush=True)
-    print(f"{len(OPTIONS.numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
-    sys.exit(failed > 0 or left_out == len(OPTIONS.numbers))
+    run_cases(OPTIONS, lambda number: run_case(number, OPTIONS.seed, OPTIONS.case is not None))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command line that the random tests share."""
 import argparse
+import sys
 
 
 def options_of(doc, count, cases="cases"):
@@ -12,3 +13,16 @@ def options_of(doc, count, cases="cases"):
     options = parser.parse_args()
     options.numbers = range(options.count) if options.case is None else [options.case]
     return options
+
+
+def run_cases(options, run, named=lambda number: ""):
+    """Runs all cases and exits. run(number) returns sentences about what differs, or None for a case that is left out."""
+    failed = left_out = 0
+    for number in options.numbers:
+        wrong = run(number)
+        left_out += wrong is None
+        if wrong:
+            failed += 1
+            print(f"case {number} of seed {options.seed}{named(number)}:", *wrong[:6], sep="\n  ", flush=True)
+    print(f"{len(options.numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
+    sys.exit(failed > 0 or left_out == len(options.numbers))

@@ -27,7 +27,7 @@ import decoders
 import documents
 import torch
 import transformers
-from command_line import options_of
+from command_line import options_of, run_cases
 from safetensors.torch import load_file
 
 STEPS = 3
@@ -283,15 +283,8 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    failed = left_out = 0
-    for number in options.numbers:
-        wrong = run_case(number, options.seed, options.program, options.case is not None)
-        left_out += wrong is None
-        if wrong:
-            failed += 1
-            print(f"case {number} of seed {options.seed}, {list(MODELS)[number % len(MODELS)]}:", *wrong[:5], sep="\n  ", flush=True)
-    print(f"{len(options.numbers)} cases, {failed} differ, {left_out} left out (more stages than layers)")
-    sys.exit(failed > 0 or left_out == len(options.numbers))
+    run_cases(options, lambda number: run_case(number, options.seed, options.program, options.case is not None),
+              lambda number: f", {list(MODELS)[number % len(MODELS)]}")
 
 
 if __name__ == "__main__":
