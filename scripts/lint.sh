@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats and lints: clang-format on all C++, clang-tidy on the folders without LibTorch (with it, a file takes
+# Formats and lints: clang-format on all C++, ruff on python/, clang-tidy on the folders without LibTorch (with it, a file takes
 # minutes), and rules that no tool checks: which folder may include which, no absolute paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,6 +7,10 @@ cd "$(dirname "$0")/.."
 install_packages clang-format clang-tidy
 mapfile -t sources < <(git ls-files '*.cpp' '*.h')
 clang-format --dry-run --Werror "${sources[@]}"
+find_torch
+install_test_packages  # ruff
+"$PYTHON" -m ruff format --check --quiet python
+"$PYTHON" -m ruff check --quiet python
 
 # These folders need no build: their only flags are the ones below.
 mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp' 'twobp/plan/*.cpp')

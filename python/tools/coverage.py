@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Captures small random models of many classes and prints a table: the worst error of loss and gradients against autograd in float32 and float64,
-layers, kinds, seconds, or the reason why a class is refused. With --train, each is also trained by the C++ runtime, without dropout: the first loss and
-all gradients against autograd's, and whether the weights after 5 steps of AdamW have the same bits on 1, 2 and 3 ranks under several schedules.
+"""Captures small random models of many classes and prints a table: the worst error of loss and gradients against
+autograd in float32 and float64, layers, kinds, seconds, or the reason why a class is refused. With --train, each is
+also trained by the C++ runtime, without dropout: the first loss and all gradients against autograd's, and whether the
+weights after 5 steps of AdamW have the same bits on 1, 2 and 3 ranks under several schedules.
 
     PYTHONPATH=build/release/python python/tools/coverage.py [--train] [CLASS ...]
 """
+
 import argparse
 import time
 import warnings
@@ -12,13 +14,24 @@ import warnings
 import torch
 import transformers
 from torch import nn
-
-import twobp
 from twobp.capture import CaptureError, capture
 
+import twobp
+
+# ruff: noqa: C408 (dict() reads better here)
 V = 96
-SMALL = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, use_cache=False,
-             pad_token_id=0, bos_token_id=1, eos_token_id=2)
+SMALL = dict(
+    vocab_size=V,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    use_cache=False,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 
 
 def text(length=16):
@@ -35,6 +48,7 @@ def hugging_face(kind, auto="AutoModelForCausalLM", batch=text, only=None, **set
         chosen = {**(SMALL if only is None else {k: v for k, v in SMALL.items() if k in only}), **settings}
         config = transformers.AutoConfig.for_model(kind, **chosen)
         return getattr(transformers, auto).from_config(config), batch(), None
+
     return make
 
 
@@ -50,7 +64,9 @@ class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(V, 32)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True), 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True), 2, enable_nested_tensor=False
+        )
         self.head = nn.Linear(32, V)
 
     def forward(self, input_ids):
@@ -76,38 +92,138 @@ def plain(make):
 
 MODELS = {
     "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16),
-    "Qwen3": hugging_face("qwen3", head_dim=8), "Qwen2": hugging_face("qwen2"), "LLaMa": hugging_face("llama"), "Mistral": hugging_face("mistral"),
-    "Gemma2": hugging_face("gemma2", head_dim=8), "Gemma3": hugging_face("gemma3_text", head_dim=8), "Phi3": hugging_face("phi3"), "Olmo2": hugging_face("olmo2"),
-    "GPTNeoX": hugging_face("gpt_neox"), "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=32),
-    "Falcon": hugging_face("falcon"), "Granite": hugging_face("granite"), "Cohere": hugging_face("cohere"), "StableLm": hugging_face("stablelm"),
-    "SmolLM3": hugging_face("smollm3"), "Starcoder2": hugging_face("starcoder2"), "GPTJ": hugging_face("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
-    "Bloom": hugging_face("bloom", n_layer=2, n_head=4), "GLM": hugging_face("glm", head_dim=8),
-    "BERT": hugging_face("bert", "AutoModelForMaskedLM"), "RoBERTa": hugging_face("roberta", "AutoModelForMaskedLM"),
+    "Qwen3": hugging_face("qwen3", head_dim=8),
+    "Qwen2": hugging_face("qwen2"),
+    "LLaMa": hugging_face("llama"),
+    "Mistral": hugging_face("mistral"),
+    "Gemma2": hugging_face("gemma2", head_dim=8),
+    "Gemma3": hugging_face("gemma3_text", head_dim=8),
+    "Phi3": hugging_face("phi3"),
+    "Olmo2": hugging_face("olmo2"),
+    "GPTNeoX": hugging_face("gpt_neox"),
+    "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=32),
+    "Falcon": hugging_face("falcon"),
+    "Granite": hugging_face("granite"),
+    "Cohere": hugging_face("cohere"),
+    "StableLm": hugging_face("stablelm"),
+    "SmolLM3": hugging_face("smollm3"),
+    "Starcoder2": hugging_face("starcoder2"),
+    "GPTJ": hugging_face("gptj", n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+    "Bloom": hugging_face("bloom", n_layer=2, n_head=4),
+    "GLM": hugging_face("glm", head_dim=8),
+    "BERT": hugging_face("bert", "AutoModelForMaskedLM"),
+    "RoBERTa": hugging_face("roberta", "AutoModelForMaskedLM"),
     "DistilBERT": hugging_face("distilbert", "AutoModelForMaskedLM", dim=32, n_layers=2, n_heads=4, hidden_dim=64),
-    "ELECTRA": hugging_face("electra", "AutoModelForMaskedLM", embedding_size=32), "ALBERT": hugging_face("albert", "AutoModelForMaskedLM", embedding_size=32),
-    "DeBERTa": hugging_face("deberta-v2", "AutoModelForMaskedLM"), "ModernBERT": hugging_face("modernbert", "AutoModelForMaskedLM"),
-    "BART": hugging_face("bart", "AutoModelForSeq2SeqLM", seq2seq, only={"vocab_size", "pad_token_id", "use_cache"}, d_model=32, encoder_layers=2, decoder_layers=2,
-                         encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=32),
-    "T5": hugging_face("t5", "AutoModelForSeq2SeqLM", seq2seq, only={"vocab_size", "use_cache"}, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-                       decoder_start_token_id=0),
-    "Whisper": hugging_face("whisper", "AutoModelForSpeechSeq2Seq", speech, only={"vocab_size", "use_cache"}, d_model=32, encoder_layers=2, decoder_layers=2,
-                            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=50,
-                            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1),
-    "ViT": hugging_face("vit", "AutoModelForImageClassification", image, only={"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"},
-                        image_size=32, patch_size=8),
-    "ConvNeXt": hugging_face("convnext", "AutoModelForImageClassification", image, only=(), hidden_sizes=[16, 32], depths=[1, 1], num_stages=2),
-    "ResNet": hugging_face("resnet", "AutoModelForImageClassification", image, only=(), embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2]),
-    "Swin": hugging_face("swin", "AutoModelForImageClassification", lambda: image(64), only=(), image_size=64, embed_dim=32, depths=[1, 1], num_heads=[2, 2],
-                         window_size=4, drop_path_rate=0.0),
-    "Mamba": hugging_face("mamba", state_size=8), "Mixtral": hugging_face("mixtral", num_local_experts=4),
+    "ELECTRA": hugging_face("electra", "AutoModelForMaskedLM", embedding_size=32),
+    "ALBERT": hugging_face("albert", "AutoModelForMaskedLM", embedding_size=32),
+    "DeBERTa": hugging_face("deberta-v2", "AutoModelForMaskedLM"),
+    "ModernBERT": hugging_face("modernbert", "AutoModelForMaskedLM"),
+    "BART": hugging_face(
+        "bart",
+        "AutoModelForSeq2SeqLM",
+        seq2seq,
+        only={"vocab_size", "pad_token_id", "use_cache"},
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+    ),
+    "T5": hugging_face(
+        "t5",
+        "AutoModelForSeq2SeqLM",
+        seq2seq,
+        only={"vocab_size", "use_cache"},
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+    ),
+    "Whisper": hugging_face(
+        "whisper",
+        "AutoModelForSpeechSeq2Seq",
+        speech,
+        only={"vocab_size", "use_cache"},
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=50,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    ),
+    "ViT": hugging_face(
+        "vit",
+        "AutoModelForImageClassification",
+        image,
+        only={"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"},
+        image_size=32,
+        patch_size=8,
+    ),
+    "ConvNeXt": hugging_face(
+        "convnext",
+        "AutoModelForImageClassification",
+        image,
+        only=(),
+        hidden_sizes=[16, 32],
+        depths=[1, 1],
+        num_stages=2,
+    ),
+    "ResNet": hugging_face(
+        "resnet",
+        "AutoModelForImageClassification",
+        image,
+        only=(),
+        embedding_size=16,
+        hidden_sizes=[16, 32],
+        depths=[2, 2],
+    ),
+    "Swin": hugging_face(
+        "swin",
+        "AutoModelForImageClassification",
+        lambda: image(64),
+        only=(),
+        image_size=64,
+        embed_dim=32,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=4,
+        drop_path_rate=0.0,
+    ),
+    "Mamba": hugging_face("mamba", state_size=8),
+    "Mixtral": hugging_face("mixtral", num_local_experts=4),
     "Qwen3MoE": hugging_face("qwen3_moe", head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
     "GptOss": hugging_face("gpt_oss", head_dim=8, num_local_experts=4),
-    "DeepSeekV3": hugging_face("deepseek_v3", num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
-                               moe_intermediate_size=32, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
-                               first_k_dense_replace=1),
+    "DeepSeekV3": hugging_face(
+        "deepseek_v3",
+        num_key_value_heads=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        first_k_dense_replace=1,
+    ),
     "RWKV": hugging_face("rwkv", attention_hidden_size=32, rescale_every=0),
     "Mamba2": hugging_face("mamba2", state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=8),
-    "TransformerEncoder": plain(Encoder), "LSTM": plain(lambda: Recurrent(nn.LSTM)), "GRU": plain(lambda: Recurrent(nn.GRU)),
+    "TransformerEncoder": plain(Encoder),
+    "LSTM": plain(lambda: Recurrent(nn.LSTM)),
+    "GRU": plain(lambda: Recurrent(nn.GRU)),
 }
 
 
@@ -133,8 +249,12 @@ def double(make) -> str:
     return f"{max(run.loss, run.gradients):.1e}"
 
 
-SCHEDULES = ({"ranks": 1, "schedule": "1f1b"}, {"ranks": 2, "schedule": "1f1b", "p2": "fill"}, {"ranks": 3, "schedule": "gpipe", "p2_batching": "concat"},
-             {"ranks": 2, "schedule": "zb-v"})
+SCHEDULES = (
+    {"ranks": 1, "schedule": "1f1b"},
+    {"ranks": 2, "schedule": "1f1b", "p2": "fill"},
+    {"ranks": 3, "schedule": "gpipe", "p2_batching": "concat"},
+    {"ranks": 2, "schedule": "zb-v"},
+)
 
 
 def without_dropout(module):
@@ -151,14 +271,17 @@ def without_dropout(module):
 
 
 def trained(make) -> str:
-    """The worst relative error of the runtime's first loss and gradients, and whether all schedules have the same bits."""
+    """The worst relative error of the runtime's first loss and gradients, and whether all schedules have the same
+    bits."""
     torch.manual_seed(0)
     module, batch, loss_fn = make()
     module = without_dropout(module.train())
     whole = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in batch.items()}
 
     def trainer(optimizer, **settings):
-        return twobp.Trainer(module, batch, loss_fn=loss_fn, micro_batches=2, threads=1, optimizer=optimizer, **settings)
+        return twobp.Trainer(
+            module, batch, loss_fn=loss_fn, micro_batches=2, threads=1, optimizer=optimizer, **settings
+        )
 
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     one = trainer(twobp.SGD(lr=1.0), ranks=1)
@@ -172,8 +295,13 @@ def trained(make) -> str:
     expected = sum(losses).item()
     largest = max(p.grad.norm().item() for p in module.parameters() if p.grad is not None)
     # A difference of weights has the weight's rounding.
-    worst = max(((before[name] - after[name] - p.grad).norm() / (p.grad.norm() + before[name].norm() * 1e-2 + largest * 1e-3)).item()
-                for name, p in module.named_parameters() if p.grad is not None)
+    worst = max(
+        (
+            (before[name] - after[name] - p.grad).norm() / (p.grad.norm() + before[name].norm() * 1e-2 + largest * 1e-3)
+        ).item()
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    )
     module.load_state_dict(before)
     states, all_losses = [], []
     for settings in SCHEDULES:
@@ -182,7 +310,9 @@ def trained(make) -> str:
         run = trainer(twobp.AdamW(lr=1e-3), **settings)
         all_losses.append([run.step(whole).loss for _ in range(5)])
         states.append(run.state_dict())
-    same = all(other == all_losses[0] for other in all_losses) and all(torch.equal(states[0][name], other[name]) for other in states for name in other)
+    same = all(other == all_losses[0] for other in all_losses) and all(
+        torch.equal(states[0][name], other[name]) for other in states for name in other
+    )
     return f"{max(abs(result.loss - expected) / abs(expected), worst):.1e} | {'equal' if same else 'DIFFER':>6}"
 
 
@@ -201,8 +331,13 @@ def main():
         try:
             captured, seconds = attempt(MODELS[name], torch.float32)
             single = captured.dry_runs[0]
-            print(f"| {name:<20} | {max(single.loss, single.gradients):.1e} | {double(MODELS[name])} | {len(captured.graph['layers']):6} | "
-                  f"{len(captured.graph['kinds']):5} | {seconds:7.1f} |" + (f" {trained(MODELS[name])} |" if options.train else ""), flush=True)
+            print(
+                f"| {name:<20} | {max(single.loss, single.gradients):.1e} | {double(MODELS[name])} | "
+                f"{len(captured.graph['layers']):6} | "
+                f"{len(captured.graph['kinds']):5} | {seconds:7.1f} |"
+                + (f" {trained(MODELS[name])} |" if options.train else ""),
+                flush=True,
+            )
         except Exception as error:  # a table of all classes, whatever happens to one
             refused += 1
             kind = "" if isinstance(error, CaptureError) else f"{type(error).__name__}: "

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a small module for each common class and function of torch.nn by twobp.Trainer, on 1 and 2 ranks, and prints a table: the worst relative error of
-loss, gradients and buffers after one step against autograd, or the reason why the module is refused. Dropout is compared by the dry run of capture alone, since
-the runtime draws other masks.
+"""Trains a small module for each common class and function of torch.nn by twobp.Trainer, on 1 and 2 ranks, and prints a
+table: the worst relative error of loss, gradients and buffers after one step against autograd, or the reason why the
+module is refused. Dropout is compared by the dry run of capture alone, since the runtime draws other masks.
 
     PYTHONPATH=build/release/python python/tools/layers.py [NAME ...]
 """
+
 import argparse
 import time
 import warnings
@@ -129,7 +130,9 @@ class Both(nn.Module):
         self.inner = inner
 
     def forward(self, x):
-        return self.inner(x, x.flip(1), tgt_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]), tgt_is_causal=True)
+        return self.inner(
+            x, x.flip(1), tgt_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]), tgt_is_causal=True
+        )
 
 
 def padding(x):
@@ -172,8 +175,10 @@ def complex_numbers(x):
 
 def loss_module(loss):
     """A module of a loss, whose target is batch["y"]."""
+
     def make():
         return Whole(nn.Identity(), rows(3)), loss
+
     return make
 
 
@@ -194,17 +199,39 @@ LAYERS = {
     "EmbeddingBag mean": lambda: Bags("mean"),
     "EmbeddingBag sum": lambda: Bags("sum"),
     "EmbeddingBag max": lambda: Bags("max"),
-    **{kind.__name__: layer(lambda kind=kind: kind(4, 3, 3, padding=1), shape)
-        for kind, shape in ((nn.Conv1d, LINE), (nn.Conv2d, IMAGE), (nn.ConvTranspose1d, LINE), (nn.ConvTranspose2d, IMAGE))},
+    **{
+        kind.__name__: layer(lambda kind=kind: kind(4, 3, 3, padding=1), shape)
+        for kind, shape in (
+            (nn.Conv1d, LINE),
+            (nn.Conv2d, IMAGE),
+            (nn.ConvTranspose1d, LINE),
+            (nn.ConvTranspose2d, IMAGE),
+        )
+    },
     "Conv3d": layer(lambda: nn.Conv3d(2, 3, 3), VOLUME),
     "ConvTranspose3d": layer(lambda: nn.ConvTranspose3d(2, 3, 3, stride=2), VOLUME),
-    "Conv2d groups, dilation, stride": layer(lambda: nn.Conv2d(4, 8, 3, groups=2, dilation=2, stride=2, padding=2), IMAGE),
+    "Conv2d groups, dilation, stride": layer(
+        lambda: nn.Conv2d(4, 8, 3, groups=2, dilation=2, stride=2, padding=2), IMAGE
+    ),
     "Conv2d circular, same": layer(lambda: nn.Conv2d(4, 4, 3, padding="same", padding_mode="circular"), IMAGE),
     "Conv2d reflect": layer(lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), IMAGE),
-    **{f"{kind.__name__}": layer(lambda kind=kind: kind(2), shape)
-        for kind, shape in ((nn.MaxPool1d, LINE), (nn.MaxPool2d, IMAGE), (nn.MaxPool3d, VOLUME), (nn.AvgPool1d, LINE), (nn.AvgPool2d, IMAGE),
-                            (nn.AvgPool3d, VOLUME), (nn.AdaptiveAvgPool1d, LINE), (nn.AdaptiveAvgPool2d, IMAGE), (nn.AdaptiveAvgPool3d, VOLUME),
-                            (nn.AdaptiveMaxPool1d, LINE), (nn.AdaptiveMaxPool2d, IMAGE), (nn.AdaptiveMaxPool3d, VOLUME))},
+    **{
+        f"{kind.__name__}": layer(lambda kind=kind: kind(2), shape)
+        for kind, shape in (
+            (nn.MaxPool1d, LINE),
+            (nn.MaxPool2d, IMAGE),
+            (nn.MaxPool3d, VOLUME),
+            (nn.AvgPool1d, LINE),
+            (nn.AvgPool2d, IMAGE),
+            (nn.AvgPool3d, VOLUME),
+            (nn.AdaptiveAvgPool1d, LINE),
+            (nn.AdaptiveAvgPool2d, IMAGE),
+            (nn.AdaptiveAvgPool3d, VOLUME),
+            (nn.AdaptiveMaxPool1d, LINE),
+            (nn.AdaptiveMaxPool2d, IMAGE),
+            (nn.AdaptiveMaxPool3d, VOLUME),
+        )
+    },
     "LPPool1d": layer(lambda: nn.LPPool1d(2, 2), LINE),
     "LPPool2d": layer(lambda: nn.LPPool2d(2, 2), IMAGE),
     "FractionalMaxPool2d": layer(lambda: nn.FractionalMaxPool2d(2, output_size=3), IMAGE),
@@ -215,7 +242,9 @@ LAYERS = {
     "BatchNorm without statistics": norm2(lambda: nn.BatchNorm2d(4, track_running_stats=False)),
     "BatchNorm cumulative": norm2(lambda: nn.BatchNorm2d(4, momentum=None)),
     "BatchNorm twice": layer(lambda: Twice(nn.BatchNorm1d(8)), rows()),
-    "BatchNorm far apart": lambda: Whole(nn.Sequential(norm := nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), norm), rows()),
+    "BatchNorm far apart": lambda: Whole(
+        nn.Sequential(norm := nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), norm), rows()
+    ),
     "InstanceNorm1d": layer(lambda: nn.InstanceNorm1d(4), LINE),
     "InstanceNorm2d": norm2(lambda: nn.InstanceNorm2d(4, affine=True)),
     "InstanceNorm2d with statistics": norm2(lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
@@ -241,20 +270,41 @@ LAYERS = {
     "weight_norm, old": layer(lambda: nn.utils.weight_norm(nn.Linear(8, 8))),
     "orthogonal": layer(lambda: nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))),
     "MultiheadAttention": layer(lambda: First(nn.MultiheadAttention(8, 2, batch_first=True), 3)),
-    "MultiheadAttention, no weights": layer(lambda: First(nn.MultiheadAttention(8, 2, batch_first=True), 3, need_weights=False)),
-    "MultiheadAttention, dropout": layer(lambda: First(nn.MultiheadAttention(8, 2, 0.2, batch_first=True), 3, need_weights=False)),
+    "MultiheadAttention, no weights": layer(
+        lambda: First(nn.MultiheadAttention(8, 2, batch_first=True), 3, need_weights=False)
+    ),
+    "MultiheadAttention, dropout": layer(
+        lambda: First(nn.MultiheadAttention(8, 2, 0.2, batch_first=True), 3, need_weights=False)
+    ),
     "MultiheadAttention, weights": layer(lambda: Weights(nn.MultiheadAttention(8, 2, batch_first=True))),
     "MultiheadAttention, padding": layer(lambda: Padded(nn.MultiheadAttention(8, 2, batch_first=True))),
-    "MultiheadAttention, bias_kv": layer(lambda: Padded(nn.MultiheadAttention(8, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True))),
-    "MultiheadAttention, causal":
-        layer(lambda: First(nn.MultiheadAttention(8, 2, batch_first=True), 3, need_weights=False, is_causal=True,
-                            attn_mask=nn.Transformer.generate_square_subsequent_mask(5))),
+    "MultiheadAttention, bias_kv": layer(
+        lambda: Padded(nn.MultiheadAttention(8, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True))
+    ),
+    "MultiheadAttention, causal": layer(
+        lambda: First(
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            3,
+            need_weights=False,
+            is_causal=True,
+            attn_mask=nn.Transformer.generate_square_subsequent_mask(5),
+        )
+    ),
     "TransformerEncoderLayer": layer(lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)),
-    "TransformerEncoder": layer(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)),
-    "TransformerEncoder, norm first":
-        layer(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=True), 2, enable_nested_tensor=False)),
+    "TransformerEncoder": layer(
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)
+    ),
+    "TransformerEncoder, norm first": layer(
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=True), 2, enable_nested_tensor=False
+        )
+    ),
     "Transformer": transformer,
-    "attention, dropout": function(lambda x: F.scaled_dot_product_attention(*[x.unflatten(2, (2, 4)).transpose(1, 2)] * 3, dropout_p=0.2, is_causal=True)),
+    "attention, dropout": function(
+        lambda x: F.scaled_dot_product_attention(
+            *[x.unflatten(2, (2, 4)).transpose(1, 2)] * 3, dropout_p=0.2, is_causal=True
+        )
+    ),
     "RNN": layer(lambda: First(nn.RNN(8, 6, batch_first=True))),
     "LSTM": layer(lambda: First(nn.LSTM(8, 6, 2, batch_first=True))),
     "LSTM, dropout": layer(lambda: First(nn.LSTM(8, 6, 2, dropout=0.2, batch_first=True))),
@@ -263,9 +313,32 @@ LAYERS = {
     "LSTMCell": layer(lambda: First(nn.LSTMCell(8, 8)), rows()),
     "GRUCell": layer(lambda: nn.GRUCell(8, 8), rows()),
     "RNNCell": layer(lambda: nn.RNNCell(8, 8), rows()),
-    **{f"{kind.__name__}": layer(lambda kind=kind: kind())
-        for kind in (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign,
-                     nn.Softshrink, nn.Hardshrink, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Tanhshrink)},
+    **{
+        f"{kind.__name__}": layer(lambda kind=kind: kind())
+        for kind in (
+            nn.ReLU,
+            nn.ReLU6,
+            nn.LeakyReLU,
+            nn.PReLU,
+            nn.ELU,
+            nn.SELU,
+            nn.CELU,
+            nn.GELU,
+            nn.SiLU,
+            nn.Mish,
+            nn.Softplus,
+            nn.Softsign,
+            nn.Softshrink,
+            nn.Hardshrink,
+            nn.Hardtanh,
+            nn.Hardsigmoid,
+            nn.Hardswish,
+            nn.Sigmoid,
+            nn.LogSigmoid,
+            nn.Tanh,
+            nn.Tanhshrink,
+        )
+    },
     "RReLU": layer(nn.RReLU),
     "Threshold": layer(lambda: nn.Threshold(0.1, 0.2)),
     "GLU": layer(nn.GLU),
@@ -275,9 +348,19 @@ LAYERS = {
     "Softmin": layer(lambda: nn.Softmin(-1)),
     "gumbel_softmax": function(lambda x: F.gumbel_softmax(x, hard=True)),
     "ReLU inplace": layer(lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True))),
-    **{f"Upsample {mode}": layer(lambda mode=mode: nn.Upsample(scale_factor=2, mode=mode), shape)
-        for mode, shape in (("nearest", IMAGE), ("bilinear", IMAGE), ("bicubic", IMAGE), ("linear", LINE), ("trilinear", VOLUME))},
-    "interpolate to a size": function(lambda x: F.interpolate(x, (3, 4), mode="bilinear", align_corners=True, antialias=True), IMAGE),
+    **{
+        f"Upsample {mode}": layer(lambda mode=mode: nn.Upsample(scale_factor=2, mode=mode), shape)
+        for mode, shape in (
+            ("nearest", IMAGE),
+            ("bilinear", IMAGE),
+            ("bicubic", IMAGE),
+            ("linear", LINE),
+            ("trilinear", VOLUME),
+        )
+    },
+    "interpolate to a size": function(
+        lambda x: F.interpolate(x, (3, 4), mode="bilinear", align_corners=True, antialias=True), IMAGE
+    ),
     "interpolate nearest-exact": function(lambda x: F.interpolate(x, (3, 4), mode="nearest-exact"), IMAGE),
     "interpolate of a volume": function(lambda x: F.interpolate(x, scale_factor=2), VOLUME),
     "interpolate area": function(lambda x: F.interpolate(x, 3, mode="area"), IMAGE),
@@ -288,15 +371,25 @@ LAYERS = {
     "Unfold": layer(lambda: nn.Unfold(2), IMAGE),
     "Flatten": layer(nn.Flatten),
     "Unflatten": layer(lambda: nn.Unflatten(2, (2, 4))),
-    "pad": function(lambda x: F.pad(F.pad(F.pad(x, (1, 1), mode="reflect"), (1, 1), mode="replicate"), (1, 2), value=0.5)),
+    "pad": function(
+        lambda x: F.pad(F.pad(F.pad(x, (1, 1), mode="reflect"), (1, 1), mode="replicate"), (1, 2), value=0.5)
+    ),
     "ReflectionPad3d": layer(lambda: nn.ReflectionPad3d(1), VOLUME),
     "ReplicationPad3d": layer(lambda: nn.ReplicationPad3d(1), VOLUME),
     "CircularPad2d": layer(lambda: nn.CircularPad2d(1), IMAGE),
     "ZeroPad2d": layer(lambda: nn.ZeroPad2d(1), IMAGE),
-    "grid_sample":
-        function(lambda x: F.grid_sample(x, F.affine_grid(torch.eye(2, 3).expand(len(x), 2, 3) * 0.9, list(x.shape), False), align_corners=False), IMAGE),
-    "grid_sample of a volume":
-        function(lambda x: F.grid_sample(x, F.affine_grid(torch.eye(3, 4).expand(len(x), 3, 4) * 0.9, list(x.shape), False), align_corners=False), VOLUME),
+    "grid_sample": function(
+        lambda x: F.grid_sample(
+            x, F.affine_grid(torch.eye(2, 3).expand(len(x), 2, 3) * 0.9, list(x.shape), False), align_corners=False
+        ),
+        IMAGE,
+    ),
+    "grid_sample of a volume": function(
+        lambda x: F.grid_sample(
+            x, F.affine_grid(torch.eye(3, 4).expand(len(x), 3, 4) * 0.9, list(x.shape), False), align_corners=False
+        ),
+        VOLUME,
+    ),
     "einsum": function(lambda x: torch.einsum("bij,bkj->bik", x, x)),
     "baddbmm": function(lambda x: torch.baddbmm(x, x, x[:, :1].expand(-1, 8, -1))),
     "tensordot": function(lambda x: torch.tensordot(x, torch.ones(8, 3), 1)),
@@ -352,9 +445,15 @@ LAYERS = {
     "clamp, clip": function(lambda x: x.clamp(-0.5, 0.5) + x.clip(min=0)),
     "lerp": function(lambda x: torch.lerp(x, x * 2, 0.3)),
     "addcmul": function(lambda x: torch.addcmul(x, x, x, value=0.5)),
-    "powers": function(lambda x: x.abs().pow(1.5) + x.exp().log1p() + x.square().sqrt() + torch.rsqrt(x * x + 1) + x.expm1()),
+    "powers": function(
+        lambda x: x.abs().pow(1.5) + x.exp().log1p() + x.square().sqrt() + torch.rsqrt(x * x + 1) + x.expm1()
+    ),
     "trigonometry": function(lambda x: x.sin() + x.cos().tan() + x.atan() + x.sinh() + torch.atan2(x, x + 3)),
-    "special": function(lambda x: x.erf() + torch.special.expit(x) + torch.sinc(x) + torch.lgamma(x.abs() + 1) + torch.digamma(x.abs() + 1)),
+    "special": function(
+        lambda x: (
+            x.erf() + torch.special.expit(x) + torch.sinc(x) + torch.lgamma(x.abs() + 1) + torch.digamma(x.abs() + 1)
+        )
+    ),
     "i0": function(lambda x: torch.special.i0(x)),
     "xlogy, entr": function(lambda x: torch.xlogy(x, x.abs() + 1) + torch.special.entr(x.abs() + 0.1)),
     "logit": function(lambda x: torch.logit(torch.sigmoid(x))),
@@ -372,7 +471,9 @@ LAYERS = {
     "repeat_interleave": function(lambda x: x.repeat_interleave(2, 1)),
     "tile and repeat": function(lambda x: x.tile(2) + x.repeat(1, 1, 2)),
     "meshgrid": function(lambda x: sum(torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")).sum() + x),
-    "stack, chunk, cat": function(lambda x: torch.cat(x.chunk(2, -1), 1) + torch.stack(x.unbind(1), 2).flatten(1, 2)[:, :10, None] * 0),
+    "stack, chunk, cat": function(
+        lambda x: torch.cat(x.chunk(2, -1), 1) + torch.stack(x.unbind(1), 2).flatten(1, 2)[:, :10, None] * 0
+    ),
     "movedim, swapaxes": function(lambda x: x.movedim(1, 2).swapaxes(1, 2)),
     "one_hot": function(lambda x: F.one_hot(ids(x), 5) * x[..., None]),
     "bucketize": function(lambda x: x * torch.bucketize(x, torch.linspace(-1, 1, 5))),
@@ -396,7 +497,9 @@ LAYERS = {
     "autocast": function(lambda x: torch.autocast("cpu", torch.bfloat16)(torch.matmul)(x, x.mT).float()),
     "checkpoint": function(lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False)),
     "lambdas in Sequential": layer(lambda: nn.Sequential(Do(lambda x: x * 2), nn.Linear(8, 8), Do(torch.tanh))),
-    "channels_last": function(lambda x: F.conv2d(x.to(memory_format=torch.channels_last), torch.ones(4, 4, 3, 3)), IMAGE),
+    "channels_last": function(
+        lambda x: F.conv2d(x.to(memory_format=torch.channels_last), torch.ones(4, 4, 3, 3)), IMAGE
+    ),
     "vmap": function(lambda x: torch.vmap(lambda row: row * row.sum())(x)),
     "a loop": function(lambda x: sum(torch.tanh(x[:, i]) * 0.5**i for i in range(5))),
     "cosine_embedding_loss": loss_module(lambda o, b: F.cosine_embedding_loss(o, b["y"], torch.ones(len(o)))),
@@ -404,14 +507,18 @@ LAYERS = {
     "l1_loss": loss_module(lambda o, b: F.l1_loss(o, b["y"])),
     "smooth_l1_loss": loss_module(lambda o, b: F.smooth_l1_loss(o, b["y"])),
     "huber_loss": loss_module(lambda o, b: F.huber_loss(o, b["y"])),
-    "kl_div batchmean": loss_module(lambda o, b: F.kl_div(o.log_softmax(-1), b["y"].softmax(-1), reduction="batchmean")),
+    "kl_div batchmean": loss_module(
+        lambda o, b: F.kl_div(o.log_softmax(-1), b["y"].softmax(-1), reduction="batchmean")
+    ),
     "kl_div mean": loss_module(lambda o, b: F.kl_div(o.log_softmax(-1), b["y"].softmax(-1))),
     "bce": loss_module(lambda o, b: F.binary_cross_entropy(o.sigmoid(), b["y"].sigmoid())),
     "bce with logits": loss_module(lambda o, b: F.binary_cross_entropy_with_logits(o, b["y"].sigmoid())),
     "nll_loss": loss_module(lambda o, b: F.nll_loss(o.log_softmax(-1), classes(b))),
     "cross_entropy": loss_module(lambda o, b: F.cross_entropy(o, classes(b))),
     "cross_entropy, smoothing": loss_module(lambda o, b: F.cross_entropy(o, classes(b), label_smoothing=0.1)),
-    "cross_entropy, weights": loss_module(lambda o, b: F.cross_entropy(o, classes(b), weight=torch.tensor([1.0, 2.0, 3.0]))),
+    "cross_entropy, weights": loss_module(
+        lambda o, b: F.cross_entropy(o, classes(b), weight=torch.tensor([1.0, 2.0, 3.0]))
+    ),
     "cross_entropy, probabilities": loss_module(lambda o, b: F.cross_entropy(o, b["y"].softmax(-1))),
     "poisson_nll": loss_module(lambda o, b: F.poisson_nll_loss(o, b["y"].abs())),
     "gaussian_nll": loss_module(lambda o, b: F.gaussian_nll_loss(o, b["y"], torch.ones_like(o))),
@@ -421,7 +528,11 @@ LAYERS = {
     "triplet_margin_loss": loss_module(lambda o, b: F.triplet_margin_loss(o, b["y"], b["y"].flip(1))),
     "multi_margin_loss": loss_module(lambda o, b: F.multi_margin_loss(o, classes(b))),
     "multilabel_soft_margin_loss": loss_module(lambda o, b: F.multilabel_soft_margin_loss(o, b["y"].gt(0).float())),
-    "ctc_loss": loss_module(lambda o, b: F.ctc_loss(o.log_softmax(-1)[:, None].expand(-1, 1, -1), torch.ones(1, 2, dtype=torch.long), (4,), (2,))),
+    "ctc_loss": loss_module(
+        lambda o, b: F.ctc_loss(
+            o.log_softmax(-1)[:, None].expand(-1, 1, -1), torch.ones(1, 2, dtype=torch.long), (4,), (2,)
+        )
+    ),
     "mean of squares": loss_module(lambda o, b: (o - b["y"]).pow(2).mean()),
     "root of the mean": loss_module(lambda o, b: F.mse_loss(o, b["y"]).sqrt()),
     "float64": lambda: Whole(nn.Linear(8, 5), TEXT).double(),
@@ -430,7 +541,9 @@ LAYERS = {
 
 def batch(dtype):
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randn(2 * SAMPLES, width, generator=generator).to(dtype) for name, width in (("x", 6), ("y", 3))}
+    return {
+        name: torch.randn(2 * SAMPLES, width, generator=generator).to(dtype) for name, width in (("x", 6), ("y", 3))
+    }
 
 
 def difference(found, wanted, least=0.0):
@@ -438,7 +551,8 @@ def difference(found, wanted, least=0.0):
 
 
 def error_of(make) -> float:
-    """The worst relative error against autograd, of 1 and 2 ranks; they must have the same bits. Raises twobp.Error if the module is refused."""
+    """The worst relative error against autograd, of 1 and 2 ranks; they must have the same bits. Raises twobp.Error if
+    the module is refused."""
     torch.manual_seed(0)
     made = make()
     module, loss = made if isinstance(made, tuple) else (made, mse)
@@ -449,18 +563,35 @@ def error_of(make) -> float:
     before = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     results = []
     for ranks in (1, 2):
-        trainer = twobp.Trainer(module, example, loss_fn=loss, ranks=ranks, micro_batches=2, threads=1, optimizer=twobp.SGD(lr=1.0), cache=False)
+        trainer = twobp.Trainer(
+            module,
+            example,
+            loss_fn=loss,
+            ranks=ranks,
+            micro_batches=2,
+            threads=1,
+            optimizer=twobp.SGD(lr=1.0),
+            cache=False,
+        )
         results.append((trainer.step(fields).loss, trainer.state_dict()))
         captured = trainer._captured
-    assert results[0][0] == results[1][0] and all(torch.equal(one, results[1][1][name]) for name, one in results[0][1].items()), "1 and 2 ranks differ in bits"
+    assert results[0][0] == results[1][0] and all(
+        torch.equal(one, results[1][1][name]) for name, one in results[0][1].items()
+    ), "1 and 2 ranks differ in bits"
     dry = captured.dry_runs[0]
     worst = max(dry.loss, dry.gradients, dry.buffers, dry.evaluation)
-    if any("random" in argument for shape in captured.graph["shapes"] for program in shape["programs"] for step in program["forward"]
-           for argument in step["args"] if isinstance(argument, dict)):
+    if any(
+        "random" in argument
+        for shape in captured.graph["shapes"]
+        for program in shape["programs"]
+        for step in program["forward"]
+        for argument in step["args"]
+        if isinstance(argument, dict)
+    ):
         return worst
     expected = 0.0
     for start in (0, SAMPLES):
-        part = {name: tensor[start:start + SAMPLES] for name, tensor in fields.items()}
+        part = {name: tensor[start : start + SAMPLES] for name, tensor in fields.items()}
         one = loss(module(part["x"]), part) / 2
         one.backward()
         expected += one.item()
@@ -471,7 +602,12 @@ def error_of(make) -> float:
         if name not in parameters:
             worst = max(worst, difference(tensor, module.state_dict()[name]))
         elif parameters[name].grad is not None:  # a difference of weights has the weight's rounding
-            worst = max(worst, difference(before[name] - tensor, parameters[name].grad, before[name].norm().item() * 1e-1 + largest * 1e-3))
+            worst = max(
+                worst,
+                difference(
+                    before[name] - tensor, parameters[name].grad, before[name].norm().item() * 1e-1 + largest * 1e-3
+                ),
+            )
     return worst
 
 

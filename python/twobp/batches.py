@@ -1,4 +1,5 @@
 """Batches are dicts of tensors. This module checks them and cuts them into micro-batches."""
+
 from __future__ import annotations
 
 import inspect
@@ -14,26 +15,35 @@ Tensors = torch.Tensor | Sequence[torch.Tensor]  # a positional batch, as from a
 
 
 def is_positional(batch: object) -> bool:
-    return isinstance(batch, torch.Tensor) or isinstance(batch, (tuple, list)) and len(batch) > 0 and all(isinstance(one, torch.Tensor) for one in batch)
+    return (
+        isinstance(batch, torch.Tensor)
+        or isinstance(batch, (tuple, list))
+        and len(batch) > 0
+        and all(isinstance(one, torch.Tensor) for one in batch)
+    )
 
 
 def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) -> object:
-    """Returns a positional batch as a dict. Its tensors get the names of the parameters of the module's forward. One additional
-    tensor, such as the labels, becomes "target" for loss_fn. Any other batch is returned unchanged."""
+    """Returns a positional batch as a dict. Its tensors get the names of the parameters of the module's forward. One
+    additional tensor, such as the labels, becomes "target" for loss_fn. Any other batch is returned unchanged."""
     if not is_positional(batch):
         return batch
     tensors = [batch] if isinstance(batch, torch.Tensor) else list(batch)
     parameters = inspect.signature(module.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:len(tensors)]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][: len(tensors)]
     if len(tensors) == len(names) + 1:
         names.append("target")
     if len(tensors) != len(names):
-        raise error(f"the batch has {len(tensors)} tensors, but the module's forward takes {len(names)}. Name them: give the batch as a dict")
+        raise error(
+            f"the batch has {len(tensors)} tensors, but the module's forward takes {len(names)}. Name them: give the "
+            "batch as a dict"
+        )
     return dict(zip(names, tensors))
 
 
 def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and the same number of them."""
+    """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and the
+    same number of them."""
     if not isinstance(batch, Mapping):
         raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
     with checks.readable(what):
@@ -43,7 +53,10 @@ def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
     fields = {}
     for name, tensor in given.items():
         if not isinstance(name, str):
-            raise Error(f"{what} has the key {name!r}, but its keys must be names: those of forward's arguments, and of what loss_fn reads")
+            raise Error(
+                f"{what} has the key {name!r}, but its keys must be names: those of forward's arguments, and of what "
+                "loss_fn reads"
+            )
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
         checks.check_dense(tensor, f"{what}: {name!r}")
@@ -57,20 +70,25 @@ def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
 
 
 def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> None:
-    """Raises Error unless `fields` has the keys and dtypes of `example` and, unless `any_sizes`, the same sizes of a sample."""
+    """Raises Error unless `fields` has the keys and dtypes of `example` and, unless `any_sizes`, the same sizes of a
+    sample."""
     if fields.keys() != example.keys():
         raise Error(f"{what} has the keys {sorted(fields)}, but the trainer was made with {sorted(example)}")
     for name, tensor in fields.items():
         if tensor.dtype != example[name].dtype:
             raise Error(f"{what}: {name!r} is {tensor.dtype}, but the trainer was made with {example[name].dtype}")
         if not any_sizes and tensor.shape[1:] != example[name].shape[1:]:
-            raise Error(f"{what}: a sample of {name!r} has shape {list(tensor.shape[1:])}, but the trainer was made with "
-                        f"{list(example[name].shape[1:])}")
+            raise Error(
+                f"{what}: a sample of {name!r} has shape {list(tensor.shape[1:])}, but the trainer was made with "
+                f"{list(example[name].shape[1:])}"
+            )
 
 
-def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, any_sizes: bool) -> list[dict[str, torch.Tensor]]:
-    """Returns the micro-batches of a batch. A list is already cut. The last batch of an epoch may have fewer samples than
-    `micro_batches` times the example's. Then its last micro-batch is smaller."""
+def cut(
+    batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, any_sizes: bool
+) -> list[dict[str, torch.Tensor]]:
+    """Returns the micro-batches of a batch. A list is already cut. The last batch of an epoch may have fewer samples
+    than `micro_batches` times the example's. Then its last micro-batch is smaller."""
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         with checks.readable("the batch"):
             parts = list(batch)
@@ -85,9 +103,13 @@ def cut(batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, a
     size = next(iter(example.values())).shape[0]
     samples = next(iter(fields.values())).shape[0]
     if samples > size * micro_batches:
-        raise Error(f"the batch has {samples} samples, but a step has {micro_batches} micro-batches of {size}: give at most "
-                    f"{size * micro_batches}")
-    return [{name: tensor[begin:begin + size] for name, tensor in fields.items()} for begin in range(0, samples, size)]
+        raise Error(
+            f"the batch has {samples} samples, but a step has {micro_batches} micro-batches of {size}: give at most "
+            f"{size * micro_batches}"
+        )
+    return [
+        {name: tensor[begin : begin + size] for name, tensor in fields.items()} for begin in range(0, samples, size)
+    ]
 
 
 def _kind(value: object) -> str:
@@ -95,7 +117,8 @@ def _kind(value: object) -> str:
 
 
 def with_a_target(fields: Batch) -> Batch:
-    """Returns the fields with other labels if none counts. Their loss would be 0 / 0, and capture compares losses. It reads no values."""
+    """Returns the fields with other labels if none counts. Their loss would be 0 / 0, and capture compares losses. It
+    reads no values."""
     labels = fields.get("labels")
     if labels is None or labels.is_floating_point() or not (labels == -100).all():
         return fields

@@ -1,4 +1,5 @@
 """Checks of arguments, whose errors name the argument. A value may be any object, also one whose own methods fail."""
+
 from __future__ import annotations
 
 import contextlib
@@ -28,10 +29,14 @@ def shown(value: object) -> str:
 
 
 def whole(value: Any, name: str, least: int = 0, most: int = MOST) -> int:
-    """Returns a whole number of Python or numpy as an int. Raises Error for any other value, and for one out of range."""
+    """Returns a whole number of Python or numpy as an int. Raises Error for any other value, and for one out of
+    range."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= value <= most:
         return operator.index(value)
-    raise Error(f"{name} is {shown(value)}, but must be a whole number, at least {least}" + ("" if most > MOST else f" and at most {most}"))
+    raise Error(
+        f"{name} is {shown(value)}, but must be a whole number, at least {least}"
+        + ("" if most > MOST else f" and at most {most}")
+    )
 
 
 def number(value: Any, name: str, least: float = 0) -> float:
@@ -99,6 +104,20 @@ def several(value: Any, name: str) -> list:
 def check_dense(tensor: torch.Tensor, what: str) -> None:
     """Raises Error unless the tensor is dense, has values and is in the CPU's memory."""
     has_own_operators = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested or has_own_operators:
-        kind = type(tensor).__name__ if has_own_operators else "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+    if (
+        tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or tensor.is_quantized
+        or tensor.is_nested
+        or has_own_operators
+    ):
+        kind = (
+            type(tensor).__name__
+            if has_own_operators
+            else "quantized"
+            if tensor.is_quantized
+            else "nested"
+            if tensor.is_nested
+            else str(tensor.layout)
+        )
         raise Error(f"{what} is on {tensor.device}, {kind}: give a dense tensor on the CPU")

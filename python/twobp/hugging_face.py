@@ -1,6 +1,7 @@
-"""Captures the model of a Hugging Face directory as a bundle, for `twobp train --set model.from=FOLDER` if the program has no layers
-for its architecture. The program starts `main` and reads JSON objects from stdout: signs of life, then {"code": [file, ...]} with the
-files on which the result depends, or {"error": message}."""
+"""Captures the model of a Hugging Face directory as a bundle, for `twobp train --set model.from=FOLDER` if the program
+has no layers for its architecture. The program starts `main` and reads JSON objects from stdout: signs of life, then
+{"code": [file, ...]} with the files on which the result depends, or {"error": message}."""
+
 from __future__ import annotations
 
 import glob
@@ -44,19 +45,27 @@ def end_with_the_program() -> None:
 
 
 def capture_folder(folder: str, fields: dict, arrays: str, into: str, answer) -> list[str]:
-    """Writes the bundle of the model in `folder` into the folder `into`. `fields` has dtype and sizes of each field of a
-    micro-batch. The first samples of the folder `arrays` are the example. If `arrays` is "", it has random tokens. Returns the
-    files of the code that made the bundle."""
+    """Writes the bundle of the model in `folder` into the folder `into`. `fields` has dtype and sizes of each field of
+    a micro-batch. The first samples of the folder `arrays` are the example. If `arrays` is "", it has random tokens.
+    Returns the files of the code that made the bundle."""
     try:
         import transformers
     except ImportError as error:
-        raise Error(f"{sys.executable} lacks the package transformers ({error}), which reads the model: pip install transformers") from None
+        raise Error(
+            f"{sys.executable} lacks the package transformers ({error}), which reads the model: pip install "
+            "transformers"
+        ) from None
     from twobp.capture import bundle, capture
+
     transformers.logging.set_verbosity_error()
     model = load(transformers, folder, fields).train()
     answer({"doing": "capture"})
     captured = capture(model, example(model, fields, arrays))
-    weights = {**bundle.buffers_beside({**captured.parameters, **captured.buffers}, model), **captured.parameters, **captured.buffers}
+    weights = {
+        **bundle.buffers_beside({**captured.parameters, **captured.buffers}, model),
+        **captured.parameters,
+        **captured.buffers,
+    }
     answer({"doing": "write"})
     bundle.write(into, captured.graph, None if has_weights(folder, weights) else weights, captured.constants)
     return code_of(model)
@@ -68,16 +77,28 @@ def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
     if getattr(config, "quantization_config", None):
         raise Error("quantized models are not supported: save the model in float32, bfloat16 or float16")
     names = config.architectures or []
-    classes = [one for one in (getattr(transformers, name, None) for name in names) if isinstance(one, type)
-               and issubclass(one, transformers.PreTrainedModel)]
+    classes = [
+        one
+        for one in (getattr(transformers, name, None) for name in names)
+        if isinstance(one, type) and issubclass(one, transformers.PreTrainedModel)
+    ]
     if names and not classes:
-        raise Error(f"transformers {transformers.__version__} has no class {names[0]}, which config.json names, and code that comes with a "
-                    "model does not run")
-    usual = transformers.AutoModelForImageClassification if "pixel_values" in fields else transformers.AutoModelForCausalLM
-    model, found = (classes[0] if classes else usual).from_pretrained(folder, config=config, dtype=torch.float32, local_files_only=True,
-                                                                      output_loading_info=True)
+        raise Error(
+            f"transformers {transformers.__version__} has no class {names[0]}, which config.json names, and code that "
+            "comes with a "
+            "model does not run"
+        )
+    usual = (
+        transformers.AutoModelForImageClassification if "pixel_values" in fields else transformers.AutoModelForCausalLM
+    )
+    model, found = (classes[0] if classes else usual).from_pretrained(
+        folder, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
     if found["missing_keys"]:
-        raise Error(f"its files have no tensor {min(found['missing_keys'])}, which the {type(model).__name__} of config.json has")
+        raise Error(
+            f"its files have no tensor {min(found['missing_keys'])}, which the {type(model).__name__} of config.json "
+            "has"
+        )
     longest = getattr(config, "max_position_embeddings", None)
     sequence = fields.get("input_ids", ("", [0, 0]))[1][-1]
     if isinstance(longest, int) and 0 < longest < sequence:
@@ -92,16 +113,20 @@ def example(model: torch.nn.Module, fields: dict, arrays: str) -> dict[str, torc
     for name, (dtype, sizes) in fields.items():
         if arrays:
             import numpy
+
             rows = numpy.load(pathlib.Path(arrays) / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            rows = numpy.resize(rows[:sizes[0]], sizes)  # repeats the samples if there are too few
+            rows = numpy.resize(rows[: sizes[0]], sizes)  # repeats the samples if there are too few
             batch[name] = torch.from_numpy(rows.astype(dtype))
         else:
-            batch[name] = torch.randint(model.config.get_text_config().vocab_size, sizes, generator=random, dtype=DTYPES[dtype])
+            batch[name] = torch.randint(
+                model.config.get_text_config().vocab_size, sizes, generator=random, dtype=DTYPES[dtype]
+            )
     return batch
 
 
 def has_weights(folder: str, weights: dict[str, torch.Tensor]) -> bool:
-    """Returns whether the directory's own files have exactly these tensors under these names. Then the bundle need not have them."""
+    """Returns whether the directory's own files have exactly these tensors under these names. Then the bundle need not
+    have them."""
     files = sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
     names = set()
     for path in files:
@@ -116,7 +141,12 @@ def has_weights(folder: str, weights: dict[str, torch.Tensor]) -> bool:
 def code_of(model: torch.nn.Module) -> list[str]:
     """Returns the files with the code of the model, and those of capture."""
     import transformers
+
     modules = {base.__module__ for part in model.modules() for base in type(part).__mro__}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in modules} - {None}
-    files |= {transformers.__file__, torch.version.__file__, *map(str, (pathlib.Path(__file__).parent / "capture").rglob("*.py"))}
+    files |= {
+        transformers.__file__,
+        torch.version.__file__,
+        *map(str, (pathlib.Path(__file__).parent / "capture").rglob("*.py")),
+    }
     return sorted(map(os.path.realpath, files))

@@ -1,4 +1,5 @@
 """These are the update rules. Their settings are the keys of the section `optimizer` of the configuration."""
+
 import dataclasses
 from collections.abc import Mapping
 
@@ -11,15 +12,16 @@ Groups = Mapping[str, Mapping[str, float | str]]  # settings for the parameters 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Optimizer:
     """Matrices and convolution kernels decay. Biases and norm gains do not, where torch.optim decays every parameter:
-    groups={"*": {"weight_decay": 0.01}} does so, too. `groups` has other values for the parameters whose names match a pattern (*
-    and ?): {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate. Later patterns override
-    earlier ones.
+    groups={"*": {"weight_decay": 0.01}} does so, too. `groups` has other values for the parameters whose names match a
+    pattern (* and ?): {"*.bias": {"weight_decay": 0.1, "lr_scale": 0.5}}. `lr_scale` multiplies the learning rate.
+    Later patterns override earlier ones.
 
-    `schedule` is "constant", "linear", "cosine", "wsd" or "inverse_sqrt", after `warmup` steps. "linear" and "cosine" fall to
-    `min_lr` at the trainer's `steps`. "wsd" falls to `min_lr` in the last `decay` steps (0: a tenth of all).
+    `schedule` is "constant", "linear", "cosine", "wsd" or "inverse_sqrt", after `warmup` steps. "linear" and "cosine"
+    fall to `min_lr` at the trainer's `steps`. "wsd" falls to `min_lr` in the last `decay` steps (0: a tenth of all).
 
-    `average`, such as 0.999, is the decay of a running mean of the weights. Trainer.evaluate and Trainer.save use it instead of
-    the weights."""
+    `average`, such as 0.999, is the decay of a running mean of the weights. Trainer.evaluate and Trainer.save use it
+    instead of the weights."""
+
     lr: float
     weight_decay: float
     schedule: str = "constant"
@@ -48,7 +50,9 @@ class _Optimizer:
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(_Optimizer):
-    """AdamW, whose weight decay is decoupled. Unlike torch.optim.AdamW, it does not decay biases and norm gains: see `groups`."""
+    """AdamW, whose weight decay is decoupled. Unlike torch.optim.AdamW, it does not decay biases and norm gains: see
+    `groups`."""
+
     lr: float = 3e-4
     _: dataclasses.KW_ONLY
     weight_decay: float = 0.01
@@ -60,14 +64,16 @@ class AdamW(_Optimizer):
 @dataclasses.dataclass(frozen=True)
 class Adam(AdamW):
     """Adam, whose weight decay is added to the gradient (L2)."""
+
     weight_decay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Muon(AdamW):
-    """Muon for the matrices of hidden layers, and AdamW for the rest: embeddings, the model's last matrix, and everything that is
-    not a matrix. Both share the learning rate, as in torch.optim.Muon with adjust_lr_fn="match_rms_adamw". In `groups`, "rule" is
-    "adamw" or "muon"."""
+    """Muon for the matrices of hidden layers, and AdamW for the rest: embeddings, the model's last matrix, and
+    everything that is not a matrix. Both share the learning rate, as in torch.optim.Muon with
+    adjust_lr_fn="match_rms_adamw". In `groups`, "rule" is "adamw" or "muon"."""
+
     weight_decay: float = 0.1
     muon_momentum: float = 0.95
 
@@ -75,6 +81,7 @@ class Muon(AdamW):
 @dataclasses.dataclass(frozen=True)
 class SGD(_Optimizer):
     """Stochastic gradient descent. Weight decay is added to the gradient (L2)."""
+
     lr: float = 1e-2
     _: dataclasses.KW_ONLY
     momentum: float = 0.0

@@ -1,4 +1,5 @@
 """The planner ranks the ways to run a model by predicted throughput."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One way to run the model. `split` has the layers of each stage. `idle` is the mean idle fraction. `peak_bytes` is the total
-    memory of the fullest rank. `slices` is the number of slices of each sequence, and `slice_lengths` has their positions (empty for
-    whole sequences). `csv` is the text of a searched schedule, or None. The text form has no slices: with slices, train with
-    schedule="auto"."""
+    """One way to run the model. `split` has the layers of each stage. `idle` is the mean idle fraction. `peak_bytes` is
+    the total memory of the fullest rank. `slices` is the number of slices of each sequence, and `slice_lengths` has
+    their positions (empty for whole sequences). `csv` is the text of a searched schedule, or None. The text form has no
+    slices: with slices, train with schedule="auto"."""
+
     schedule: str
     p2: str
     ranks: int
@@ -58,15 +60,45 @@ class Plan(Sequence):
     def to_pandas(self) -> pandas.DataFrame:
         """Returns the rows as a table of pandas, which must be installed."""
         import pandas
+
         return pandas.DataFrame([dataclasses.asdict(row) for row in self])
 
     def _table(self) -> list[list[str]]:
         sliced = any(row.slices > 1 for row in self)
-        head = ["schedule", "p2", "ranks", "stages", "M", "size", *["slices"] * sliced, "recompute", "step ms", "samples/s", "idle",
-                "memory MiB"]
-        return [head, *([row.schedule, row.p2, str(row.ranks), str(row.stages), str(row.micro_batches), str(row.micro_batch_size),
-                         *[str(row.slices)] * sliced, row.recompute, f"{row.step_seconds * 1e3:.2f}", f"{row.samples_per_second:.2f}", f"{row.idle:.1%}",
-                         f"{row.peak_bytes / 2**20:.1f}"] for row in self)]
+        head = [
+            "schedule",
+            "p2",
+            "ranks",
+            "stages",
+            "M",
+            "size",
+            *["slices"] * sliced,
+            "recompute",
+            "step ms",
+            "samples/s",
+            "idle",
+            "memory MiB",
+        ]
+        return [
+            head,
+            *(
+                [
+                    row.schedule,
+                    row.p2,
+                    str(row.ranks),
+                    str(row.stages),
+                    str(row.micro_batches),
+                    str(row.micro_batch_size),
+                    *[str(row.slices)] * sliced,
+                    row.recompute,
+                    f"{row.step_seconds * 1e3:.2f}",
+                    f"{row.samples_per_second:.2f}",
+                    f"{row.idle:.1%}",
+                    f"{row.peak_bytes / 2**20:.1f}",
+                ]
+                for row in self
+            ),
+        ]
 
     def __repr__(self) -> str:
         table = self._table()
@@ -82,26 +114,43 @@ class Plan(Sequence):
         return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>{advice}"
 
 
-def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None = None,
-         micro_batches: int | Iterable[int] | None = None, schedule: str | Iterable[str] | None = None,
-         p2: str | Iterable[str] | None = None, recompute: str | Iterable[str] = "none", memory: str | int | None = None,
-         batch: int | None = None, top: int | None = 10, search: bool = False, seconds: float = 0.5,
-         slices: int | Iterable[int] | None = None) -> Plan:
-    """Compares all ways to run a model. `of` is a trainer or the folder of a bundle, whose layers are measured now for about
-    `seconds`, or a file of costs (`twobp profile --json`).
+def plan(
+    of: Trainer | str | os.PathLike,
+    *,
+    ranks: int | Iterable[int] | None = None,
+    micro_batches: int | Iterable[int] | None = None,
+    schedule: str | Iterable[str] | None = None,
+    p2: str | Iterable[str] | None = None,
+    recompute: str | Iterable[str] = "none",
+    memory: str | int | None = None,
+    batch: int | None = None,
+    top: int | None = 10,
+    search: bool = False,
+    seconds: float = 0.5,
+    slices: int | Iterable[int] | None = None,
+) -> Plan:
+    """Compares all ways to run a model. `of` is a trainer or the folder of a bundle, whose layers are measured now for
+    about `seconds`, or a file of costs (`twobp profile --json`).
 
-    Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all) is one
-    value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such as "80GiB" or a
-    number of bytes. `slices` has numbers of slices of a sequence to compare (default: the trainer's number, or all in the file;
-    docs/long_sequences.md). A captured module needs a trainer that was given slices. `batch` keeps only combinations with this
-    number of samples a step. `top` is the number of rows, or None for all. `search` also searches for new schedules. Raises
-    twobp.Error if nothing fits, with the smallest memory that would."""
+    Each of `ranks`, `micro_batches` (default: once, twice and four times the ranks), `schedule` and `p2` (default: all)
+    is one value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such
+    as "80GiB" or a number of bytes. `slices` has numbers of slices of a sequence to compare (default: the trainer's
+    number, or all in the file; docs/long_sequences.md). A captured module needs a trainer that was given slices.
+    `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for all.
+    `search` also searches for new schedules. Raises twobp.Error if nothing fits, with the smallest memory that
+    would."""
     if not isinstance(of, (Trainer, str, os.PathLike)):
-        raise _native.Error(f"of is a {type(of).__name__}, but must be a trainer, the folder of a bundle, or a file of costs")
+        raise _native.Error(
+            f"of is a {type(of).__name__}, but must be a trainer, the folder of a bundle, or a file of costs"
+        )
     of = of if isinstance(of, Trainer) else checks.path(of, "of")
     recomputes, seconds = _texts(recompute, "recompute"), checks.number(seconds, "seconds")
-    limits = ("" if memory is None else _memory(memory), 0 if batch is None else checks.whole(batch, "batch", least=1),
-              0 if top is None else checks.whole(top, "top"), checks.flag(search, "search"))
+    limits = (
+        "" if memory is None else _memory(memory),
+        0 if batch is None else checks.whole(batch, "batch", least=1),
+        0 if top is None else checks.whole(top, "top"),
+        checks.flag(search, "search"),
+    )
     counts, sliced = _numbers(ranks, "ranks"), _numbers(slices, "slices")
     if not counts and not isinstance(of, Trainer):
         raise _native.Error("give ranks: a number, or several such as range(2, 9)")
@@ -112,18 +161,30 @@ def plan(of: Trainer | str | os.PathLike, *, ranks: int | Iterable[int] | None =
         costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds)
     else:
         costs = _native.read_costs(of)
-    rows, advice = _native.plan(costs, counts, _numbers(micro_batches, "micro_batches"), _texts(schedule, "schedule"), _texts(p2, "p2"), recomputes,
-                                sliced, *limits)
+    rows, advice = _native.plan(
+        costs,
+        counts,
+        _numbers(micro_batches, "micro_batches"),
+        _texts(schedule, "schedule"),
+        _texts(p2, "p2"),
+        recomputes,
+        sliced,
+        *limits,
+    )
     return Plan((PlanRow(**row) for row in rows), advice)
 
 
 def _of_bundle(folder: str) -> Trainer:
-    """Returns a trainer of a bundle, with an example of its first shape. What the example holds hardly changes the times."""
+    """Returns a trainer of a bundle, with an example of its first shape. What the example holds hardly changes the
+    times."""
     from twobp.capture import bundle
+
     path = os.path.join(folder, "graph.json")
     try:
         fields = bundle.read_graph(folder)["shapes"][0]["fields"]
-        example = {name: torch.ones(field["shape"], dtype=getattr(torch, field["dtype"])) for name, field in fields.items()}
+        example = {
+            name: torch.ones(field["shape"], dtype=getattr(torch, field["dtype"])) for name, field in fields.items()
+        }
     except FileNotFoundError:
         raise _native.Error(f"{folder} has no graph.json, so it is no bundle: give a trainer of its model") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
@@ -140,4 +201,6 @@ def _texts(value, name: str) -> list[str]:
 
 
 def _memory(value: str | int) -> str:
-    return checks.text(value, "memory") if isinstance(value, str) else str(checks.whole(value, "memory", most=2**63 - 1))
+    return (
+        checks.text(value, "memory") if isinstance(value, str) else str(checks.whole(value, "memory", most=2**63 - 1))
+    )

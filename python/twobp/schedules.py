@@ -1,4 +1,5 @@
 """Pipeline schedules as data: by name or from files, simulated and drawn. The program runs the same code."""
+
 from __future__ import annotations
 
 import os
@@ -13,8 +14,9 @@ Cost = float | Sequence[float] | Sequence[Sequence[float]]
 
 
 class Instruction(NamedTuple):
-    """`op` on `stage` for the micro-batches from `micro_batch` to `micro_batch + count - 1`. `op` is F (forward), I (input
-    gradient), W (weight gradient), B (I, then W), or SEND_F, RECV_F, SEND_B, RECV_B for messages."""
+    """`op` on `stage` for the micro-batches from `micro_batch` to `micro_batch + count - 1`. `op` is F (forward), I
+    (input gradient), W (weight gradient), B (I, then W), or SEND_F, RECV_F, SEND_B, RECV_B for messages."""
+
     op: str
     stage: int
     micro_batch: int
@@ -23,6 +25,7 @@ class Instruction(NamedTuple):
 
 class Operation(NamedTuple):
     """An F, I, W or B as it ran in a simulation."""
+
     op: str
     stage: int
     micro_batch: int
@@ -31,12 +34,20 @@ class Operation(NamedTuple):
 
 
 class Schedule:
-    """The work of each rank in order: `twobp.schedule` makes it from a name, `Schedule.from_csv` from a file, and `Schedule` from lists."""
+    """The work of each rank in order: `twobp.schedule` makes it from a name, `Schedule.from_csv` from a file, and
+    `Schedule` from lists."""
 
-    def __init__(self, ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]], *, p2: str | None = None, name: str = "schedule"):
-        """`ranks` has a list of actions for each rank, or by number of rank. An action is a cell of the text form ("0F1": stage, op,
-        micro-batch), an `Instruction`, or an action of torch.distributed.pipelining; None is an idle step. Messages may be left out. `p2` is
-        as for `from_csv`. Raises twobp.Error, which names the rank (row) and the place (column) of a mistake."""
+    def __init__(
+        self,
+        ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]],
+        *,
+        p2: str | None = None,
+        name: str = "schedule",
+    ):
+        """`ranks` has a list of actions for each rank, or by number of rank. An action is a cell of the text form
+        ("0F1": stage, op, micro-batch), an `Instruction`, or an action of torch.distributed.pipelining; None is an idle
+        step. Messages may be left out. `p2` is as for `from_csv`. Raises twobp.Error, which names the rank (row) and
+        the place (column) of a mistake."""
         self._take(_native.schedule_from_csv(_text(ranks), name, p2))
 
     @classmethod
@@ -68,7 +79,8 @@ class Schedule:
 
     @property
     def slices(self) -> int:
-        """The number of slices of each micro-batch's sequences. With k > 1, instructions count slices: number m k + s is slice s of micro-batch m."""
+        """The number of slices of each micro-batch's sequences. With k > 1, instructions count slices: number m k + s
+        is slice s of micro-batch m."""
         return self._native.slices
 
     @property
@@ -78,21 +90,33 @@ class Schedule:
     def validate(self, *, rendezvous: bool = False, buffers: int | None = None) -> None:
         """Raises twobp.Error, which shows the bad cell, unless the schedule is complete, in order and free of deadlock.
 
-        `rendezvous` also checks that there is no deadlock if sends wait for their receivers. `buffers` is the largest number of
-        messages that may wait for a rank."""
-        self._native.validate(checks.flag(rendezvous, "rendezvous"), -1 if buffers is None else checks.whole(buffers, "buffers"))
+        `rendezvous` also checks that there is no deadlock if sends wait for their receivers. `buffers` is the largest
+        number of messages that may wait for a rank."""
+        self._native.validate(
+            checks.flag(rendezvous, "rendezvous"), -1 if buffers is None else checks.whole(buffers, "buffers")
+        )
 
-    def simulate(self, forward: Cost = 1, backward_p1: Cost = 1, backward_p2: Cost = 1, *, p2_units: int = 1, latency: float = 0,
-                 cap: float | Literal["auto"] | None = "auto") -> Simulation:
+    def simulate(
+        self,
+        forward: Cost = 1,
+        backward_p1: Cost = 1,
+        backward_p2: Cost = 1,
+        *,
+        p2_units: int = 1,
+        latency: float = 0,
+        cap: float | Literal["auto"] | None = "auto",
+    ) -> Simulation:
         """Times the schedule by the executor's rules.
 
-        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. Where micro-batches cost
-        unequally, a cost is a list of such lists (or an array or tensor of them), one for each micro-batch; the numbers of a list may be one for all stages
-        (`[[1], [1.5]]`). Fewer lists than micro-batches repeat, so that with slices there may be one for each slice. W has
-        `p2_units` pieces, and a waiting rank looks for its message between them. `latency` is that of a message, in the same unit.
-        `cap` is the largest number of micro-batches that a rank may hold. "auto" is the default, as in training (docs/memory.md): what
-        the fullest rank holds without 2BP. None is no limit. Raises twobp.Error for costs that are negative, for
-        another number of stages, and for a number of lists that does not divide that of the micro-batches."""
+        Costs are those of F, I and W for one micro-batch, in any unit: one number, or one for each stage. Where
+        micro-batches cost unequally, a cost is a list of such lists (or an array or tensor of them), one for each
+        micro-batch; the numbers of a list may be one for all stages (`[[1], [1.5]]`). Fewer lists than micro-batches
+        repeat, so that with slices there may be one for each slice. W has `p2_units` pieces, and a waiting rank looks
+        for its message between them. `latency` is that of a message, in the same unit. `cap` is the largest number of
+        micro-batches that a rank may hold. "auto" is the default, as in training (docs/memory.md): what the fullest
+        rank holds without 2BP. None is no limit. Raises twobp.Error for costs that are negative, for another number of
+        stages, and for a number of lists that does not divide that of the micro-batches."""
+
         def rows(cost: Cost) -> list[list[float]]:
             try:
                 if hasattr(cost, "tolist"):  # an array or a tensor
@@ -103,20 +127,35 @@ class Schedule:
                     return [[float(one) for one in row] for row in cost]
                 return [[float(one) for one in cost]]
             except Exception:  # also of an object's own methods
-                raise _native.Error(f"a cost must be a number, a list with one for each stage, or a list of such lists, not {checks.shown(cost)}") from None
+                raise _native.Error(
+                    "a cost must be a number, a list with one for each stage, or a list of such lists, not "
+                    f"{checks.shown(cost)}"
+                ) from None
 
-        most = None if isinstance(cap, str) and cap == "auto" else 0 if cap is None else checks.number(cap, "cap")  # the native side has 0 for no limit
-        return Simulation(self._native.simulate(rows(forward), rows(backward_p1), rows(backward_p2), checks.whole(p2_units, "p2_units", least=1),
-                                                checks.number(latency, "latency"), most), self)
+        most = (
+            None if isinstance(cap, str) and cap == "auto" else 0 if cap is None else checks.number(cap, "cap")
+        )  # the native side has 0 for no limit
+        return Simulation(
+            self._native.simulate(
+                rows(forward),
+                rows(backward_p1),
+                rows(backward_p2),
+                checks.whole(p2_units, "p2_units", least=1),
+                checks.number(latency, "latency"),
+                most,
+            ),
+            self,
+        )
 
     def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
-        """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule has no fixed
-        order, so use that of a simulation (`Simulation.to_csv`)."""
+        """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule
+        has no fixed order, so use that of a simulation (`Simulation.to_csv`)."""
         return _write(path, self._native.csv("compute_comms" if checks.flag(messages, "messages") else "compute_only"))
 
     @staticmethod
     def from_csv(source: str | os.PathLike, *, p2: str | None = None) -> Schedule:
-        """Reads PyTorch's text form from a file, or from a text with line breaks, as `to_csv` returns it. It runs as written unless `p2` is
+        """Reads PyTorch's text form from a file, or from a text with line breaks, as `to_csv` returns it. It runs as
+        written unless `p2` is
         given: placed if it has W, else off. Raises twobp.Error, which names row, column and cell of a mistake."""
         p2 = None if p2 is None else checks.text(p2, "p2")
         if isinstance(source, str) and "\n" in source:
@@ -130,8 +169,11 @@ class Schedule:
         return self.simulate().svg()
 
     def __repr__(self) -> str:
-        return (f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} micro-batches"
-                f"{f' of {self.slices} slices' if self.slices > 1 else ''}, p2 {self.p2}>")
+        return (
+            f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} "
+            "micro-batches"
+            f"{f' of {self.slices} slices' if self.slices > 1 else ''}, p2 {self.p2}>"
+        )
 
 
 class Simulation:
@@ -166,10 +208,19 @@ class Simulation:
         """The operations of each rank, in order."""
         return [[Operation(*one) for one in rank] for rank in self._native.timeline()]
 
-    def svg(self, path: str | os.PathLike | None = None, *, title: str = "", width: int = 1200, until: float = 0) -> str:
-        """Returns the picture, and writes it to `path` if that is given. `until` is the end of its time axis, to compare pictures."""
-        return _write(path, self._native.svg(checks.text(title, "title") or self.schedule.name, checks.whole(width, "width", least=1),
-                                             checks.number(until, "until")))
+    def svg(
+        self, path: str | os.PathLike | None = None, *, title: str = "", width: int = 1200, until: float = 0
+    ) -> str:
+        """Returns the picture, and writes it to `path` if that is given. `until` is the end of its time axis, to
+        compare pictures."""
+        return _write(
+            path,
+            self._native.svg(
+                checks.text(title, "title") or self.schedule.name,
+                checks.whole(width, "width", least=1),
+                checks.number(until, "until"),
+            ),
+        )
 
     def grid(self, unit: float = 1) -> str:
         """Returns the picture as text, with one column for each `unit` of time."""
@@ -183,7 +234,8 @@ class Simulation:
         return self.svg()
 
     def __repr__(self) -> str:
-        return f"<twobp.Simulation of {self.schedule.name}: step {self.step:g}, bubble {self.bubble:.1%}, peak {self.peak:g}>"
+        figures = f"step {self.step:g}, bubble {self.bubble:.1%}, peak {self.peak:g}"
+        return f"<twobp.Simulation of {self.schedule.name}: {figures}>"
 
 
 def schedules() -> list[str]:
@@ -191,15 +243,32 @@ def schedules() -> list[str]:
     return _native.schedule_names()
 
 
-def schedule(name: str, *, stages: int | None = None, ranks: int | None = None, micro_batches: int | None = None,
-             p2: str | None = None, slices: int = 1) -> Schedule:
+def schedule(
+    name: str,
+    *,
+    stages: int | None = None,
+    ranks: int | None = None,
+    micro_batches: int | None = None,
+    p2: str | None = None,
+    slices: int = 1,
+) -> Schedule:
     """Returns the schedule of this name, or from the file of this name if it ends in .csv.
 
-    Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end, cooldown,
-    fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises twobp.Error for an unknown
-    name (with the nearest one) and for numbers that do not fit."""
-    counts = [None if value is None else checks.whole(value, of, least=1) for of, value in (("stages", stages), ("ranks", ranks), ("micro_batches", micro_batches))]
-    return Schedule._of(_native.make_schedule(checks.text(name, "name"), *counts, None if p2 is None else checks.text(p2, "p2"), checks.whole(slices, "slices", least=1)))
+    Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end,
+    cooldown, fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises
+    twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
+    counts = [
+        None if value is None else checks.whole(value, of, least=1)
+        for of, value in (("stages", stages), ("ranks", ranks), ("micro_batches", micro_batches))
+    ]
+    return Schedule._of(
+        _native.make_schedule(
+            checks.text(name, "name"),
+            *counts,
+            None if p2 is None else checks.text(p2, "p2"),
+            checks.whole(slices, "slices", least=1),
+        )
+    )
 
 
 def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
@@ -213,7 +282,9 @@ def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
     except Exception:  # also of an object's own methods
         rows = [None]
     if isinstance(ranks, str) or None in rows:
-        raise _native.Error(f"a schedule is a list of actions for each rank, not {checks.shown(ranks)} (text: Schedule.from_csv)")
+        raise _native.Error(
+            f"a schedule is a list of actions for each rank, not {checks.shown(ranks)} (text: Schedule.from_csv)"
+        )
     return "".join(",".join(cell for action in row for cell in _cells(action)) + "\n" for row in rows)
 
 
@@ -226,7 +297,7 @@ def _cells(action: Any) -> list[str]:
         return [f"{stage}{op}{one}" for one in range(micro_batch, micro_batch + count)]
     cell = str(action)
     if set(cell) & set(",\r\n"):
-        raise _native.Error(f"{action!r} is not an action: give a cell such as \"0F1\", or (op, stage, micro-batch)")
+        raise _native.Error(f'{action!r} is not an action: give a cell such as "0F1", or (op, stage, micro-batch)')
     return [cell]
 
 

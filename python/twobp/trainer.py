@@ -1,4 +1,5 @@
 """The trainer runs a module or a configured model in a pipeline with the C++ runtime."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +16,7 @@ import torch
 from twobp import _native, batches, checks, padding, processes
 from twobp._native import Error
 from twobp.batches import Batch, Tensors
-from twobp.optimizers import Adam, AdamW, Muon, SGD
+from twobp.optimizers import SGD, Adam, AdamW, Muon
 from twobp.watch import Watch
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ SECTIONS = ("pipeline", "train")  # their keys are arguments of a trainer; those
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm` is that of
-    all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are lists by rank. `skipped` means that an fp16 gradient
-    overflowed, so no weight has changed."""
+    """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm`
+    is that of all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are lists by rank. `skipped` means
+    that an fp16 gradient overflowed, so no weight has changed."""
+
     step: int
     loss: float
     lr: float
@@ -44,51 +46,70 @@ class StepResult:
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """`loss` is the mean over the counted targets. `accuracy` is None for models that predict no classes."""
+
     loss: float
     accuracy: float | None
 
 
 class Trainer:
-    """Trains a model on the ranks of a pipeline. The ranks are threads of this process. If torch.distributed is initialized with
-    more than one process, each process is a rank. All processes then make the same calls with the same batches. With
-    `data_parallel`, these are the batches of all replicas, and each replica takes its share.
+    """Trains a model on the ranks of a pipeline. The ranks are threads of this process. If torch.distributed is
+    initialized with more than one process, each process is a rank. All processes then make the same calls with the same
+    batches. With `data_parallel`, these are the batches of all replicas, and each replica takes its share.
 
-    The trainer has its own copies of the weights. It does not change the module, and does not see changes of the module. Use
-    `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of the module have
-    changed, unless they come from the trainer.
+    The trainer has its own copies of the weights. It does not change the module, and does not see changes of the
+    module. Use `state_dict` and `load_state_dict` between the two. `step` and `evaluate` raise Error if parameters of
+    the module have changed, unless they come from the trainer.
 
-    Ctrl-C gives up a step, or lets it end if a rank has begun its update or several processes share it. KeyboardInterrupt then says
-    whether the step counts. If it does, `last_result` has its result. The trainer can continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process that made
-    it."""
+    Ctrl-C gives up a step, or lets it end if a rank has begun its update or several processes share it.
+    KeyboardInterrupt then says whether the step counts. If it does, `last_result` has its result. The trainer can
+    continue. After an error in a step, make a new trainer. Only one thread at a time may call a trainer, in the process
+    that made it."""
 
-    def __init__(self, module: torch.nn.Module | None = None, example: Batch | Tensors | None = None, *, model: Mapping | None = None,
-                 loss_fn: Callable | None = None, loss_reduction: str | None = None, optimizer: AdamW | Adam | Muon | SGD | None = None,
-                 cache: bool | str | os.PathLike = True, check_every: int = 0, **settings):
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        example: Batch | Tensors | None = None,
+        *,
+        model: Mapping | None = None,
+        loss_fn: Callable | None = None,
+        loss_reduction: str | None = None,
+        optimizer: AdamW | Adam | Muon | SGD | None = None,
+        cache: bool | str | os.PathLike = True,
+        check_every: int = 0,
+        **settings,
+    ):
         """`example` is one micro-batch, a dict of tensors whose first dimension counts samples.
 
-        `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of tensors may
-        replace the dict in the example and in batches. Its tensors are forward's arguments in order, and one additional tensor is
-        the "target" for loss_fn. forward returns the loss, or `loss_fn(output, batch)` does. `loss_reduction`, "mean" or "sum"
-        over a micro-batch's samples, is needed if capture cannot recognise it. The user's cache folder keeps the result of
-        capture, unless `cache` is False or another folder.
+        `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of
+        tensors may replace the dict in the example and in batches. Its tensors are forward's arguments in order, and
+        one additional tensor is the "target" for loss_fn. forward returns the loss, or `loss_fn(output, batch)` does.
+        `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is needed if capture cannot recognise it. The
+        user's cache folder keeps the result of capture, unless `cache` is False or another folder.
 
-        `model` may replace a module. It has the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or {"from":
-        FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
+        `model` may replace a module. It has the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or
+        {"from": FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
 
-        With `check_every=N`, every Nth step is compared with a module under autograd. If the numbers differ, it raises twobp.Error that names the
-        first layer that differs. Such a step takes many times as long.
+        With `check_every=N`, every Nth step is compared with a module under autograd. If the numbers differ, it raises
+        twobp.Error that names the first layer that differs. Such a step takes many times as long.
 
-        `settings` are the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2, memory_cap,
-        clip_norm, seed, ... (docs/settings.md). With device="cuda", the ranks compute on this machine's GPUs. The module and the
-        batches stay on the CPU, and `state_dict` returns tensors on the CPU. Raises twobp.Error for an unknown name, a value out of range, keys that
-        contradict each other, and modules that capture refuses."""
+        `settings` are the keys of the sections `pipeline` and `train` by name: ranks, schedule, micro_batches, p2,
+        memory_cap, clip_norm, seed, ... (docs/settings.md). With device="cuda", the ranks compute on this machine's
+        GPUs. The module and the batches stay on the CPU, and `state_dict` returns tensors on the CPU. Raises
+        twobp.Error for an unknown name, a value out of range, keys that contradict each other, and modules that capture
+        refuses."""
         if module is not None and not isinstance(module, torch.nn.Module):
             raise Error(f"module is {checks.shown(module)}, but must be a torch.nn.Module")
         if (module is None) == (model is None):
             raise Error("give a module, or model= with the keys of a configured one")
         if example is None:
             raise Error("give an example: a dict of tensors, one micro-batch")
-        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0 or check_every and module is None:
+        if (
+            isinstance(check_every, bool)
+            or not isinstance(check_every, int)
+            or check_every < 0
+            or check_every
+            and module is None
+        ):
             raise Error(f"check_every is {check_every!r}, but must be a number of steps, for a module")
         self._check_every = check_every
         self._module = module
@@ -101,7 +122,9 @@ class Trainer:
             _native.check_device(checks.text(device, "device"))  # before capture, which takes seconds
         if module is not None:
             cache = cache if isinstance(cache, bool) else checks.path(cache, "cache")
-            self._captured = _capture(module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings))
+            self._captured = _capture(
+                module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings)
+            )
         elif loss_fn is not None or loss_reduction is not None:
             raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
         config = _config(settings, AdamW() if optimizer is None else optimizer, self._example)
@@ -123,31 +146,39 @@ class Trainer:
         """Makes one optimizer step, with the learning rate `lr` instead of the optimizer's own if it is given.
 
         `batch` is the global batch, a dict of tensors, or a list of micro-batches. The dict has micro_batches (times
-        data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch with other
-        keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not finite. Raises
-        KeyboardInterrupt for Ctrl-C, which says whether the step counts."""
+        data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch
+        with other keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not
+        finite. Raises KeyboardInterrupt for Ctrl-C, which says whether the step counts."""
         if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         done = self.steps_done
         try:
             parts = self._cut(batch)
-            expected = self._compare(batch, parts) if self._check_every and (self.steps_done + 1) % self._check_every == 0 else None
+            expected = (
+                self._compare(batch, parts)
+                if self._check_every and (self.steps_done + 1) % self._check_every == 0
+                else None
+            )
             result = StepResult(**self._native.step(parts, lr))
         except BaseException as error:  # also what the handler of a signal raises
             if self.steps_done > done:
                 self._native.tell_counted(error)
             raise
         if expected is not None and not abs(result.loss - expected) <= self._captured.limit() * abs(expected):
-            raise Error(f"step {result.step} was made with the loss {result.loss}, where the module has {expected}. This is an error of twobp: please report it")
+            raise Error(
+                f"step {result.step} was made with the loss {result.loss}, where the module has {expected}. This is an "
+                "error of twobp: please report it"
+            )
         return result
 
     def _pass_over(self, batch: Batch | Tensors | Sequence[Batch]) -> bool:
-        """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for such a batch."""
+        """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for
+        such a batch."""
         return self._native.pass_over(self._cut(batch))
 
     def evaluate(self, batches_: Iterable[Batch | Sequence[Batch]]) -> Evaluation:
-        """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`. While `batches_` gives its batches, it
-        must not use the trainer, whose weights may be their running means."""
+        """Returns the loss over all batches, in evaluation mode. Each batch is as for `step`. While `batches_` gives
+        its batches, it must not use the trainer, whose weights may be their running means."""
         if isinstance(batches_, (Mapping, torch.Tensor)):
             raise Error("evaluate takes an iterable of batches, and this is one batch: give [batch]")
         try:
@@ -164,20 +195,23 @@ class Trainer:
         return Evaluation(all_["loss"] / targets, None if right is None else right / targets)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Returns copies of all weights and buffers under the module's own names, as module.load_state_dict takes them."""
+        """Returns copies of all weights and buffers under the module's own names, as module.load_state_dict takes
+        them."""
         trained = self._native.weights()
         if self._module is None:
             return trained
-        state = {name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
-                 for name, tensor in self._module.state_dict().items()}
+        state = {
+            name: trained[known] if (known := self._name(name, trained)) else tensor.detach().clone()
+            for name, tensor in self._module.state_dict().items()
+        }
         self._watch.came_from_trainer(state)
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown names, for
-        other shapes, and for other values of a tensor that training never changes. Also for numbers that are not finite where the
-        trainer's are, for those that overflow the trainer's dtype, for negative variances, and for complex or whole numbers in
-        place of floating-point ones."""
+        """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown
+        names, for other shapes, and for other values of a tensor that training never changes. Also for numbers that are
+        not finite where the trainer's are, for those that overflow the trainer's dtype, for negative variances, and for
+        complex or whole numbers in place of floating-point ones."""
         given = state = _tensors(state, "the state")
         if self._module is not None:
             own = self._native.weights()
@@ -191,7 +225,8 @@ class Trainer:
             self._watch.came_from_trainer(given)
 
     def optimizer_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW, "momentum" of SGD and Muon."""
+        """Returns copies of the optimizer's state by parameter: "exp_avg" and "exp_avg_sq" of Adam and AdamW,
+        "momentum" of SGD and Muon."""
         state: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in self._native.optimizer_state().items():
             parameter, _, what = name.rpartition(".")
@@ -199,18 +234,22 @@ class Trainer:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
-        """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training continues to
-        the bit. Raises twobp.Error as `load_state_dict`."""
+        """Replaces the optimizer's state by the state after `steps` steps. With the weights of that step, training
+        continues to the bit. Raises twobp.Error as `load_state_dict`."""
         steps = checks.whole(steps, "steps", most=checks.MOST_STEPS)
-        flat = {f"{name}.{what}": tensor for name, of in _mapping(state, "the state").items()
-                for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()}
+        flat = {
+            f"{name}.{what}": tensor
+            for name, of in _mapping(state, "the state").items()
+            for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()
+        }
         self._native.load_optimizer_state(flat, steps)
 
     def save(self, folder: str | os.PathLike, *, dtype: str = "float32") -> None:
-        """Writes the model. A configured model becomes a Hugging Face directory or, if it came from a bundle, a bundle. A module
-        becomes a bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python (docs/bundle.md). The
-        bundle of a module of transformers is also a directory that its from_pretrained loads. It has no tokenizer, so add the
-        tokenizer's files. With an optimizer's `average`, the running means of the weights are saved."""
+        """Writes the model. A configured model becomes a Hugging Face directory or, if it came from a bundle, a bundle.
+        A module becomes a bundle in its own dtype, which `twobp train --set model.from=FOLDER` trains without Python
+        (docs/bundle.md). The bundle of a module of transformers is also a directory that its from_pretrained loads. It
+        has no tokenizer, so add the tokenizer's files. With an optimizer's `average`, the running means of the weights
+        are saved."""
         folder, dtype = checks.path(folder, "folder"), checks.text(dtype, "dtype")
         if self._captured is None:
             self._native.save(folder, dtype)
@@ -218,25 +257,32 @@ class Trainer:
         if dtype != "float32":
             raise Error("a captured module is saved in its own dtype: leave out dtype")
         from twobp.capture import bundle
+
         weights = self._native.weights(averaged=True)
         if self._native.process == 0:
             with checks.files("the model cannot be saved"):
                 bundle.write(folder, self._captured.graph, weights, self._captured.constants_in_use(), self._module)
 
     def checkpoint(self, folder: str | os.PathLike, *, keep: int = 3) -> None:
-        """Writes a checkpoint into a folder that has none of another run: weights, optimizer state and position. The newest `keep` stay. The checkpoint is on disk when this returns."""
+        """Writes a checkpoint into a folder that has none of another run: weights, optimizer state and position. The
+        newest `keep` stay. The checkpoint is on disk when this returns."""
         self._native.checkpoint(checks.path(folder, "folder"), checks.whole(keep, "keep", least=1))
 
     def resume(self, folder: str | os.PathLike, *, keep: int = 3) -> list[str]:
-        """Sets a new trainer to the newest whole checkpoint. The checkpoint may have other ranks and another schedule. Training
-        then continues to the bit. Returns notes, such as a changed learning rate, or that there is no checkpoint. Raises twobp.Error
-        if the checkpoint belongs to another run."""
+        """Sets a new trainer to the newest whole checkpoint. The checkpoint may have other ranks and another schedule.
+        Training then continues to the bit. Returns notes, such as a changed learning rate, or that there is no
+        checkpoint. Raises twobp.Error if the checkpoint belongs to another run."""
         folder = checks.path(folder, "folder")
         notes = self._native.resume(folder, checks.whole(keep, "keep", least=1))
-        return notes if notes or self.steps_done else [f"there is no checkpoint in {folder}, so training begins at its start"]
+        return (
+            notes
+            if notes or self.steps_done
+            else [f"there is no checkpoint in {folder}, so training begins at its start"]
+        )
 
     def timeline(self, path: str | os.PathLike) -> None:
-        """Draws the next step as an HTML page, which is written when the step ends. If that fails, the step counts, with a warning."""
+        """Draws the next step as an HTML page, which is written when the step ends. If that fails, the step counts,
+        with a warning."""
         path = checks.path(path, "path")
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
@@ -285,7 +331,9 @@ class Trainer:
         if self._watch is not None:
             self._watch.check()
         change = self._captured.follow(training) if self._captured is not None else None
-        parts = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None)
+        parts = batches.cut(
+            self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None
+        )
         if self._captured is None:
             return parts
         pairs = [self._without_mask(part, f"micro-batch {i}") for i, part in enumerate(parts)]
@@ -296,17 +344,30 @@ class Trainer:
         return [part for part, _ in pairs]
 
     def _compare(self, batch: Batch | Sequence[Batch], parts: list[Batch]) -> float | None:
-        """Compares the programs with the module, and returns the loss of the step, or None if it depends on random numbers."""
+        """Compares the programs with the module, and returns the loss of the step, or None if it depends on random
+        numbers."""
         from twobp.capture.check import compare
+
         weights, sums = self._native.weights(), []
         wholes = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=True)
         for i, (part, whole) in enumerate(zip(parts, wholes)):
             try:
-                sums.append(compare(self._captured, part, {name: one for name, one in whole.items() if name not in part}, weights))
+                sums.append(
+                    compare(
+                        self._captured, part, {name: one for name, one in whole.items() if name not in part}, weights
+                    )
+                )
             except Error as error:
-                raise Error(f"step {self.steps_done + 1} was not made, because the programs differ from the module on micro-batch {i}: {error}") from error
+                raise Error(
+                    f"step {self.steps_done + 1} was not made, because the programs differ from the module on "
+                    f"micro-batch {i}: {error}"
+                ) from error
         targets = sum(count for _, count, _ in sums)
-        return None if targets == 0 or any(drew for *_, drew in sums) else sum(loss * count for loss, count, _ in sums) / targets
+        return (
+            None
+            if targets == 0 or any(drew for *_, drew in sums)
+            else sum(loss * count for loss, count, _ in sums) / targets
+        )
 
     def _use_variant(self) -> None:
         """Lets the runtime run the programs of the variant that the module is now."""
@@ -317,7 +378,9 @@ class Trainer:
             self._native.drop_variant(old)
             del self._shapes[old]
 
-    def _without_mask(self, fields: dict[str, torch.Tensor], what: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _without_mask(
+        self, fields: dict[str, torch.Tensor], what: str
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Returns what the programs read, and the mask that slices do without."""
         if not self._unmasked:
             return fields, {}
@@ -338,8 +401,11 @@ class Trainer:
             captured.add_shape(batches.with_a_target(part), beside=mask)
             if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
                 raise Error(f"its sequences cannot be cut into slices: {reason}")
-            self._native.add_shape(json.dumps(captured.graph["shapes"][-1]),
-                                   {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before}, captured.variant.number)
+            self._native.add_shape(
+                json.dumps(captured.graph["shapes"][-1]),
+                {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before},
+                captured.variant.number,
+            )
         except BaseException as error:
             del captured.graph["shapes"][known:]
             captured.constants = before
@@ -348,30 +414,45 @@ class Trainer:
             if not isinstance(error, Error):
                 raise
             if change:
-                raise Error(f"{change} has changed since the last step, so the module needs programs of its own. Their capture failed: {error}. Undo the "
-                            "change, or make a new trainer") from error
-            raise Error(f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with other sizes. That capture failed: "
-                        f"{error}") from error
+                raise Error(
+                    f"{change} has changed since the last step, so the module needs programs of its own. Their capture "
+                    f"failed: {error}. Undo the "
+                    "change, or make a new trainer"
+                ) from error
+            raise Error(
+                f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with "
+                "other sizes. That capture failed: "
+                f"{error}"
+            ) from error
         self._shapes[captured.variant.number].add(_shape(part))
         if change and known == 0:
             self._variants += 1
             if self._variants == MANY_VARIANTS:
-                warnings.warn(f"{change} has changed again since the last step. The module was captured for {self._variants} values so far, which takes seconds "
-                              "each time. Let the batch hold what changes from step to step, as a field, or a buffer that forward reads", stacklevel=4)
+                warnings.warn(
+                    f"{change} has changed again since the last step. The module was captured for {self._variants} "
+                    "values so far, which takes seconds "
+                    "each time. Let the batch hold what changes from step to step, as a field, or a buffer that "
+                    "forward reads",
+                    stacklevel=4,
+                )
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
-        """Returns the name under which the trainer has a tensor of the module. For a tied weight, this is one of its names.
-        Returns None if the trainer does not have it, because training never changes it."""
+        """Returns the name under which the trainer has a tensor of the module. For a tied weight, this is one of its
+        names. Returns None if the trainer does not have it, because training never changes it."""
         if name in known:
             return name
         tensors = dict(self._module.named_parameters(remove_duplicate=False))
         tensors.update(self._module.named_buffers(remove_duplicate=False))
-        return next((other for other in known if other in tensors and name in tensors and tensors[other] is tensors[name]), None)
+        return next(
+            (other for other in known if other in tensors and name in tensors and tensors[other] is tensors[name]), None
+        )
 
     def __repr__(self) -> str:
         pipeline = self.config["pipeline"]
-        return (f"<twobp.Trainer, {len(self.layers)} layers on {self.ranks} ranks, {pipeline['schedule']}, "
-                f"{self.micro_batches} micro-batches, {self.steps_done} steps done>")
+        return (
+            f"<twobp.Trainer, {len(self.layers)} layers on {self.ranks} ranks, {pipeline['schedule']}, "
+            f"{self.micro_batches} micro-batches, {self.steps_done} steps done>"
+        )
 
 
 def by_section(settings: Mapping) -> dict[str, dict]:
@@ -385,8 +466,14 @@ def by_section(settings: Mapping) -> dict[str, dict]:
     for key, value in settings.items():
         if key not in section_of:
             near = difflib.get_close_matches(key, section_of, n=1)
-            raise Error(f"unknown setting '{key}'" + (f": did you mean '{near[0]}'?" if near else
-                                                      ": settings are the keys of the sections pipeline and train (docs/settings.md)"))
+            raise Error(
+                f"unknown setting '{key}'"
+                + (
+                    f": did you mean '{near[0]}'?"
+                    if near
+                    else ": settings are the keys of the sections pipeline and train (docs/settings.md)"
+                )
+            )
         config[section_of[key]][key] = value
     return config
 
@@ -394,18 +481,23 @@ def by_section(settings: Mapping) -> dict[str, dict]:
 def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Batch) -> dict:
     """Returns the configuration with an object for each section."""
     if not isinstance(optimizer, (AdamW, Adam, Muon, SGD)):
-        raise Error(f"optimizer is {'the class ' + optimizer.__name__ if isinstance(optimizer, type) else 'a ' + type(optimizer).__name__}, but must be twobp.AdamW(...), Adam, Muon or SGD")
+        got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise Error(f"optimizer is {got}, but must be twobp.AdamW(...), Adam, Muon or SGD")
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
     samples = next(iter(example.values())).shape[0]
     if checks.whole(config["pipeline"].setdefault("micro_batch_size", samples), "micro_batch_size") != samples:
-        raise Error(f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: leave it out")
+        raise Error(
+            f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: "
+            "leave it out"
+        )
     return config
 
 
 def _as_json(config: dict) -> str:
-    """Returns the configuration as JSON. Numbers and arrays of numpy and torch count as those of Python. Raises Error for values that a
-    configuration cannot hold."""
+    """Returns the configuration as JSON. Numbers and arrays of numpy and torch count as those of Python. Raises Error
+    for values that a configuration cannot hold."""
+
     def plain(value):
         if isinstance(value, torch.Tensor):
             checks.check_dense(value, "the tensor")
@@ -418,7 +510,10 @@ def _as_json(config: dict) -> str:
             try:
                 json.dumps(value, default=plain, allow_nan=False)
             except (TypeError, Error, RecursionError):
-                raise Error(f"{section}.{key} is {checks.shown(value)}, a {type(value).__name__}: give a number, a text, or a list of these") from None
+                raise Error(
+                    f"{section}.{key} is {checks.shown(value)}, a {type(value).__name__}: give a number, a text, or a "
+                    "list of these"
+                ) from None
             except ValueError:
                 raise Error(f"{section}.{key} is {checks.shown(value)}: give finite numbers") from None
             except Exception as error:
@@ -428,15 +523,29 @@ def _as_json(config: dict) -> str:
 
 def _process_group() -> str:
     """Returns the name of the process group of all processes, or an empty string if this is the only process."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+    if (
+        not torch.distributed.is_available()
+        or not torch.distributed.is_initialized()
+        or torch.distributed.get_world_size() == 1
+    ):
         return ""
     return torch.distributed.group.WORLD.group_name
 
 
-def _capture(module: torch.nn.Module, example: Batch, loss_fn: Callable | None, loss_reduction: str | None,
-             cache: bool | str | os.PathLike, beside: Batch, slices: bool) -> Captured:
+def _capture(
+    module: torch.nn.Module,
+    example: Batch,
+    loss_fn: Callable | None,
+    loss_reduction: str | None,
+    cache: bool | str | os.PathLike,
+    beside: Batch,
+    slices: bool,
+) -> Captured:
     from twobp.capture import capture  # a late import, so that importing twobp registers no operator
-    return capture(module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside, slices=slices)
+
+    return capture(
+        module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside, slices=slices
+    )
 
 
 def _sliced(settings: Mapping) -> bool:
@@ -447,18 +556,23 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
     """Returns graph.json, the constants, and the weights with the buffers that training changes."""
     read = _read(captured)
     weights = {**{name: tensor for name, tensor in captured.parameters.items() if name in read}, **captured.buffers}
-    return (json.dumps(captured.graph), {name: tensor.contiguous() for name, tensor in captured.constants.items()},
-            {name: tensor.detach().contiguous() for name, tensor in weights.items()})
+    return (
+        json.dumps(captured.graph),
+        {name: tensor.contiguous() for name, tensor in captured.constants.items()},
+        {name: tensor.detach().contiguous() for name, tensor in weights.items()},
+    )
 
 
 def _read(captured: Captured) -> set[str]:
     """Returns the parameters on which the loss depends."""
     from twobp.capture.captured import parameter_names
+
     return parameter_names(captured.graph["layers"])
 
 
 def _used_groups(groups: list[str], captured: Captured) -> list[str]:
-    """Returns the groups without those for parameters on which the loss does not depend. Raises Error for a pattern that matches no parameter."""
+    """Returns the groups without those for parameters on which the loss does not depend. Raises Error for a pattern
+    that matches no parameter."""
     used = _read(captured)
     matching = [(group, fnmatch.filter(captured.parameters, group.partition(" ")[0])) for group in groups]
     for group, names in matching:

@@ -1,4 +1,5 @@
 """Notices changes of a module that would be lost, because the trainer has its own copies."""
+
 from __future__ import annotations
 
 import hashlib
@@ -19,13 +20,26 @@ class Watch:
     """Watches the parameters of a module, and its other tensors that training never changes."""
 
     def __init__(self, module: nn.Module, changed: set[str]):
-        """`changed` lists the buffers that training changes. The module's own forward pass changes them too, so they are not watched."""
+        """`changed` lists the buffers that training changes. The module's own forward pass changes them too, so they
+        are not watched."""
         self._module, self._changed = module, changed
         own = dict(module.named_parameters(remove_duplicate=False))
-        self._fixed = {name: one.detach().clone() for name, one in module.state_dict().items() if name not in own and name not in changed}
+        self._fixed = {
+            name: one.detach().clone()
+            for name, one in module.state_dict().items()
+            if name not in own and name not in changed
+        }
         self._known: dict[str, None] = {}  # in order
-        self._parts = [(f"{path}.{key}".lstrip("."), part._modules, key, child) for path, part in module.named_modules() for key, child in part._modules.items()]
-        self._hooks = [(path, table, len(table)) for path, part in module.named_modules() for table in (part._backward_hooks, part._backward_pre_hooks)]
+        self._parts = [
+            (f"{path}.{key}".lstrip("."), part._modules, key, child)
+            for path, part in module.named_modules()
+            for key, child in part._modules.items()
+        ]
+        self._hooks = [
+            (path, table, len(table))
+            for path, part in module.named_modules()
+            for table in (part._backward_hooks, part._backward_pre_hooks)
+        ]
         self._next_hook = RemovableHandle.next_id
         self._look()
         self.came_from_trainer(module.state_dict())
@@ -37,23 +51,39 @@ class Watch:
             del self._known[next(iter(self._known))]
 
     def check_fixed(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises Error if the state has other values for a tensor that training never changes. Rounding is allowed, because the
-        mean of equal tensors is hardly ever equal to them."""
+        """Raises Error if the state has other values for a tensor that training never changes. Rounding is allowed,
+        because the mean of equal tensors is hardly ever equal to them."""
         for name in state.keys() & self._fixed.keys():
             one, other = state[name], self._fixed[name]
             if one.shape != other.shape or not torch.allclose(one.double(), other.double(), rtol=1e-5, equal_nan=True):
-                raise Error(f"the state has other values of {name}, which is a constant of the captured module: make a new trainer")
+                raise Error(
+                    f"the state has other values of {name}, which is a constant of the captured module: make a new "
+                    "trainer"
+                )
 
     def check(self) -> None:
-        """Raises Error if the module has a part with tensors or a tensor that is no longer the trainer's, or a new hook of the backward pass. Other changes
-        are for the guards of its capture."""
-        replaced = next((name for name, table, key, part in self._parts if table.get(key) is not part and (has_tensors(part) or has_tensors(table.get(key)))), None)
+        """Raises Error if the module has a part with tensors or a tensor that is no longer the trainer's, or a new hook
+        of the backward pass. Other changes are for the guards of its capture."""
+        replaced = next(
+            (
+                name
+                for name, table, key, part in self._parts
+                if table.get(key) is not part and (has_tensors(part) or has_tensors(table.get(key)))
+            ),
+            None,
+        )
         if replaced:
-            raise Error(f"the part '{replaced}' of the module was replaced after the trainer was made, but the trainer still has the old part: make a new trainer")
+            raise Error(
+                f"the part '{replaced}' of the module was replaced after the trainer was made, but the trainer still "
+                "has the old part: make a new trainer"
+            )
         if RemovableHandle.next_id != self._next_hook:  # a hook was added somewhere
             hooked = next((path for path, table, count in self._hooks if len(table) > count), None)
             if hooked is not None:
-                raise Error(f"{repr(hooked) if hooked else 'the module'} got a hook after the trainer was made, which would not run: remove it, or make a new trainer")
+                raise Error(
+                    f"{repr(hooked) if hooked else 'the module'} got a hook after the trainer was made, which would "
+                    "not run: remove it, or make a new trainer"
+                )
             self._next_hook = RemovableHandle.next_id
         number = self._looks.first_change()
         if number < 0:
@@ -61,11 +91,17 @@ class Watch:
         name, table, key, trained = self._seen[number]
         now = table.get(key)
         if now is not None and now.requires_grad != trained:
-            raise Error(f"'{name}' of the module was {'unfrozen' if now.requires_grad else 'frozen'} after the trainer was made, which the trainer does "
-                        "not see: make a new trainer")
+            raise Error(
+                f"'{name}' of the module was {'unfrozen' if now.requires_grad else 'frozen'} after the trainer was "
+                "made, which the trainer does "
+                "not see: make a new trainer"
+            )
         if self._sample(self._module.state_dict()) not in self._known:
-            raise Error(f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: call "
-                        "trainer.load_state_dict(module.state_dict()) to take it over, or change a copy.deepcopy of the module")
+            raise Error(
+                f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: "
+                "call "
+                "trainer.load_state_dict(module.state_dict()) to take it over, or change a copy.deepcopy of the module"
+            )
         self._look()
 
     def _look(self) -> None:
@@ -82,8 +118,10 @@ class Watch:
         digest = hashlib.sha256()
         for name in sorted(state.keys() - self._changed):
             flat = state[name].detach().flatten()
-            bits = flat.view(BITS[flat.element_size()])  # a sum runs at the speed of memory, while a hash of all bytes would take a second
-            some = bits[::max(1, len(bits) // SAMPLES)].tolist()
+            bits = flat.view(
+                BITS[flat.element_size()]
+            )  # a sum runs at the speed of memory, while a hash of all bytes would take a second
+            some = bits[:: max(1, len(bits) // SAMPLES)].tolist()
             digest.update(f"{name} {flat.dtype} {len(bits)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
         return digest.hexdigest()
 

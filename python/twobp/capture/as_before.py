@@ -1,5 +1,7 @@
-"""A forward pass may leave values behind: a table for its next call, a count of calls, its last output. In a trace, such tensors have no numbers. All that
-the walk of fingerprint.py has met is put back, so that neither the module nor the programs depend on how often capture calls the module."""
+"""A forward pass may leave values behind: a table for its next call, a count of calls, its last output. In a trace,
+such tensors have no numbers. All that the walk of fingerprint.py has met is put back, so that neither the module nor
+the programs depend on how often capture calls the module."""
+
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
@@ -25,12 +27,23 @@ class AsBefore:
         self._cells: list[tuple[str, object, object]] = []
         for node in walk.nodes:
             value = node.value
-            tables = [node.attributes, *([vars(value)[one] for one in TABLES] if isinstance(value, nn.Module) else [value] if type(value) in DICTS else [])]
+            tables = [
+                node.attributes,
+                *(
+                    [vars(value)[one] for one in TABLES]
+                    if isinstance(value, nn.Module)
+                    else [value]
+                    if type(value) in DICTS
+                    else []
+                ),
+            ]
             self._tables += [(node.name, table, dict(table)) for table in tables if table is not None]
             if type(value) in (*LISTS, set):
                 self._lists.append((node.name, value, list(value)))
             for label, kind, arguments, name in node.guards:
-                if kind == "items" and label is not None and label.endswith("hooks"):  # which forward may have registered, beside a flag that it did
+                if (
+                    kind == "items" and label is not None and label.endswith("hooks")
+                ):  # which forward may have registered, beside a flag that it did
                     self._tables.append((name, arguments[0], dict(arguments[0])))
                 elif kind == "entry":
                     space, key = arguments
@@ -46,9 +59,11 @@ class AsBefore:
 
     def changed(self) -> list[str]:
         """Returns the names of what is no longer what it was."""
-        return sorted({named(name, key) for name, _, key, _ in self._entries()}
-                      | {named(name) for name, one, before in self._lists if not same(one, before)}
-                      | {named(name) for name, cell, before in self._cells if content(cell) is not before})
+        return sorted(
+            {named(name, key) for name, _, key, _ in self._entries()}
+            | {named(name) for name, one, before in self._lists if not same(one, before)}
+            | {named(name) for name, cell, before in self._cells if content(cell) is not before}
+        )
 
     def put_back(self) -> None:
         for _, table, key, before in self._entries():
@@ -69,18 +84,30 @@ class AsBefore:
 
     def check(self) -> None:
         """Raises CaptureError for parameters that the forward pass has made: nothing would train them."""
-        owned = {id(vars(node.value)[one]) for node in self._walk.nodes if isinstance(node.value, nn.Module) for one in ("_parameters", "_modules")}
+        owned = {
+            id(vars(node.value)[one])
+            for node in self._walk.nodes
+            if isinstance(node.value, nn.Module)
+            for one in ("_parameters", "_modules")
+        }
         for name, table, key, _ in self._entries():
             one = table.get(key) if id(table) in owned else None
             made = one.parameters() if isinstance(one, nn.Module) else [one] if one is not None else []
             if any(self._walk.number_of(parameter) is None for parameter in made):
-                raise CaptureError(f"the module's forward pass makes '{named(name, key)}', whose parameters are then no part of the module that is "
-                                   "trained. Make it in __init__, or call the module once on an example before")
+                raise CaptureError(
+                    f"the module's forward pass makes '{named(name, key)}', whose parameters are then no part of the "
+                    "module that is "
+                    "trained. Make it in __init__, or call the module once on an example before"
+                )
 
     def _entries(self) -> list[tuple[str, dict, str, object]]:
         """Returns (name, dict, key, what it held) of what has changed in dicts and in the modules of Python."""
-        found = [(name, table, key, before.get(key, NOTHING)) for name, table, before in self._tables for key in {*before, *table}
-                 if table.get(key, NOTHING) is not before.get(key, NOTHING)]
+        found = [
+            (name, table, key, before.get(key, NOTHING))
+            for name, table, before in self._tables
+            for key in {*before, *table}
+            if table.get(key, NOTHING) is not before.get(key, NOTHING)
+        ]
         return found + [one for one in self._globals if one[1].get(one[2], NOTHING) is not one[3]]
 
 

@@ -1,4 +1,5 @@
 """Writes and reads the folder of a captured module (docs/bundle.md)."""
+
 from __future__ import annotations
 
 import json
@@ -12,19 +13,25 @@ import torch
 from torch import nn
 
 from twobp import _native
+
 from .errors import CaptureError
 
 FORMAT, VERSION = "twobp graph", 1
 GRAPH = "graph.json"
 
 
-def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Tensor] | None, constants: Mapping[str, torch.Tensor],
-          module: nn.Module | None = None) -> None:
-    """Writes a bundle. `weights` are parameters and changed buffers; None means that they are elsewhere. If `module` is a module
-    of transformers, from_pretrained also loads the folder.
+def write(
+    folder: str | os.PathLike,
+    graph: dict,
+    weights: Mapping[str, torch.Tensor] | None,
+    constants: Mapping[str, torch.Tensor],
+    module: nn.Module | None = None,
+) -> None:
+    """Writes a bundle. `weights` are parameters and changed buffers; None means that they are elsewhere. If `module` is
+    a module of transformers, from_pretrained also loads the folder.
 
-    All files are on disk before any gets its name. graph.json is removed first and written last, so a folder with a graph is a
-    whole bundle."""
+    All files are on disk before any gets its name. graph.json is removed first and written last, so a folder with a
+    graph is a whole bundle."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if weights is not None and module is not None:
@@ -37,7 +44,9 @@ def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Te
                 settings.save_pretrained(new)
         for name, tensors in (("model", weights), ("constants", constants)):
             if tensors is not None:
-                _native.write_tensors(str(new / f"{name}.safetensors"), {key: one.detach().contiguous() for key, one in tensors.items()})
+                _native.write_tensors(
+                    str(new / f"{name}.safetensors"), {key: one.detach().contiguous() for key, one in tensors.items()}
+                )
         (new / GRAPH).write_text(json.dumps(graph), encoding="utf-8")
         for path in new.iterdir():
             sync(path)
@@ -48,8 +57,8 @@ def write(folder: str | os.PathLike, graph: dict, weights: Mapping[str, torch.Te
 
 
 def buffers_beside(weights: Mapping[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the module's persistent buffers that training never changes. Programs read them as constants, but the module's own
-    loader needs them."""
+    """Returns the module's persistent buffers that training never changes. Programs read them as constants, but the
+    module's own loader needs them."""
     buffers = dict(module.named_buffers())
     return {name: buffers[name] for name in module.state_dict() if name in buffers and name not in weights}
 
@@ -64,7 +73,9 @@ def sync(path: pathlib.Path) -> None:
 
 def read_graph(folder: str | os.PathLike) -> dict:
     """Returns what graph.json contains. Raises OSError or ValueError. A pipe of that name would wait for its writer."""
-    with open(pathlib.Path(folder) / GRAPH, encoding="utf-8", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+    with open(
+        pathlib.Path(folder) / GRAPH, encoding="utf-8", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+    ) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{GRAPH} is not a regular file")
         return json.load(file)
@@ -78,6 +89,13 @@ def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dic
     except (OSError, ValueError) as error:
         raise CaptureError(f"'{folder}' is no bundle: {error}") from error
     if graph.get("format") != FORMAT or graph.get("version") != VERSION:
-        raise CaptureError(f"'{folder}/{GRAPH}' is '{graph.get('format')}' version {graph.get('version')}; this program reads '{FORMAT}' version {VERSION}. "
-                           "Capture the module again")
-    return graph, _native.read_tensors(str(folder / "model.safetensors")), _native.read_tensors(str(folder / "constants.safetensors"))
+        raise CaptureError(
+            f"'{folder}/{GRAPH}' is '{graph.get('format')}' version {graph.get('version')}; this program reads "
+            f"'{FORMAT}' version {VERSION}. "
+            "Capture the module again"
+        )
+    return (
+        graph,
+        _native.read_tensors(str(folder / "model.safetensors")),
+        _native.read_tensors(str(folder / "constants.safetensors")),
+    )

@@ -1,4 +1,5 @@
 """Keeps traces of captured modules in the user's cache folder, in a file for each module and shape of micro-batch."""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from twobp import _native
+
 from . import fingerprint
 from .trace import Traced, own_tensors
 
@@ -32,7 +34,14 @@ class Cache:
         off = where is False or where is True and os.environ.get(SWITCH) == "off"
         self.folder = None if off else user_folder() if where is True else pathlib.Path(where)
 
-    def entry(self, walk: tuple[fingerprint.Fingerprint, str], fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool, slices: bool) -> Entry:
+    def entry(
+        self,
+        walk: tuple[fingerprint.Fingerprint, str],
+        fields: dict[str, torch.Tensor],
+        loss_reduction: str | None,
+        check: bool,
+        slices: bool,
+    ) -> Entry:
         """Returns the entry of a module, over which `walk` went, for micro-batches with these fields."""
         if self.folder is None:
             return Entry([], "", "off")
@@ -45,14 +54,16 @@ class Cache:
 
 @dataclasses.dataclass
 class Entry:
-    """`paths` are the files that serve this capture, the first one its own; empty without a cache. `state` is "hit", "kept" or "off", or says why
-    nothing was kept."""
+    """`paths` are the files that serve this capture, the first one its own; empty without a cache. `state` is "hit",
+    "kept" or "off", or says why nothing was kept."""
+
     paths: list[pathlib.Path]
     key: str
     state: str
 
     def of_buffers(self, names: Iterable[str]) -> Entry:
-        """Returns the entry of the same module for programs that have these buffers as inputs, although its forward pass may only read them."""
+        """Returns the entry of the same module for programs that have these buffers as inputs, although its forward
+        pass may only read them."""
         key = hashlib.sha256(f"{self.key} {sorted(names)}".encode()).hexdigest()
         return Entry([path.with_name(path.name.replace(self.key, key)) for path in self.paths], key, self.state)
 
@@ -63,7 +74,8 @@ class Entry:
         return new
 
     def read(self, whole: nn.Module) -> tuple[Traced, dict | None] | None:
-        """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the files are damaged."""
+        """Returns the trace and the errors of its dry run. Returns None if there is none for this module, or the files
+        are damaged."""
         return next(filter(None, (self._read(path, whole) for path in self.paths)), None)
 
     def _read(self, path: pathlib.Path, whole: nn.Module) -> tuple[Traced, dict | None] | None:

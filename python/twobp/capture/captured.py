@@ -1,4 +1,6 @@
-"""`capture` is the entry point. A module and one micro-batch become a chain of layers with their F, I and W programs."""
+"""`capture` is the entry point. A module and one micro-batch become a chain of layers with their F, I and W
+programs."""
+
 from __future__ import annotations
 
 import contextlib
@@ -27,15 +29,21 @@ from .guards import Guards, recording
 from .reference import KeepParameters, reference, restore
 from .trace import Traced, own_tensors, trace
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}  # an error beyond this is a wrong program, not rounding
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-3,
+    torch.bfloat16: 0.2,
+    torch.float16: 0.1,
+}  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
 KEPT_VARIANTS = 8  # besides the first; the least recently used is forgotten
 
 
 @dataclasses.dataclass
 class DryRun:
-    """The largest relative errors against the module under autograd, and their places. `slices` is that of loss and gradients over slices of the
-    sequences, at `worst_of_slices`; 0 if there is no program for these."""
+    """The largest relative errors against the module under autograd, and their places. `slices` is that of loss and
+    gradients over slices of the sequences, at `worst_of_slices`; 0 if there is no program for these."""
+
     loss: float
     gradients: float
     worst: str
@@ -50,8 +58,10 @@ NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for 
 
 @dataclasses.dataclass
 class Variant:
-    """The module in one state of Python's values: attributes, modes, closures, globals, constants. `walk` and `state` are those of walk_over. `reads` has the
-    attributes that its traces read, by the number of the object in the walk, and `read` the digests of the module's tensors that its programs hold."""
+    """The module in one state of Python's values: attributes, modes, closures, globals, constants. `walk` and `state`
+    are those of walk_over. `reads` has the attributes that its traces read, by the number of the object in the walk,
+    and `read` the digests of the module's tensors that its programs hold."""
+
     number: int
     walk: Fingerprint
     state: str
@@ -61,9 +71,20 @@ class Variant:
     read: dict[str, str] = dataclasses.field(default_factory=dict)
     guards: Guards | None = None
 
-    def guard(self, whole: nn.Module, walk: Fingerprint, state: str, reads: Mapping[int, Iterable[str]] = {}, read: Mapping[str, str] = {}) -> None:
+    def guard(
+        self,
+        whole: nn.Module,
+        walk: Fingerprint,
+        state: str,
+        reads: Mapping[int, Iterable[str]] = {},
+        read: Mapping[str, str] = {},
+    ) -> None:
         """Guards what was read before and now, as it is now."""
-        known = {walk.number_of(self.walk.nodes[number].value): names for number, names in self.reads.items()} if walk is not self.walk else self.reads
+        known = (
+            {walk.number_of(self.walk.nodes[number].value): names for number, names in self.reads.items()}
+            if walk is not self.walk
+            else self.reads
+        )
         self.reads = {number: {*known.get(number, ()), *reads.get(number, ())} for number in {*known, *reads} - {None}}
         self.walk, self.state = walk, state
         self.read.update(read)
@@ -72,13 +93,17 @@ class Variant:
 
     def is_now(self, whole: nn.Module, state: str) -> bool:
         own = own_tensors(whole)
-        return self.state == state and all(name in own and tensor_digest(own[name]) == digest for name, digest in self.read.items())
+        return self.state == state and all(
+            name in own and tensor_digest(own[name]) == digest for name, digest in self.read.items()
+        )
 
 
 @dataclasses.dataclass
 class Captured:
-    """A captured module. `graph` has the contents of graph.json, with the shapes of the variant that is in use. Parameters, buffers and constants are
-    tensors by name. `cached` says for each shape what the cache did. `variants` are in the order of their last use."""
+    """A captured module. `graph` has the contents of graph.json, with the shapes of the variant that is in use.
+    Parameters, buffers and constants are tensors by name. `cached` says for each shape what the cache did. `variants`
+    are in the order of their last use."""
+
     module: nn.Module
     whole: WithLoss
     loss_reduction: str | None
@@ -97,10 +122,12 @@ class Captured:
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
     before: AsBefore | None = None  # while the module is called
 
-    def add_shape(self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs do without:
-        the module has them in the comparison. Raises CaptureError if the module would need other layers for this shape. Nothing
-        is changed then."""
+    def add_shape(
+        self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None
+    ) -> DryRun | None:
+        """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs
+        do without: the module has them in the comparison. Raises CaptureError if the module would need other layers for
+        this shape. Nothing is changed then."""
         fields = as_fields(self.module, batch)
         described = described_fields(fields)
         if any(shape["fields"] == described for shape in self.graph["shapes"]):
@@ -112,7 +139,13 @@ class Captured:
         try:
             with self._in_modes(self.variant):
                 walk, state = walk_over(self.whole)
-                entry = self.cache.entry((walk, state), {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}}, self.loss_reduction, check, self.slices)
+                entry = self.cache.entry(
+                    (walk, state),
+                    {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}},
+                    self.loss_reduction,
+                    check,
+                    self.slices,
+                )
                 entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
                 with self.leaving_as_before(walk):
                     for entry in entries:
@@ -123,11 +156,20 @@ class Captured:
                 self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
             self._forget(described, constants)
-            if isinstance(error, CaptureError) and error.__cause__ is not None and (own := self._own_failure(fields)) is not None:
+            if (
+                isinstance(error, CaptureError)
+                and error.__cause__ is not None
+                and (own := self._own_failure(fields)) is not None
+            ):
                 what, failure = own
-                sizes = ", ".join(f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items())
-                raise CaptureError(f"{what} fails on this batch: {type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
-                                   f"{user_line(failure)}. The batch is {{{sizes}}}") from failure
+                sizes = ", ".join(
+                    f"{name}: {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in fields.items()
+                )
+                raise CaptureError(
+                    f"{what} fails on this batch: {type(failure).__name__}: "
+                    f"{str(failure).splitlines()[0] if str(failure) else ''}"
+                    f"{user_line(failure)}. The batch is {{{sizes}}}"
+                ) from failure
             raise
         self.cached.append(entry.state)
         if errors is None:
@@ -135,8 +177,11 @@ class Captured:
         self.dry_runs.append(DryRun(**errors))
         return self.dry_runs[-1]
 
-    def _from_cache(self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None, Entry] | None:
-        """Appends the programs of an entry. Returns None if there is none, or if its programs do not compute what the module does."""
+    def _from_cache(
+        self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool
+    ) -> tuple[Traced, dict | None, Entry] | None:
+        """Appends the programs of an entry. Returns None if there is none, or if its programs do not compute what the
+        module does."""
         found = entry.read(self.whole)
         if found is None or self.buffers.keys() & found[0].read.keys():
             return None
@@ -151,8 +196,17 @@ class Captured:
             return None
         return traced, errors, entry
 
-    def _new(self, walk: Fingerprint, entries: list[Entry], fields: dict, described: dict, beside: Mapping | None, check: bool) -> tuple[Traced, dict | None, Entry]:
-        """Appends new programs. The last entry is for those that only read buffers which training changes in other variants."""
+    def _new(
+        self,
+        walk: Fingerprint,
+        entries: list[Entry],
+        fields: dict,
+        described: dict,
+        beside: Mapping | None,
+        check: bool,
+    ) -> tuple[Traced, dict | None, Entry]:
+        """Appends new programs. The last entry is for those that only read buffers which training changes in other
+        variants."""
         constants, errors = dict(self.constants), None
         traced = self._trace(walk, fields, "" if self.slices else NOT_ASKED)
         self._append(traced, described)
@@ -182,15 +236,21 @@ class Captured:
             self.graph["layers"] = []
 
     def follow(self, training: bool = True) -> str | None:
-        """If a value that the programs depend on has changed, uses the variant of the module with the new values, whose shapes may still have to be added.
-        Returns the name of what changed. In evaluation, the modes of the module's parts are those of the last training step."""
+        """If a value that the programs depend on has changed, uses the variant of the module with the new values, whose
+        shapes may still have to be added. Returns the name of what changed. In evaluation, the modes of the module's
+        parts are those of the last training step."""
         self.step_back()
         with self._in_modes(self.variant) if not training else contextlib.nullcontext():
             if (change := self.variant.guards.change()) is None:
                 return None
             if training and not self.module.training:
-                raise CaptureError("the module is in evaluation mode, as module.eval() leaves it. Call module.train() before a step, and eval() of the parts that are to stay so")
-            known = next((one for one in self.variants if one is not self.variant and one.guards.change() is None), None)
+                raise CaptureError(
+                    "the module is in evaluation mode, as module.eval() leaves it. Call module.train() before a step, "
+                    "and eval() of the parts that are to stay so"
+                )
+            known = next(
+                (one for one in self.variants if one is not self.variant and one.guards.change() is None), None
+            )
             if known is None:
                 walk, state = walk_over(self.whole)
                 if known := next((one for one in self.variants if one.is_now(self.whole, state)), None):
@@ -248,11 +308,17 @@ class Captured:
             self.before = None
 
     def _own_failure(self, fields: dict[str, torch.Tensor]) -> tuple[str, Exception] | None:
-        """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of them does. The module is not changed."""
+        """Returns the error that the module itself or the loss function raises for a batch, without twobp, and which of
+        them does. The module is not changed."""
         what = "the module itself"
         state = {name: b.detach().clone() for name, b in self.whole.named_buffers()}
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), KeepParameters(self.parameters), AsBefore(walk_over(self.whole)[0]):
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(devices=[]),
+                KeepParameters(self.parameters),
+                AsBefore(walk_over(self.whole)[0]),
+            ):
                 output = self.whole.output(dict(fields))
                 if self.whole.loss_fn is not None:
                     what = "loss_fn(output, batch), with the module's output and the whole batch,"
@@ -282,21 +348,33 @@ class Captured:
         targets, ratios = dict(traced.targets), traced.targets["ratios"]
         del targets["ratios"]
         if graph["layers"] and ratios != self.ratios:
-            raise CaptureError(f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first shape of batch, but {', '.join(ratios)} for this one, "
-                               "so that it is no mean over the global batch. Let each have the same number for each sample, or set loss_reduction")
+            raise CaptureError(
+                f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first "
+                f"shape of batch, but {', '.join(ratios)} for this one, "
+                "so that it is no mean over the global batch. Let each have the same number for each sample, or set "
+                "loss_reduction"
+            )
         self.ratios = ratios
         shape = {"fields": described, **slices, "programs": traced.programs, "targets": targets}
         if not graph["layers"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
-            graph["kinds"] = kind_names([layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers])
+            graph["kinds"] = kind_names(
+                [layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers]
+            )
             buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
             self.buffers = {name: buffers[name] for name in traced.buffers}
             for name, factor in traced.factors.items():
                 graph["parameters"][name].update(factor)
-            graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
+            graph["buffers"] = {
+                n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()
+            }
         else:
-            if different := self.trained ^ trained_names(graph["layers"], {**shape, "kinds": [layer["kind"] for layer in traced.layers]}):
-                raise CaptureError(f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer")
+            if different := self.trained ^ trained_names(
+                graph["layers"], {**shape, "kinds": [layer["kind"] for layer in traced.layers]}
+            ):
+                raise CaptureError(
+                    f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer"
+                )
             if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
                 shape["kinds"] = [layer["kind"] for layer in traced.layers]
             shape["constants"] = lists
@@ -305,8 +383,8 @@ class Captured:
             self.trained = trained_names(graph["layers"], shape)
 
     def _named(self, traced: Traced) -> list[str]:
-        """Adds the constants. Tensors of the module keep their names. The others, and those that have had other values, are named c0, c1 and so on.
-        Equal ones share their memory."""
+        """Adds the constants. Tensors of the module keep their names. The others, and those that have had other values,
+        are named c0, c1 and so on. Equal ones share their memory."""
         known = {tensor_digest(tensor): name for name, tensor in reversed(self.constants.items())}
         names = []
         for name, tensor in zip(traced.names, traced.constants):
@@ -332,7 +410,9 @@ class Captured:
         """Returns the largest relative error that is rounding."""
         return max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
 
-    def _dry_run(self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None, shape: int = -1) -> DryRun:
+    def _dry_run(
+        self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None, shape: int = -1
+    ) -> DryRun:
         chain = self._chain(shape)
         count = max(chain.count(fields), 1)
         weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
@@ -344,59 +424,113 @@ class Captured:
             in_order = interpret.Random(7)
             evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
             del slots
-        expected, wanted, changed, in_evaluation, dtypes = reference(self, {**fields, **(beside or {})}, drawn, list(in_order.drawn))
+        expected, wanted, changed, in_evaluation, dtypes = reference(
+            self, {**fields, **(beside or {})}, drawn, list(in_order.drawn)
+        )
         if not torch.isfinite(expected):
-            raise CaptureError("the module's loss of the example is not finite, so that its programs cannot be compared with it. Give an example with a "
-                               "target that counts, and with finite numbers")
+            raise CaptureError(
+                "the module's loss of the example is not finite, so that its programs cannot be compared with it. Give "
+                "an example with a "
+                "target that counts, and with finite numbers"
+            )
         _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = worst_of(gradients, wanted, scale)
         for name in gradients.keys() - wanted.keys():
             if gradients[name].count_nonzero() > 0:
-                raise CaptureError(f"the captured programs train '{name}', which the module itself does not: its gradient is None there. Freeze it "
-                                   "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop")
-        result = DryRun(relative(loss * scale, expected), worst, where, max((relative(new_buffers.get(n, self.buffers[n]), b) for n, b in changed.items()), default=0.0),
-                        relative(evaluated * scale, in_evaluation))
+                raise CaptureError(
+                    f"the captured programs train '{name}', which the module itself does not: its gradient is None "
+                    "there. Freeze it "
+                    "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop"
+                )
+        result = DryRun(
+            relative(loss * scale, expected),
+            worst,
+            where,
+            max((relative(new_buffers.get(n, self.buffers[n]), b) for n, b in changed.items()), default=0.0),
+            relative(evaluated * scale, in_evaluation),
+        )
         limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
         if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
             limit = max(limit, FLOAT32_PARTS)
-        for what, error in (("the loss", result.loss), (f"the gradient of '{where}'", result.gradients), ("a buffer", result.buffers)):
+        for what, error in (
+            ("the loss", result.loss),
+            (f"the gradient of '{where}'", result.gradients),
+            ("a buffer", result.buffers),
+        ):
             if not error <= limit:
-                raise CaptureError(f"the captured programs compute {what} with a relative error of {error:.1e} against the module itself. "
-                                   f"{self._left() or 'The module may change its course from call to call, or this is an error of twobp: please report it'}")
+                raise CaptureError(
+                    f"the captured programs compute {what} with a relative error of {error:.1e} against the module "
+                    "itself. "
+                    + (
+                        self._left()
+                        or "The module may change its course from call to call, or this is an error of twobp: "
+                        "please report it"
+                    )
+                )
         if not result.evaluation <= limit:
-            raise CaptureError("in evaluation mode the module's loss is not that of its training graph without dropout, with BatchNorm's running statistics, and "
-                               f"with its buffers as they are (relative error {result.evaluation:.1e}). " + (self._left() or "Only these may depend on self.training: AlphaDropout, "
-                               "RReLU and the like have no programs"))
-        result.slices, result.worst_of_slices = self._dry_run_of_slices(chain, fields, weight, random.masks, (expected, wanted), scale)
+            raise CaptureError(
+                "in evaluation mode the module's loss is not that of its training graph without dropout, with "
+                "BatchNorm's running statistics, and "
+                f"with its buffers as they are (relative error {result.evaluation:.1e}). "
+                + (
+                    self._left()
+                    or "Only these may depend on self.training: AlphaDropout, RReLU and the like have no programs"
+                )
+            )
+        result.slices, result.worst_of_slices = self._dry_run_of_slices(
+            chain, fields, weight, random.masks, (expected, wanted), scale
+        )
         if not result.slices <= limit:
-            raise WrongSlices(f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} against the module itself. This "
-                              "is an error of twobp: please report it")
+            raise WrongSlices(
+                f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} "
+                "against the module itself. This "
+                "is an error of twobp: please report it"
+            )
         return result
 
     def _left(self) -> str:
         """Says what the calls of the comparison have changed in the module, or ''."""
         names = self.before.changed() if self.before else []
-        return f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do not: give the module such a value as a field of " \
-               "the batch" if names else ""
+        return (
+            f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do "
+            "not: give the module such a value as a field of "
+            "the batch"
+            if names
+            else ""
+        )
 
-    def _dry_run_of_slices(self, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, masks: dict, expected: tuple, scale: float):
+    def _dry_run_of_slices(
+        self,
+        chain: interpret.Chain,
+        fields: dict[str, torch.Tensor],
+        weight: float,
+        masks: dict,
+        expected: tuple,
+        scale: float,
+    ):
         """Returns the largest relative error of the programs over three slices, and its place."""
         positions = chain.shape.get("positions", 0)
         if not positions:
             return 0.0, ""
         with torch.no_grad():
-            loss, gradients = chain.over_slices(fields, weight, masks, [positions // 2, 1, positions - positions // 2 - 1])
+            loss, gradients = chain.over_slices(
+                fields, weight, masks, [positions // 2, 1, positions - positions // 2 - 1]
+            )
         of_loss = relative(loss * scale, expected[0])
         error, name = worst_of(gradients, expected[1], scale)
         return (of_loss, "the loss") if not of_loss <= error else (error, f"the gradient of '{name}'")
 
 
 def worst_of(gradients: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], scale: float) -> tuple[float, str]:
-    """Returns the largest relative error of a gradient times `scale`, and its name. A module's own gradient that is not finite tells nothing."""
+    """Returns the largest relative error of a gradient times `scale`, and its name. A module's own gradient that is not
+    finite tells nothing."""
     largest = max((g.norm().item() for g in wanted.values()), default=0.0)
-    errors = [(relative((gradients[name] if name in gradients else torch.zeros_like(one)) * scale, one, largest * 1e-3), name) for name, one in wanted.items()
-              if torch.isfinite(one).all()]
+    errors = [
+        (relative((gradients[name] if name in gradients else torch.zeros_like(one)) * scale, one, largest * 1e-3), name)
+        for name, one in wanted.items()
+        if torch.isfinite(one).all()
+    ]
     return max(errors, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, ""))  # NaN is the largest
 
 
@@ -405,8 +539,11 @@ def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
     parameters = inspect.signature(whole.module.forward).parameters.values()
     unknown = sorted(fields.keys() - whole.takes)
     if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
-        raise CaptureError(f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, and no "
-                           "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out")
+        raise CaptureError(
+            f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, "
+            "and no "
+            "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out"
+        )
 
 
 def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
@@ -429,12 +566,22 @@ def modes_of(whole: nn.Module) -> dict[nn.Module, bool]:
 
 def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
     """Returns the names of the constants that the layers and the shapes have."""
-    return {name for names in [*(layer["constants"] for layer in layers), *(names for shape in shapes for names in shape.get("constants", []))] for name in names}
+    return {
+        name
+        for names in [
+            *(layer["constants"] for layer in layers),
+            *(names for shape in shapes for names in shape.get("constants", [])),
+        ]
+        for name in names
+    }
 
 
 def fitted(layers: list[dict], traced: Traced) -> Traced:
-    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises CaptureError if these do not have what the programs read."""
-    before, now = (parameter_names(of, lambda layer: [*layer["parameters"], *layer["buffers"]]) for of in (layers, traced.layers))
+    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises CaptureError if these do
+    not have what the programs read."""
+    before, now = (
+        parameter_names(of, lambda layer: [*layer["parameters"], *layer["buffers"]]) for of in (layers, traced.layers)
+    )
     places: dict[int, dict[str, list[int]]] = {}
     for layer, own in zip(layers, traced.layers):
         if any(one not in layer[what] for what in ("parameters", "buffers") for one in own[what]):
@@ -444,20 +591,36 @@ def fitted(layers: list[dict], traced: Traced) -> Traced:
             break
     else:
         if len(layers) == len(traced.layers) and len(places) == len(traced.programs) and now <= before:
-            return dataclasses.replace(traced, programs=[moved(program, places[kind]) for kind, program in enumerate(traced.programs)])
-    which = f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two" if before != now else ""
+            return dataclasses.replace(
+                traced, programs=[moved(program, places[kind]) for kind, program in enumerate(traced.programs)]
+            )
+    which = (
+        f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two"
+        if before != now
+        else ""
+    )
     raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
 
 
 def moved(program: dict, place: dict[str, list[int]]) -> dict:
     """Returns a program that finds its parameters and buffers at other places in the lists of its layer."""
+
     def code(steps: list[dict]) -> list[dict]:
-        return [type(step)(step, add_to=place["parameters"][step["add_to"]]) if "add_to" in step else step for step in steps]
+        return [
+            type(step)(step, add_to=place["parameters"][step["add_to"]]) if "add_to" in step else step for step in steps
+        ]
 
     lists = {"parameter": place["parameters"], "buffer": place["buffers"]}
-    return {**program, "inputs": [{**one, "index": lists[one["from"]][one["index"]]} if one["from"] in lists else one for one in program["inputs"]],
-            "new_buffers": [{**one, "index": place["buffers"][one["index"]]} for one in program["new_buffers"]],
-            "backward_p1": code(program["backward_p1"]), "backward_p2": [{**unit, "code": code(unit["code"])} for unit in program["backward_p2"]]}
+    return {
+        **program,
+        "inputs": [
+            {**one, "index": lists[one["from"]][one["index"]]} if one["from"] in lists else one
+            for one in program["inputs"]
+        ],
+        "new_buffers": [{**one, "index": place["buffers"][one["index"]]} for one in program["new_buffers"]],
+        "backward_p1": code(program["backward_p1"]),
+        "backward_p2": [{**unit, "code": code(unit["code"])} for unit in program["backward_p2"]],
+    }
 
 
 def some(names: Iterable[str]) -> str:
@@ -477,47 +640,80 @@ def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
     return names
 
 
-def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None, loss_reduction: str | None = None, check: bool = True,
-            cache: bool | str | os.PathLike = True, beside: Mapping[str, torch.Tensor] | None = None, slices: bool = True) -> Captured:
-    """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in training mode.
-    Parts of it may be in evaluation mode and stay so.
+def capture(
+    module: nn.Module,
+    example: Any,
+    *,
+    loss_fn: Callable | None = None,
+    loss_reduction: str | None = None,
+    check: bool = True,
+    cache: bool | str | os.PathLike = True,
+    beside: Mapping[str, torch.Tensor] | None = None,
+    slices: bool = True,
+) -> Captured:
+    """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in
+    training mode. Parts of it may be in evaluation mode and stay so.
 
-    loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a micro-batch's
-    samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs run once and are
-    compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the user's, for repeated
-    captures (docs/python.md). `beside` is as for `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and
-    capture is faster. Raises CaptureError, which says what cannot be captured, where, and what to do. The module is not changed."""
+    loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a
+    micro-batch's samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs
+    run once and are compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the
+    user's, for repeated captures (docs/python.md). `beside` is as for `Captured.add_shape`. Without `slices`, programs
+    run over whole sequences alone, and capture is faster. Raises CaptureError, which says what cannot be captured,
+    where, and what to do. The module is not changed."""
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
-            raise CaptureError(f"{repr(name) + ' of the module' if name else 'the module'} is TorchScript, which torch.export does not take. Give the Python module that it was made of")
+            raise CaptureError(
+                f"{repr(name) + ' of the module' if name else 'the module'} is TorchScript, which torch.export does "
+                "not take. Give the Python module that it was made of"
+            )
     if hasattr(module, "_orig_mod") or isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise CaptureError(f"the module is wrapped in {type(module).__name__}. Give the module itself")
-    if isinstance(loss_fn, nn.Module) and (own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)):
-        raise CaptureError(f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be lost. Freeze it, or let the "
-                           "module hold it and return the loss")
+    if isinstance(loss_fn, nn.Module) and (
+        own := next((name for name, p in loss_fn.named_parameters() if p.requires_grad), None)
+    ):
+        raise CaptureError(
+            f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be "
+            "lost. Freeze it, or let the "
+            "module hold it and return the loss"
+        )
     whole = WithLoss(module, loss_fn)
     for name, tensor in itertools.chain(whole.named_parameters(), whole.named_buffers()):
         name = name.removeprefix("module.")
         if nn.parameter.is_lazy(tensor):
             raise CaptureError(f"'{name}' of the module has no shape yet. Call the module once on an example before")
         if tensor.device.type != "cpu":
-            raise CaptureError(f"'{name}' of the module is on {tensor.device}. Move the module to the CPU: module.to(\"cpu\"), or to_empty(device=\"cpu\") "
-                               "from the meta device")
+            raise CaptureError(
+                f"'{name}' of the module is on {tensor.device}. Move the module to the CPU: module.to(\"cpu\"), or "
+                'to_empty(device="cpu") '
+                "from the meta device"
+            )
     whole.training = module.training
     parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
     if not dtypes:
         raise CaptureError("nothing is trained: the module has no parameter with requires_grad")
-    graph = {"format": bundle.FORMAT, "version": bundle.VERSION, "torch": ".".join(torch.__version__.split(".")[:2]),
-             "module": f"{type(module).__module__.split('.')[0]}.{type(module).__name__}", "dtype": dtype_name(next(iter(dtypes))),
-             "layers": [], "kinds": [],
-             "parameters": {n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad} for n, p in parameters.items()},
-             "buffers": {}, "shapes": []}
+    graph = {
+        "format": bundle.FORMAT,
+        "version": bundle.VERSION,
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+        "module": f"{type(module).__module__.split('.')[0]}.{type(module).__name__}",
+        "dtype": dtype_name(next(iter(dtypes))),
+        "layers": [],
+        "kinds": [],
+        "parameters": {
+            n: {"dtype": dtype_name(p.dtype), "shape": list(p.shape), "frozen": not p.requires_grad}
+            for n, p in parameters.items()
+        },
+        "buffers": {},
+        "shapes": [],
+    }
     if not module.training:
-        raise CaptureError("the module is in evaluation mode; capture takes it in training mode. Call module.train() first")
+        raise CaptureError(
+            "the module is in evaluation mode; capture takes it in training mode. Call module.train() first"
+        )
     first = Variant(0, Fingerprint(), "", modes_of(whole), graph["shapes"])
     captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), first, [first], slices)
     try:
@@ -526,11 +722,19 @@ def capture(module: nn.Module, example: Any, *, loss_fn: Callable | None = None,
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise CaptureError(f"the module uses something that capture does not know, and fails with {type(error).__name__}{user_line(error)}: {reason}. {OTHER_WAY}") from error
+        raise CaptureError(
+            "the module uses something that capture does not know, and fails with "
+            f"{type(error).__name__}{user_line(error)}: {reason}. {OTHER_WAY}"
+        ) from error
     for name in graph["parameters"].keys() - captured.trained:
         graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
-    if isinstance(loss_fn, nn.Module) and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)):
-        raise CaptureError(f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the module hold it and return the loss")
+    if isinstance(loss_fn, nn.Module) and (
+        own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)
+    ):
+        raise CaptureError(
+            f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the "
+            "module hold it and return the loss"
+        )
     return captured
 
 
@@ -541,6 +745,7 @@ def parameter_names(layers: list[dict], of: Callable[[dict], Iterable] = lambda 
 
 def trained_names(layers: list[dict], shape: dict) -> set[str]:
     """Returns the parameters for which some program of the shape has a gradient."""
+
     def trained(numbered: tuple[int, dict]) -> Iterable:
         number, layer = numbered
         program = shape["programs"][shape["kinds"][number] if "kinds" in shape else layer["kind"]]

@@ -1,4 +1,6 @@
-"""Numbers of targets of a micro-batch. Programs over its fields compute them, and check what capture took from the example."""
+"""Numbers of targets of a micro-batch. Programs over its fields compute them, and check what capture took from the
+example."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,16 +19,33 @@ from .export import MOST_TEXT, Check, Forward
 from .losses import NLL
 from .own_operators import aten
 
-Count = int | tuple[fx.Node, int | None]  # the same for each batch, or of a tensor's elements that are not the int (None: their sum)
+Count = (
+    int | tuple[fx.Node, int | None]
+)  # the same for each batch, or of a tensor's elements that are not the int (None: their sum)
 ADVICE = 'Say how it is reduced: loss_reduction="mean" (over the samples of a micro-batch) or "sum" (over its samples)'
 FOLDER = re.compile(r"/\S*/(?=[^/\s]+:\d+)")  # of a line of code: a bundle does not have it
-SAME_IDS = {*ops.VIEWS - {operator.getitem}, aten.clone.default, aten.pad.default, aten.constant_pad_nd.default, aten.contiguous.default, aten._to_copy.default}
-SAME_ELEMENTS = {aten.reshape.default, aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default, aten.clone.default, aten.contiguous.default}
+SAME_IDS = {
+    *ops.VIEWS - {operator.getitem},
+    aten.clone.default,
+    aten.pad.default,
+    aten.constant_pad_nd.default,
+    aten.contiguous.default,
+    aten._to_copy.default,
+}
+SAME_ELEMENTS = {
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.unsqueeze.default,
+    aten.clone.default,
+    aten.contiguous.default,
+}
 
 
 @dataclasses.dataclass
 class Equal:
     """A check that two numbers of targets are equal."""
+
     one: Count
     other: Count
     says: str
@@ -35,6 +54,7 @@ class Equal:
 @dataclasses.dataclass
 class InRange:
     """A check that ids are from 0 to `size` - 1, or `ignore`."""
+
     ids: fx.Node
     size: int
     ignore: int | None
@@ -42,8 +62,9 @@ class InRange:
 
 
 class Counts:
-    """Decides whether means are over the same numbers of targets, in the example and in every micro-batch that passes `checks`. `ratios` are those
-    of numbers that are the same for each micro-batch of a shape. Other shapes must have the same ratios."""
+    """Decides whether means are over the same numbers of targets, in the example and in every micro-batch that passes
+    `checks`. `ratios` are those of numbers that are the same for each micro-batch of a shape. Other shapes must have
+    the same ratios."""
 
     def __init__(self, forward: Forward, fields: Mapping[str, torch.Tensor]):
         self.forward, self.fields = forward, fields
@@ -51,21 +72,36 @@ class Counts:
         self.ratios: list[str] = []
 
     def combined(self, counts: list[Count], node: fx.Node) -> tuple[Count, list[float]] | None:
-        """Returns the number of targets of a sum of means over `counts`, and the factor of the sum behind each. Returns None if they have none."""
+        """Returns the number of targets of a sum of means over `counts`, and the factor of the sum behind each. Returns
+        None if they have none."""
         self.ratios += ["1"] * (len(counts) - 1)
         if len({self._key(count) for count in counts}) == 1:
             return counts[0], [1.0] * len(counts)
         values = [self._value(count) for count in counts]
         if len(set(values)) == 1 and not any(isinstance(count, int) for count in counts):
-            self.checks += [Equal(counts[0], count, f"the loss adds means over the same number of targets{where(node)}, which are not the same in this micro-batch")
-                            for count in counts[1:]]
+            self.checks += [
+                Equal(
+                    counts[0],
+                    count,
+                    f"the loss adds means over the same number of targets{where(node)}, which are not the same in this "
+                    "micro-batch",
+                )
+                for count in counts[1:]
+            ]
             return counts[0], [1.0] * len(counts)
         whole = [count if isinstance(count, int) else count[0].meta["val"].numel() for count in counts]
         if values != whole:
             return None
-        self.checks += [Equal(count, number, f"the loss adds means over all targets{where(node)}, but some targets of this micro-batch do not count")
-                        for count, number in zip(counts, whole) if not isinstance(count, int)]
-        self.ratios[len(self.ratios) - len(counts) + 1:] = [str(Fraction(whole[0], number)) for number in whole[1:]]
+        self.checks += [
+            Equal(
+                count,
+                number,
+                f"the loss adds means over all targets{where(node)}, but some targets of this micro-batch do not count",
+            )
+            for count, number in zip(counts, whole)
+            if not isinstance(count, int)
+        ]
+        self.ratios[len(self.ratios) - len(counts) + 1 :] = [str(Fraction(whole[0], number)) for number in whole[1:]]
         return whole[0], [whole[0] / number for number in whole]
 
     def _key(self, count: Count):
@@ -85,12 +121,21 @@ def _structure(node: fx.Node, known: dict) -> tuple | fx.Node:
     if node.op != "call_function" or ops.is_random(node):
         return node
     if node not in known:
-        known[node] = (node.target, str(fx.node.map_arg((node.args, node.kwargs), lambda one: known.setdefault(("number", _structure(one, known)), len(known)))))
+        known[node] = (
+            node.target,
+            str(
+                fx.node.map_arg(
+                    (node.args, node.kwargs),
+                    lambda one: known.setdefault(("number", _structure(one, known)), len(known)),
+                )
+            ),
+        )
     return known[node]
 
 
 def ids_in_range(forward: Forward) -> list[InRange]:
-    """Returns a check for each use of a field as ids: of rows of a table, or of classes. Ids that are computed are not checked before the step."""
+    """Returns a check for each use of a field as ids: of rows of a table, or of classes. Ids that are computed are not
+    checked before the step."""
     found: dict[tuple, InRange] = {}
     for node in forward.graph.nodes:
         if node.target is aten.embedding.default:
@@ -106,7 +151,15 @@ def ids_in_range(forward: Forward) -> list[InRange]:
         if field.op == "placeholder" and forward.inputs[field].source == "field":
             name = forward.inputs[field].name
             rest = "" if ignore is None or 0 <= ignore < size else f", or {ignore}"
-            found.setdefault((name, size, ignore), InRange(ids, size, ignore, f"'{name}' must be from 0 to {size - 1}{rest}, as {ops.short_name(node)} takes it{where(node)}"))
+            found.setdefault(
+                (name, size, ignore),
+                InRange(
+                    ids,
+                    size,
+                    ignore,
+                    f"'{name}' must be from 0 to {size - 1}{rest}, as {ops.short_name(node)} takes it{where(node)}",
+                ),
+            )
     return list(found.values())
 
 
@@ -116,8 +169,9 @@ def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange
         return {"count": count}
     emitter = Emitter("the targets")
     counts = [count, *(one for check in checks if isinstance(check, Equal) for one in (check.one, check.other))]
-    read = [one[0] for one in counts if not isinstance(one, int)] + [check.condition if isinstance(check, Check) else check.ids for check in checks
-                                                                        if not isinstance(check, Equal)]
+    read = [one[0] for one in counts if not isinstance(one, int)] + [
+        check.condition if isinstance(check, Check) else check.ids for check in checks if not isinstance(check, Equal)
+    ]
     inputs, code = _values(forward, read, emitter)
 
     def call(*arguments) -> dict:
@@ -135,14 +189,22 @@ def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange
         if isinstance(check, InRange):
             ids = {"v": emitter.slot[check.ids]}
             right = call("aten::logical_and", call("aten::ge.Scalar", ids, 0), call("aten::lt.Scalar", ids, check.size))
-            return call("aten::all", right if check.ignore is None else call("aten::logical_or", right, call("aten::eq.Scalar", ids, check.ignore)))
+            return call(
+                "aten::all",
+                right
+                if check.ignore is None
+                else call("aten::logical_or", right, call("aten::eq.Scalar", ids, check.ignore)),
+            )
         if isinstance(check.other, int):
             return call("aten::eq.Scalar", number(check.one), check.other)
         return call("aten::eq.Tensor", number(check.one), number(check.other))
 
     described = {"count": count} if isinstance(count, int) else {"slot": number(count)["v"]}
     if checks:
-        described["checks"] = [{"slot": holds(check)["v"], "says": FOLDER.sub("", check.says).encode()[:MOST_TEXT].decode(errors="ignore")} for check in checks]
+        described["checks"] = [
+            {"slot": holds(check)["v"], "says": FOLDER.sub("", check.says).encode()[:MOST_TEXT].decode(errors="ignore")}
+            for check in checks
+        ]
     return {"slots": emitter.slots, "inputs": inputs, "code": code, **described}
 
 
@@ -155,7 +217,10 @@ def _values(forward: Forward, read: list[fx.Node], emitter: Emitter) -> tuple[li
         if node.op == "placeholder" and node in wanted:
             source, name = forward.inputs[node]
             if source != "field":
-                raise CaptureError(f"the targets depend on the {source} '{name}', so they cannot be counted before the forward pass{where(read[0])}. {ADVICE}")
+                raise CaptureError(
+                    f"the targets depend on the {source} '{name}', so they cannot be counted before the forward "
+                    f"pass{where(read[0])}. {ADVICE}"
+                )
             emitter.slot[node] = emitter.new_slot()
             inputs.append({"from": "field", "name": name, "slot": emitter.slot[node]})
         elif node in needed and (instruction := emitter.instruction(node)):

@@ -1,4 +1,5 @@
 """Cuts the forward graph into a chain of layers, at every point where the fewest bytes cross."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,8 +18,9 @@ ATOMIC = 12  # a piece with at most this many products of parameters is cut only
 
 @dataclasses.dataclass
 class Layer:
-    """A piece between two cuts. Its placeholders are `inputs`, in order. Its outputs are `outputs`: ("value", name), ("buffer",
-    name) or ("loss", "")."""
+    """A piece between two cuts. Its placeholders are `inputs`, in order. Its outputs are `outputs`: ("value", name),
+    ("buffer", name) or ("loss", "")."""
+
     name: str
     graph_module: fx.GraphModule
     inputs: list[Input]
@@ -31,17 +33,24 @@ class Layer:
 
 def bytes_of(node: fx.Node) -> float:
     value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")  # lists may not cross a cut
+    return (
+        value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")
+    )  # lists may not cross a cut
 
 
 def is_free(node: fx.Node, free: set[fx.Node]) -> bool:
-    """Returns whether the node depends on no parameter and draws nothing (masks, rotary tables). Each layer that reads such a
-    node computes it again."""
-    return not ops.is_random(node) and ops.short_name(node) not in ops.FORWARD_HEAVY and all(i in free for i in ops.inputs_of(node))
+    """Returns whether the node depends on no parameter and draws nothing (masks, rotary tables). Each layer that reads
+    such a node computes it again."""
+    return (
+        not ops.is_random(node)
+        and ops.short_name(node) not in ops.FORWARD_HEAVY
+        and all(i in free for i in ops.inputs_of(node))
+    )
 
 
 def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
-    """Returns the calls that depend on a parameter or a changed buffer, in order, and all other nodes. Marks the products of parameters."""
+    """Returns the calls that depend on a parameter or a changed buffer, in order, and all other nodes. Marks the
+    products of parameters."""
     free = {node for node, (source, _) in forward.inputs.items() if source not in ("parameter", "buffer")}
     parameters = {node for node, (source, _) in forward.inputs.items() if source == "parameter"}
     needed = ops.ancestors([forward.loss, *forward.new_buffers.values()])
@@ -60,8 +69,9 @@ def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
 
 
 def crossing(chain: list[fx.Node], loss: fx.Node) -> tuple[list[list[fx.Node]], set[fx.Node]]:
-    """Returns, for each point after a call, the values that later calls read. Also returns those values that last for more than a
-    piece. Layer after layer reads an encoder's output or a position bias, so they do not show where a layer ends."""
+    """Returns, for each point after a call, the values that later calls read. Also returns those values that last for
+    more than a piece. Layer after layer reads an encoder's output or a position bias, so they do not show where a layer
+    ends."""
     index = {node: i for i, node in enumerate(chain)}
     last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
     last[loss] = max(last[loss], len(chain) - 1)
@@ -79,20 +89,23 @@ def heavy(node: fx.Node) -> bool:
 
 
 def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
-    """Returns the indices of calls after which a buffer that forward changes is still in use. It belongs to one layer, so there is no cut there."""
+    """Returns the indices of calls after which a buffer that forward changes is still in use. It belongs to one layer,
+    so there is no cut there."""
     buffers = {node for node, (source, _) in forward.inputs.items() if source == "buffer"}
     new = {forward.inputs[node].name: node for node in buffers}
     inside: set[int] = set()
     for name, buffer in new.items():
-        uses = [i for i, node in enumerate(chain) if buffer in ops.inputs_of(node) or node is forward.new_buffers.get(name)]
+        uses = [
+            i for i, node in enumerate(chain) if buffer in ops.inputs_of(node) or node is forward.new_buffers.get(name)
+        ]
         if uses:
             inside.update(range(uses[0], uses[-1]))
     return inside
 
 
 def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int]) -> list[int]:
-    """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last. Large
-    pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
+    """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last.
+    Large pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
     cost = [float("inf") if i in whole else sum(map(bytes_of, values)) for i, values in enumerate(points)]
     brief = [[value for value in values if value not in lasting] for values in points]
     own = [sum(map(bytes_of, values)) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
@@ -120,15 +133,21 @@ def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[f
 
 
 def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
-    """Joins pieces without a product to a neighbour. It is the neighbour that occurs as often as they do, so that repeated layers stay equal."""
+    """Joins pieces without a product to a neighbour. It is the neighbour that occurs as often as they do, so that
+    repeated layers stay equal."""
     bounds = [-1, *cuts, len(chain) - 1]
-    pieces = [chain[a + 1:b + 1] for a, b in zip(bounds, bounds[1:])]
+    pieces = [chain[a + 1 : b + 1] for a, b in zip(bounds, bounds[1:])]
 
     def look(piece):
-        return tuple((ops.short_name(n), tuple(n.meta["val"].shape) if isinstance(n.meta.get("val"), torch.Tensor) else ()) for n in piece)
+        return tuple(
+            (ops.short_name(n), tuple(n.meta["val"].shape) if isinstance(n.meta.get("val"), torch.Tensor) else ())
+            for n in piece
+        )
 
     def weight(piece):
-        return 2 if any(map(heavy, piece)) else 1 if any(ops.short_name(n).startswith("embedding") for n in piece) else 0
+        return (
+            2 if any(map(heavy, piece)) else 1 if any(ops.short_name(n).startswith("embedding") for n in piece) else 0
+        )
 
     merged: list[list[fx.Node]] = []
     for piece in pieces:  # embeddings that are added together are one layer
@@ -163,16 +182,23 @@ def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
     """Names each layer after the module that its products have in common."""
     names = []
     for piece in pieces:
-        paths = [path_of(n) for n in piece if heavy(n)] or [path_of(n) for n in piece if ops.short_name(n).startswith("embedding")] or [path_of(n) for n in piece]
+        paths = (
+            [path_of(n) for n in piece if heavy(n)]
+            or [path_of(n) for n in piece if ops.short_name(n).startswith("embedding")]
+            or [path_of(n) for n in piece]
+        )
         paths = [p for p in paths if p] or [""]
         common = paths[0].split(".")
         for path in paths[1:]:
             parts = path.split(".")
-            common = [a for i, a in enumerate(common[:len(parts)]) if common[:i + 1] == parts[:i + 1]]
+            common = [a for i, a in enumerate(common[: len(parts)]) if common[: i + 1] == parts[: i + 1]]
         names.append(".".join(common))
     for i, piece in enumerate(pieces):  # a name that is a prefix of other layers' names says too little
         if not names[i] or any(other != names[i] and other.startswith(names[i] + ".") for other in names):
-            names[i] = next((path_of(n) for n in piece if heavy(n) or ops.short_name(n).startswith("embedding")), names[i]) or "layer"
+            names[i] = (
+                next((path_of(n) for n in piece if heavy(n) or ops.short_name(n).startswith("embedding")), names[i])
+                or "layer"
+            )
     seen: Counter = Counter()
     for i, name in enumerate(names):
         seen[name] += 1
@@ -194,7 +220,9 @@ def cut(forward: Forward) -> list[Layer]:
         leaving = [] if final else points[at[piece[-1]]]
         outputs = [(("value", n.name), n) for n in leaving] + ([(("loss", ""), forward.loss)] if final else [])
         mine = set(piece)
-        outputs += [(("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n not in at)]
+        outputs += [
+            (("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n not in at)
+        ]
         layers.append(piece_graph(forward, name, piece, free, arriving, outputs, position))
         arriving = leaving
     owners: dict[str, int] = {}
@@ -206,12 +234,22 @@ def cut(forward: Forward) -> list[Layer]:
         for buffer in layer.names("buffer"):
             owners.setdefault(buffer, i)  # nothing changes it here
             if owners.get(buffer) != i:
-                use = next(user for node, one in zip(layer.graph_module.graph.find_nodes(op="placeholder"), layer.inputs) if one.name == buffer for user in node.users)
-                raise CaptureError(f"two layers use the buffer '{buffer}', which the forward pass changes{where(use)}. Give each its own")
+                use = next(
+                    user
+                    for node, one in zip(layer.graph_module.graph.find_nodes(op="placeholder"), layer.inputs)
+                    if one.name == buffer
+                    for user in node.users
+                )
+                raise CaptureError(
+                    f"two layers use the buffer '{buffer}', which the forward pass changes{where(use)}. Give each its "
+                    "own"
+                )
     return layers
 
 
-def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, arriving: list[fx.Node], outputs: list, position: dict) -> Layer:
+def piece_graph(
+    forward: Forward, name: str, piece: list[fx.Node], free: set, arriving: list[fx.Node], outputs: list, position: dict
+) -> Layer:
     mine = set(piece)
     order: list[fx.Node] = []
     seen: set[fx.Node] = set()
@@ -226,8 +264,14 @@ def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, ar
             stack += ops.inputs_of(node)
     calls = sorted((n for n in order if n.op == "call_function" and (n in mine or n in free)), key=position.get)
     changed = {name_ for (kind, name_), _ in outputs if kind == "buffer"}
-    used = [n for n in sorted({*order, *(n for n, one in forward.inputs.items() if one.source == "buffer" and one.name in changed)}, key=position.get)
-            if n in forward.inputs]
+    used = [
+        n
+        for n in sorted(
+            {*order, *(n for n, one in forward.inputs.items() if one.source == "buffer" and one.name in changed)},
+            key=position.get,
+        )
+        if n in forward.inputs
+    ]
     rank = {"field": 0, "parameter": 1, "buffer": 2, "constant": 3, "loss_weight": 4}
     graph, env = fx.Graph(), {}
     inputs, examples = [], []
@@ -245,7 +289,9 @@ def piece_graph(forward: Forward, name: str, piece: list[fx.Node], free: set, ar
 
 
 def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:
-    """Returns a text that is equal for layers with the same programs and constants. `constants` collects constants that differ."""
+    """Returns a text that is equal for layers with the same programs and constants. `constants` collects constants that
+    differ."""
+
     def number_of(tensor: torch.Tensor) -> int:
         for i, one in enumerate(constants):
             if one.dtype == tensor.dtype and torch.equal(one, tensor):
@@ -262,9 +308,25 @@ def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) 
             i = number[node]
             source, name = layer.inputs[i]
             counters[source] += 1
-            which = name if source == "field" else number_of(layer.examples[i]) if source == "constant" else counters[source]
+            which = (
+                name
+                if source == "field"
+                else number_of(layer.examples[i])
+                if source == "constant"
+                else counters[source]
+            )
             lines.append(f"{source} {which} {layer.examples[i].dtype} {tuple(layer.examples[i].shape)} {trained[i]}")
         else:
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{number[n]}")
             lines.append(f"{node.target if node.op != 'output' else 'output'} {arguments}")
-    return "\n".join([*lines, str([(kind if kind != "buffer" else (kind, layer.names("buffer").index(name))) for kind, name in layer.outputs])])
+    return "\n".join(
+        [
+            *lines,
+            str(
+                [
+                    (kind if kind != "buffer" else (kind, layer.names("buffer").index(name)))
+                    for kind, name in layer.outputs
+                ]
+            ),
+        ]
+    )

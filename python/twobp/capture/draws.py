@@ -1,5 +1,6 @@
-"""Finds which random numbers of a forward pass the loss depends on. A program draws no others, but the module itself does: the comparison with it must
-know which of its calls have no counterpart."""
+"""Finds which random numbers of a forward pass the loss depends on. A program draws no others, but the module itself
+does: the comparison with it must know which of its calls have no counterpart."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -14,13 +15,16 @@ KEY = "draw"  # torch keeps the "custom" data of a node in those to which it is 
 
 
 class Draw(NamedTuple):
-    """A call that draws random numbers. `drops`: it is a dropout, which does not draw in evaluation mode. `read`: the loss depends on it."""
+    """A call that draws random numbers. `drops`: it is a dropout, which does not draw in evaluation mode. `read`: the
+    loss depends on it."""
+
     drops: bool
     read: bool
 
 
 def number_draws(graph: fx.Graph) -> list[bool]:
-    """Numbers the calls that draw, in a graph that still has those that nothing reads. Returns for each whether it is a dropout."""
+    """Numbers the calls that draw, in a graph that still has those that nothing reads. Returns for each whether it is a
+    dropout."""
     found = []
     for node in graph.nodes:
         drops = is_dropout(node)
@@ -45,7 +49,8 @@ def draws(node: fx.Node) -> bool:
 
 
 def draws_of(graph: fx.Graph, results: list[fx.Node], drops: list[bool]) -> list[Draw]:
-    """Returns the numbered calls. `results` are what programs compute. If the calls of the graph are not those that were numbered, all count as read."""
+    """Returns the numbered calls. `results` are what programs compute. If the calls of the graph are not those that
+    were numbered, all count as read."""
     left = [node for node in ops.ancestors(results) if draws(node)]
     numbers = {node.meta.get("custom", {}).get(KEY) for node in left}
     if None in numbers or len(numbers) < len(left):

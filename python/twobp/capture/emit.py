@@ -1,4 +1,5 @@
 """Turns graphs into programs of instructions, as a bundle has them."""
+
 from __future__ import annotations
 
 import math
@@ -17,10 +18,18 @@ from .joint import Joint
 from .ops import aten
 from .split import Split
 
-MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.preserve_format: "preserve", torch.channels_last: "channels_last",
-                  torch.channels_last_3d: "channels_last_3d"}
-RENAMED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default,  # real strides may differ from those of tracing
-           aten.unsafe_split.Tensor: aten.split.Tensor, aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default}
+MEMORY_FORMATS = {
+    torch.contiguous_format: "contiguous",
+    torch.preserve_format: "preserve",
+    torch.channels_last: "channels_last",
+    torch.channels_last_3d: "channels_last_3d",
+}
+RENAMED = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,  # real strides may differ from those of tracing
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
 
 OTHER_WAY = "Write this part of the module with other operators of torch"
 
@@ -30,7 +39,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Instruction(dict):
-    """An instruction of a program. `source` says for errors which operator of the module it comes from. Files do not have it."""
+    """An instruction of a program. `source` says for errors which operator of the module it comes from. Files do not
+    have it."""
+
     source = ""
 
     def of(self, source: str) -> Instruction:
@@ -65,7 +76,13 @@ class Emitter:
             return {"memory_format": MEMORY_FORMATS[value]}
         if isinstance(value, (bool, int, float)):
             number = {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
-            return {"number": number} if "Tensor" in kind else float(value) if kind == "float" and not isinstance(number, dict) else number
+            return (
+                {"number": number}
+                if "Tensor" in kind
+                else float(value)
+                if kind == "float" and not isinstance(number, dict)
+                else number
+            )
         if isinstance(value, str):
             return value
         if isinstance(value, (list, tuple)):
@@ -87,7 +104,11 @@ class Emitter:
         if ops.is_random(node) and not any(a.name in ("generator", "random") for a in target._schema.arguments):
             packet, seeded = target.overloadpacket, "_".join(filter(None, (target._schema.overload_name, "generator")))
             if seeded not in packet.overloads():
-                raise self.refuse(node, f"{target} draws random numbers, and takes no generator. Use torch.bernoulli, torch.rand or dropout")
+                raise self.refuse(
+                    node,
+                    f"{target} draws random numbers, and takes no generator. Use torch.bernoulli, torch.rand or "
+                    "dropout",
+                )
             target = getattr(packet, seeded)
         schema = target._schema
         name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
@@ -130,7 +151,8 @@ class Emitter:
 
 
 def source_of(instruction: dict) -> str:
-    """Returns " (part 'blocks.0', file:line, ...)", or '' for an instruction that came from a file, or from capture itself."""
+    """Returns " (part 'blocks.0', file:line, ...)", or '' for an instruction that came from a file, or from capture
+    itself."""
     return instruction.source if isinstance(instruction, Instruction) else ""
 
 
@@ -144,8 +166,8 @@ def reads(instruction: dict) -> list[int]:
 
 
 def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dict], shape: torch.Size) -> None:
-    """Appends code that adds `node` to the parameter's gradient. If no other node reads a product or an embedding's gradient, it
-    is added as it is computed."""
+    """Appends code that adds `node` to the parameter's gradient. If no other node reads a product or an embedding's
+    gradient, it is added as it is computed."""
     slot = emitter.slot[node]
     made = {s: i for i in code if "out" in i for s in i["out"] if s is not None}
     count: dict[int, int] = {}
@@ -157,7 +179,12 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
     if alone and last["op"] == "aten::mm":
         code.remove(last)
         code.append({"add_to": parameter, "how": "product", "args": last["args"]})
-    elif alone and last["op"] == "aten::t" and made.get(last["args"][0]["v"], {}).get("op") == "aten::mm" and count[last["args"][0]["v"]] == 1:
+    elif (
+        alone
+        and last["op"] == "aten::t"
+        and made.get(last["args"][0]["v"], {}).get("op") == "aten::mm"
+        and count[last["args"][0]["v"]] == 1
+    ):
         product = made[last["args"][0]["v"]]
         code.remove(last)
         code.remove(product)
@@ -166,10 +193,16 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
         code += [left, right, {"add_to": parameter, "how": "product", "args": [{"v": a}, {"v": b}]}]
     elif alone and last["op"] == "aten::embedding_dense_backward" and not last["args"][4]:
         code.remove(last)
-        code.append({"add_to": parameter, "how": "embedding", "args": [last["args"][0], last["args"][1], last["args"][3]]})
+        code.append(
+            {"add_to": parameter, "how": "embedding", "args": [last["args"][0], last["args"][1], last["args"][3]]}
+        )
     else:
         if node.meta["val"].shape != shape:
-            raise emitter.refuse(node, f"the gradient of a parameter has shape {list(node.meta['val'].shape)}, but the parameter has {list(shape)}. {OTHER_WAY}")
+            raise emitter.refuse(
+                node,
+                f"the gradient of a parameter has shape {list(node.meta['val'].shape)}, but the parameter has "
+                f"{list(shape)}. {OTHER_WAY}",
+            )
         code.append({"add_to": parameter, "how": "sum", "args": [{"v": slot}]})
 
 
@@ -196,10 +229,16 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
     for node in graph.nodes:
         if node.op == "get_attr":
             emitter.slot[node] = emitter.new_slot()
-            program["inputs"].append({"from": "constant", "index": counters.get("constant", 0) + len(made_constants), "slot": emitter.slot[node]})
+            program["inputs"].append(
+                {
+                    "from": "constant",
+                    "index": counters.get("constant", 0) + len(made_constants),
+                    "slot": emitter.slot[node],
+                }
+            )
             made_constants.append(getattr(joint.graph_module, node.target))
     gradient_slot = {}
-    for i, node in zip(joint.arriving, placeholders[len(layer.inputs):]):
+    for i, node in zip(joint.arriving, placeholders[len(layer.inputs) :]):
         emitter.slot[node] = gradient_slot[i] = emitter.new_slot()
     code: dict[str | int, list[dict]] = {"F": [], "I": [], **{k: [] for k in range(len(parts.units))}}
     early: dict[fx.Node, list[int]] = {}
@@ -222,16 +261,26 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
             light(node)
     for k, (i, node) in enumerate(parts.units):
         add_gradient(emitter, index_of[i], node, code[k], layer.examples[i].shape)
-    program["outputs"] = [{"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
-                          for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs)) if kind != "buffer"]
+    program["outputs"] = [
+        {"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
+        for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs))
+        if kind != "buffer"
+    ]
     buffers = layer.names("buffer")
-    program["new_buffers"] = sorted(({"index": buffers.index(name), "slot": emitter.slot[node]}
-                                     for (kind, name), node in zip(layer.outputs, parts.outputs) if kind == "buffer"),
-                                    key=lambda one: one["index"])
+    program["new_buffers"] = sorted(
+        (
+            {"index": buffers.index(name), "slot": emitter.slot[node]}
+            for (kind, name), node in zip(layer.outputs, parts.outputs)
+            if kind == "buffer"
+        ),
+        key=lambda one: one["index"],
+    )
     program["input_gradients"] = []
     for i, node in parts.value_gradients:
         if node is None:  # the layer reads the value, but without a derivative
-            zeros, slot = emitter.call("aten::zeros_like", {"v": emitter.slot[placeholders[i]]}, None, None, None, None, None)
+            zeros, slot = emitter.call(
+                "aten::zeros_like", {"v": emitter.slot[placeholders[i]]}, None, None, None, None, None
+            )
             code["I"].append(zeros)
         else:
             slot = emitter.slot[node]
@@ -256,11 +305,13 @@ def short(names: list[str], index: int) -> str:
 
 
 def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
-    """Returns the forward program without dropout, with BatchNorm's running statistics, and with unchanged buffers. Returns None
-    if that changes nothing."""
+    """Returns the forward program without dropout, with BatchNorm's running statistics, and with unchanged buffers.
+    Returns None if that changes nothing."""
     buffer = {i["index"]: i["slot"] for i in program["inputs"] if i["from"] == "buffer"}
     given = {i["slot"] for i in program["inputs"]}  # a parameter or a field that becomes a buffer's value is itself
-    same = {b["slot"]: buffer[b["index"]] for b in program["new_buffers"] if b["slot"] not in given}  # buffers stay in evaluation
+    same = {
+        b["slot"]: buffer[b["index"]] for b in program["new_buffers"] if b["slot"] not in given
+    }  # buffers stay in evaluation
     outputs = {o["slot"] for o in program["outputs"]}
     changed = not same.keys().isdisjoint(outputs.union(*map(reads, program["forward"])))
     code = []
@@ -284,11 +335,22 @@ def evaluation(program: dict, emitter: Emitter) -> list[dict] | None:
                 code.append({"op": "aten::mul.Scalar", "args": [arguments[0], 1], "out": [out[0]]})
             else:
                 same[out[0]] = arguments[0]["v"]
-        elif name in ("aten::_native_batch_norm_legit_functional", "aten::native_batch_norm") and arguments[5] is True and arguments[3] is not None:
+        elif (
+            name in ("aten::_native_batch_norm_legit_functional", "aten::native_batch_norm")
+            and arguments[5] is True
+            and arguments[3] is not None
+        ):
             changed = True
             same.update((slot, one["v"]) for slot, one in zip(out[3:], arguments[3:5]) if slot is not None)
-            code.append(Instruction({"op": "aten::_native_batch_norm_legit_no_training", "args": [*arguments[:5], *arguments[6:]],
-                                     "out": [out[0], None, None]}).of(source_of(instruction)))
+            code.append(
+                Instruction(
+                    {
+                        "op": "aten::_native_batch_norm_legit_no_training",
+                        "args": [*arguments[:5], *arguments[6:]],
+                        "out": [out[0], None, None],
+                    }
+                ).of(source_of(instruction))
+            )
         else:
             code.append(Instruction({**instruction, "args": arguments}).of(source_of(instruction)))
     if not changed:

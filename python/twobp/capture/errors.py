@@ -1,4 +1,5 @@
 """Defines the one exception of this package, and finds the place in the user's code that caused it."""
+
 from __future__ import annotations
 
 import contextlib
@@ -20,8 +21,11 @@ LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sys
 ASSERTS = "torch_compilable_check"  # of transformers; its caller says more
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # there is no code if its file has changed since
 
-DYNAMIC = 'Wavelengths of the rope_type "dynamic" of transformers follow from the longest sequence so far. Keep sequences within config.max_position_embeddings ' \
+DYNAMIC = (
+    'Wavelengths of the rope_type "dynamic" of transformers follow from the longest sequence so far. Keep sequences '
+    "within config.max_position_embeddings "
     'and leave out position_ids, or choose another rope_type, such as "yarn"'
+)
 
 
 class CaptureError(Error):
@@ -34,21 +38,30 @@ def is_a_file(frame: traceback.FrameSummary) -> bool:
 
 
 def innermost(frames: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Returns the innermost frame that this package called, outside torch and Python's own library. It belongs to the module or its loss function."""
+    """Returns the innermost frame that this package called, outside torch and Python's own library. It belongs to the
+    module or its loss function."""
     found = None
     for frame in frames:
         if frame.filename == ENTRY:
             found = None  # the frames before belong to the training script
         elif frame.filename.startswith(OWN):
             continue
-        elif is_a_file(frame) and frame.name != ASSERTS and ("site-packages" in frame.filename.removeprefix(LIBRARIES[1]) or not frame.filename.startswith(LIBRARIES[1])) \
-                and not frame.filename.startswith(LIBRARIES[0]):
+        elif (
+            is_a_file(frame)
+            and frame.name != ASSERTS
+            and (
+                "site-packages" in frame.filename.removeprefix(LIBRARIES[1])
+                or not frame.filename.startswith(LIBRARIES[1])
+            )
+            and not frame.filename.startswith(LIBRARIES[0])
+        ):
             found = frame
     return found
 
 
 def user_line(error: BaseException) -> str:
-    """Returns the line of user code that led to `error`, as ' (file:line, in function: code)', or '' if there is none."""
+    """Returns the line of user code that led to `error`, as ' (file:line, in function: code)', or '' if there is
+    none."""
     return _text(innermost(traceback.extract_tb(error.__traceback__)))
 
 
@@ -63,7 +76,8 @@ def _text(frame: traceback.FrameSummary | None) -> str:
 
 @contextlib.contextmanager
 def recording_lines():
-    """Within this context, nodes of an exported graph get the line of user code that called them. Export itself keeps only lines of forward()."""
+    """Within this context, nodes of an exported graph get the line of user code that called them. Export itself keeps
+    only lines of forward()."""
     before = TracerBase._filter_traceback_frames
 
     def only_innermost(tracer, frames):
@@ -78,13 +92,15 @@ def recording_lines():
 
 
 def path_of(node: fx.Node) -> str:
-    """Returns the name of the part of the module that calls the node, or '' for the module itself or an unknown part."""
+    """Returns the name of the part of the module that calls the node, or '' for the module itself or an unknown
+    part."""
     stack = node.meta.get("nn_module_stack")
     return list(stack.values())[-1][0].removeprefix("module").lstrip(".") if stack else ""
 
 
 def where(node: fx.Node) -> str:
-    """Returns where the node comes from, as " (part 'blocks.0', file:line, in function: code)", or '' if nothing is known."""
+    """Returns where the node comes from, as " (part 'blocks.0', file:line, in function: code)", or '' if nothing is
+    known."""
     found = FRAME.findall(node.stack_trace or "")
     line = ["{}:{}, in {}: {}".format(*found[-1])] if found else []
     return f" ({', '.join([f'part {path_of(node)!r}'] * bool(path_of(node)) + line)})" if line or path_of(node) else ""

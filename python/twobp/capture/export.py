@@ -1,4 +1,6 @@
-"""Turns a module and one micro-batch into one functional graph of ATen calls. It is the forward pass from the fields of the batch to the loss."""
+"""Turns a module and one micro-batch into one functional graph of ATen calls. It is the forward pass from the fields of
+the batch to the loss."""
+
 from __future__ import annotations
 
 import contextlib
@@ -23,33 +25,44 @@ from .own_operators import aten, grouped_mm
 from .parts import InParts, keeping_assertions
 from .passes.fuse import fuse
 
-REMOVED = {aten._assert_tensor_metadata.default, aten._assert_scalar.default, aten.sym_constrain_range_for_size.default,
-           aten.sym_constrain_range.default}
+REMOVED = {
+    aten._assert_tensor_metadata.default,
+    aten._assert_scalar.default,
+    aten.sym_constrain_range_for_size.default,
+    aten.sym_constrain_range.default,
+}
 ASSERTIONS = {aten._assert_async.msg, aten._assert_async.default}
-LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}  # these take a generator
+LIKE = {
+    aten.rand_like.default: aten.rand.default,
+    aten.randn_like.default: aten.randn.default,
+}  # these take a generator
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 MOST_TEXT = 1000  # bytes of a text in a bundle
 
 
 class Input(NamedTuple):
-    """The meaning of a placeholder. `source` is field, parameter, buffer, constant, value, loss_weight, or whole: a field of whole
-    sequences, also in a slice."""
+    """The meaning of a placeholder. `source` is field, parameter, buffer, constant, value, loss_weight, or whole: a
+    field of whole sequences, also in a slice."""
+
     source: str
     name: str
 
 
 class Check(NamedTuple):
     """An assertion of the module about the fields of its batch. `says` is the error."""
+
     condition: fx.Node
     says: str
 
 
 @dataclasses.dataclass
 class Forward:
-    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says for each call that draws random
-    numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new value of each of `buffers`, and until weigh_loss the condition of
-    each assertion, which `asserted` has the text of. They are read from the graph, where a pass may replace them."""
+    """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says
+    for each call that draws random numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new
+    value of each of `buffers`, and until weigh_loss the condition of each assertion, which `asserted` has the text of.
+    They are read from the graph, where a pass may replace them."""
+
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
     tensors: dict[Input, torch.Tensor]
@@ -75,12 +88,12 @@ class Forward:
 
     @property
     def checks(self) -> list[Check]:
-        return [Check(*one) for one in zip(self.outputs[1 + len(self.buffers):], self.asserted)]
+        return [Check(*one) for one in zip(self.outputs[1 + len(self.buffers) :], self.asserted)]
 
     def without_checks(self, loss: fx.Node) -> None:
         """Makes `loss` the loss, and the conditions no outputs."""
         self.asserted = []
-        self.graph.output_node().args = ((loss, *self.outputs[1:1 + len(self.buffers)]),)
+        self.graph.output_node().args = ((loss, *self.outputs[1 : 1 + len(self.buffers)]),)
 
 
 class WithLoss(nn.Module):
@@ -107,7 +120,10 @@ def checked_loss(loss: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor):
         found, advice = f"a tensor of shape {list(loss.shape)}", "Reduce it, such as by mean()"
     elif isinstance(loss, Mapping):
-        found, advice = f"a {type(loss).__name__} with the keys {', '.join(map(repr, loss))}", "Return one of its values alone"
+        found, advice = (
+            f"a {type(loss).__name__} with the keys {', '.join(map(repr, loss))}",
+            "Return one of its values alone",
+        )
     elif isinstance(loss, (tuple, list)):
         found, advice = f"a {type(loss).__name__} of {len(loss)}", "Return the loss alone, without other values"
     else:
@@ -116,14 +132,28 @@ def checked_loss(loss: Any) -> torch.Tensor:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Returns the loss in a module's output: the output itself, its `loss`, or the first of a tuple, as Hugging Face models return it."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None) if not isinstance(output, (tuple, torch.Tensor)) else output
+    """Returns the loss in a module's output: the output itself, its `loss`, or the first of a tuple, as Hugging Face
+    models return it."""
+    loss = (
+        output.get("loss")
+        if isinstance(output, Mapping)
+        else getattr(output, "loss", None)
+        if not isinstance(output, (tuple, torch.Tensor))
+        else output
+    )
     if isinstance(loss, tuple):
         loss = loss[0] if loss else None
     if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(output).__name__} without a loss"
-        raise CaptureError(f"the module's output is {found}, and no loss_fn is given. Return a scalar loss, pass the targets that make the module "
-                           "compute one (`labels` in Hugging Face models), or give loss_fn=lambda output, batch: ...")
+        found = (
+            f"a tensor of shape {list(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else f"a {type(output).__name__} without a loss"
+        )
+        raise CaptureError(
+            f"the module's output is {found}, and no loss_fn is given. Return a scalar loss, pass the targets that "
+            "make the module "
+            "compute one (`labels` in Hugging Face models), or give loss_fn=lambda output, batch: ..."
+        )
     return loss
 
 
@@ -134,16 +164,21 @@ def as_fields(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
         raise CaptureError(f"a batch is a dict of tensors (or a tuple of them), not {type(example).__name__}")
     for name, value in example.items():
         if not isinstance(value, torch.Tensor):
-            raise CaptureError(f"batch field '{name}' is {type(value).__name__}, not a tensor. Leave it out, or bind it to the module "
-                               "(a wrapper whose forward passes it)")
+            raise CaptureError(
+                f"batch field '{name}' is {type(value).__name__}, not a tensor. Leave it out, or bind it to the module "
+                "(a wrapper whose forward passes it)"
+            )
     return {str(name): value.detach() for name, value in example.items()}
 
 
 @contextlib.contextmanager
 def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
-    """When Hugging Face models are exported, they write a dense causal mask, for the sake of other shapes. A captured program has
-    one shape, and `is_causal` gives the same in less time. A batch with padding or with its own positions keeps its masks."""
-    masking = sys.modules.get("transformers.masking_utils")  # models of transformers import it; for others, the import would take seconds
+    """When Hugging Face models are exported, they write a dense causal mask, for the sake of other shapes. A captured
+    program has one shape, and `is_causal` gives the same in less time. A batch with padding or with its own positions
+    keeps its masks."""
+    masking = sys.modules.get(
+        "transformers.masking_utils"
+    )  # models of transformers import it; for others, the import would take seconds
     if masking is None:
         yield
         return
@@ -163,7 +198,9 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
 @contextlib.contextmanager
 def quiet():
     """Silences torch's log during tracing, because its exception has the same text."""
-    loggers = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")]
+    loggers = [
+        logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.symbolic_shapes")
+    ]
     before = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.CRITICAL)
@@ -176,20 +213,39 @@ def quiet():
 
 def check_torch() -> None:
     if torch.__version__.split("+")[0].split(".")[:2] != ["2", "13"]:
-        raise CaptureError(f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install torch==2.13.*")
+        raise CaptureError(
+            f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install "
+            "torch==2.13.*"
+        )
 
 
 def check_parts(module: nn.Module) -> None:
     """Refuses parts for which export would not give the reason."""
     for name, part in module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None and part.track_running_stats and part.training:
-            raise CaptureError(f"'{name.removeprefix('module.')}' is a {type(part).__name__} with momentum=None, which divides by the number of its batches. Give it a momentum")
+        if (
+            isinstance(part, nn.modules.batchnorm._NormBase)
+            and part.momentum is None
+            and part.track_running_stats
+            and part.training
+        ):
+            raise CaptureError(
+                f"'{name.removeprefix('module.')}' is a {type(part).__name__} with momentum=None, which divides by the "
+                "number of its batches. Give it a momentum"
+            )
     registered: dict[nn.Module, str] = {}
     for name, part in module.named_modules(remove_duplicate=False):
         first = registered.setdefault(part, name)
-        if first != name and isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats and part.training:
-            raise CaptureError(f"'{first.removeprefix('module.')}' and '{name.removeprefix('module.')}' are one {type(part).__name__}, whose statistics torch.export does "
-                               "not take under two names. Register it once, and call it twice")
+        if (
+            first != name
+            and isinstance(part, nn.modules.batchnorm._NormBase)
+            and part.track_running_stats
+            and part.training
+        ):
+            raise CaptureError(
+                f"'{first.removeprefix('module.')}' and '{name.removeprefix('module.')}' are one "
+                f"{type(part).__name__}, whose statistics torch.export does "
+                "not take under two names. Register it once, and call it twice"
+            )
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -198,17 +254,27 @@ def check_hooks(module: nn.Module) -> None:
         raise CaptureError("there is a backward hook for all modules, which would not run. Remove it")
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            raise CaptureError(f"'{name.removeprefix('module.') or 'the module'}' has a backward hook, which would not run. Remove it")
+            raise CaptureError(
+                f"'{name.removeprefix('module.') or 'the module'}' has a backward hook, which would not run. Remove it"
+            )
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it")
+            raise CaptureError(
+                f"parameter '{name.removeprefix('module.')}' has a gradient hook, which would not run. Remove it"
+            )
 
 
 def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = ()) -> Forward:
-    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises CaptureError with export's reason
-    and the line of user code."""
+    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises
+    CaptureError with export's reason and the line of user code."""
     try:
-        with causal_attention_without_mask(fields), keeping_assertions(), recording_lines(), quiet(), warnings.catch_warnings():
+        with (
+            causal_attention_without_mask(fields),
+            keeping_assertions(),
+            recording_lines(),
+            quiet(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
             with InParts(fields):
                 program = torch.export.export(whole, (fields,), strict=False)
@@ -234,35 +300,57 @@ def take_checks(graph: fx.Graph) -> list[str]:
     outputs.args = ((*outputs.args[0], *(node.args[0] for node in found)),)
     for node in found:
         graph.erase_node(node)
-    return [node.args[1] if len(node.args) > 1 else f"its fields do not pass a check of the module{where(node)}" for node in found]
+    return [
+        node.args[1] if len(node.args) > 1 else f"its fields do not pass a check of the module{where(node)}"
+        for node in found
+    ]
 
 
 def check_values(graph: fx.Graph) -> None:
     """Raises CaptureError for tensors that programs do not have."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise CaptureError(f"the module's forward pass calls '{node.target.name()}', an operator that takes functions{where(node)}, which programs do not have. In place of "
-                               "torch.cond, compute both sides and choose: torch.where(condition, a, b). Write a loop out, and attention by scaled_dot_product_attention")
+            raise CaptureError(
+                f"the module's forward pass calls '{node.target.name()}', an operator that takes "
+                f"functions{where(node)}, which programs do not have. In place of "
+                "torch.cond, compute both sides and choose: torch.where(condition, a, b). Write a loop out, and "
+                "attention by scaled_dot_product_attention"
+            )
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else [values]:
             if not isinstance(value, torch.Tensor):
                 if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                    raise CaptureError(f"a number in the module's forward pass depends on the values of tensors{where(node)}. Keep it a tensor: leave out .item()")
+                    raise CaptureError(
+                        f"a number in the module's forward pass depends on the values of tensors{where(node)}. Keep it "
+                        "a tensor: leave out .item()"
+                    )
             elif value.is_complex():
-                raise CaptureError(f"the module computes with complex numbers{where(node)}, which programs do not have. Compute with their real and imaginary parts")
+                raise CaptureError(
+                    f"the module computes with complex numbers{where(node)}, which programs do not have. Compute with "
+                    "their real and imaginary parts"
+                )
             elif value.layout is not torch.strided:
-                raise CaptureError(f"the module has a tensor of the layout {value.layout}{where(node)}, which programs do not have. Call to_dense() on it before the "
-                                   "module takes it")
+                raise CaptureError(
+                    f"the module has a tensor of the layout {value.layout}{where(node)}, which programs do not have. "
+                    "Call to_dense() on it before the "
+                    "module takes it"
+                )
             elif any(isinstance(size, torch.SymInt) for size in value.shape):
-                raise CaptureError(f"the size of a tensor depends on the values of tensors{where(node)}. Keep all elements, and choose by a mask: in place of "
-                                   "x[mask].sum(), write (x * mask).sum() or torch.where(mask, x, 0).sum()")
+                raise CaptureError(
+                    f"the size of a tensor depends on the values of tensors{where(node)}. Keep all elements, and "
+                    "choose by a mask: in place of "
+                    "x[mask].sum(), write (x * mask).sum() or torch.where(mask, x, 0).sum()"
+                )
 
 
 def refusal(error: Exception) -> CaptureError:
     reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
     advice = "Only operations whose course does not depend on the values of tensors can be captured"
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
-        advice = "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both sides and choose: y = torch.where(condition, a, b)"
+        advice = (
+            "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both "
+            "sides and choose: y = torch.where(condition, a, b)"
+        )
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
     if "dynamic_frequency_update" in (line := user_line(error)):
@@ -270,8 +358,14 @@ def refusal(error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{line}. {advice}")
 
 
-def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drops: list[bool], kept: Collection[str],
-                 asserted: list[str]) -> Forward:
+def with_meaning(
+    program,
+    whole: WithLoss,
+    fields: dict[str, torch.Tensor],
+    drops: list[bool],
+    kept: Collection[str],
+    asserted: list[str],
+) -> Forward:
     """Finds the meaning of each placeholder and output of the exported graph."""
     signature, graph = program.graph_signature, program.graph_module.graph
     parameters = dict(whole.named_parameters(remove_duplicate=False))
@@ -279,7 +373,10 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
     canonical: dict[int, str] = {}
     for name, tensor in [*parameters.items(), *buffers.items()]:
         canonical.setdefault(id(tensor), name.removeprefix("module."))
-    changed = {*kept, *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values() if name in buffers)}
+    changed = {
+        *kept,
+        *(canonical[id(buffers[name])] for name in signature.buffers_to_mutate.values() if name in buffers),
+    }
     field_of = dict(zip(signature.user_inputs, fields))
     inputs: dict[fx.Node, Input] = {}
     tensors: dict[Input, torch.Tensor] = {}
@@ -302,7 +399,10 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
             inputs[node] = Input("field", field_of[node.name])
             continue
         else:
-            raise CaptureError(f"the exported module has an input '{node.name}' that is neither a tensor of the batch nor of the module")
+            raise CaptureError(
+                f"the exported module has an input '{node.name}' that is neither a tensor of the batch nor of the "
+                "module"
+            )
         tensors[inputs[node]] = tensor.detach()
     by_input: dict[Input, fx.Node] = {}
     for node, meaning in list(inputs.items()):  # a tied parameter is one input
@@ -321,53 +421,83 @@ def with_meaning(program, whole: WithLoss, fields: dict[str, torch.Tensor], drop
         elif spec.kind.name == "USER_OUTPUT":
             loss = node
         elif spec.kind.name == "PARAMETER_MUTATION":
-            raise CaptureError(f"the module's forward pass changes its parameter '{spec.target.removeprefix('module.')}'{where(node)}. Make it a buffer")
+            raise CaptureError(
+                "the module's forward pass changes its parameter "
+                f"'{spec.target.removeprefix('module.')}'{where(node)}. Make it a buffer"
+            )
         elif spec.kind.name == "USER_INPUT_MUTATION":
-            raise CaptureError(f"the module's forward pass writes into the field '{field_of.get(spec.target, spec.target)}' of its batch{where(node)}. "
-                               "Let it clone the tensor first")
+            raise CaptureError(
+                f"the module's forward pass writes into the field '{field_of.get(spec.target, spec.target)}' of its "
+                f"batch{where(node)}. "
+                "Let it clone the tensor first"
+            )
         else:
-            raise CaptureError(f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do not have")
+            raise CaptureError(
+                f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do "
+                "not have"
+            )
     value = loss.meta.get("val") if isinstance(loss, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != 0 or not value.is_floating_point():
-        found = f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(loss).__name__}"
-        raise CaptureError(f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: reduce it (loss.mean()) in the "
-                           "module or in loss_fn")
-    graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs):]),)
+        found = (
+            f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+            if isinstance(value, torch.Tensor)
+            else f"a {type(loss).__name__}"
+        )
+        raise CaptureError(
+            f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: "
+            "reduce it (loss.mean()) in the "
+            "module or in loss_fn"
+        )
+    graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs) :]),)
     return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
 
 
 def clean(graph_module: fx.GraphModule) -> None:
-    """Removes calls that only check or copy. Writes dropout as our operator, and activations and norms as one operator each."""
+    """Removes calls that only check or copy. Writes dropout as our operator, and activations and norms as one operator
+    each."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in REMOVED:
             graph.erase_node(node)
-        elif node.target in SAME_VALUE:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        elif node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar) and is_same(node, node.args[0], node.args[1]):
+        elif (
+            node.target in SAME_VALUE
+            or node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+            and is_same(node, node.args[0], node.args[1])
+        ):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target in ops.ZEROED:
             ops.write_zeros(node)
         elif node.target in LIKE:
             value = node.meta["val"]
-            node.target, node.args, node.kwargs = LIKE[node.target], (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+            node.target, node.args, node.kwargs = (
+                LIKE[node.target],
+                (list(value.shape),),
+                {"dtype": value.dtype, "device": value.device},
+            )
         elif str(node.target) == "transformers.grouped_mm_fallback.default":
             node.target = grouped_mm
         elif node.target is aten.view.default:
-            node.target = aten.reshape.default  # with autograd, kernels may lay out a tensor in another way than export saw
+            node.target = (
+                aten.reshape.default
+            )  # with autograd, kernels may lay out a tensor in another way than export saw
         elif node.target is aten.copy.default:
             write_as_expand(graph, node)
         elif node.target is aten.native_dropout.default:
             write_as_dropout(graph, node)
-        elif node.target is aten.scaled_dot_product_attention.default and (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)) > 0:
+        elif (
+            node.target is aten.scaled_dot_product_attention.default
+            and (node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)) > 0
+        ):
             node.target = ops.attention_with_dropout
             names = ("q", "k", "v", "mask", "p", "is_causal")
             renamed = {"attn_mask": "mask", "dropout_p": "p"}
-            node.kwargs = {**dict(zip(names[3:], node.args[3:])), **{renamed.get(k, k): v for k, v in node.kwargs.items()}}
+            node.kwargs = {
+                **dict(zip(names[3:], node.args[3:])),
+                **{renamed.get(k, k): v for k, v in node.kwargs.items()},
+            }
             node.args = node.args[:3]
     fuse(graph)
     graph_module.recompile()
@@ -375,7 +505,13 @@ def clean(graph_module: fx.GraphModule) -> None:
 
 def is_same(node: fx.Node, x: Any, factor: Any) -> bool:
     """Returns whether the product or quotient is x itself, and no mean over one sample."""
-    return not isinstance(factor, fx.Node) and factor == 1 and node.meta["val"].dim() > 0 and isinstance(x, fx.Node) and x.meta["val"].dtype == node.meta["val"].dtype
+    return (
+        not isinstance(factor, fx.Node)
+        and factor == 1
+        and node.meta["val"].dim() > 0
+        and isinstance(x, fx.Node)
+        and x.meta["val"].dtype == node.meta["val"].dtype
+    )
 
 
 def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
@@ -413,7 +549,8 @@ def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def inline_grad_mode(graph_module: fx.GraphModule) -> None:
-    """Export turns `with torch.no_grad():` into a call of another graph. This inlines its nodes and detaches its results."""
+    """Export turns `with torch.no_grad():` into a call of another graph. This inlines its nodes and detaches its
+    results."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:

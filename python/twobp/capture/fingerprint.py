@@ -1,5 +1,7 @@
-"""Walks over everything on which a module's forward pass depends: code, attributes, configuration, versions. One walk gives the hash that is the key
-of the cache, and the places that guards watch (guards.py), so that the two cannot differ."""
+"""Walks over everything on which a module's forward pass depends: code, attributes, configuration, versions. One walk
+gives the hash that is the key of the cache, and the places that guards watch (guards.py), so that the two cannot
+differ."""
+
 from __future__ import annotations
 
 import builtins
@@ -26,28 +28,88 @@ from torch import nn
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 # For code below these folders, the version of its package stands for it.
-INSTALLED = tuple({os.path.join(os.path.realpath(path), "") for path in (
-    *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(os.path.dirname(torch.__file__)),
-    os.path.dirname(HERE))})
-PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice}  # not their subclasses, which may have attributes and code
-PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+INSTALLED = tuple(
+    {
+        os.path.join(os.path.realpath(path), "")
+        for path in (
+            *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+            os.path.dirname(os.path.dirname(torch.__file__)),
+            os.path.dirname(HERE),
+        )
+    }
+)
+PLAIN = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(Ellipsis),
+    range,
+    slice,
+}  # not their subclasses, which may have attributes and code
+PLAIN_OF_TORCH = (
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    torch.layout,
+    torch.memory_format,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
 DATA = (list, dict, set, frozenset, tuple, int, float, complex, str, bytes)
-ANY_NAME = {"globals", "vars", "getattr", "eval", "exec", "__dict__"}  # code with these may read names that it does not contain
+ANY_NAME = {
+    "globals",
+    "vars",
+    "getattr",
+    "eval",
+    "exec",
+    "__dict__",
+}  # code with these may read names that it does not contain
 HEAP_TYPE = 1 << 9  # of a class's __flags__: Python made it
 TORCH = os.path.join(os.path.dirname(os.path.realpath(torch.__file__)), "")
 # These attributes of modules and classes do not change the forward pass, or are checked elsewhere.
-UNUSED_OF_MODULES = {"_parameters", "_buffers", "_modules", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
-                     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-                     "generation_config"}  # of transformers, only for generate(); it holds a hash of the process
-UNUSED_OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
-                     "__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__parameters__",
-                     "__orig_bases__", "__match_args__", "__slotnames__"}
+UNUSED_OF_MODULES = {
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "generation_config",
+}  # of transformers, only for generate(); it holds a hash of the process
+UNUSED_OF_CLASSES = {
+    "__module__",
+    "__doc__",
+    "__dict__",
+    "__weakref__",
+    "__annotations__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__abstractmethods__",
+    "_abc_impl",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__dataclass_fields__",
+    "__parameters__",
+    "__orig_bases__",
+    "__match_args__",
+    "__slotnames__",
+}
 
 
 @dataclasses.dataclass
 class Node:
-    """A value that may change. `edges` are the numbers of the values that it leads to, and `guards` are calls of Guards. Both come with the attribute that
-    leads there, or None if they always count. `attributes` is the dict of an object whose reads are recorded."""
+    """A value that may change. `edges` are the numbers of the values that it leads to, and `guards` are calls of
+    Guards. Both come with the attribute that leads there, or None if they always count. `attributes` is the dict of an
+    object whose reads are recorded."""
+
     value: object
     name: str
     edges: list[tuple[str | None, int]] = dataclasses.field(default_factory=list)
@@ -93,7 +155,8 @@ def codes_of(code: types.CodeType) -> list[types.CodeType]:
 
 @functools.lru_cache(None)
 def package_digest(top: str) -> str:
-    """Returns a digest of the version of a package, and of the sizes and times of its files: reading thousands of files would take too long."""
+    """Returns a digest of the version of a package, and of the sizes and times of its files: reading thousands of files
+    would take too long."""
     module = sys.modules.get(top)
     digest = hashlib.sha256(str(getattr(module, "__version__", None)).encode())
     for folder in getattr(module, "__path__", ()):
@@ -101,7 +164,9 @@ def package_digest(top: str) -> str:
             folders[:] = sorted(one for one in folders if one != "__pycache__")
             for name in sorted(names):
                 status = os.stat(os.path.join(path, name))
-                digest.update(f"{os.path.relpath(path, folder)}/{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+                digest.update(
+                    f"{os.path.relpath(path, folder)}/{name} {status.st_size} {status.st_mtime_ns}\n".encode()
+                )
     return digest.hexdigest()
 
 
@@ -124,8 +189,9 @@ def imports_of(code: types.CodeType, package: str | None) -> list[str]:
 
 
 class Fingerprint:
-    """A hash of everything that was added. It follows references. A value that was added before is replaced by its number, so that ties count.
-    `nodes` has the values by number. `unknown` says which value the hash cannot tell from others; within this process, its identity is hashed."""
+    """A hash of everything that was added. It follows references. A value that was added before is replaced by its
+    number, so that ties count. `nodes` has the values by number. `unknown` says which value the hash cannot tell from
+    others; within this process, its identity is hashed."""
 
     def __init__(self):
         self._hash = hashlib.sha256()
@@ -148,7 +214,8 @@ class Fingerprint:
             self._hash.update(f"{len(text)}:".encode() + text)
 
     def add(self, value, name: str = "", label: str | None = None) -> None:
-        """Adds a value that has this name in the one that leads to it. `label` is the attribute of that, if its reads are recorded."""
+        """Adds a value that has this name in the one that leads to it. `label` is the attribute of that, if its reads
+        are recorded."""
         if is_plain(value):
             self.word(type(value).__name__, repr(value))
             return
@@ -167,7 +234,9 @@ class Fingerprint:
             self._at = owner
 
     def guard(self, kind: str, *arguments, label: str | None = None, name: str = "") -> None:
-        self._at.guards.append((label, kind, arguments, f"{self._at.name}.{name}".strip(".") if name else self._at.name))
+        self._at.guards.append(
+            (label, kind, arguments, f"{self._at.name}.{name}".strip(".") if name else self._at.name)
+        )
 
     def _opaque(self, reason: str) -> None:
         self.unknown = self.unknown or reason
@@ -209,8 +278,18 @@ class Fingerprint:
         elif isinstance(value, functools.partial):
             self.word("partial")
             self._each((value.func, value.args, value.keywords))
-        elif isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
-                                types.GetSetDescriptorType, types.MemberDescriptorType, type(torch._C._get_default_device))):
+        elif isinstance(
+            value,
+            (
+                types.BuiltinFunctionType,
+                types.MethodDescriptorType,
+                types.WrapperDescriptorType,
+                types.MethodWrapperType,
+                types.GetSetDescriptorType,
+                types.MemberDescriptorType,
+                type(torch._C._get_default_device),
+            ),
+        ):
             self._builtin(value)
         elif isinstance(value, types.ModuleType):
             self.word("module", value.__name__)
@@ -236,7 +315,11 @@ class Fingerprint:
             self.add(one, str(key))
 
     def _tensor(self, value: torch.Tensor) -> None:
-        if value.device.type != "cpu" or value.layout is not torch.strided or type(value) not in (torch.Tensor, nn.Parameter):
+        if (
+            value.device.type != "cpu"
+            or value.layout is not torch.strided
+            or type(value) not in (torch.Tensor, nn.Parameter)
+        ):
             self._opaque(f"a {type(value).__name__} on {value.device} cannot be distinguished from others")
             return
         self.guard("tensor", value)
@@ -256,8 +339,20 @@ class Fingerprint:
             self.add(owner)
 
     def _code(self, code: types.CodeType) -> None:
-        self.word("code", code.co_name, code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags,
-                  code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, len(code.co_consts))
+        self.word(
+            "code",
+            code.co_name,
+            code.co_code.hex(),
+            code.co_names,
+            code.co_varnames,
+            code.co_freevars,
+            code.co_cellvars,
+            code.co_flags,
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            len(code.co_consts),
+        )
         self._each(code.co_consts)
 
     def _function(self, function: types.FunctionType) -> None:
@@ -304,7 +399,8 @@ class Fingerprint:
                 self._global(module, name, names, any_name)
 
     def _imported(self, name: str) -> types.ModuleType | None:
-        """Returns a module that a function imports. Only those of the user are loaded for this: the forward pass would load them too."""
+        """Returns a module that a function imports. Only those of the user are loaded for this: the forward pass would
+        load them too."""
         if name in sys.modules:
             return sys.modules[name]
         try:
@@ -330,7 +426,12 @@ class Fingerprint:
             if isinstance(inner, types.ModuleType):
                 if inner is not value and id(inner) not in self._number:
                     self._global(inner, f"{said}.{name}", names, any_name)
-            elif inner is not None and (not installed or is_plain(inner) or isinstance(inner, types.FunctionType) and not is_installed(inner.__code__.co_filename)):
+            elif inner is not None and (
+                not installed
+                or is_plain(inner)
+                or isinstance(inner, types.FunctionType)
+                and not is_installed(inner.__code__.co_filename)
+            ):
                 self.word("of module", name)
                 self.add(inner, f"{said}.{name}")
 
@@ -344,7 +445,7 @@ class Fingerprint:
         installed = is_installed_module(one.__module__)
         if installed:
             self._package(one.__module__)
-        own = not one.__module__.split(".")[0] == "torch"
+        own = one.__module__.split(".")[0] != "torch"
         for name in sorted(one.__dict__):
             value = one.__dict__[name]
             if name in UNUSED_OF_CLASSES:
@@ -353,8 +454,19 @@ class Fingerprint:
                 self.word("member", name)
                 self.add(value, name)
                 continue
-            inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value.fget if isinstance(value, property) else value
-            if isinstance(inner, types.FunctionType) and (own or not inner.__code__.co_filename.startswith(TORCH)) or is_plain(inner) and (own or not name.startswith("__")):
+            inner = (
+                value.__func__
+                if isinstance(value, (staticmethod, classmethod))
+                else value.fget
+                if isinstance(value, property)
+                else value
+            )
+            if (
+                isinstance(inner, types.FunctionType)
+                and (own or not inner.__code__.co_filename.startswith(TORCH))
+                or is_plain(inner)
+                and (own or not name.startswith("__"))
+            ):
                 self.word("member", name)
                 self.add(inner, name)
 
@@ -378,7 +490,9 @@ class Fingerprint:
         for name in sorted(module.__dict__.keys() - UNUSED_OF_MODULES):
             value = module.__dict__[name]
             self.word("attribute", name)
-            if (name.endswith("_hooks") or name.startswith("_forward_")) and isinstance(value, dict):  # the keys are hook numbers, which depend on the process
+            if (name.endswith("_hooks") or name.startswith("_forward_")) and isinstance(
+                value, dict
+            ):  # the keys are hook numbers, which depend on the process
                 self.guard("items", value, label=name, name=name)
                 for one in value.values():
                     self.add(one, name, name)
@@ -418,7 +532,13 @@ class Fingerprint:
         self.add(kind)
         make, arguments, state, items, pairs = (*how, None, None, None)[:5]
         self._each((make, arguments))
-        is_own = own is not None and (state is None and not own or type(state) is dict and state.keys() == own.keys() and all(state[key] is own[key] for key in own))
+        is_own = own is not None and (
+            state is None
+            and not own
+            or type(state) is dict
+            and state.keys() == own.keys()
+            and all(state[key] is own[key] for key in own)
+        )
         self._attributes(own)
         if not is_own:
             self.add(state)
@@ -453,8 +573,13 @@ class Fingerprint:
             self.word(hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
 
     def _patched(self) -> None:
-        """Adds what a user has put in place of functions of the packages, or has added to their tables, and switches of the modules that were reached."""
-        reached = {name for name in self._packages if name.split(".")[0] not in sys.stdlib_module_names and is_installed_module(name)}
+        """Adds what a user has put in place of functions of the packages, or has added to their tables, and switches of
+        the modules that were reached."""
+        reached = {
+            name
+            for name in self._packages
+            if name.split(".")[0] not in sys.stdlib_module_names and is_installed_module(name)
+        }
         tops = {name.split(".")[0] for name in reached}
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
         for name in sorted({*modules, *reached, "torch", "torch.nn.functional"}):
@@ -474,7 +599,15 @@ class Fingerprint:
             tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
             for table in tables if reached else ():
                 self.guard("items", table, name=f"{module}.{key}")
-        for place, one in [(key, value), *((f"{key}[{inner}]", one) for table in tables if type(table) is dict for inner, one in list(table.items()))]:
+        for place, one in [
+            (key, value),
+            *(
+                (f"{key}[{inner}]", one)
+                for table in tables
+                if type(table) is dict
+                for inner, one in list(table.items())
+            ),
+        ]:
             if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
                 self.word("patched", module, place)
                 self.add(one, f"{module}.{place}")
@@ -492,10 +625,15 @@ def attributes_of(value) -> dict | None:
 
 
 def has_hidden_state(kind: type, own: dict | None) -> bool:
-    """Returns whether an object may change apart from its attributes, items and elements: in slots, or in memory of another language."""
+    """Returns whether an object may change apart from its attributes, items and elements: in slots, or in memory of
+    another language."""
     if copyreg._slotnames(kind):
         return True
-    return own is None and not issubclass(kind, DATA) or any(not base.__flags__ & HEAP_TYPE and base is not object and base not in DATA for base in kind.__mro__)
+    return (
+        own is None
+        and not issubclass(kind, DATA)
+        or any(not base.__flags__ & HEAP_TYPE and base is not object and base not in DATA for base in kind.__mro__)
+    )
 
 
 def digest_of(value) -> str:
@@ -514,9 +652,19 @@ def digest_of(value) -> str:
 def torch_state() -> tuple:
     """Returns the settings of the process that a trace reads. Each step asks."""
     backends, device = torch.backends, getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return (torch.get_default_dtype(), device and device.device, torch._C._len_torch_function_stack(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-            torch.are_deterministic_algorithms_enabled(), backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled(), backends.cuda.math_sdp_enabled(),
-            backends.mkldnn.enabled, torch.get_float32_matmul_precision())
+    return (
+        torch.get_default_dtype(),
+        device and device.device,
+        torch._C._len_torch_function_stack(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.mkldnn.enabled,
+        torch.get_float32_matmul_precision(),
+    )
 
 
 def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
@@ -541,7 +689,17 @@ def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
 def key_of(state: str, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
     """Returns the key of a capture for micro-batches with these fields."""
     key = Fingerprint()
-    key.word(state, sys.version, platform.machine(), torch.__version__, torch.version.git_version, torch.backends.cpu.get_cpu_capability(), capture_digest(), loss_reduction, check)
+    key.word(
+        state,
+        sys.version,
+        platform.machine(),
+        torch.__version__,
+        torch.version.git_version,
+        torch.backends.cpu.get_cpu_capability(),
+        capture_digest(),
+        loss_reduction,
+        check,
+    )
     for name, tensor in fields.items():
         key.word("field", name, tensor.dtype, tuple(tensor.shape))
     return key._hash.hexdigest()

@@ -1,5 +1,7 @@
-"""Sizes of a forward pass that only the fields of its batch decide, as in x[mask]. They are those of the example, and the program asserts that a micro-batch
-has the same ones. A branch that only the shapes of the fields decide is the same in every such batch."""
+"""Sizes of a forward pass that only the fields of its batch decide, as in x[mask]. They are those of the example, and
+the program asserts that a micro-batch has the same ones. A branch that only the shapes of the fields decide is the same
+in every such batch."""
+
 from __future__ import annotations
 
 import itertools
@@ -22,13 +24,16 @@ class FromFields:
         self.fields = list(fields.values())
 
     def elements(self, tensor: torch.Tensor, of_fields: bool = True) -> list | None:
-        """Returns all elements in order, or None if something else than the fields decides it. Without `of_fields`, only the shapes may."""
+        """Returns all elements in order, or None if something else than the fields decides it. Without `of_fields`,
+        only the shapes may."""
         mode = get_proxy_mode()
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         if slot is None:
             return None
         node = slot.proxy.node
-        given = [one for one in node.graph.nodes if one.op == "placeholder"][-len(self.fields):]  # parameters and buffers come first
+        given = [one for one in node.graph.nodes if one.op == "placeholder"][
+            -len(self.fields) :
+        ]  # parameters and buffers come first
         values = dict(zip(given, self.fields))
         needed = ops.ancestors([node], stop=values.__contains__)
         read = {node, *(one for call in needed for one in ops.inputs_of(call))}
@@ -53,7 +58,10 @@ class FromFields:
         x, mask = x.flatten(0, mask.dim() - 1), mask.flatten()
         for value, begin, end in runs:
             part = mask[begin:end]
-            _assert((part if value else part.logical_not()).all(), "x[mask] has other elements than in the example, for which the module was captured")
+            _assert(
+                (part if value else part.logical_not()).all(),
+                "x[mask] has other elements than in the example, for which the module was captured",
+            )
         kept = [x[begin:end] for value, begin, end in runs if value]
         return torch.cat(kept) if len(kept) != 1 or len(runs) != 1 else x
 
@@ -64,13 +72,24 @@ class FromFields:
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Returns tensor.item() for a whole number, or None if it is not known."""
-        known = None if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.numel() != 1 else self.elements(tensor)
+        known = (
+            None
+            if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.numel() != 1
+            else self.elements(tensor)
+        )
         if known is None:
             return None
-        _assert((tensor == known[0]).all(), f"item() or tolist() is not {known[0]} as in the example, for which the module was captured")
+        _assert(
+            (tensor == known[0]).all(),
+            f"item() or tolist() is not {known[0]} as in the example, for which the module was captured",
+        )
         return known[0]
 
 
 def _assert(condition: torch.Tensor, what: str) -> None:
-    torch.ops.aten._assert_async.msg(condition, f"{what}{current_line()}. Let it be the same in every batch, or keep all elements as tensors: (x * mask).sum() in place "
-                                        "of x[mask].sum()")
+    torch.ops.aten._assert_async.msg(
+        condition,
+        f"{what}{current_line()}. Let it be the same in every batch, or keep all elements as tensors: (x * mask).sum() "
+        "in place "
+        "of x[mask].sum()",
+    )

@@ -1,5 +1,7 @@
-"""Guards say whether the values that a capture has read are still the same. A value counts if the trace read it: which attributes of modules and other
-objects it read is recorded, and all else that the walk of fingerprint.py reaches from there counts."""
+"""Guards say whether the values that a capture has read are still the same. A value counts if the trace read it: which
+attributes of modules and other objects it read is recorded, and all else that the walk of fingerprint.py reaches from
+there counts."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from torch import nn
 
 from twobp import _native
+
 from .errors import OWN
 from .fingerprint import HEAP_TYPE, TORCH, Fingerprint, Node, is_plain, torch_state
 
@@ -18,14 +21,15 @@ WHOLE = {"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
 
 
 class Guards:
-    """The guards of a walk. `reads` has the attributes that the trace read, by the number of the object. `buffers` are those that the programs have as constants."""
+    """The guards of a walk. `reads` has the attributes that the trace read, by the number of the object. `buffers` are
+    those that the programs have as constants."""
 
     def __init__(self, walk: Fingerprint, reads: Mapping[int, Collection[str]], buffers: Collection[int]):
         self._native = _native.Guards()
         self._names: list[str] = []
         self._shown: list[Callable[[], object] | None] = []
         self._state = torch_state()
-        for label, *guard in walk._at.guards:
+        for _, *guard in walk._at.guards:
             self._add(*guard)
         seen, left = set(), [number for _, number in walk._at.edges]
         while left:
@@ -80,9 +84,12 @@ class Guards:
 
 @contextlib.contextmanager
 def recording(walk: Fingerprint):
-    """Gives a dict of the attributes that this thread reads, by the number of the object, of all objects that the walk has met."""
+    """Gives a dict of the attributes that this thread reads, by the number of the object, of all objects that the walk
+    has met."""
     thread = threading.get_ident()
-    reads: dict[int, set[str]] = {number: set() for number, node in enumerate(walk.nodes) if node.attributes is not None}
+    reads: dict[int, set[str]] = {
+        number: set() for number, node in enumerate(walk.nodes) if node.attributes is not None
+    }
     names = {id(walk.nodes[number].value): read for number, read in reads.items()}
     places = set()
     for number, read in reads.items():
@@ -98,9 +105,12 @@ def recording(walk: Fingerprint):
             if read is not None and threading.get_ident() == thread:
                 if name not in WHOLE:
                     read.add(name)
-                elif not isinstance(self, nn.Module) or not sys._getframe(1).f_code.co_filename.startswith((TORCH, OWN)):
+                elif not isinstance(self, nn.Module) or not sys._getframe(1).f_code.co_filename.startswith(
+                    (TORCH, OWN)
+                ):
                     read.add(ALL)
             return before(self, name)
+
         return __getattribute__
 
     own = {place: place.__dict__.get("__getattribute__") for place in places}
@@ -117,10 +127,15 @@ def recording(walk: Fingerprint):
 
 
 def last_class(kind: type) -> type | None:
-    """Returns the class whose __getattribute__ every read of an attribute reaches, or None if there is no such class."""
+    """Returns the class whose __getattribute__ every read of an attribute reaches, or None if there is no such
+    class."""
     for one in kind.__mro__:
         custom = one.__dict__.get("__getattribute__")
-        if custom is not None and one is not object and "super" not in getattr(getattr(custom, "__code__", None), "co_names", ()):
+        if (
+            custom is not None
+            and one is not object
+            and "super" not in getattr(getattr(custom, "__code__", None), "co_names", ())
+        ):
             return None
     if len(kind.__mro__) < 2:
         return None

@@ -1,4 +1,6 @@
-"""Runs programs with torch as the C++ side runs them. The dry run against autograd at capture uses this, and so do tests."""
+"""Runs programs with torch as the C++ side runs them. The dry run against autograd at capture uses this, and so do
+tests."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,9 +13,16 @@ from .errors import CaptureError
 from .own_operators import with_neighbours
 from .sequences.over_slices import Sequences, Slice
 
-DTYPE = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")}
-FORMATS = {"contiguous": torch.contiguous_format, "preserve": torch.preserve_format, "channels_last": torch.channels_last,
-           "channels_last_3d": torch.channels_last_3d}
+DTYPE = {
+    name: getattr(torch, name)
+    for name in ("float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64")
+}
+FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "preserve": torch.preserve_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
 
 
 class Whole(Slice):
@@ -26,6 +35,9 @@ class Whole(Slice):
         return NotImplemented
 
 
+WHOLE = Whole()
+
+
 def resolve(name: str):
     namespace, rest = name.split("::")
     packet, _, overload = rest.partition(".")
@@ -33,7 +45,8 @@ def resolve(name: str):
 
 
 class Random:
-    """Has generators by (layer, call), and the numbers that they drew, in order. `masks` has those of dropout by (layer, call)."""
+    """Has generators by (layer, call), and the numbers that they drew, in order. `masks` has those of dropout by
+    (layer, call)."""
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -44,25 +57,43 @@ class Random:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + layer * 1_009 + call)
 
 
-def value_of(argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], part: Slice) -> Any:
+def value_of(
+    argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], part: Slice
+) -> Any:
     if isinstance(argument, list):
         return [value_of(a, slots, generator, part) for a in argument]
     if not isinstance(argument, dict):
         return argument
-    (key, value), = argument.items()
+    ((key, value),) = argument.items()
     if key == "v":
         return slots[value]
     if key == "number":
-        return float(value["float"]) if isinstance(value, dict) else value  # a tensor of it would change the dtype of a scalar's result
-    return {"dtype": lambda: DTYPE[value], "memory_format": lambda: FORMATS[value], "float": lambda: float(value), "device": lambda: torch.device("cpu"),
-            "random": lambda: generator(value), "positions": lambda: value * part.length,
-            "position": lambda: part.begin + (part.length if value == "end" else 0)}[key]()
+        return (
+            float(value["float"]) if isinstance(value, dict) else value
+        )  # a tensor of it would change the dtype of a scalar's result
+    return {
+        "dtype": lambda: DTYPE[value],
+        "memory_format": lambda: FORMATS[value],
+        "float": lambda: float(value),
+        "device": lambda: torch.device("cpu"),
+        "random": lambda: generator(value),
+        "positions": lambda: value * part.length,
+        "position": lambda: part.begin + (part.length if value == "end" else 0),
+    }[key]()
 
 
-def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, torch.Tensor] | None = None, shapes=None,
-        random: Random | None = None, layer: int = 0, name: str = "", part: Slice = Whole()) -> None:
-    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index. `layer` has this `name`.
-    `part` are the positions of the sequences that run."""
+def run(
+    code: list[dict],
+    slots: dict[int, torch.Tensor],
+    gradients: dict[int, torch.Tensor] | None = None,
+    shapes=None,
+    random: Random | None = None,
+    layer: int = 0,
+    name: str = "",
+    part: Slice = WHOLE,
+) -> None:
+    """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index.
+    `layer` has this `name`. `part` are the positions of the sequences that run."""
     random = random or Random(0)
     for instruction in code:
         arguments = [value_of(a, slots, lambda call: random.generator(layer, call), part) for a in instruction["args"]]
@@ -83,7 +114,10 @@ def run(code: list[dict], slots: dict[int, torch.Tensor], gradients: dict[int, t
                 result = call(instruction["op"], arguments)
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CaptureError(f"layer '{name}': {instruction['op']} cannot run outside autograd{source_of(instruction)}: {reason}. {OTHER_WAY}") from error
+            raise CaptureError(
+                f"layer '{name}': {instruction['op']} cannot run outside autograd{source_of(instruction)}: {reason}. "
+                f"{OTHER_WAY}"
+            ) from error
         for argument in instruction["args"]:
             if isinstance(argument, dict) and "random" in argument:
                 drawn = result if isinstance(result, tuple) else (result,)
@@ -107,7 +141,10 @@ def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
 
 
 # Of the arguments, those whose heads must lie as wholes.
-ROWS = {"aten::_scaled_dot_product_flash_attention_for_cpu": 3, "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5}
+ROWS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 5,
+}
 
 
 def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
@@ -122,9 +159,12 @@ def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
 def call(name: str, arguments: list) -> Any:
     op = resolve(name)
     if name in ROWS:
-        arguments = [*with_neighbours(*arguments[:ROWS[name]]), *arguments[ROWS[name]:]]
+        arguments = [*with_neighbours(*arguments[: ROWS[name]]), *arguments[ROWS[name] :]]
     schema = op._schema.arguments
-    return op(*(a for a, s in zip(arguments, schema) if not s.kwarg_only), **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only})
+    return op(
+        *(a for a, s in zip(arguments, schema) if not s.kwarg_only),
+        **{s.name: a for a, s in zip(arguments, schema) if s.kwarg_only},
+    )
 
 
 def as_list(name: str | list[str]) -> list[str]:
@@ -139,7 +179,9 @@ class Chain:
         self.tensors, self.constants = tensors, constants
 
     def program(self, number: int) -> dict:
-        return self.shape["programs"][self.shape["kinds"][number] if "kinds" in self.shape else self.graph["layers"][number]["kind"]]
+        return self.shape["programs"][
+            self.shape["kinds"][number] if "kinds" in self.shape else self.graph["layers"][number]["kind"]
+        ]
 
     def parameter(self, name: str | list[str]) -> torch.Tensor:
         return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
@@ -150,23 +192,50 @@ class Chain:
     def whole(self) -> Slice:
         return Whole(self.shape.get("positions", 0))
 
-    def forward(self, fields: dict[str, torch.Tensor], loss_weight: float, random: Random, evaluate: bool = False, part: Slice | None = None):
+    def forward(
+        self,
+        fields: dict[str, torch.Tensor],
+        loss_weight: float,
+        random: Random,
+        evaluate: bool = False,
+        part: Slice | None = None,
+    ):
         """Returns the loss, each layer's slots, and the new buffers, for all positions or for a part of them."""
         values: list[torch.Tensor] = []
         slots_of, buffers = [], {}
         part = part or self.whole()
-        cut = fields if isinstance(part, Whole) else {name: field.narrow(1, part.begin, part.length) for name, field in fields.items()}
+        cut = (
+            fields
+            if isinstance(part, Whole)
+            else {name: field.narrow(1, part.begin, part.length) for name, field in fields.items()}
+        )
         for number, layer in enumerate(self.graph["layers"]):
             program = self.program(number)
             constants = self.shape["constants"][number] if "constants" in self.shape else layer["constants"]
             slots = {}
             for i in program["inputs"]:
-                slots[i["slot"]] = {"value": lambda: values[i["index"]], "field": lambda: (fields if i.get("whole") else cut)[i["name"]],
-                                    "parameter": lambda: self.parameter(layer["parameters"][i["index"]]), "buffer": lambda: self.tensors[layer["buffers"][i["index"]]],
-                                    "constant": lambda: self.constants[constants[i["index"]]],
-                                    "loss_weight": lambda: torch.tensor(loss_weight, dtype=torch.float32)}[i["from"]]()
-            run(program.get("evaluate", program["forward"]) if evaluate else program["forward"], slots, random=random, layer=number, name=layer["name"],
-                part=part)
+                match i["from"]:
+                    case "value":
+                        value = values[i["index"]]
+                    case "field":
+                        value = (fields if i.get("whole") else cut)[i["name"]]
+                    case "parameter":
+                        value = self.parameter(layer["parameters"][i["index"]])
+                    case "buffer":
+                        value = self.tensors[layer["buffers"][i["index"]]]
+                    case "constant":
+                        value = self.constants[constants[i["index"]]]
+                    case "loss_weight":
+                        value = torch.tensor(loss_weight, dtype=torch.float32)
+                slots[i["slot"]] = value
+            run(
+                program.get("evaluate", program["forward"]) if evaluate else program["forward"],
+                slots,
+                random=random,
+                layer=number,
+                name=layer["name"],
+                part=part,
+            )
             values = [slots[o["slot"]] for o in program["outputs"]]
             if not evaluate:
                 buffers.update({layer["buffers"][b["index"]]: slots[b["slot"]] for b in program["new_buffers"]})
@@ -174,7 +243,8 @@ class Chain:
         return values[0], slots_of, buffers
 
     def backward(self, slots_of: list[dict], random: Random, part: Slice | None = None) -> dict[str, torch.Tensor]:
-        """Returns the gradients of all parameters by name, for all positions or for a part of them. I of all layers runs first, then W."""
+        """Returns the gradients of all parameters by name, for all positions or for a part of them. I of all layers
+        runs first, then W."""
         part = part or self.whole()
         arriving = None
         gradients: dict[str, torch.Tensor] = {}
@@ -182,7 +252,11 @@ class Chain:
             layer, slots = self.graph["layers"][number], slots_of[number]
             program = self.program(number)
             wanted = [o["gradient"] for o in program["outputs"] if "gradient" in o]
-            arriving = [torch.ones_like(slots[program["outputs"][0]["slot"]])] if arriving is None and wanted else arriving or []
+            arriving = (
+                [torch.ones_like(slots[program["outputs"][0]["slot"]])]
+                if arriving is None and wanted
+                else arriving or []
+            )
             assert len(arriving) == len(wanted), (layer["name"], len(arriving), len(wanted))
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
@@ -193,13 +267,21 @@ class Chain:
             arriving = [slots[g["slot"]] for g in program["input_gradients"]]
             for index, whole in own.items():
                 names = as_list(layer["parameters"][index])
-                for name, gradient in zip(names, whole.split([self.tensors[name].shape[0] for name in names]) if len(names) > 1 else [whole]):
+                for name, gradient in zip(
+                    names, whole.split([self.tensors[name].shape[0] for name in names]) if len(names) > 1 else [whole]
+                ):
                     gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return gradients
 
-    def over_slices(self, fields: dict[str, torch.Tensor], loss_weight: float, masks: dict[tuple[int, int], torch.Tensor],
-                    lengths: list[int]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the loss and the gradients of all parameters, computed over slices of these lengths with the dropout masks of a run of the whole."""
+    def over_slices(
+        self,
+        fields: dict[str, torch.Tensor],
+        loss_weight: float,
+        masks: dict[tuple[int, int], torch.Tensor],
+        lengths: list[int],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns the loss and the gradients of all parameters, computed over slices of these lengths with the dropout
+        masks of a run of the whole."""
         parts = Sequences(self.shape["positions"], masks).cut(lengths)
         ran = [(part, *self.forward(fields, loss_weight, Random(0), part=part)[:2]) for part in parts]
         loss = torch.stack([one for _, one, _ in ran]).sum()

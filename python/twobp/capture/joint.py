@@ -1,4 +1,6 @@
-"""Traces forward and backward of a layer through autograd as one graph: (inputs, gradients of outputs) -> (outputs, gradients of inputs)."""
+"""Traces forward and backward of a layer through autograd as one graph: (inputs, gradients of outputs) -> (outputs,
+gradients of inputs)."""
+
 from __future__ import annotations
 
 import contextlib
@@ -21,14 +23,18 @@ SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defa
 
 @dataclasses.dataclass
 class Joint:
-    """`arriving` lists the outputs with a gradient, in order of the placeholders after the inputs. `wanted` lists the inputs that need a gradient."""
+    """`arriving` lists the outputs with a gradient, in order of the placeholders after the inputs. `wanted` lists the
+    inputs that need a gradient."""
+
     graph_module: fx.GraphModule
     arriving: list[int]
     wanted: list[int]
 
 
 def is_mutable(node: fx.Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return (
+        node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    )
 
 
 @contextlib.contextmanager
@@ -56,16 +62,27 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
-    wanted = [i for i, (t, one) in enumerate(zip(trained, layer.inputs)) if t and (arriving or one.source == "value")]  # without a derivative, 0
+    wanted = [
+        i for i, (t, one) in enumerate(zip(trained, layer.inputs)) if t and (arriving or one.source == "value")
+    ]  # without a derivative, 0
 
     def joint(inputs, gradients):
         with torch.enable_grad(), without_one_dnn():
             leaves, outputs = outputs_of(inputs)
             setup_stacktrace_preservation_hooks_from_tensors(outputs)
-            grads = torch.autograd.grad([outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True) if arriving else [None] * len(wanted)
+            grads = (
+                torch.autograd.grad(
+                    [outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True
+                )
+                if arriving
+                else [None] * len(wanted)
+            )
         return [o.detach() for o in outputs], list(grads)
 
-    with preserve_node_meta(), torch.autograd.set_detect_anomaly(True, check_nan=False):  # derivatives know their forward nodes
+    with (
+        preserve_node_meta(),
+        torch.autograd.set_detect_anomaly(True, check_nan=False),
+    ):  # derivatives know their forward nodes
         graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
         if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into tensors that they just made
             for node in graph_module.graph.find_nodes(op="call_function", target=aten.view.default):
@@ -80,14 +97,19 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     clean(graph_module.graph)
     for node in graph_module.graph.nodes:
         if is_mutable(node):
-            raise CaptureError(f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of it{where(node)}. "
-                               "Write this part of the module with other operators of torch")
+            raise CaptureError(
+                f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of "
+                f"it{where(node)}. "
+                "Write this part of the module with other operators of torch"
+            )
     return Joint(graph_module, arriving, wanted)
 
 
 def clean(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
-        if node.op == "call_function" and (node.target in SAME_VALUE or node.target is aten._to_copy.default and not node.kwargs):
+        if node.op == "call_function" and (
+            node.target in SAME_VALUE or node.target is aten._to_copy.default and not node.kwargs
+        ):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif node.target in ops.ZEROED:

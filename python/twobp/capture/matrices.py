@@ -1,4 +1,6 @@
-"""Finds the parameters that multiply as matrices, and the projections of which each consists. Muon updates these (docs/optimizers.md)."""
+"""Finds the parameters that multiply as matrices, and the projections of which each consists. Muon updates these
+(docs/optimizers.md)."""
+
 from __future__ import annotations
 
 import torch
@@ -8,24 +10,42 @@ from . import ops
 from .export import Forward
 from .ops import aten
 
-# The arguments of a product that may be weights. The first argument of linear is its input, also if it is a parameter, such as learned queries.
+# The arguments of a product that may be weights. The first argument of linear is its input, also if it is a parameter,
+# such as learned queries.
 WEIGHTS = {"linear": (1,), "addmm": (1, 2), "mm": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1)}
-RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int}
+RESHAPES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+}
 SAME = {aten.clone.default, aten.contiguous.default, aten._to_copy.default, aten.detach.default, aten.alias.default}
 LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "index", "index_select", "gather", "take"}
-NO_NUMBERS = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"}  # they read a tensor's type, but none of its numbers
+NO_NUMBERS = {
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+}  # they read a tensor's type, but none of its numbers
 JOINS = {"cat", "stack", "slice_scatter", "select_scatter", "index_put"}
 MOST_NUMBERS = 1 << 22  # of an index; larger ones are not followed
 
 
 def describe(forward: Forward) -> dict[str, dict]:
-    """Returns, for each parameter of two dimensions that multiplies or whose rows are looked up, the keys that graph.json has for it."""
+    """Returns, for each parameter of two dimensions that multiplies or whose rows are looked up, the keys that
+    graph.json has for it."""
     data = nodes_of_data(forward)
     found = {}
     for node, (source, name) in forward.inputs.items():
         if source == "parameter" and node.meta["val"].dim() == 2:
             uses, table = uses_of(node, data)
-            of = {**({"product": projections(node, uses, forward)} if uses else {}), **({"table": True} if table else {})}
+            of = {
+                **({"product": projections(node, uses, forward)} if uses else {}),
+                **({"table": True} if table else {}),
+            }
             if of:
                 found[name] = of
     return found
@@ -41,12 +61,20 @@ def nodes_of_data(forward: Forward) -> set[fx.Node]:
 
 
 def uses_of(parameter: fx.Node, data: set[fx.Node]) -> tuple[list[tuple[fx.Node, int, dict]], bool]:
-    """Returns the products that a parameter is a factor of, with the argument's position and the rows and columns of the parameter that it has. The factor
-    may be computed from parameters, as in a weight norm. Also returns whether the parameter's rows are looked up."""
+    """Returns the products that a parameter is a factor of, with the argument's position and the rows and columns of
+    the parameter that it has. The factor may be computed from parameters, as in a weight norm. Also returns whether the
+    parameter's rows are looked up."""
     rows, columns = parameter.meta["val"].shape
-    places = {parameter: (torch.arange(rows)[:, None].expand(rows, columns), torch.arange(columns).expand(rows, columns))}
+    places = {
+        parameter: (torch.arange(rows)[:, None].expand(rows, columns), torch.arange(columns).expand(rows, columns))
+    }
     products, table = [], False
-    for node in followers(parameter, lambda one: one not in data and not is_product(one) and ops.short_name(one) not in LOOKUPS and has_dimensions(one)):
+    for node in followers(
+        parameter,
+        lambda one: (
+            one not in data and not is_product(one) and ops.short_name(one) not in LOOKUPS and has_dimensions(one)
+        ),
+    ):
         for user in node.users:
             name = ops.short_name(user)
             if name in LOOKUPS:
@@ -81,7 +109,8 @@ def has_dimensions(node: fx.Node) -> bool:
 
 
 def positions(product: fx.Node, factor: fx.Node) -> list[int]:
-    """Returns the arguments of the product that `factor` is as a weight. The weights of a recurrent layer and of an einsum are in a list."""
+    """Returns the arguments of the product that `factor` is as a weight. The weights of a recurrent layer and of an
+    einsum are in a list."""
     name = ops.short_name(product)
     if name in WEIGHTS:
         return [i for i in WEIGHTS[name] if i < len(product.args) and product.args[i] is factor]
@@ -90,7 +119,8 @@ def positions(product: fx.Node, factor: fx.Node) -> list[int]:
 
 
 def follow(user: fx.Node, node: fx.Node, places: torch.Tensor):
-    """Returns the places of the numbers of `node` within the result of `user`, which only moves or changes them one by one. Returns None for others."""
+    """Returns the places of the numbers of `node` within the result of `user`, which only moves or changes them one by
+    one. Returns None for others."""
     value = user.meta.get("val")
     first = user.args[0] if user.args else None
     if user.target in SAME and first is node:
@@ -107,8 +137,9 @@ def follow(user: fx.Node, node: fx.Node, places: torch.Tensor):
 
 
 def projections(parameter: fx.Node, uses: list, forward: Forward) -> dict:
-    """Returns the outputs of each projection in a weight: {"outputs": [...]}, with "columns" if they are columns, and with "groups" if the projections lie
-    side by side in each of several groups, such as heads. If they are not clear, the weight is one projection."""
+    """Returns the outputs of each projection in a weight: {"outputs": [...]}, with "columns" if they are columns, and
+    with "groups" if the projections lie side by side in each of several groups, such as heads. If they are not clear,
+    the weight is one projection."""
     whole = {"outputs": [parameter.meta["val"].shape[0]]}
     parts: dict[tuple, None] = {}
     axes = set()
@@ -140,8 +171,9 @@ def outputs_of(product: fx.Node, argument: int, places) -> tuple[int, torch.Tens
 
 
 def division(product: fx.Node, argument: int, outputs: torch.Tensor, forward: Forward) -> list[tuple]:
-    """Returns the outputs of each projection in a product. Its result is divided at once into their results, which have different uses and are not joined
-    again. So the heads of one projection are none, and neither are the parts of a rotary embedding."""
+    """Returns the outputs of each projection in a product. Its result is divided at once into their results, which have
+    different uses and are not joined again. So the heads of one projection are none, and neither are the parts of a
+    rotary embedding."""
     value = product.meta["val"]
     of_rows = ops.short_name(product) != "linear" and argument != WEIGHTS[ops.short_name(product)][-1]
     places = (outputs[:, None] if of_rows else outputs).expand(value.shape)
@@ -191,8 +223,8 @@ def numbers_of(places: torch.Tensor) -> tuple:
 
 
 def role(nodes: list[fx.Node]) -> set[tuple[str, int]]:
-    """Returns the operators that a projection's result goes through up to its second product, with the position of the argument
-    unless they join theirs, as those of heads are joined."""
+    """Returns the operators that a projection's result goes through up to its second product, with the position of the
+    argument unless they join theirs, as those of heads are joined."""
     found, stack, seen = set(), [(node, 0) for node in nodes], set()
     while stack:
         node, products = stack.pop()

@@ -1,5 +1,6 @@
-"""Some functions of torch hide from export that they drop numbers or write into a buffer. Programs need to see this. While a
-module is exported, the parts of these functions are called instead."""
+"""Some functions of torch hide from export that they drop numbers or write into a buffer. Programs need to see this.
+While a module is exported, the parts of these functions are called instead."""
+
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +31,9 @@ def feature_dropout_in_place(x, p, train):
     return x.copy_(feature_dropout(x, p, train)) if train and p > 0 else x
 
 
-def instance_norm(x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+def instance_norm(
+    x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
     """Computes BatchNorm of a batch of one sample. It has a channel for each channel of each sample."""
     samples, channels = x.shape[:2]
     own = [None if one is None else one.repeat(samples) for one in (running_mean, running_var, weight, bias)]
@@ -41,12 +44,34 @@ def instance_norm(x, running_mean=None, running_var=None, weight=None, bias=None
     return y.view_as(x)
 
 
-def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None,
-                  include_last_offset=False, padding_idx=None):
+def embedding_bag(
+    input,
+    weight,
+    offsets=None,
+    max_norm=None,
+    norm_type=2,
+    scale_grad_by_freq=False,
+    mode="mean",
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=None,
+):
     """Handles bags of one size, each a row of `input`. Other bags depend on values of tensors."""
     if input.dim() != 2 or max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
-        return functional.embedding_bag(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
-                                        include_last_offset, padding_idx)
+        return functional.embedding_bag(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
     rows = functional.embedding(input, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
@@ -62,33 +87,63 @@ def recurrent(function, x, state, weights, bias, layers, dropout, train, both_wa
     """Runs layer by layer, with dropout between layers."""
     if not train or dropout == 0 or layers == 1:
         return function(x, state, weights, bias, layers, dropout, train, both_ways, batch_first)
-    states, per_layer, ways = state if isinstance(state, (tuple, list)) else (state,), len(weights) // layers, 2 if both_ways else 1
+    states, per_layer, ways = (
+        state if isinstance(state, (tuple, list)) else (state,),
+        len(weights) // layers,
+        2 if both_ways else 1,
+    )
     if batch_first:  # the order in which torch draws
         x = x.transpose(0, 1)
     last = []
     for i in range(layers):
-        own = [one[i * ways:(i + 1) * ways] for one in states]
-        x, *after = function(x if i == 0 else functional.dropout(x, dropout, True), own if isinstance(state, (tuple, list)) else own[0],
-                             weights[i * per_layer:(i + 1) * per_layer], bias, 1, 0.0, train, both_ways, False)
+        own = [one[i * ways : (i + 1) * ways] for one in states]
+        x, *after = function(
+            x if i == 0 else functional.dropout(x, dropout, True),
+            own if isinstance(state, (tuple, list)) else own[0],
+            weights[i * per_layer : (i + 1) * per_layer],
+            bias,
+            1,
+            0.0,
+            train,
+            both_ways,
+            False,
+        )
         last.append(after)
     return (x.transpose(0, 1) if batch_first else x, *(torch.cat(one) for one in zip(*last)))
 
 
 def functional_dropout(whole):
-    """Returns torch.nn.functional's form of a dropout that drops single numbers or, with `whole` dimensions of a batch, channels."""
+    """Returns torch.nn.functional's form of a dropout that drops single numbers or, with `whole` dimensions of a batch,
+    channels."""
+
     def call(x, p=0.5, training=True, inplace=False):
         if whole is None and not inplace or not 0 <= p <= 1:
             return functional.dropout(x, p, training)
         if whole is None:
             return dropout_in_place(x, p, training)
-        y = feature_dropout(x.unsqueeze(0), p, training).squeeze(0) if x.dim() < whole else feature_dropout(x, p, training)
+        y = (
+            feature_dropout(x.unsqueeze(0), p, training).squeeze(0)
+            if x.dim() < whole
+            else feature_dropout(x, p, training)
+        )
         return x.copy_(y) if inplace and y is not x else y
+
     return call
 
 
-PARTS = {functional.dropout: functional_dropout(None), functional.dropout1d: functional_dropout(3), functional.dropout2d: functional_dropout(3),
-         functional.dropout3d: functional_dropout(5), torch.dropout_: dropout_in_place, torch.feature_dropout: feature_dropout, torch.feature_dropout_: feature_dropout_in_place,
-         functional.instance_norm: instance_norm, functional.embedding_bag: embedding_bag, functional.bilinear: bilinear, torch.bilinear: bilinear}
+PARTS = {
+    functional.dropout: functional_dropout(None),
+    functional.dropout1d: functional_dropout(3),
+    functional.dropout2d: functional_dropout(3),
+    functional.dropout3d: functional_dropout(5),
+    torch.dropout_: dropout_in_place,
+    torch.feature_dropout: feature_dropout,
+    torch.feature_dropout_: feature_dropout_in_place,
+    functional.instance_norm: instance_norm,
+    functional.embedding_bag: embedding_bag,
+    functional.bilinear: bilinear,
+    torch.bilinear: bilinear,
+}
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
@@ -99,10 +154,16 @@ class InParts(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor) and args[1].dtype == torch.bool \
-                and (chosen := self.known.chosen(*args)) is not None:
+        if (
+            function is torch.Tensor.__getitem__
+            and isinstance(args[1], torch.Tensor)
+            and args[1].dtype == torch.bool
+            and (chosen := self.known.chosen(*args)) is not None
+        ):
             return chosen
-        if function is torch.Tensor.item and (number := self.known.number(args[0])) is not None:  # tolist() calls it, too
+        if (
+            function is torch.Tensor.item and (number := self.known.number(args[0])) is not None
+        ):  # tolist() calls it, too
             return number
         if function is torch.Tensor.__bool__ and (truth := self.known.truth(args[0])) is not None:
             return truth
@@ -121,7 +182,9 @@ def keeping_assertions():
     def check(error_type, condition, message=None):
         if threading.get_ident() != thread:
             return before(error_type, condition, message)
-        return torch.ops.aten._assert_async.msg(condition.all(), f"its fields do not pass a check of the module{current_line()}")
+        return torch.ops.aten._assert_async.msg(
+            condition.all(), f"its fields do not pass a check of the module{current_line()}"
+        )
 
     torch._check_tensor_all_with = check
     try:

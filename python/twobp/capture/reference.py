@@ -1,4 +1,6 @@
-"""Runs the module itself under autograd, with the random numbers of its programs, to compare the programs with it. The module is not changed."""
+"""Runs the module itself under autograd, with the random numbers of its programs, to compare the programs with it. The
+module is not changed."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Replay(TorchDispatchMode):
-    """Gives the module the random numbers of the programs, call by call. `read` says for each call of the module whether the loss depends on it: the
-    programs have no others."""
+    """Gives the module the random numbers of the programs, call by call. `read` says for each call of the module
+    whether the loss depends on it: the programs have no others."""
+
     supports_higher_order_operators = True
 
     def __init__(self, drawn: list, read: list[bool]):
@@ -26,7 +29,11 @@ class Replay(TorchDispatchMode):
         self.dtypes: set[torch.dtype] = set()  # in which it computed
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in function.tags or "scaled_dot_product" in function._schema.name:
+        if (
+            not isinstance(function, torch._ops.OpOverload)
+            or torch.Tag.nondeterministic_seeded not in function.tags
+            or "scaled_dot_product" in function._schema.name
+        ):
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):
                 self.dtypes.add(result.dtype)
@@ -40,16 +47,23 @@ class Replay(TorchDispatchMode):
             return args[0] * results[1] * dropout_scale(args[1]), results[1]
         drawn = results[1] if name == "twobp::dropout" else results[0] if results else None
         if name == "nothing":
-            raise CaptureError(f"in evaluation mode the module drops or draws numbers by {base}{current_line()}, but its captured form does not. Make it depend on "
-                               "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0")
+            raise CaptureError(
+                f"in evaluation mode the module drops or draws numbers by {base}{current_line()}, but its captured "
+                "form does not. Make it depend on "
+                "self.training: F.dropout(x, p, self.training), or dropout_p=p if self.training else 0.0"
+            )
         if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
-            raise CaptureError(f"the module draws random numbers by {base}{current_line()}, but its captured form draws by {name} there. Draw by torch.rand, "
-                               "torch.bernoulli or dropout")
+            raise CaptureError(
+                f"the module draws random numbers by {base}{current_line()}, but its captured form draws by {name} "
+                "there. Draw by torch.rand, "
+                "torch.bernoulli or dropout"
+            )
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
 
 class KeepParameters(TorchDispatchMode):
     """Refuses an operator before it changes a parameter."""
+
     supports_higher_order_operators = True
 
     def __init__(self, parameters: dict[str, torch.Tensor]):
@@ -62,15 +76,19 @@ class KeepParameters(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
                     name = self.names.get(value.untyped_storage().data_ptr())
                     if name is not None:
-                        raise CaptureError(f"in evaluation mode the module's forward changes its parameter '{name}' by {function}{current_line()}. A trainer has the weights "
-                                           "of training, so switch that off in the module (for RWKV of transformers: config.rescale_every = 0)")
+                        raise CaptureError(
+                            f"in evaluation mode the module's forward changes its parameter '{name}' by "
+                            f"{function}{current_line()}. A trainer has the weights "
+                            "of training, so switch that off in the module (for RWKV of transformers: "
+                            "config.rescale_every = 0)"
+                        )
         return function(*args, **(kwargs or {}))
 
 
 def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
-    """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and the dtypes in
-    which it computed in training mode. The module is not changed."""
-    module, whole = captured.module, captured.whole
+    """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and
+    the dtypes in which it computed in training mode. The module is not changed."""
+    whole = captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
     bound = [(path, part, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
     modes = {part: part.training for part in whole.modules()}
@@ -83,9 +101,16 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
                 loss = whole(dict(fields))
             for path, part, key, tensor in bound:
                 if part._buffers.get(key) is not tensor:
-                    advice = DYNAMIC if "dynamic" in str(getattr(part, "rope_type", "")) else f"Write into it: self.{key}.copy_(...)"
-                    raise CaptureError(f"the module's forward pass assigns another tensor to its buffer '{f'{path}.{key}'.removeprefix('module.')}', which "
-                                       f"programs do not see. {advice}")
+                    advice = (
+                        DYNAMIC
+                        if "dynamic" in str(getattr(part, "rope_type", ""))
+                        else f"Write into it: self.{key}.copy_(...)"
+                    )
+                    raise CaptureError(
+                        "the module's forward pass assigns another tensor to its buffer "
+                        f"'{f'{path}.{key}'.removeprefix('module.')}', which "
+                        f"programs do not see. {advice}"
+                    )
             grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             restore(whole, state)
@@ -94,8 +119,11 @@ def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, 
                 evaluated = whole(dict(fields))
             if rest := list(evaluation.drawn):
                 lines = [line for (name, _), line in zip(drawn, training.lines) if name != "twobp::dropout"]
-                raise CaptureError(f"the module draws random numbers in training mode only{lines[-len(rest)]}, which captured programs do for dropout only. Write "
-                                   "stochastic depth as dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)")
+                raise CaptureError(
+                    f"the module draws random numbers in training mode only{lines[-len(rest)]}, which captured "
+                    "programs do for dropout only. Write "
+                    "stochastic depth as dropout of a factor: x * F.dropout(x.new_ones(len(x), 1, 1), p, self.training)"
+                )
         finally:
             for _, part, key, tensor in bound:
                 part._buffers[key] = tensor

@@ -1,6 +1,8 @@
-"""Finds which values of a forward pass still have a number for each sample of the micro-batch. A mean over such a value is a mean over samples. A mean over a
-value that already combines the samples is not. The rules for positions (sequences/positions.py) find the dimension of the samples; it is the first one in the results of
-operators without a rule, as is usual."""
+"""Finds which values of a forward pass still have a number for each sample of the micro-batch. A mean over such a value
+is a mean over samples. A mean over a value that already combines the samples is not. The rules for positions
+(sequences/positions.py) find the dimension of the samples; it is the first one in the results of operators without a
+rule, as is usual."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,11 +13,33 @@ from torch import fx
 
 from . import ops
 from .export import Forward
-from .sequences.along import SUM, Along, Mixes, shape
+from .sequences.along import SUM, Along, Mixes
 from .sequences.positions import place_of
 
-JOIN = {"sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax", "argmin", "logsumexp", "linalg_vector_norm",
-        "norm", "median", "nanmean", "select", "trace", "dot"}
+JOIN = {
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "var_mean",
+    "std",
+    "prod",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "linalg_vector_norm",
+    "norm",
+    "median",
+    "nanmean",
+    "select",
+    "trace",
+    "dot",
+}
 
 
 class Samples:
@@ -35,7 +59,10 @@ class Samples:
 
     def changes(self, node: fx.Node) -> bool:
         """Whether the value depends on the samples."""
-        return any(one in self.fields for call in ops.ancestors([node]) for one in ops.inputs_of(call)) or node in self.fields
+        return (
+            any(one in self.fields for call in ops.ancestors([node]) for one in ops.inputs_of(call))
+            or node in self.fields
+        )
 
     def from_fields(self, node: fx.Node) -> bool:
         """Whether the value depends on nothing but the samples."""
@@ -60,10 +87,19 @@ class Samples:
             if SUM in places and not any(isinstance(place, Along) for place in places):
                 return SUM
             value = node.meta["val"]
-            return [self._guess(node, one) for one in value] if isinstance(value, (tuple, list)) else self._guess(node, value)
+            return (
+                [self._guess(node, one) for one in value]
+                if isinstance(value, (tuple, list))
+                else self._guess(node, value)
+            )
 
     def _guess(self, node: fx.Node, value: Any):
-        if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % self.positions or ops.short_name(node) in JOIN:
+        if (
+            not isinstance(value, torch.Tensor)
+            or not value.dim()
+            or value.shape[0] % self.positions
+            or ops.short_name(node) in JOIN
+        ):
             return SUM
         return Along(0)
 

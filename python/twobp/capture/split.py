@@ -1,10 +1,11 @@
-"""Splits the joint graph into F, I and units of W. A use of a parameter becomes a unit if its gradient is worth delaying."""
+"""Splits the joint graph into F, I and units of W. A use of a parameter becomes a unit if its gradient is worth
+delaying."""
+
 from __future__ import annotations
 
 import dataclasses
 import operator
 
-import torch
 from torch import fx
 
 from . import ops
@@ -16,7 +17,9 @@ from .own_operators import attention_backward, causal_attention_backward
 
 @dataclasses.dataclass
 class Split:
-    """`where` places each call in "F", "I" or the unit of that number. Gradients are (index of the layer's input, node)."""
+    """`where` places each call in "F", "I" or the unit of that number. Gradients are (index of the layer's input,
+    node)."""
+
     where: dict[fx.Node, str | int]
     outputs: list[fx.Node]
     value_gradients: list[tuple[int, fx.Node | None]]
@@ -25,7 +28,8 @@ class Split:
 
 
 def split_convolutions(graph: fx.Graph) -> None:
-    """convolution_backward gives the gradients of input, weight and bias in one call. With a call for each, that of the weight can wait."""
+    """convolution_backward gives the gradients of input, weight and bias in one call. With a call for each, that of the
+    weight can wait."""
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.convolution_backward.default:
             continue
@@ -50,8 +54,13 @@ def uses(gradient: fx.Node) -> list[fx.Node]:
     terms, todo = [], [gradient]
     while todo:
         node = todo.pop()
-        if node.op == "call_function" and node.target is aten.add.Tensor and not node.kwargs and len(node.users) == 1 \
-                and all(isinstance(a, fx.Node) and a.meta["val"].shape == node.meta["val"].shape for a in node.args):
+        if (
+            node.op == "call_function"
+            and node.target is aten.add.Tensor
+            and not node.kwargs
+            and len(node.users) == 1
+            and all(isinstance(a, fx.Node) and a.meta["val"].shape == node.meta["val"].shape for a in node.args)
+        ):
             todo += reversed(node.args)
         else:
             terms.append(node)
@@ -63,7 +72,7 @@ def split(joint: Joint, layer: Layer) -> Split:
     split_convolutions(graph)
     calls = [n for n in graph.nodes if n.op == "call_function"]
     flat = list(list(graph.nodes)[-1].args[0])
-    outputs, gradients = flat[:len(layer.outputs)], flat[len(layer.outputs):]
+    outputs, gradients = flat[: len(layer.outputs)], flat[len(layer.outputs) :]
     forward = ops.ancestors(outputs)
     values: list[tuple[int, fx.Node | None]] = []
     sinks: list[tuple[int, fx.Node]] = []  # of parameters, one for each use
@@ -101,16 +110,31 @@ def split(joint: Joint, layer: Layer) -> Split:
             where[node] = "I"
     for node in reversed(calls):  # views cost nothing, so they move to the product that reads them
         readers = {where.get(u) for u in node.users if u in where}
-        if where.get(node) == "I" and node.target in ops.VIEWS and node.target is not operator.getitem and len(readers) == 1 and len(reach[node]) == 1 \
-                and not isinstance(next(iter(readers)), str) and not any(node is s for _, s in sinks):
+        if (
+            where.get(node) == "I"
+            and node.target in ops.VIEWS
+            and node.target is not operator.getitem
+            and len(readers) == 1
+            and len(reach[node]) == 1
+            and not isinstance(next(iter(readers)), str)
+            and not any(node is s for _, s in sinks)
+        ):
             where[node] = next(iter(readers))
     waiting = [s for s, (_, node) in enumerate(sinks) if where.get(node) == s]
     position = {n: i for i, n in enumerate(calls)}
-    ready = {s: max([position[i] for n in calls if where.get(n) == s for i in ops.inputs_of(n) if where.get(i) == "I"], default=-1) for s in waiting}
+    ready = {
+        s: max(
+            [position[i] for n in calls if where.get(n) == s for i in ops.inputs_of(n) if where.get(i) == "I"],
+            default=-1,
+        )
+        for s in waiting
+    }
     order = sorted(waiting, key=ready.get)
     number = {s: k for k, s in enumerate(order)}
     where = {n: w if isinstance(w, str) else number[w] for n, w in where.items()}
     for node in calls:  # the parts of a tuple belong to the call that makes the tuple
         if node.target is operator.getitem and node in where:
             where[node] = where[node.args[0]]
-    return Split(where, outputs, values, [sinks[s] for s in range(len(sinks)) if s not in number], [sinks[s] for s in order])
+    return Split(
+        where, outputs, values, [sinks[s] for s in range(len(sinks)) if s not in number], [sinks[s] for s in order]
+    )

@@ -1,5 +1,6 @@
-"""The loss of the global batch is the mean over all counted targets. So the captured loss is a sum, multiplied by loss_weight = 1
-/ (targets of the global batch), and a program counts a micro-batch's targets."""
+"""The loss of the global batch is the mean over all counted targets. So the captured loss is a sum, multiplied by
+loss_weight = 1 / (targets of the global batch), and a program counts a micro-batch's targets."""
+
 from __future__ import annotations
 
 import operator
@@ -17,8 +18,18 @@ from .own_operators import aten, cross_entropy
 from .samples import Samples
 
 # These are linear in their first argument.
-PASSED = {aten.neg.default, aten.reshape.default, aten.squeeze.default, aten.unsqueeze.default, aten._to_copy.default, aten.clone.default}
-DIVIDED, SCALED = {aten.div.Tensor, aten.div.Scalar}, {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
+PASSED = {
+    aten.neg.default,
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.unsqueeze.default,
+    aten._to_copy.default,
+    aten.clone.default,
+}
+DIVIDED, SCALED = (
+    {aten.div.Tensor, aten.div.Scalar},
+    {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar},
+)
 ADDED = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar}
 MEANS = {aten.mean.default, aten.mean.dim}
 REDUCED = {*MEANS, aten.sum.default, aten.sum.dim_IntList}
@@ -53,7 +64,12 @@ class Sums:
         if target in ADDED:
             values, count = self._joined(node, node.args[:2])
             return self._copy(node, (*values, *node.args[2:])), count
-        if target is aten.select.int and first.target in JOINED and node.meta["val"].dim() == 0 and len(first.args[0]) == first.meta["val"].numel():
+        if (
+            target is aten.select.int
+            and first.target in JOINED
+            and node.meta["val"].dim() == 0
+            and len(first.args[0]) == first.meta["val"].numel()
+        ):
             return self.of(first.args[0][node.args[2]])
         for table, targets in ((ELEMENTWISE, lambda x: x.numel()), (ROWWISE, lambda x: x.shape[:-1].numel())):
             if target in table and named_argument(node, table[target]) == MEAN:
@@ -82,7 +98,9 @@ class Sums:
 
     def _sum(self, node: fx.Node) -> fx.Node:
         """The sum of a mean over all or some dimensions."""
-        return self._copy(node, node.args, aten.sum.default if node.target is aten.mean.default else aten.sum.dim_IntList)
+        return self._copy(
+            node, node.args, aten.sum.default if node.target is aten.mean.default else aten.sum.dim_IntList
+        )
 
     def _check(self, node: fx.Node, averaged: fx.Node) -> None:
         if not self.samples.kept(averaged):
@@ -101,12 +119,19 @@ class Sums:
                 return None
             by = by.args[0]
         counted = summed(by) if by.op == "call_function" else None
-        while counted is not None and counted.target in PASSED - {aten.neg.default} and counted.meta["val"].is_floating_point():
+        while (
+            counted is not None
+            and counted.target in PASSED - {aten.neg.default}
+            and counted.meta["val"].is_floating_point()
+        ):
             counted = counted.args[0]
         if counted is None or not self.samples.from_fields(counted):
             return None
         if counted.meta["val"].is_floating_point():
-            raise Unknown(f"it divides by a sum of numbers{where(by)}, which may be no whole number: let the mask be bool or of integers")
+            raise Unknown(
+                f"it divides by a sum of numbers{where(by)}, which may be no whole number: let the mask be bool or of "
+                "integers"
+            )
         return counted, None
 
     def _linear_in(self, node: fx.Node) -> int | None:
@@ -117,7 +142,8 @@ class Sums:
         return changed[0] if len(changed) == 1 and (changed[0] == 0 or node.target not in DIVIDED) else None
 
     def _joined(self, node: fx.Node, parts) -> tuple[list, Count]:
-        """Returns the sums behind `parts`, which are means over the same targets, or do not depend on the samples, such as a penalty on weights."""
+        """Returns the sums behind `parts`, which are means over the same targets, or do not depend on the samples, such
+        as a penalty on weights."""
         means = [one for one in parts if isinstance(one, fx.Node) and self.samples.changes(one)]
         found = [self.of(one) for one in means]
         together = self.counts.combined([count for _, count in found], node) if found else None
@@ -139,7 +165,10 @@ class Sums:
         if value == 0:
             return value
         if not isinstance(count, int):
-            raise Unknown(f"it adds a term that does not depend on the samples to a mean whose number of targets differs between batches{where(node)}")
+            raise Unknown(
+                "it adds a term that does not depend on the samples to a mean whose number of targets differs between "
+                f"batches{where(node)}"
+            )
         if not isinstance(value, fx.Node):
             return value * count
         with self.graph.inserting_before(node):
@@ -171,24 +200,37 @@ class Sums:
         labels = node.args[1]
         self._check(node, labels)
         new, value = self._with_argument(node, reduction, SUM), labels.meta["val"]
-        return new, value.numel() // value.shape[-1 if value.dim() == 1 else 1] if value.is_floating_point() else (labels, named_argument(node, ignore))
+        return new, value.numel() // value.shape[-1 if value.dim() == 1 else 1] if value.is_floating_point() else (
+            labels,
+            named_argument(node, ignore),
+        )
 
 
 def summed(node: fx.Node) -> fx.Node | None:
     """Returns the node whose elements `node` sums."""
     if node.op != "call_function":
         return None
-    whole = node.target is aten.sum.default or node.target is aten.sum.dim_IntList and node.meta["val"].dim() == 0 \
-        or node.target in ELEMENTWISE and named_argument(node, ELEMENTWISE[node.target]) == SUM or node.target in NLL and named_argument(node, 2) is None \
+    whole = (
+        node.target is aten.sum.default
+        or node.target is aten.sum.dim_IntList
+        and node.meta["val"].dim() == 0
+        or node.target in ELEMENTWISE
+        and named_argument(node, ELEMENTWISE[node.target]) == SUM
+        or node.target in NLL
+        and named_argument(node, 2) is None
         and named_argument(node, NLL[node.target][0]) == SUM
+    )
     return (node.args[1] if node.target in NLL else node.args[0]) if whole else None
 
 
 def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
     sizes = {f.shape[0] for f in fields.values() if f.dim()}
     if len(sizes) != 1:
-        raise CaptureError(f"the batch's tensors have {sorted(sizes)} rows, so the number of samples is unknown. Make the loss a mean that capture knows, "
-                           "such as cross_entropy")
+        raise CaptureError(
+            f"the batch's tensors have {sorted(sizes)} rows, so the number of samples is unknown. Make the loss a mean "
+            "that capture knows, "
+            "such as cross_entropy"
+        )
     return sizes.pop()
 
 
@@ -200,7 +242,10 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
     factor, counts, samples = 1, Counts(forward, fields), Samples(forward, fields)
     for check in forward.checks:
         if not samples.from_fields(check.condition):
-            raise CaptureError(f"the module checks a value that does not depend on the fields of its batch alone{where(check.condition)}. Leave out the check")
+            raise CaptureError(
+                "the module checks a value that does not depend on the fields of its batch "
+                f"alone{where(check.condition)}. Leave out the check"
+            )
     if reduction:
         counted = batch_size(forward, fields)
         factor = counted if reduction == "mean" else 1
@@ -209,7 +254,10 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
             loss, counted = Sums(graph, samples, counts).of(loss)
         except Unknown as reason:
             raise CaptureError(f"the loss must be a mean over targets, and {reason}. {ADVICE}") from None
-    described = {**program(forward, counted, [*forward.checks, *counts.checks, *ids_in_range(forward)]), "ratios": counts.ratios}
+    described = {
+        **program(forward, counted, [*forward.checks, *counts.checks, *ids_in_range(forward)]),
+        "ratios": counts.ratios,
+    }
     first = next(n for n in graph.nodes if n.op == "call_function")
     with graph.inserting_before(first):
         weight = graph.placeholder("loss_weight")
@@ -241,7 +289,11 @@ def fuse_cross_entropy(graph: fx.Graph) -> None:
             both.meta = {**node.meta, "val": (node.meta["val"], logits.meta["val"])}
             total = graph.call_function(operator.getitem, (both, 0))
         total.meta = dict(logits.meta, val=logits.meta["val"].new_empty(()))
-        results = [user for user in node.users if user.target is operator.getitem] if isinstance(node.meta["val"], tuple) else [node]
+        results = (
+            [user for user in node.users if user.target is operator.getitem]
+            if isinstance(node.meta["val"], tuple)
+            else [node]
+        )
         results[0].replace_all_uses_with(total)
         graph.eliminate_dead_code()
 
@@ -250,15 +302,28 @@ def cross_entropy_of(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
     """Returns (logits, labels, ignored label) of a plain sum over rows of logits."""
     reduction, ignore = NLL[node.target]
     logits, labels = node.args[:2]
-    if named_argument(node, reduction) != SUM or named_argument(node, 2) is not None or labels.meta["val"].dtype != torch.int64 or labels.meta["val"].dim() != 1:
+    if (
+        named_argument(node, reduction) != SUM
+        or named_argument(node, 2) is not None
+        or labels.meta["val"].dtype != torch.int64
+        or labels.meta["val"].dim() != 1
+    ):
         return None
     if node.target is aten.cross_entropy_loss.default:
         plain = named_argument(node, 5) == 0
     else:
         logs, logits = logits, logits.args[0] if logits.op == "call_function" else logits
-        plain = logs.target in (aten.log_softmax.int, aten._log_softmax.default) and logs.args[1] in (1, -1) and len(logs.users) == 1 \
+        plain = (
+            logs.target in (aten.log_softmax.int, aten._log_softmax.default)
+            and logs.args[1] in (1, -1)
+            and len(logs.users) == 1
             and logs.meta["val"].dtype == logits.meta["val"].dtype
+        )
         if isinstance(node.meta["val"], tuple) and [user.args[1] for user in node.users] != [0]:
             return None
     value = logits.meta["val"]
-    return (logits, labels, named_argument(node, ignore)) if plain and value.dim() == 2 and value.dtype in (torch.float32, torch.float64) else None
+    return (
+        (logits, labels, named_argument(node, ignore))
+        if plain and value.dim() == 2 and value.dtype in (torch.float32, torch.float64)
+        else None
+    )

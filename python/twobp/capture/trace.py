@@ -1,4 +1,6 @@
-"""Traces a module for one shape of micro-batch. It is exported and cut into layers, and each layer is split into programs."""
+"""Traces a module for one shape of micro-batch. It is exported and cut into layers, and each layer is split into
+programs."""
+
 from __future__ import annotations
 
 import builtins
@@ -29,20 +31,24 @@ from .sequences.slices import Refused, positions_of, sliced_programs
 from .split import split
 from .targets import weigh_loss
 
-
 # What these functions call first, however a module has imported them.
-DERIVATIVES = {"torch.autograd.grad or backward": (torch.autograd, "_engine_run_backward"), "torch.func.grad or vjp": (eager_transforms, "grad_increment_nesting"),
-               "torch.func.jvp": (eager_transforms, "jvp_increment_nesting")}
+DERIVATIVES = {
+    "torch.autograd.grad or backward": (torch.autograd, "_engine_run_backward"),
+    "torch.func.grad or vjp": (eager_transforms, "grad_increment_nesting"),
+    "torch.func.jvp": (eager_transforms, "jvp_increment_nesting"),
+}
 
 
 @dataclasses.dataclass
 class Traced:
-    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are indices into
-    `constants`. `names` are the module's own names of these tensors, or None for those that tracing made. `buffers` are those
-    that forward changes. `read` has the digests of the module's other tensors that it reads. Their values are in the programs.
-    `factors` is what matrices.describe found. `reads` has the attributes that the trace read, by the number of the object in the walk of fingerprint.py.
-    `positions` is the length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the
-    forward pass's calls that draw random numbers, in order."""
+    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are
+    indices into `constants`. `names` are the module's own names of these tensors, or None for those that tracing made.
+    `buffers` are those that forward changes. `read` has the digests of the module's other tensors that it reads. Their
+    values are in the programs. `factors` is what matrices.describe found. `reads` has the attributes that the trace
+    read, by the number of the object in the walk of fingerprint.py. `positions` is the length of the sequences, if the
+    programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the forward pass's calls
+    that draw random numbers, in order."""
+
     layers: list[dict]
     programs: list[dict]
     positions: int
@@ -74,14 +80,26 @@ class Constants:
         return self._number[key]
 
 
-def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reduction: str | None, frozen: set[str], no_slices: str,
-          before: AsBefore, buffers: Collection[str] = ()) -> Traced:
-    """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it only reads them. Raises CaptureError."""
+def trace(
+    whole: export.WithLoss,
+    fields: dict[str, torch.Tensor],
+    loss_reduction: str | None,
+    frozen: set[str],
+    no_slices: str,
+    before: AsBefore,
+    buffers: Collection[str] = (),
+) -> Traced:
+    """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it
+    only reads them. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward(), before:
         forward = export.export(whole, fields, buffers)
         before.check()
     own = own_tensors(whole)
-    read = {name: tensor_digest(own[name]) for one in forward.tensors if one.source == "constant" and (name := own_name(one.name, own))}
+    read = {
+        name: tensor_digest(own[name])
+        for one in forward.tensors
+        if one.source == "constant" and (name := own_name(one.name, own))
+    }
     fold(forward)
     factors = matrices.describe(forward)
     targets = weigh_loss(forward, fields, loss_reduction)
@@ -94,17 +112,44 @@ def trace(whole: export.WithLoss, fields: dict[str, torch.Tensor], loss_reductio
         if no_slices:
             raise Refused(no_slices)
         length = positions_of(fields)
-        programs = sliced_programs([(kind, packs[kind].layer) for kind in assigned], length, lambda kind, layer: program_of(layer, packs[kind].trained),
-                                   list(zip(programs, made)))
+        programs = sliced_programs(
+            [(kind, packs[kind].layer) for kind in assigned],
+            length,
+            lambda kind, layer: program_of(layer, packs[kind].trained),
+            list(zip(programs, made)),
+        )
         positions = length
     except Refused as reason:
-        no_slices = str(reason).encode()[:export.MOST_TEXT].decode(errors="ignore")
+        no_slices = str(reason).encode()[: export.MOST_TEXT].decode(errors="ignore")
     described = []
     for layer, kind in zip(layers, assigned):
-        numbers = [constants.number(forward.tensors[one], own_name(one.name, own)) for one in layer.inputs if one.source == "constant"]
-        described.append({"name": layer.name, "kind": kind, "parameters": packs[kind].names(layer), "buffers": layer.names("buffer"),
-                          "constants": numbers + [constants.number(tensor) for tensor in made[kind]]})
-    return Traced(described, programs, positions, no_slices, targets, list(forward.new_buffers), read, factors, constants.names, draws, constants.tensors)
+        numbers = [
+            constants.number(forward.tensors[one], own_name(one.name, own))
+            for one in layer.inputs
+            if one.source == "constant"
+        ]
+        described.append(
+            {
+                "name": layer.name,
+                "kind": kind,
+                "parameters": packs[kind].names(layer),
+                "buffers": layer.names("buffer"),
+                "constants": numbers + [constants.number(tensor) for tensor in made[kind]],
+            }
+        )
+    return Traced(
+        described,
+        programs,
+        positions,
+        no_slices,
+        targets,
+        list(forward.new_buffers),
+        read,
+        factors,
+        constants.names,
+        draws,
+        constants.tensors,
+    )
 
 
 @contextlib.contextmanager
@@ -118,8 +163,11 @@ def refusing_prints():
             return None  # torch prints pages of the graph before an error
         if threading.get_ident() != thread or is_installed(caller.f_code.co_filename):
             return print_(*values, **options)
-        raise CaptureError(f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in {caller.f_code.co_name}), which its "
-                           "programs would not. Remove the print, or make it depend on torch.compiler.is_exporting()")
+        raise CaptureError(
+            f"the module's forward pass prints ({caller.f_code.co_filename}:{caller.f_lineno}, in "
+            f"{caller.f_code.co_name}), which its "
+            "programs would not. Remove the print, or make it depend on torch.compiler.is_exporting()"
+        )
 
     builtins.print = refuse
     try:
@@ -130,30 +178,49 @@ def refusing_prints():
 
 @contextlib.contextmanager
 def refusing_own_backward():
-    """Programs differentiate the computation of a forward pass. They would not run a backward pass that the module defines. One of an installed package,
-    such as Bloom's GELU of transformers, is taken for the derivative: the comparison with autograd decides."""
-    thread, apply, register_hook = threading.get_ident(), torch.autograd.Function.__dict__["apply"], torch.Tensor.register_hook
+    """Programs differentiate the computation of a forward pass. They would not run a backward pass that the module
+    defines. One of an installed package, such as Bloom's GELU of transformers, is taken for the derivative: the
+    comparison with autograd decides."""
+    thread, apply, register_hook = (
+        threading.get_ident(),
+        torch.autograd.Function.__dict__["apply"],
+        torch.Tensor.register_hook,
+    )
 
     def checked_apply(cls, *args, **keywords):
         if threading.get_ident() == thread and cls.__qualname__ == "CheckpointFunction":
-            raise CaptureError(f"the module calls torch.utils.checkpoint with use_reentrant=True{current_line()}, whose backward pass would not run. Give it "
-                               'use_reentrant=False; to compute activations again, give the trainer recompute=["activations"]')
+            raise CaptureError(
+                f"the module calls torch.utils.checkpoint with use_reentrant=True{current_line()}, whose backward pass "
+                "would not run. Give it "
+                'use_reentrant=False; to compute activations again, give the trainer recompute=["activations"]'
+            )
         if threading.get_ident() == thread and not is_installed_module(cls.__module__):
-            raise CaptureError(f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward pass would not run{current_line()}. Write it "
-                               "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the derivative of x")
+            raise CaptureError(
+                f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward "
+                f"pass would not run{current_line()}. Write it "
+                "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the "
+                "derivative of x"
+            )
         return apply.__get__(None, cls)(*args, **keywords)
 
     def checked_hook(tensor, hook):
         if threading.get_ident() == thread:
-            raise CaptureError(f"the module's forward pass registers a hook on the gradient of a tensor{current_line()}, which would not run. Remove it, or make it depend on torch.compiler.is_exporting()")
+            raise CaptureError(
+                f"the module's forward pass registers a hook on the gradient of a tensor{current_line()}, which would "
+                "not run. Remove it, or make it depend on torch.compiler.is_exporting()"
+            )
         return register_hook(tensor, hook)
 
     def refusing(call: str, original):
         def refuse(*arguments, **keywords):
             if threading.get_ident() != thread:
                 return original(*arguments, **keywords)
-            raise CaptureError(f"{call} is called within the forward pass or loss_fn{current_line()}, but programs have the derivatives of the loss alone. "
-                               "Write this one out with operators of torch, or take it before the batch is made")
+            raise CaptureError(
+                f"{call} is called within the forward pass or loss_fn{current_line()}, but programs have the "
+                "derivatives of the loss alone. "
+                "Write this one out with operators of torch, or take it before the batch is made"
+            )
+
         return refuse
 
     before = [(torch.autograd.Function, "apply", apply), (torch.Tensor, "register_hook", register_hook)]
@@ -168,8 +235,11 @@ def refusing_own_backward():
             setattr(holder, name, original)
 
 
-def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
-    """Returns the program of each kind, the kind of each layer, the packed parameters of each kind, and the constants that tracing made for it."""
+def programs_of(
+    layers: list[Layer], frozen: set[str]
+) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
+    """Returns the program of each kind, the kind of each layer, the packed parameters of each kind, and the constants
+    that tracing made for it."""
     kinds: dict[str, int] = {}
     packs: list[Packed] = []
     different: list[torch.Tensor] = []
@@ -178,7 +248,10 @@ def programs_of(layers: list[Layer], frozen: set[str]) -> tuple[list[dict], list
     assigned = []
     for layer in layers:
         arrived = iter(arriving)
-        trained = [next(arrived) if source == "value" else source == "parameter" and name not in frozen for source, name in layer.inputs]
+        trained = [
+            next(arrived) if source == "value" else source == "parameter" and name not in frozen
+            for source, name in layer.inputs
+        ]
         text = structure(layer, trained, different)
         if text not in kinds:
             kinds[text] = len(programs)
@@ -208,7 +281,9 @@ def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the module's tensors that are no parameters, by name: buffers and plain attributes."""
     tensors = dict(whole.named_buffers(remove_duplicate=False))
     for path, part in whole.named_modules():
-        tensors.update({f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)})
+        tensors.update(
+            {f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)}
+        )
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 

@@ -1,5 +1,6 @@
-"""Turns the PyTorch optimizer that transformers makes into an update rule of the pipeline. The optimizer takes no step itself. It
-has the learning rate of the schedule and, in checkpoints, the state."""
+"""Turns the PyTorch optimizer that transformers makes into an update rule of the pipeline. The optimizer takes no step
+itself. It has the learning rate of the schedule and, in checkpoints, the state."""
+
 from __future__ import annotations
 
 import math
@@ -18,17 +19,30 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
     """Returns the update rule. Raises Error for settings that the pipeline does not support."""
     inner = _inner(optimizer)
     if isinstance(inner, torch.optim.Muon):
-        raise Error("the optimizer is torch.optim.Muon, which takes only matrices: use twobp.Trainer with optimizer=twobp.Muon(), which gives the "
-                    "other parameters to AdamW")
+        raise Error(
+            "the optimizer is torch.optim.Muon, which takes only matrices: use twobp.Trainer with "
+            "optimizer=twobp.Muon(), which gives the "
+            "other parameters to AdamW"
+        )
     if type(inner) not in KINDS:
-        raise Error(f"TrainingArguments.optim gives the optimizer {type(inner).__name__}, which the pipeline does not have: use adamw_torch or sgd")
+        raise Error(
+            f"TrainingArguments.optim gives the optimizer {type(inner).__name__}, which the pipeline does not have: "
+            "use adamw_torch or sgd"
+        )
     for group in inner.param_groups:
         for name in UNKNOWN:
             if group.get(name):
-                raise Error(f"the optimizer has {name}={group[name]}, which the pipeline does not have: leave it out of optim_args")
+                raise Error(
+                    f"the optimizer has {name}={group[name]}, which the pipeline does not have: leave it out of "
+                    "optim_args"
+                )
     decays = {id(parameter): group["weight_decay"] for group in inner.param_groups for parameter in group["params"]}
     weight_decay = max(decays.values())
-    scales = {id(parameter): scale for group, scale in zip(inner.param_groups, lr_scales(inner)) for parameter in group["params"]}
+    scales = {
+        id(parameter): scale
+        for group, scale in zip(inner.param_groups, lr_scales(inner))
+        for parameter in group["params"]
+    }
     groups: dict[str, dict[str, float]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -48,8 +62,12 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
 
 
 def fixed_settings(optimizer) -> list[dict]:
-    """Returns the settings of each group that the update rule has. Only the learning rates may change during training."""
-    return [{name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")} for group in _inner(optimizer).param_groups]
+    """Returns the settings of each group that the update rule has. Only the learning rates may change during
+    training."""
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+        for group in _inner(optimizer).param_groups
+    ]
 
 
 def lr_scales(optimizer) -> list[float]:
@@ -63,8 +81,11 @@ def highest_lr(optimizer) -> float:
     rates = [group["lr"] for group in optimizer.param_groups]
     for rate, scale in zip(rates, lr_scales(optimizer)):
         if not math.isclose(rate, scale * max(rates), rel_tol=1e-9):
-            raise Error(f"the optimizer's groups have the learning rates {rates}, which are no longer in their initial proportion. The pipeline has one "
-                        "schedule for all groups: scale all learning rates by the same factor")
+            raise Error(
+                f"the optimizer's groups have the learning rates {rates}, which are no longer in their initial "
+                "proportion. The pipeline has one "
+                "schedule for all groups: scale all learning rates by the same factor"
+            )
     return max(rates)
 
 
@@ -72,7 +93,10 @@ def of_all(optimizer, name: str):
     """Returns the value that all groups of parameters share."""
     values = [group[name] for group in optimizer.param_groups]
     if any(value != values[0] for value in values):
-        raise Error(f"the optimizer's groups have different {name}: {values}. The pipeline has one value for all parameters: give all groups the same")
+        raise Error(
+            f"the optimizer's groups have different {name}: {values}. The pipeline has one value for all parameters: "
+            "give all groups the same"
+        )
     return values[0]
 
 
@@ -82,12 +106,15 @@ def fetch_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer) -> N
     steps = torch.tensor(float(pipeline.steps_done))
     for name, parameter in model.named_parameters():
         if name in state:
-            optimizer.state[parameter] = {"step": steps.clone(), **{STATE[what]: tensor for what, tensor in state[name].items()}}
+            optimizer.state[parameter] = {
+                "step": steps.clone(),
+                **{STATE[what]: tensor for what, tensor in state[name].items()},
+            }
 
 
 def load_state(optimizer, model: torch.nn.Module, pipeline: twobp.Trainer, steps: int) -> None:
-    """Gives a new pipeline the state that `optimizer` has from a checkpoint. `steps` is that of the run, because PyTorch's SGD
-    does not count steps."""
+    """Gives a new pipeline the state that `optimizer` has from a checkpoint. `steps` is that of the run, because
+    PyTorch's SGD does not count steps."""
     known = optimizer.state
     if not known and not isinstance(_inner(optimizer), torch.optim.SGD):
         return

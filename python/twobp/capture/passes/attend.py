@@ -1,6 +1,8 @@
-"""Replaces the attention of the rows of one projection, with or without rotary embedding, by one operator. Every operator after the
-projection must be known: linear ones, two products, a softmax, and constant masks. Which attention they make is then recognised by values,
-however it is written: they are evaluated for random numbers, from small ones to those that leave a single key per row."""
+"""Replaces the attention of the rows of one projection, with or without rotary embedding, by one operator. Every
+operator after the projection must be known: linear ones, two products, a softmax, and constant masks. Which attention
+they make is then recognised by values, however it is written: they are evaluated for random numbers, from small ones to
+those that leave a single key per row."""
+
 from __future__ import annotations
 
 import functools
@@ -12,13 +14,18 @@ from torch import fx
 
 from .. import ops
 from ..cut import Layer
-from ..own_operators import attention, aten
+from ..own_operators import aten, attention
 from .linear import dependents, is_linear, is_moved
 from .masked import FILLS
 
 SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
 PRODUCTS = {aten.matmul.default, aten.bmm.default, aten.einsum.default}
-MAGNITUDES = ((1.0, 1.0), (1e-2, 1.0), (30.0, 1e2), (1e3, 1e3))  # of the random numbers, and by what scores of this size multiply an error
+MAGNITUDES = (
+    (1.0, 1.0),
+    (1e-2, 1.0),
+    (30.0, 1e2),
+    (1e3, 1e3),
+)  # of the random numbers, and by what scores of this size multiply an error
 
 
 def fuse_attention(layer: Layer) -> None:
@@ -34,39 +41,64 @@ def fuse_attention(layer: Layer) -> None:
 
 def constants_of(layer: Layer) -> dict[fx.Node, torch.Tensor]:
     placeholders = [node for node in layer.graph_module.graph.nodes if node.op == "placeholder"]
-    return {node: example for node, one, example in zip(placeholders, layer.inputs, layer.examples) if one.source == "constant"}
+    return {
+        node: example
+        for node, one, example in zip(placeholders, layer.inputs, layer.examples)
+        if one.source == "constant"
+    }
 
 
 def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
-    """Returns (rows, last, (batch, positions), arguments). `last` is the attention of `rows`. Returns None if this is no
-    attention, or not of rows of one projection."""
+    """Returns (rows, last, (batch, positions), arguments). `last` is the attention of `rows`. Returns None if this is
+    no attention, or not of rows of one projection."""
     last = end_of(scores)
     rows = source_of(last, constants)
     if rows is None:
         return None
-    value, q = rows.meta["val"], (scores.args[0] if scores.target is aten.scaled_dot_product_attention.default else scores).meta["val"]
+    value, q = (
+        rows.meta["val"],
+        (scores.args[0] if scores.target is aten.scaled_dot_product_attention.default else scores).meta["val"],
+    )
     if q.dim() != 4 or value.dtype not in (torch.float32, torch.float64):
         return None
     batch, heads, positions = q.shape[:3]
     width = last.meta["val"].numel() // (batch * heads * positions)
     row = value.numel() // (batch * positions)
     kv_heads = (row // width - heads) // 2 if width else 0
-    if kv_heads < 1 or heads % kv_heads or (heads + 2 * kv_heads) * width != row or last.meta["val"].numel() != batch * positions * heads * width:
+    if (
+        kv_heads < 1
+        or heads % kv_heads
+        or (heads + 2 * kv_heads) * width != row
+        or last.meta["val"].numel() != batch * positions * heads * width
+    ):
         return None
     limit = 1e-9 if value.dtype == torch.float64 else 1e-5
 
     @functools.cache
     def made(magnitude: float) -> tuple[torch.Tensor, torch.Tensor]:
-        numbers = magnitude * torch.randn(batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        numbers = magnitude * torch.randn(
+            batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         return numbers, evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
 
     def is_equal(cos: torch.Tensor | None, sin: torch.Tensor | None, causal: bool) -> bool:
-        return all(torch.allclose(attention(made(magnitude)[0], cos, sin, heads, kv_heads, causal)[0], made(magnitude)[1],
-                                  rtol=limit * slack, atol=limit * slack * magnitude) for magnitude, slack in MAGNITUDES)
+        return all(
+            torch.allclose(
+                attention(made(magnitude)[0], cos, sin, heads, kv_heads, causal)[0],
+                made(magnitude)[1],
+                rtol=limit * slack,
+                atol=limit * slack * magnitude,
+            )
+            for magnitude, slack in MAGNITUDES
+        )
 
     try:
-        for tables, causal in itertools.product([(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)):
-            if is_equal(*(None if one is None else half(constants[one].double(), positions, width) for one in tables), causal):
+        for tables, causal in itertools.product(
+            [(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)
+        ):
+            if is_equal(
+                *(None if one is None else half(constants[one].double(), positions, width) for one in tables), causal
+            ):
                 return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
     except (RuntimeError, TypeError, NotImplementedError):  # an operator that does not fit float64 or these shapes
         pass
@@ -85,8 +117,9 @@ def end_of(scores: fx.Node) -> fx.Node:
 
 
 def source_of(last: fx.Node, constants: dict) -> fx.Node | None:
-    """Returns the one product of a parameter on which `last` depends, apart from constants, if all operators between are those of attention.
-    No other node may read it or the nodes between it and `last`. Returns None if there is none."""
+    """Returns the one product of a parameter on which `last` depends, apart from constants, if all operators between
+    are those of attention. No other node may read it or the nodes between it and `last`. Returns None if there is
+    none."""
     between, sources, stack = {last}, set(), [last]
     while stack:
         for one in ops.inputs_of(stack.pop()):
@@ -129,7 +162,8 @@ def are_of_attention(nodes: list[fx.Node], dependent: set[fx.Node], dtype: torch
 
 
 def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dict) -> torch.Tensor:
-    """Returns `last` in float64 if `rows` has these numbers. What does not depend on them is computed as the program does."""
+    """Returns `last` in float64 if `rows` has these numbers. What does not depend on them is computed as the program
+    does."""
     needed, dtype = ops.ancestors([last], stop=lambda node: node is rows), rows.meta["val"].dtype
     dependent = set(dependents(needed, rows))
     known = {**constants, rows: numbers}
@@ -151,15 +185,26 @@ def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dic
 
 def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):
     """Returns pairs of constants that may be cos and sin."""
-    read = {one for node in ops.ancestors([last], stop=lambda node: node is rows) for one in ops.inputs_of(node) if one in constants}
-    tables = [one for one in read if constants[one].is_floating_point() and width % 2 == 0
-              and constants[one].shape[-1:] in ((width,), (width // 2,)) and constants[one].numel() == positions * constants[one].shape[-1]]
+    read = {
+        one
+        for node in ops.ancestors([last], stop=lambda node: node is rows)
+        for one in ops.inputs_of(node)
+        if one in constants
+    }
+    tables = [
+        one
+        for one in read
+        if constants[one].is_floating_point()
+        and width % 2 == 0
+        and constants[one].shape[-1:] in ((width,), (width // 2,))
+        and constants[one].numel() == positions * constants[one].shape[-1]
+    ]
     return itertools.permutations(sorted(tables, key=str), 2)
 
 
 def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
     """Returns (positions, width / 2) of a table that may have each angle twice."""
-    return table.reshape(positions, -1)[:, :width // 2].contiguous()
+    return table.reshape(positions, -1)[:, : width // 2].contiguous()
 
 
 def call(graph: fx.Graph, target, *arguments) -> fx.Node:
@@ -174,11 +219,15 @@ def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int) -> fx
     return call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
 
 
-def replace(graph: fx.Graph, scores: fx.Node, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple) -> None:
+def replace(
+    graph: fx.Graph, scores: fx.Node, rows: fx.Node, last: fx.Node, shape: tuple[int, ...], arguments: tuple
+) -> None:
     positions, width = shape[1], shape[2] // (arguments[2] + 2 * arguments[3])
     with graph.inserting_before(last):
         tables = [one and call_half(graph, one, positions, width) for one in arguments[:2]]
         whole = call(graph, attention, call(graph, aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
         whole.meta = {**scores.meta, "val": whole.meta["val"]}  # where it comes from
-        result = call(graph, aten.reshape.default, call(graph, operator.getitem, whole, 0), list(last.meta["val"].shape))
+        result = call(
+            graph, aten.reshape.default, call(graph, operator.getitem, whole, 0), list(last.meta["val"].shape)
+        )
     last.replace_all_uses_with(result)

@@ -1,5 +1,7 @@
-"""Values that depend on no field, parameter or changed buffer (rotary tables, positions, masks) are computed once, at capture,
-and become constants. With their values, attention that is spelled out becomes one operator, and causal masks become is_causal."""
+"""Values that depend on no field, parameter or changed buffer (rotary tables, positions, masks) are computed once, at
+capture, and become constants. With their values, attention that is spelled out becomes one operator, and causal masks
+become is_causal."""
+
 from __future__ import annotations
 
 import torch
@@ -42,15 +44,24 @@ def compute(graph: fx.Graph, known: dict[fx.Node, torch.Tensor]) -> None:
     """Adds the values of those calls that depend on known ones alone."""
     with torch.no_grad():
         for node in graph.nodes:
-            if node.op == "call_function" and node not in known and node.target not in LARGER and not ops.is_random(node) \
-                    and all(one in known for one in ops.inputs_of(node)):
+            if (
+                node.op == "call_function"
+                and node not in known
+                and node.target not in LARGER
+                and not ops.is_random(node)
+                and all(one in known for one in ops.inputs_of(node))
+            ):
                 known[node] = ops.computed(node, known)
 
 
 def is_causal(attention: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
     """Returns whether the mask of scaled_dot_product_attention hides all later positions, and nothing else."""
     mask, positions = named_argument(attention, 3), attention.args[0].meta["val"].shape[-2]
-    if mask is None or attention.args[1].meta["val"].shape[-2] != positions or mask.meta["val"].shape[-2:] != (positions, positions):
+    if (
+        mask is None
+        or attention.args[1].meta["val"].shape[-2] != positions
+        or mask.meta["val"].shape[-2:] != (positions, positions)
+    ):
         return False
     value = value_of(mask, known)
     if value is None:
@@ -62,11 +73,16 @@ def is_causal(attention: fx.Node, known: dict[fx.Node, torch.Tensor]) -> bool:
 
 
 def value_of(last: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """Returns the value of a node that depends on no field, parameter or changed buffer. Returns None for others, and for large ones."""
+    """Returns the value of a node that depends on no field, parameter or changed buffer. Returns None for others, and
+    for large ones."""
     values = dict(known)
     for node in sorted(ops.ancestors([last], stop=known.__contains__)) if last not in known else ():
         if node not in known:
-            if ops.is_random(node) or not all(one in values for one in ops.inputs_of(node)) or node.meta["val"].numel() > MOST_BYTES:
+            if (
+                ops.is_random(node)
+                or not all(one in values for one in ops.inputs_of(node))
+                or node.meta["val"].numel() > MOST_BYTES
+            ):
                 return None
             values[node] = ops.computed(node, values)
-    return values[last] if last in values else None
+    return values.get(last)

@@ -1,6 +1,8 @@
-"""Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. Autograd would keep the
-results of all their parts and pass over memory ten times. One operator needs one pass. All operators of such a part must be smooth
-functions, of the lists below. It is then recognised by its values at small and large numbers, however it is written."""
+"""Activations and norms that a module spells out, such as 0.5 * x * (1 + tanh(...)), become one operator. Autograd
+would keep the results of all their parts and pass over memory ten times. One operator needs one pass. All operators of
+such a part must be smooth functions, of the lists below. It is then recognised by its values at small and large
+numbers, however it is written."""
+
 from __future__ import annotations
 
 import operator
@@ -13,9 +15,25 @@ from torch.nn import functional
 from .. import ops
 from ..own_operators import aten, rms_norm
 
-ELEMENTWISE = {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor,
-               aten.div.Scalar, aten.neg.default, aten.pow.Tensor_Scalar, aten.square.default, aten.reciprocal.default, aten.tanh.default,
-               aten.sigmoid.default, aten.erf.default, aten.exp.default}
+ELEMENTWISE = {
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.sub.Scalar,
+    aten.rsub.Scalar,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.neg.default,
+    aten.pow.Tensor_Scalar,
+    aten.square.default,
+    aten.reciprocal.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+    aten.erf.default,
+    aten.exp.default,
+}
 WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.var.correction, aten.var.dim, aten.rsqrt.default, aten.sqrt.default}
 LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # operators that end the functions below
 ACTIVATIONS: list[tuple[Callable, object, dict]] = [
@@ -29,8 +47,8 @@ POINTS = torch.cat([torch.linspace(-8, 8, 257, dtype=torch.float64), FAR, -FAR])
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Replaces activations and norms in place. Numbers change only by rounding: by 1e-7 if the module computes in float32 or less
-    (constants are often written with 8 digits), and by 1e-12 in float64."""
+    """Replaces activations and norms in place. Numbers change only by rounding: by 1e-7 if the module computes in
+    float32 or less (constants are often written with 8 digits), and by 1e-12 in float64."""
     fuse_activations(graph)
     fuse_norms(graph)
     graph.eliminate_dead_code()
@@ -68,7 +86,11 @@ def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
 
 def fuse_norms(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
-        found = norm(node) if node.op == "call_function" and node.target in (aten.mul.Tensor, aten.add.Tensor) and node.users else None
+        found = (
+            norm(node)
+            if node.op == "call_function" and node.target in (aten.mul.Tensor, aten.add.Tensor) and node.users
+            else None
+        )
         if found is None:
             continue
         x, gain, bias, centred, eps = found
@@ -85,8 +107,8 @@ def fuse_norms(graph: fx.Graph) -> None:
 
 
 def norm(last: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None, bool, float] | None:
-    """Returns (x, gain, bias, centred, eps) if `last` is a norm of x: x / sqrt(mean(x^2) + eps) * gain or, if centred, the same
-    of x - mean(x), plus a bias."""
+    """Returns (x, gain, bias, centred, eps) if `last` is a norm of x: x / sqrt(mean(x^2) + eps) * gain or, if centred,
+    the same of x - mean(x), plus a bias."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float64) or value.dim() < 2:
         return None
@@ -105,14 +127,22 @@ def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tup
     """Returns the arguments of a sum or product as (weights of a row, rows like `value`)."""
     if node.target is not target or not all(isinstance(one, fx.Node) for one in node.args) or node.kwargs:
         return []
-    return [(weights, other) for weights, other in (node.args, node.args[::-1])
-            if isinstance(own := weights.meta.get("val"), torch.Tensor) and own.dtype == value.dtype and own.shape == value.shape[-1:]]
+    return [
+        (weights, other)
+        for weights, other in (node.args, node.args[::-1])
+        if isinstance(own := weights.meta.get("val"), torch.Tensor)
+        and own.dtype == value.dtype
+        and own.shape == value.shape[-1:]
+    ]
 
 
 def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
-    """Returns (centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps). c is mean(x) if centred, and 0 otherwise."""
+    """Returns (centred, eps) if `normal` is (x - c) / sqrt(mean((x - c)^2) + eps). c is mean(x) if centred, and 0
+    otherwise."""
     value = x.meta["val"]
-    points = 1 + torch.randn([4] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points = 1 + torch.randn(
+        [4] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     points *= torch.tensor([1, 1e-3, 1e-8, 1e6], dtype=torch.float64)[:, None]  # eps matters at the small ones
     constants: list[float] = []
     values = evaluate(normal, x, points, WITHIN_ROWS, constants)
@@ -121,7 +151,9 @@ def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
     tolerance = 1e-12 if value.dtype == torch.float64 else 1e-7
     for centred, rows in ((False, points), (True, points - points.mean(-1, keepdim=True))):
         for eps in constants:
-            if 0 < eps < 0.1 and torch.allclose(values, rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps), rtol=tolerance, atol=tolerance):
+            if 0 < eps < 0.1 and torch.allclose(
+                values, rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps), rtol=tolerance, atol=tolerance
+            ):
                 return centred, eps
     return None
 
@@ -145,9 +177,11 @@ def is_like(node: fx.Node, value: torch.Tensor) -> bool:
     return isinstance(own, torch.Tensor) and own.shape == value.shape and own.dtype == value.dtype
 
 
-def evaluate(last: fx.Node, x: fx.Node, points: torch.Tensor, within: set, constants: list[float] | None = None) -> torch.Tensor | None:
-    """Evaluates `last` as a function of x at `points`. Returns None if it depends on something else, has other operators, or is
-    too long. Its constants are added to `constants`."""
+def evaluate(
+    last: fx.Node, x: fx.Node, points: torch.Tensor, within: set, constants: list[float] | None = None
+) -> torch.Tensor | None:
+    """Evaluates `last` as a function of x at `points`. Returns None if it depends on something else, has other
+    operators, or is too long. Its constants are added to `constants`."""
     values = {x: points}
 
     def of(node: fx.Node) -> torch.Tensor | None:

@@ -1,4 +1,5 @@
 """activation(g) * u becomes one operator (SwiGLU and GeGLU) if g and u are the halves of one tensor."""
+
 from __future__ import annotations
 
 import operator

@@ -1,9 +1,11 @@
-"""softmax(scale q k^T + mask) v that a module spells out becomes scaled_dot_product_attention, which keeps no scores for the
-backward pass. The mask is for padding, windows or documents. It is added to the scores or filled into them, before or after
-scaling. attend.py then looks for attention without a mask.
+"""softmax(scale q k^T + mask) v that a module spells out becomes scaled_dot_product_attention, which keeps no scores
+for the backward pass. The mask is for padding, windows or documents. It is added to the scores or filled into them,
+before or after scaling. attend.py then looks for attention without a mask.
 
-Both forms are equal wherever a row has a score that the mask leaves. Of a row that is masked whole, an added mask leaves the differences
-between scores and their gradients, as far as rounding does. A fill leaves neither: the row has equal weights, and q and k get no gradient."""
+Both forms are equal wherever a row has a score that the mask leaves. Of a row that is masked whole, an added mask
+leaves the differences between scores and their gradients, as far as rounding does. A fill leaves neither: the row has
+equal weights, and q and k get no gradient."""
+
 from __future__ import annotations
 
 import math
@@ -25,7 +27,8 @@ LEAST = -1e9  # a score of this or less has no weight beside others, which are s
 
 class Found(NamedTuple):
     """softmax(path(q @ k)) @ v. `scale` is the product of the path's factors."""
-    last: fx.Node     # the product with v
+
+    last: fx.Node  # the product with v
     product: fx.Node  # of q and k
     path: list[fx.Node]
     scale: float
@@ -61,7 +64,12 @@ def depends_on_parameters(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
-        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.requires_grad or not found.isdisjoint(ops.inputs_of(node)):
+        if (
+            node.op == "placeholder"
+            and isinstance(value, torch.Tensor)
+            and value.requires_grad
+            or not found.isdisjoint(ops.inputs_of(node))
+        ):
             found.add(node)
     return found
 
@@ -76,18 +84,31 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> Found | None:
         if len(last.users) != 1:
             return None
         before, last = last, next(iter(last.users))
-    if last.target is not aten.matmul.default or last.args[0] is not before or last.args[1].meta["val"].dim() != 4 or \
-            last.args[1].meta["val"].shape[:3] != (*value.shape[:2], value.shape[3]):
+    if (
+        last.target is not aten.matmul.default
+        or last.args[0] is not before
+        or last.args[1].meta["val"].dim() != 4
+        or last.args[1].meta["val"].shape[:3] != (*value.shape[:2], value.shape[3])
+    ):
         return None
     path, scale, node = [], 1.0, softmax.args[0]
     while node.op == "call_function" and node.target is not aten.matmul.default:
         step = before_mask(node, trained)
-        if step is None or len(node.users) != 1 or node.meta["val"].shape != value.shape or node.meta["val"].dtype != value.dtype:
+        if (
+            step is None
+            or len(node.users) != 1
+            or node.meta["val"].shape != value.shape
+            or node.meta["val"].dtype != value.dtype
+        ):
             return None
         path.append(node)
         node, scale = step[0], scale * step[1]
-    if node.op != "call_function" or len(node.users) != 1 or any(one.meta["val"].shape[:-2] != value.shape[:2] for one in node.args) or \
-            node.meta["val"].dtype != value.dtype:
+    if (
+        node.op != "call_function"
+        or len(node.users) != 1
+        or any(one.meta["val"].shape[:-2] != value.shape[:2] for one in node.args)
+        or node.meta["val"].dtype != value.dtype
+    ):
         return None
     return Found(last, node, path[::-1], scale)
 
@@ -105,7 +126,9 @@ def before_mask(node: fx.Node, trained: set[fx.Node]) -> tuple[fx.Node, float] |
             if scores in trained and mask not in trained:
                 return scores, 1.0
     if node.target in FILLS and fill_of(node) is not None:
-        scores, mask = (node.args[1], first) if node.target in (aten.where.self, aten.where.ScalarOther) else (first, node.args[1])
+        scores, mask = (
+            (node.args[1], first) if node.target in (aten.where.self, aten.where.ScalarOther) else (first, node.args[1])
+        )
         if mask not in trained and scores in trained:
             return scores, 1.0
     return None
@@ -125,7 +148,8 @@ def fill_of(node: fx.Node) -> float | None:
 
 
 def is_visible(found: Found, values: Callable[[fx.Node], torch.Tensor | None]) -> bool:
-    """Returns whether each row is known to have a score that the mask leaves, and filled scores to have no weight beside it."""
+    """Returns whether each row is known to have a score that the mask leaves, and filled scores to have no weight
+    beside it."""
     added, probe = found.run(0.0, values), found.run(math.inf, values)
     if added is None or probe is None:
         return False
@@ -134,8 +158,8 @@ def is_visible(found: Found, values: Callable[[fx.Node], torch.Tensor | None]) -
 
 
 def form_of(found: Found) -> str | None:
-    """Returns how a mask is made that is right also for rows that are masked whole: "filled" by one finite number, or "added" as the module adds it.
-    Returns None if the steps of the path are of several kinds."""
+    """Returns how a mask is made that is right also for rows that are masked whole: "filled" by one finite number, or
+    "added" as the module adds it. Returns None if the steps of the path are of several kinds."""
     fills, added, scale = set(), False, 1.0
     for node in reversed(found.path):
         if node.target in FILLS:
@@ -147,7 +171,9 @@ def form_of(found: Found) -> str | None:
         elif node.target in SCALES:
             scale *= before_mask(node, set())[1]
     if fills <= {-math.inf}:
-        return "added" if found.last.args[1].meta["val"].shape[-1] == found.product.args[0].meta["val"].shape[-1] else None
+        return (
+            "added" if found.last.args[1].meta["val"].shape[-1] == found.product.args[0].meta["val"].shape[-1] else None
+        )
     return "filled" if len(fills) == 1 and max(fills) <= LEAST and not added else None
 
 
@@ -161,7 +187,11 @@ def replace(graph: fx.Graph, found: Found, form: str) -> None:
 
     with graph.inserting_before(last):
         mask, keys = mask_of(graph, found), call(aten.transpose.int, k, -2, -1)
-        target, arguments, options = aten.scaled_dot_product_attention.default, [q, keys, last.args[1], mask], {"scale": found.scale}
+        target, arguments, options = (
+            aten.scaled_dot_product_attention.default,
+            [q, keys, last.args[1], mask],
+            {"scale": found.scale},
+        )
         if form == "filled":  # equal scores, without gradients
             hidden = call(aten.all.dim, call(aten.le.Scalar, mask, LEAST), -1, True)
             arguments[0], arguments[3] = (call(aten.masked_fill.Scalar, one, hidden, 0) for one in (q, mask))
@@ -174,7 +204,8 @@ def replace(graph: fx.Graph, found: Found, form: str) -> None:
 
 
 def mask_of(graph: fx.Graph, found: Found) -> fx.Node | None:
-    """Returns the value that the path gives to a score of 0, in the shape of the masks. It can be added to scaled scores."""
+    """Returns the value that the path gives to a score of 0, in the shape of the masks. It can be added to scaled
+    scores."""
     if all(node.target in CASTS | SCALES for node in found.path):
         return None
     value = found.product.meta["val"]
@@ -183,5 +214,7 @@ def mask_of(graph: fx.Graph, found: Found) -> fx.Node | None:
     copies = {found.product: mask}
     for node in found.path:
         copies[node] = graph.node_copy(node, lambda one: copies.get(one, one))
-        copies[node].meta["val"] = node.target(*fx.map_arg(copies[node].args, lambda one: one.meta["val"]), **copies[node].kwargs)
+        copies[node].meta["val"] = node.target(
+            *fx.map_arg(copies[node].args, lambda one: one.meta["val"]), **copies[node].kwargs
+        )
     return copies[found.path[-1]]

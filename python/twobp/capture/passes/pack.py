@@ -1,4 +1,6 @@
-"""Projections of one input (q, k and v, or gate and up) become one product. Its parameter has the rows of theirs, one after the other."""
+"""Projections of one input (q, k and v, or gate and up) become one product. Its parameter has the rows of theirs, one
+after the other."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +16,9 @@ from ..own_operators import aten
 
 @dataclasses.dataclass
 class Packed:
-    """A layer, the inputs of it that need a gradient, and for each of its parameters the indices among those of the original layer."""
+    """A layer, the inputs of it that need a gradient, and for each of its parameters the indices among those of the
+    original layer."""
+
     layer: Layer
     trained: list[bool]
     groups: list[list[int]]
@@ -34,10 +38,16 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is aten.linear.default:
             ours = node.args[1:]
-            if is_of_rows(node) and all(one in place and layer.inputs[place[one]].source == "parameter" and len(one.users) == 1 for one in ours if one is not None):
+            if is_of_rows(node) and all(
+                one in place and layer.inputs[place[one]].source == "parameter" and len(one.users) == 1
+                for one in ours
+                if one is not None
+            ):
                 flags = tuple(trained[place[one]] for one in ours if one is not None)
                 together.setdefault((node.args[0], flags), []).append(node)
-    joined: dict[fx.Node, list[fx.Node]] = {}  # from the first placeholder of each packed parameter to all of its placeholders
+    joined: dict[
+        fx.Node, list[fx.Node]
+    ] = {}  # from the first placeholder of each packed parameter to all of its placeholders
     for linears in together.values():
         if len(linears) > 1:
             linears.sort(key=is_up)  # gate comes before up, as twobp::glu expects
@@ -75,7 +85,9 @@ def label(names: list[str]) -> str:
 
 def is_of_rows(linear: fx.Node) -> bool:
     """Returns whether the parameters have a row for each number of the result."""
-    weight, bias = (one and one.meta["val"].shape for one in (linear.args[1], linear.args[2] if len(linear.args) > 2 else None))
+    weight, bias = (
+        one and one.meta["val"].shape for one in (linear.args[1], linear.args[2] if len(linear.args) > 2 else None)
+    )
     return len(weight) == 2 and bias in (None, weight[:1])
 
 

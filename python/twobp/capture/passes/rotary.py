@@ -1,5 +1,7 @@
-"""The rotary embedding of queries or keys becomes one operator, even if other operators (a norm of each head) stand between it
-and the projection. All of its operators must be linear. It is then recognised by its values, as attention is."""
+"""The rotary embedding of queries or keys becomes one operator, even if other operators (a norm of each head) stand
+between it and the projection. All of its operators must be linear. It is then recognised by its values, as attention
+is."""
+
 from __future__ import annotations
 
 import torch
@@ -17,13 +19,19 @@ MOST_PARTS = 30  # operators of an embedding; longer ones are not searched
 def fuse_rotary(layer: Layer) -> None:
     """Works on the layer's graph, in place."""
     graph, constants = layer.graph_module.graph, constants_of(layer)
-    for last in [node for node in graph.nodes if node.op == "call_function" and node.target in (aten.add.Tensor, aten.cat.default)]:
+    for last in [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and node.target in (aten.add.Tensor, aten.cat.default)
+    ]:
         found = rotary_of(last, constants)
         if found is None:
             continue
         x, tables = found
         with graph.inserting_before(last):
-            turned = call(graph, rotary, x, *(call_half(graph, one, *last.meta["val"].shape[-2:]) for one in tables), False)
+            turned = call(
+                graph, rotary, x, *(call_half(graph, one, *last.meta["val"].shape[-2:]) for one in tables), False
+            )
         last.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
     layer.graph_module.recompile()
@@ -62,7 +70,11 @@ def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
                 continue
             seen.add(one)
             own = one.meta.get("val")
-            if isinstance(own, torch.Tensor) and own.shape == last.meta["val"].shape and one.target not in FACTORS | SUMS:
+            if (
+                isinstance(own, torch.Tensor)
+                and own.shape == last.meta["val"].shape
+                and one.target not in FACTORS | SUMS
+            ):
                 if found is not None:
                     return None
                 found = one

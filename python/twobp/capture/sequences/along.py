@@ -1,4 +1,6 @@
-"""Describes where the positions of a sequence lie in a value. Also has the helpers that the rules of positions.py share."""
+"""Describes where the positions of a sequence lie in a value. Also has the helpers that the rules of positions.py
+share."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 class Along(NamedTuple):
     """The value's dimension `dim` is (outer, positions, inner)."""
+
     dim: int
     outer: int = 1
     inner: int = 1
@@ -24,8 +27,8 @@ class Along(NamedTuple):
         return self.outer * positions * self.inner
 
 
-# Other values: None, the same for every slice, such as a parameter; SUM, a sum over positions, so that those of slices add up; a list of places for
-# a list of values; and UNREAD.
+# Other values: None, the same for every slice, such as a parameter; SUM, a sum over positions, so that those of slices
+# add up; a list of places for a list of values; and UNREAD.
 SUM, UNREAD = "sum", "unread"
 
 
@@ -33,7 +36,9 @@ class Mixes(Exception):
     """An operator does not compute each position on its own. Has its node, and a message that says what it does."""
 
     def __init__(self, node: fx.Node, what: str = ""):
-        super().__init__(what or f"'{ops.short_name(node)}' is not known to compute each position of a sequence on its own")
+        super().__init__(
+            what or f"'{ops.short_name(node)}' is not known to compute each position of a sequence on its own"
+        )
         self.node = node
 
 
@@ -73,10 +78,15 @@ def several(node: fx.Node, place: Along):
 
 
 def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
-    """An elementwise operator, with broadcasting. An argument that is the same for every slice, but has a number for each position, is cut."""
+    """An elementwise operator, with broadcasting. An argument that is the same for every slice, but has a number for
+    each position, is cut."""
     tensors = tensors or ops.inputs_of(node)
     rank = max(len(shape(one)) for one in tensors)
-    found = {of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one))) for one in tensors if of.places[one] is not None}
+    found = {
+        of.places[one]._replace(dim=of.places[one].dim + rank - len(shape(one)))
+        for one in tensors
+        if of.places[one] is not None
+    }
     if len(found) != 1:
         raise Mixes(node, f"'{ops.short_name(node)}' combines each position with others")
     place = found.pop()

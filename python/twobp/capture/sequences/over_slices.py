@@ -1,5 +1,7 @@
-"""The operators that know slices of sequences, as the C++ side runs them (own_attention.cpp, own_operators.cpp): attention reads keys and values of
-earlier slices, and gives gradients to them. The dry run of sliced programs at capture uses this."""
+"""The operators that know slices of sequences, as the C++ side runs them (own_attention.cpp, own_operators.cpp):
+attention reads keys and values of earlier slices, and gives gradients to them. The dry run of sliced programs at
+capture uses this."""
+
 from __future__ import annotations
 
 import collections
@@ -13,12 +15,17 @@ from ..own_operators import _heads, _rotate, dropout_scale
 
 
 class Sequences:
-    """The data that the slices of a micro-batch share. `positions` is the length of the whole sequences. `masks` has their dropout masks by (layer, call)."""
+    """The data that the slices of a micro-batch share. `positions` is the length of the whole sequences. `masks` has
+    their dropout masks by (layer, call)."""
 
     def __init__(self, positions: int, masks: dict[tuple[int, int], torch.Tensor]):
         self.positions, self.masks = positions, masks
-        self.keys: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = collections.defaultdict(list)  # and values, of each slice, by attention
-        self.later: dict[Any, dict[int, torch.Tensor]] = collections.defaultdict(dict)  # gradients of these from later slices
+        self.keys: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = collections.defaultdict(
+            list
+        )  # and values, of each slice, by attention
+        self.later: dict[Any, dict[int, torch.Tensor]] = collections.defaultdict(
+            dict
+        )  # gradients of these from later slices
 
     def cut(self, lengths: list[int]) -> list[Slice]:
         return [Slice(self, number, sum(lengths[:number]), length) for number, length in enumerate(lengths)]
@@ -27,6 +34,7 @@ class Sequences:
 @dataclasses.dataclass
 class Slice:
     """The positions [begin, begin + length)."""
+
     of: Sequences
     number: int
     begin: int
@@ -41,7 +49,7 @@ class Slice:
         x, p, _ = arguments
         whole = self.of.masks[layer, instruction["args"][2]["random"]]
         rows = whole.reshape(-1, self.of.positions, whole.shape[-1])
-        mask = rows[:, self.begin:self.begin + self.length].reshape(x.shape)
+        mask = rows[:, self.begin : self.begin + self.length].reshape(x.shape)
         return x * mask * dropout_scale(p), mask
 
     def packed(self, instruction: dict, arguments: list, layer: int) -> tuple:
@@ -55,12 +63,16 @@ class Slice:
         q, _, _ = _heads(rotated, heads, kv_heads)
         dout, out = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (dout, out))
         dq, dk, dv = self._gradients((layer, instruction["args"][3]["v"]), dout, q, out, log_sum_exp, None, kv_heads)
-        return _rotate(torch.cat([dq, dk, dv], 1).transpose(1, 2).flatten(2), cos, None if sin is None else -sin, heads, kv_heads)
+        return _rotate(
+            torch.cat([dq, dk, dv], 1).transpose(1, 2).flatten(2), cos, None if sin is None else -sin, heads, kv_heads
+        )
 
     def apart(self, instruction: dict, arguments: list, layer: int) -> tuple:
         q, k, v, scale = arguments
         shared = q.shape[1] // k.shape[1]
-        return self._attend(attention_key(layer, instruction), q, *(one.repeat_interleave(shared, 1) for one in (k, v)), scale)
+        return self._attend(
+            attention_key(layer, instruction), q, *(one.repeat_interleave(shared, 1) for one in (k, v)), scale
+        )
 
     def apart_backward(self, instruction: dict, arguments: list, layer: int) -> tuple:
         dout, q, k, _, out, log_sum_exp, scale = arguments
@@ -79,10 +91,14 @@ class Slice:
         return scores.softmax(-1) @ values, scores.logsumexp(-1)
 
     def _gradients(self, key: Any, dout, q, out, log_sum_exp, scale: float | None, kv_heads: int) -> tuple:
-        kept, later = self.of.keys[key][:self.number + 1], self.of.later[key]
+        kept, later = self.of.keys[key][: self.number + 1], self.of.later[key]
         keys, values = (torch.cat(one, 2) for one in zip(*kept))
         weights = (self._weights(q, keys, scale) - log_sum_exp.unsqueeze(-1)).exp()
-        inner = weights * (dout @ values.transpose(-2, -1) - (dout * out).sum(-1, keepdim=True)) * (scale or 1 / math.sqrt(q.shape[-1]))
+        inner = (
+            weights
+            * (dout @ values.transpose(-2, -1) - (dout * out).sum(-1, keepdim=True))
+            * (scale or 1 / math.sqrt(q.shape[-1]))
+        )
         both = torch.stack([inner.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ dout])
         for number, part in enumerate(both.split([k.shape[2] for k, _ in kept], 3)):
             later[number] = later[number] + part if number in later else part
@@ -96,5 +112,10 @@ def attention_key(layer: int, instruction: dict) -> Any:
     return (layer, id(instruction)) if slot is None else (layer, slot)
 
 
-OPERATORS = {"twobp::dropout": Slice.dropout, "twobp::attention": Slice.packed, "twobp::attention_backward": Slice.packed_backward,
-             "twobp::causal_attention": Slice.apart, "twobp::causal_attention_backward": Slice.apart_backward}
+OPERATORS = {
+    "twobp::dropout": Slice.dropout,
+    "twobp::attention": Slice.packed,
+    "twobp::attention_backward": Slice.packed_backward,
+    "twobp::causal_attention": Slice.apart,
+    "twobp::causal_attention_backward": Slice.apart_backward,
+}

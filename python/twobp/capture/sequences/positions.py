@@ -1,5 +1,7 @@
-"""Finds where the positions of a sequence lie in the values of a layer, operator by operator. An operator must compute each position from that position
-alone, unless it is an attention of ours, which handles slices (docs/long_sequences.md)."""
+"""Finds where the positions of a sequence lie in the values of a layer, operator by operator. An operator must compute
+each position from that position alone, unless it is an attention of ours, which handles slices
+(docs/long_sequences.md)."""
+
 from __future__ import annotations
 
 import math
@@ -37,7 +39,10 @@ def reduced(node: fx.Node, of: Rewriting):
         if ops.short_name(node) == "sum":
             return SUM
         raise across(node)
-    return several(node, place if argument(node, "keepdim") else place._replace(dim=place.dim - sum(one < place.dim for one in dims)))
+    return several(
+        node,
+        place if argument(node, "keepdim") else place._replace(dim=place.dim - sum(one < place.dim for one in dims)),
+    )
 
 
 def joined(node: fx.Node, of: Rewriting):
@@ -65,7 +70,9 @@ def normed(node: fx.Node, of: Rewriting):
 
 def only_first(node: fx.Node, of: Rewriting, first: fx.Node) -> Along:
     place = of.places[first]
-    if not isinstance(place, Along) or any(of.places[one] is not None for one in ops.inputs_of(node) if one is not first):
+    if not isinstance(place, Along) or any(
+        of.places[one] is not None for one in ops.inputs_of(node) if one is not first
+    ):
         raise across(node)
     return place
 
@@ -81,8 +88,12 @@ def product(node: fx.Node, of: Rewriting):
 
 
 def spelled_out(node: fx.Node) -> Mixes:
-    return Mixes(node, f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as scaled_dot_product_attention(q, k, v, is_causal=True); "
-                 "nn.MultiheadAttention does with need_weights=False")
+    return Mixes(
+        node,
+        f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as "
+        "scaled_dot_product_attention(q, k, v, is_causal=True); "
+        "nn.MultiheadAttention does with need_weights=False",
+    )
 
 
 def matrices(node: fx.Node, of: Rewriting):
@@ -93,9 +104,18 @@ def einsum(node: fx.Node, of: Rewriting):
     """einsum in which one letter stands for the positions, and the result keeps it."""
     inputs, _, output = node.args[0].replace(" ", "").partition("->")
     operands = list(zip(inputs.split(","), node.args[1]))
-    found = {(labels[of.places[one].dim], of.places[one].outer, of.places[one].inner) for labels, one in operands if of.places[one] is not None}
+    found = {
+        (labels[of.places[one].dim], of.places[one].outer, of.places[one].inner)
+        for labels, one in operands
+        if of.places[one] is not None
+    }
     (letter, *sizes), *others = found
-    if others or "." in node.args[0] or output.count(letter) != 1 or any(labels.count(letter) > 1 for labels, _ in operands):
+    if (
+        others
+        or "." in node.args[0]
+        or output.count(letter) != 1
+        or any(labels.count(letter) > 1 for labels, _ in operands)
+    ):
         raise spelled_out(node)
     for labels, one in operands:
         if of.places[one] is None and letter in labels:
@@ -122,12 +142,12 @@ def looked_up(node: fx.Node, of: Rewriting):
 
 
 def indexed(node: fx.Node, of: Rewriting):
-    """Indexing: a table that is the same for every slice at indices for each position, or values of each position at indices that are the same for every
-    slice."""
+    """Indexing: a table that is the same for every slice at indices for each position, or values of each position at
+    indices that are the same for every slice."""
     given = [(i, one) for i, one in enumerate(node.args[1]) if one is not None]
     if len(given) != 1:
         raise Mixes(node)
-    (dim, indices), = given
+    ((dim, indices),) = given
     if of.places[node.args[0]] is None:
         place = only_first(node, of, indices)
         return place._replace(dim=place.dim + dim)
@@ -140,7 +160,9 @@ def indexed(node: fx.Node, of: Rewriting):
 def aligned(node: fx.Node, of: Rewriting):
     """gather and scatter, whose tensors all have the positions in the same dimension."""
     place = pointwise(node, of)
-    if place.dim in dimensions(node) or any(shape(one)[place.dim] != place.size(of.positions) for one in ops.inputs_of(node)):
+    if place.dim in dimensions(node) or any(
+        shape(one)[place.dim] != place.size(of.positions) for one in ops.inputs_of(node)
+    ):
         raise across(node)
     return place
 
@@ -200,10 +222,13 @@ def own_glu(node: fx.Node, of: Rewriting):
 
 
 def own_dropout(node: fx.Node, of: Rewriting):
-    """Dropout, whose mask for a slice is cut out of the mask for the whole sequences. So each row must be a position."""
+    """Dropout, whose mask for a slice is cut out of the mask for the whole sequences. So each row must be a
+    position."""
     place, sizes = same(node, of), shape(node.args[0])
-    if place.dim == len(sizes) - 1 or place.inner * math.prod(sizes[place.dim + 1:-1]) != 1:
-        raise Mixes(node, "dropout would draw another mask over slices, because its input is not (..., positions, numbers)")
+    if place.dim == len(sizes) - 1 or place.inner * math.prod(sizes[place.dim + 1 : -1]) != 1:
+        raise Mixes(
+            node, "dropout would draw another mask over slices, because its input is not (..., positions, numbers)"
+        )
     return [place, place]
 
 
@@ -215,32 +240,65 @@ def other_attention(node: fx.Node, of: Rewriting):
         raise Mixes(node, "attention with dropout has no form for slices. Set its probability to 0")
     if (mask := given(3, "attn_mask")) is not None:
         fields = " and ".join(f"'{name}'" for name in of.fields_behind(mask))
-        raise Mixes(node, f"attention with a mask that depends on {fields} has no form for slices. Leave a mask that hides nothing out of the batch" if fields else
-                    "attention with another mask than the causal one (of windows, or of numbers that are added) has no form for slices")
+        raise Mixes(
+            node,
+            f"attention with a mask that depends on {fields} has no form for slices. Leave a mask that hides nothing "
+            "out of the batch"
+            if fields
+            else "attention with another mask than the causal one (of windows, or of numbers that are added) has no "
+            "form for slices",
+        )
     if not given(5, "is_causal"):
         raise Mixes(node, "attention in both directions reads later positions")
     q, k, v = node.args[:3]
     sizes = [shape(one) for one in (q, k, v)]
-    known = all(of.places[one] == Along(2) for one in (q, k, v)) and all(len(one) == 4 for one in sizes) and sizes[1] == sizes[2] \
-        and sizes[0][::3] == sizes[1][::3] and sizes[0][1] % sizes[1][1] == 0
+    known = (
+        all(of.places[one] == Along(2) for one in (q, k, v))
+        and all(len(one) == 4 for one in sizes)
+        and sizes[1] == sizes[2]
+        and sizes[0][::3] == sizes[1][::3]
+        and sizes[0][1] % sizes[1][1] == 0
+    )
     scale = given(6, "scale")
     if not known or scale is not None and not scale > 0 or q.meta["val"].dtype not in (torch.float32, torch.float64):
-        raise Mixes(node, "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, numbers) of float32 or float64, the "
-                    f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} of {q.meta['val'].dtype}")
+        raise Mixes(
+            node,
+            "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, "
+            "numbers) of float32 or float64, the "
+            f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} "
+            f"of {q.meta['val'].dtype}",
+        )
     of.replace(causal_attention, q, k, v, scale)
     return Along(2)
 
 
 def linear_in_sums(node: fx.Node, of: Rewriting):
-    """Operators on sums over positions: the results for the slices' sums must add up to the result for the whole sum."""
+    """Operators on sums over positions: the results for the slices' sums must add up to the result for the whole
+    sum."""
     name, tensors = ops.short_name(node), ops.inputs_of(node)
     sums = [one for one in tensors if of.places[one] == SUM]
     if name in ("add", "sub"):
         right = len(sums) == 2
     elif name in ("mul", "div"):
-        right = len(sums) == 1 and all(of.places[one] in (None, SUM) for one in tensors) and (name == "mul" or sums[0] is node.args[0])
+        right = (
+            len(sums) == 1
+            and all(of.places[one] in (None, SUM) for one in tensors)
+            and (name == "mul" or sums[0] is node.args[0])
+        )
     else:
-        right = name in ("neg", "reshape", "view", "clone", "contiguous", "_to_copy", "detach", "alias", "sum", "squeeze", "unsqueeze")
+        right = name in (
+            "neg",
+            "reshape",
+            "view",
+            "clone",
+            "contiguous",
+            "_to_copy",
+            "detach",
+            "alias",
+            "sum",
+            "squeeze",
+            "unsqueeze",
+        )
     if not right:
         raise Mixes(node, f"'{name}' of a sum over positions does not add up over slices")
     return SUM
@@ -252,22 +310,97 @@ def other_size(node: fx.Node, of: Rewriting):
 
 
 RULES: dict[str, Callable] = {
-    **dict.fromkeys(("_to_copy", "type_as", "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "zeros_like", "ones_like", "full_like"), same),
+    **dict.fromkeys(
+        (
+            "_to_copy",
+            "type_as",
+            "clone",
+            "contiguous",
+            "detach",
+            "alias",
+            "lift_fresh_copy",
+            "zeros_like",
+            "ones_like",
+            "full_like",
+        ),
+        same,
+    ),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), other_size),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax", "argmin", "logsumexp",
-                     "linalg_vector_norm"), reduced),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk", "flip",
-                     "roll", "split", "split_with_sizes", "chunk"), apart),
-    **VIEWS, "cat": joined, "stack": joined, "broadcast_tensors": broadcast, "layer_norm": normed, "native_layer_norm": normed, "rms_norm": normed,
-    **dict.fromkeys(("linear", "mm", "addmm"), product), "baddbmm": matrices, "einsum": einsum, "matmul": batched, "bmm": batched, "embedding": looked_up, "index": indexed, "gather": aligned,
-    "scatter": aligned, "scatter_add": aligned, "scaled_dot_product_attention": other_attention, "attention_with_dropout": other_attention,
-    "attention_with_added_mask": other_attention}
-OWN = {attention: own_attention, rotary: own_rotary, glu: own_glu, dropout: own_dropout, cross_entropy: own_cross_entropy,
-       **dict.fromkeys((*LOSSES, *NLL), lost)}
+    **dict.fromkeys(
+        (
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "max",
+            "min",
+            "var",
+            "var_mean",
+            "std",
+            "prod",
+            "any",
+            "all",
+            "argmax",
+            "argmin",
+            "logsumexp",
+            "linalg_vector_norm",
+        ),
+        reduced,
+    ),
+    **dict.fromkeys(
+        (
+            "softmax",
+            "_softmax",
+            "log_softmax",
+            "_log_softmax",
+            "_safe_softmax",
+            "cumsum",
+            "cumprod",
+            "logcumsumexp",
+            "sort",
+            "topk",
+            "flip",
+            "roll",
+            "split",
+            "split_with_sizes",
+            "chunk",
+        ),
+        apart,
+    ),
+    **VIEWS,
+    "cat": joined,
+    "stack": joined,
+    "broadcast_tensors": broadcast,
+    "layer_norm": normed,
+    "native_layer_norm": normed,
+    "rms_norm": normed,
+    **dict.fromkeys(("linear", "mm", "addmm"), product),
+    "baddbmm": matrices,
+    "einsum": einsum,
+    "matmul": batched,
+    "bmm": batched,
+    "embedding": looked_up,
+    "index": indexed,
+    "gather": aligned,
+    "scatter": aligned,
+    "scatter_add": aligned,
+    "scaled_dot_product_attention": other_attention,
+    "attention_with_dropout": other_attention,
+    "attention_with_added_mask": other_attention,
+}
+OWN = {
+    attention: own_attention,
+    rotary: own_rotary,
+    glu: own_glu,
+    dropout: own_dropout,
+    cross_entropy: own_cross_entropy,
+    **dict.fromkeys((*LOSSES, *NLL), lost),
+}
 
 
 def place_of(node: fx.Node, of: Rewriting):
-    """Returns where the positions lie in the result of `node`. Tells `of` which arguments differ for a slice. Raises Mixes."""
+    """Returns where the positions lie in the result of `node`. Tells `of` which arguments differ for a slice. Raises
+    Mixes."""
     if node.target is operator.getitem:
         place = of.places[node.args[0]]
         return place[node.args[1]] if isinstance(place, list) else place  # a sum over positions, for example
@@ -281,5 +414,7 @@ def place_of(node: fx.Node, of: Rewriting):
         rule = pointwise
     if rule is None:
         draws = ops.is_random(node) and ops.short_name(node) not in ops.RECURRENT
-        raise Mixes(node, f"'{ops.short_name(node)}' draws random numbers, and each slice would draw its own" if draws else "")
+        raise Mixes(
+            node, f"'{ops.short_name(node)}' draws random numbers, and each slice would draw its own" if draws else ""
+        )
     return rule(node, of)

@@ -1,5 +1,7 @@
-"""Writes programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written for two parts of a sequence. A number that
-differs between the two programs must be a multiple of the number of positions, or the first or last position."""
+"""Writes programs that also run over a slice of the sequences (docs/long_sequences.md). Each layer is written for two
+parts of a sequence. A number that differs between the two programs must be a multiple of the number of positions, or
+the first or last position."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +22,9 @@ from ..own_operators import aten
 from .along import SUM, UNREAD, Along, Mixes, shape
 from .positions import place_of
 
-LEAST = 6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
+LEAST = (
+    6  # positions, so that there are two different parts of more than one, that are neither at the begin nor at the end
+)
 
 
 def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
@@ -30,7 +34,10 @@ def positions_of(fields: Mapping[str, torch.Tensor]) -> int:
             raise Refused(f"the field '{name}' of sizes {list(field.shape)} has no positions")
     lengths = {name: field.shape[1] for name, field in fields.items()}
     if len(set(lengths.values())) > 1:
-        raise Refused("the fields have different numbers of positions: " + ", ".join(f"{name} {length}" for name, length in lengths.items()))
+        raise Refused(
+            "the fields have different numbers of positions: "
+            + ", ".join(f"{name} {length}" for name, length in lengths.items())
+        )
     length = next(iter(lengths.values()))
     if length < LEAST:
         raise Refused(f"sequences of {length} positions are too short: pad them to {LEAST} or more")
@@ -42,8 +49,8 @@ class Refused(Exception):
 
 
 class Rewriting:
-    """Writes the graph of a layer for the positions [begin, begin + length) of sequences of `positions`. `places` says where the positions lie in each
-    value (positions.py)."""
+    """Writes the graph of a layer for the positions [begin, begin + length) of sequences of `positions`. `places` says
+    where the positions lie in each value (positions.py)."""
 
     def __init__(self, layer: Layer, arriving: list, positions: int, begin: int, length: int):
         self.layer, self.positions, self.begin, self.length = layer, positions, begin, length
@@ -54,18 +61,21 @@ class Rewriting:
         self.graph = fx.Graph()
         self._new: dict[fx.Node, fx.Node] = {}
         self._fields: dict[fx.Node, fx.Node] = {}  # those of whole sequences
-        self._whole: dict[fx.Node, fx.Node] = {}   # values of whole sequences in place of slices
+        self._whole: dict[fx.Node, fx.Node] = {}  # values of whole sequences in place of slices
         self._parts: dict[tuple[fx.Node, Along], fx.Node] = {}
-        self._free: set[fx.Node] = set()           # computed from fields and constants alone
-        self._arguments: dict[int, Any] = {}       # of the node at hand
-        self._cut: dict[fx.Node, fx.Node] = {}     # its inputs that are parts of whole values
+        self._free: set[fx.Node] = set()  # computed from fields and constants alone
+        self._arguments: dict[int, Any] = {}  # of the node at hand
+        self._cut: dict[fx.Node, fx.Node] = {}  # its inputs that are parts of whole values
         self._replaced: tuple[Callable, tuple] | None = None  # what takes its place
 
     def write(self) -> Layer:
         """Returns the layer for these positions. Raises Mixes."""
         old = list(self.layer.graph_module.graph.nodes)
         placeholders = [node for node in old if node.op == "placeholder"]
-        inputs = [(one, self._placeholder(node, one, example)) for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples)]
+        inputs = [
+            (one, self._placeholder(node, one, example))
+            for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples)
+        ]
         for node, one, example in zip(placeholders, self.layer.inputs, self.layer.examples):
             if one.source == "field":
                 self._fields[node] = self.graph.placeholder(f"whole_{node.name}")
@@ -81,8 +91,13 @@ class Rewriting:
             if not keep:
                 self.graph.erase_node(node)
         inputs = [one for one, keep in zip(inputs, read) if keep]
-        return Layer(self.layer.name, fx.GraphModule(torch.nn.Module(), self.graph), [one for one, _ in inputs], [example for _, example in inputs],
-                     self.layer.outputs)
+        return Layer(
+            self.layer.name,
+            fx.GraphModule(torch.nn.Module(), self.graph),
+            [one for one, _ in inputs],
+            [example for _, example in inputs],
+            self.layer.outputs,
+        )
 
     def cut(self, node: fx.Node, place: Along) -> None:
         """Makes the current operator read only the slice's positions of a value that is the same for every slice."""
@@ -113,8 +128,11 @@ class Rewriting:
     def fields_behind(self, node: fx.Node) -> list[str]:
         """Returns the fields from which a value of the layer is computed."""
         read = {node, *(one for call in ops.ancestors([node]) for one in ops.inputs_of(call))}
-        return [one.name for placeholder, one in zip(self.layer.graph_module.graph.find_nodes(op="placeholder"), self.layer.inputs)
-                if one.source == "field" and placeholder in read]
+        return [
+            one.name
+            for placeholder, one in zip(self.layer.graph_module.graph.find_nodes(op="placeholder"), self.layer.inputs)
+            if one.source == "field" and placeholder in read
+        ]
 
     def _placeholders(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -127,7 +145,11 @@ class Rewriting:
         if one.source in ("field", "constant"):
             self._free.add(node)
         self.places[node] = place
-        return example if not isinstance(place, Along) or self.length == self.positions else resized(example, place.dim, place.size(self.length))
+        return (
+            example
+            if not isinstance(place, Along) or self.length == self.positions
+            else resized(example, place.dim, place.size(self.length))
+        )
 
     def _call(self, node: fx.Node) -> None:
         self._arguments, self._cut, self._replaced = {}, {}, None
@@ -163,7 +185,12 @@ class Rewriting:
     def _place_of(self, node: fx.Node) -> Any:
         try:
             return place_of(node, self)
-        except (AttributeError, LookupError, TypeError, ValueError):  # a form of the operator that its rule does not know
+        except (
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # a form of the operator that its rule does not know
             raise Mixes(node) from None
 
     def _place(self, node: fx.Node, place: Any, new: fx.Node) -> None:
@@ -173,7 +200,8 @@ class Rewriting:
         return self.graph.node_copy(node, lambda one: self._cut.get(one) or self._new[one])
 
     def _of_whole(self, node: fx.Node) -> fx.Node:
-        """Returns a node for whole sequences, if it is computed from fields and constants alone, such as shifted labels or counted positions."""
+        """Returns a node for whole sequences, if it is computed from fields and constants alone, such as shifted labels
+        or counted positions."""
         if self.places.get(node, UNREAD) is None:
             return self._new[node]
         if node in self._fields:
@@ -192,8 +220,13 @@ class Rewriting:
         return self._parts[key]
 
     def _cut_rows(self, node: fx.Node, place: Along) -> fx.Node | None:
-        """Looks up only the slice's rows of a table, by cutting the ids first. So the gradient, too, is that of these rows alone."""
-        if node.target is not aten.embedding.default or self.places[node.args[1]] is not None or place.dim >= len(shape(node.args[1])):
+        """Looks up only the slice's rows of a table, by cutting the ids first. So the gradient, too, is that of these
+        rows alone."""
+        if (
+            node.target is not aten.embedding.default
+            or self.places[node.args[1]] is not None
+            or place.dim >= len(shape(node.args[1]))
+        ):
             return None
         ids = self._part(node.args[1], place)
         return self.graph.node_copy(node, lambda one: ids if one is node.args[1] else self._new[one])
@@ -203,8 +236,10 @@ class Rewriting:
         end = self.begin + self.length
         if place.outer == place.inner == 1:
             return self.graph.call_function(aten.slice.Tensor, (whole, dim, self.begin, end))
-        before, behind = sizes[:dim], sizes[dim + 1:]
-        apart = self.graph.call_function(aten.reshape.default, (whole, [*before, place.outer, self.positions, place.inner, *behind]))
+        before, behind = sizes[:dim], sizes[dim + 1 :]
+        apart = self.graph.call_function(
+            aten.reshape.default, (whole, [*before, place.outer, self.positions, place.inner, *behind])
+        )
         part = self.graph.call_function(aten.slice.Tensor, (apart, dim + 1, self.begin, end))
         return self.graph.call_function(aten.reshape.default, (part, [*before, place.size(self.length), *behind]))
 
@@ -221,7 +256,8 @@ class Rewriting:
 
 
 def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Returns a meta tensor like `example` with another size in one dimension and the same order of dimensions in memory."""
+    """Returns a meta tensor like `example` with another size in one dimension and the same order of dimensions in
+    memory."""
     order = sorted(range(example.dim()), key=lambda one: -example.stride(one))
     sizes = [size if one == dim else example.shape[one] for one in range(example.dim())]
     back = [order.index(one) for one in range(example.dim())]
@@ -230,13 +266,16 @@ def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 class Range(NamedTuple):
     """The positions [begin, begin + length)."""
+
     begin: int
     length: int
 
 
 @dataclasses.dataclass
 class Parts:
-    """A layer, written for two parts of a sequence. `arriving` and `leaving` say where the positions lie in its inputs and outputs."""
+    """A layer, written for two parts of a sequence. `arriving` and `leaving` say where the positions lie in its inputs
+    and outputs."""
+
     layers: list[Layer]
     changed: bool
     arriving: list
@@ -244,7 +283,8 @@ class Parts:
 
 
 def ranges_of(positions: int) -> list[Range]:
-    """Returns two parts of a sequence. None of them is the whole, because torch would leave out operators that do nothing there."""
+    """Returns two parts of a sequence. None of them is the whole, because torch would leave out operators that do
+    nothing there."""
     length = max(2, positions // 2 - 1)
     return [Range(1, length), Range(2, length + 1)]
 
@@ -259,12 +299,14 @@ def in_parts(layer: Layer, arriving: list, positions: int) -> Parts:
 
 
 def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = False) -> Any:
-    """Returns the program for any part of a sequence, made from the programs of two parts. Raises Refused if they differ in more than
-    numbers of positions."""
+    """Returns the program for any part of a sequence, made from the programs of two parts. Raises Refused if they
+    differ in more than numbers of positions."""
     one, other = these
     if isinstance(one, Instruction) and isinstance(other, Instruction) and one["op"] == other["op"]:
         try:
-            return Instruction({key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}).of(one.source)
+            return Instruction(
+                {key: joined((value, other[key]), ranges, key == "args") for key, value in one.items()}
+            ).of(one.source)
         except Refused as reason:
             raise Refused(f"in '{one['op']}'{one.source}, {reason}") from None
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
@@ -286,9 +328,12 @@ def joined(these: tuple[Any, Any], ranges: list[Range], in_arguments: bool = Fal
 Made = tuple[dict, list[torch.Tensor]]  # a program, and the constants that tracing made for it
 
 
-def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of: Callable[[int, Layer], Made], made: list[Made]) -> list[dict]:
-    """Returns the programs of the kinds in a form that also runs over slices. `layers` has the kind of each layer, and the first layer of that kind,
-    whose program is in `made`. `program_of` makes the program of another layer of a kind. Raises Refused."""
+def sliced_programs(
+    layers: list[tuple[int, Layer]], positions: int, program_of: Callable[[int, Layer], Made], made: list[Made]
+) -> list[dict]:
+    """Returns the programs of the kinds in a form that also runs over slices. `layers` has the kind of each layer, and
+    the first layer of that kind, whose program is in `made`. `program_of` makes the program of another layer of a kind.
+    Raises Refused."""
     known: dict[int, Parts] = {}
     arriving: list = []
     for kind, layer in layers:
@@ -301,9 +346,11 @@ def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of:
     for kind, whole in enumerate(made):
         parts, ranges = known[kind], ranges_of(positions)
         try:
-            two = [program_of(kind, one) for one in parts.layers[:2 if parts.changed else 1]]
+            two = [program_of(kind, one) for one in parts.layers[: 2 if parts.changed else 1]]
         except Exception as error:
-            raise Refused(f"the layer '{parts.layers[0].name}' has no program for a part of a sequence: {error}") from error
+            raise Refused(
+                f"the layer '{parts.layers[0].name}' has no program for a part of a sequence: {error}"
+            ) from error
         if not parts.changed:  # the whole has the operators of a part
             two, ranges = [whole, *two], [Range(0, positions), ranges[0]]
         if not all(same_tensors(whole[1], one[1]) for one in two):
@@ -313,4 +360,6 @@ def sliced_programs(layers: list[tuple[int, Layer]], positions: int, program_of:
 
 
 def same_tensors(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
-    return len(these) == len(those) and all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(these, those))
+    return len(these) == len(those) and all(
+        one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(these, those)
+    )

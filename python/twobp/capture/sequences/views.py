@@ -1,4 +1,5 @@
 """Finds where the positions lie in the results of views, which only change the shape of a value (positions.py)."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +9,7 @@ from torch import fx
 
 from .. import ops
 from ..own_operators import aten
-from .along import Along, Mixes, across, argument, dimensions, same, several, shape
+from .along import Along, Mixes, argument, dimensions, same, several, shape
 
 if TYPE_CHECKING:
     from .slices import Rewriting
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def reshaped(node: fx.Node, of: Rewriting):
     place, before, after = same(node, of), shape(node.args[0]), list(shape(node))
-    stride, below = place.inner * math.prod(before[place.dim + 1:]), 1
+    stride, below = place.inner * math.prod(before[place.dim + 1 :]), 1
     for dim in reversed(range(len(after))):
         if stride % below == 0 and after[dim] * below % (stride * of.positions) == 0:
             inner = stride // below
@@ -54,7 +55,9 @@ def squeezed(node: fx.Node, of: Rewriting):
     place, before = same(node, of), shape(node.args[0])
     gone = [one for one in dimensions(node) if before[one] == 1]
     if node.target is aten.squeeze.default and gone:  # a slice may have one position
-        raise Mixes(node, "'squeeze' without a dimension would take that of the positions in a slice of one. Name the dimension")
+        raise Mixes(
+            node, "'squeeze' without a dimension would take that of the positions in a slice of one. Name the dimension"
+        )
     return place._replace(dim=place.dim - sum(one < place.dim for one in gone))
 
 
@@ -71,7 +74,11 @@ def cut_out(node: fx.Node, of: Rewriting):
         start, end, step = (argument(node, one) for one in ("start", "end", "step"))
         size = shape(node.args[0])[dim]
         if (start or 0) != 0 or step != 1 or end is not None and end < size:
-            raise Mixes(node, "'slice' cuts positions off a sequence. To shift labels, pad these instead: F.pad(labels[:, 1:], (0, 1), value=-100)")
+            raise Mixes(
+                node,
+                "'slice' cuts positions off a sequence. To shift labels, pad these instead: F.pad(labels[:, 1:], (0, "
+                "1), value=-100)",
+            )
         if end == size:
             of.change(3, place.size(of.length))
     return place
@@ -80,10 +87,20 @@ def cut_out(node: fx.Node, of: Rewriting):
 def padded(node: fx.Node, of: Rewriting):
     place, pad = same(node, of), node.args[1]
     behind = 2 * (len(shape(node)) - 1 - place.dim)
-    if any(pad[behind:behind + 2]):
+    if any(pad[behind : behind + 2]):
         raise Mixes(node, f"'{ops.short_name(node)}' shifts or pads the positions of a sequence")
     return place
 
 
-VIEWS = {**dict.fromkeys(("reshape", "view", "_unsafe_view"), reshaped), "expand": expanded, **dict.fromkeys(("transpose", "permute", "t"), permuted),
-         "unsqueeze": unsqueezed, "squeeze": squeezed, "select": selected, "unbind": selected, "slice": cut_out, "constant_pad_nd": padded, "pad": padded}
+VIEWS = {
+    **dict.fromkeys(("reshape", "view", "_unsafe_view"), reshaped),
+    "expand": expanded,
+    **dict.fromkeys(("transpose", "permute", "t"), permuted),
+    "unsqueeze": unsqueezed,
+    "squeeze": squeezed,
+    "select": selected,
+    "unbind": selected,
+    "slice": cut_out,
+    "constant_pad_nd": padded,
+    "pad": padded,
+}
