@@ -39,7 +39,7 @@ def measure(layers: int, cache: str) -> None:
     model = model_of(layers)
     ids = torch.randint(4096, (SAMPLES, SEQUENCE))
     spent: dict[str, float] = {}
-    for owner, name in ((trace.export, "export"), (trace, "cut"), (trace, "programs_of"), (Captured, "_dry_run")):
+    for owner, name in ((trace, "export"), (trace, "cut"), (trace, "programs_of"), (Captured, "_dry_run")):
         timed(owner, name, spent)
     begin = time.perf_counter()
     captured = capture(model, {"input_ids": ids, "labels": ids}, cache=cache)

@@ -346,7 +346,7 @@ class Trainer:
     def _compare(self, batch: Batch | Sequence[Batch], parts: list[Batch]) -> float | None:
         """Compares the programs with the module, and returns the loss of the step, or None if it depends on random
         numbers."""
-        from twobp.capture.check import compare
+        from twobp.capture.verify.check import compare
 
         weights, sums = self._native.weights(), []
         wholes = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=True)

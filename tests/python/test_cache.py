@@ -1,4 +1,5 @@
 """The cache of captures: a module that was captured before is not traced again, unless its course has changed."""
+
 import importlib.util
 import json
 import os
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 import twobp
-from twobp.capture import capture, fingerprint
-from twobp.capture.cache import Cache
-from twobp.capture.export import WithLoss
+from twobp.capture import capture
+from twobp.capture.state import fingerprint
+from twobp.capture.state.cache import Cache
+from twobp.capture.export.forward import WithLoss
 
 SOURCE = """
 import torch
@@ -51,20 +53,26 @@ def load(path, source):
 @pytest.fixture
 def make(tmp_path):
     """The net, changed by `change`."""
+
     def make(change=lambda net: None, source=SOURCE):
         torch.manual_seed(1)
         net = load(tmp_path / "net.py", source).Net()
         change(net.train())
         return net
+
     return make
 
 
 @pytest.fixture
 def entry(make, tmp_path):
     """Returns the net and its entry in the cache, without tracing."""
+
     def entry(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, loss_reduction=None, check=True):
         whole = WithLoss(make(change, source), loss_fn or mse)
-        return whole, Cache(tmp_path / "cache").entry(fingerprint.walk_over(whole), batch(samples), loss_reduction, check, True)
+        return whole, Cache(tmp_path / "cache").entry(
+            fingerprint.walk_over(whole), batch(samples), loss_reduction, check, True
+        )
+
     return entry
 
 
@@ -76,11 +84,13 @@ def key(entry):
 @pytest.fixture
 def run(make, tmp_path):
     """Captures the net and returns the answer of the cache, such as "hit"."""
+
     def run(change=lambda net: None, source=SOURCE, samples=6, loss_fn=None, **settings):
         net = make(change, source)
         captured = capture(net, batch(samples), loss_fn=loss_fn or mse, cache=tmp_path / "cache", **settings)
         run.captured = captured
         return captured.cached[-1]
+
     return run
 
 
@@ -112,10 +122,18 @@ def test_training_has_the_same_bits(tmp_path):
     def losses():
         torch.manual_seed(1)
         net = load(tmp_path / "net.py", SOURCE).Net().train()
-        trainer = twobp.Trainer(net, {name: tensor[:3] for name, tensor in batch().items()}, loss_fn=mse, cache=tmp_path / "cache", ranks=2,
-                                micro_batches=2, optimizer=twobp.AdamW(lr=1e-2))
+        trainer = twobp.Trainer(
+            net,
+            {name: tensor[:3] for name, tensor in batch().items()},
+            loss_fn=mse,
+            cache=tmp_path / "cache",
+            ranks=2,
+            micro_batches=2,
+            optimizer=twobp.AdamW(lr=1e-2),
+        )
         results = [trainer.step(batch()).loss for _ in range(3)] + [trainer.step(batch(5)).loss]
         return results, trainer.state_dict(), trainer._captured.cached
+
     first, again = losses(), losses()
     assert first[2] == ["kept", "kept"] and again[2] == ["hit", "hit"]
     assert first[0] == again[0] and all(torch.equal(tensor, again[1][name]) for name, tensor in first[1].items())
@@ -139,15 +157,29 @@ def patch(net):
 
 def test_a_changed_module_is_traced_again(run):
     assert run() == "kept"
-    for change in (lambda net: setattr(net, "factor", 3.0), lambda net: net.offset.add_(1), lambda net: net.folded.add_(1)):
+    for change in (
+        lambda net: setattr(net, "factor", 3.0),
+        lambda net: net.offset.add_(1),
+        lambda net: net.folded.add_(1),
+    ):
         assert [run(change), run(change)] == ["kept", "hit"]
 
 
 def test_each_change_of_a_module_has_its_key(key):
-    changes = (lambda net: None, lambda net: setattr(net, "factor", 3.0), lambda net: net.options.update(power=2),
-               lambda net: setattr(net, "table", torch.ones(4)), lambda net: setattr(net.norm, "eps", 1e-3),
-               lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)), lambda net: setattr(net, "norm", nn.LayerNorm(8)),
-               lambda net: net.norm.eval(), freeze, tie, hook, patch)
+    changes = (
+        lambda net: None,
+        lambda net: setattr(net, "factor", 3.0),
+        lambda net: net.options.update(power=2),
+        lambda net: setattr(net, "table", torch.ones(4)),
+        lambda net: setattr(net.norm, "eps", 1e-3),
+        lambda net: setattr(net, "up", nn.Linear(4, 8, bias=False)),
+        lambda net: setattr(net, "norm", nn.LayerNorm(8)),
+        lambda net: net.norm.eval(),
+        freeze,
+        tie,
+        hook,
+        patch,
+    )
     keys = [key(change) for change in changes]
     assert len(set(keys)) == len(changes) and keys == [key(change) for change in changes]
 
@@ -164,7 +196,14 @@ def test_another_loss_or_batch_or_version_is_traced_again(run, key, monkeypatch)
     def weighed(output, batch):
         return mse(output, batch) * weight
 
-    others = ({}, {"loss_fn": other_loss}, {"samples": 5}, {"loss_reduction": "mean"}, {"check": False}, {"loss_fn": weighed})
+    others = (
+        {},
+        {"loss_fn": other_loss},
+        {"samples": 5},
+        {"loss_reduction": "mean"},
+        {"check": False},
+        {"loss_fn": weighed},
+    )
     keys = [key(**settings) for settings in others]
     assert len(set(keys)) == len(others) and keys == [key(**settings) for settings in others]
     weight = 3.0
@@ -187,11 +226,13 @@ def test_a_function_of_torch_that_was_replaced_is_seen(run, monkeypatch):
 
 def test_code_without_a_file_is_followed():
     """As in a notebook."""
+
     def key(source):
         module = types.ModuleType("__notebook__")
         exec(source, module.__dict__)
         module.Net.__module__ = module.__name__
         return fingerprint.walk_over(WithLoss(module.Net(), None))[1]
+
     source = """
 import functools, torch
 @functools.lru_cache(None)
@@ -201,17 +242,36 @@ class Net(torch.nn.Module):
     def forward(self, x): return (x ** self.powers[1] * factor(1)).sum()
 """
     assert key(source) == key(source)
-    assert len({key(source), *(key(source.replace(*change)) for change in (("[1, 2]", "[1, 3]"), ("2 * n", "3 * n"), ("factor(1)", "factor(2)")))}) == 4
+    assert (
+        len(
+            {
+                key(source),
+                *(
+                    key(source.replace(*change))
+                    for change in (("[1, 2]", "[1, 3]"), ("2 * n", "3 * n"), ("factor(1)", "factor(2)"))
+                ),
+            }
+        )
+        == 4
+    )
 
 
 def test_what_cannot_be_told_is_not_kept(run):
     lock = threading.Lock()
     assert run(lambda net: setattr(net, "lock", lock)).startswith("not kept: a _thread.lock")
-    assert run(loss_fn=lambda output, batch: mse(output, batch) if lock else None).startswith("not kept: a _thread.lock")
+    assert run(loss_fn=lambda output, batch: mse(output, batch) if lock else None).startswith(
+        "not kept: a _thread.lock"
+    )
 
 
-DAMAGES = (lambda data: b"", lambda data: data[:100], lambda data: data[:-1], lambda data: data.replace(b"aten::addmm", b"aten::addmv"),
-           lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], lambda data: data + b"x")
+DAMAGES = (
+    lambda data: b"",
+    lambda data: data[:100],
+    lambda data: data[:-1],
+    lambda data: data.replace(b"aten::addmm", b"aten::addmv"),
+    lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+    lambda data: data + b"x",
+)
 
 
 def test_a_damaged_entry_is_made_again(run, entry, tmp_path):
@@ -261,6 +321,6 @@ def test_old_entries_go(run, tmp_path, monkeypatch):
     left.mkdir()
     (left / "entry").write_bytes(b"half")
     os.utime(left, (1, 1))
-    monkeypatch.setattr("twobp.capture.cache.MOST_BYTES", old.stat().st_size + 100)
+    monkeypatch.setattr("twobp.capture.state.cache.MOST_BYTES", old.stat().st_size + 100)
     assert run(samples=5) == "kept"
     assert not old.exists() and not left.exists() and len(list((tmp_path / "cache").iterdir())) == 1

@@ -1,5 +1,6 @@
 """What changes behind a capture: attributes, modes, closures, globals, functions, classes. A step computes what the module computes under autograd as it is
 at that step, or is refused by name. The cache of captures sees the same changes."""
+
 import gc
 import importlib.util
 import sys
@@ -13,8 +14,9 @@ from torch import nn
 
 import twobp
 import twobp.capture.captured
-from twobp.capture import capture, guards
-from twobp.capture.fingerprint import package_digest, walk_over
+from twobp.capture import capture
+from twobp.capture.state import guards
+from twobp.capture.state.fingerprint import package_digest, walk_over
 
 SETTINGS = "SHIFT = 0.0\nOTHER = 1.0\n"
 SOURCE = """
@@ -126,7 +128,13 @@ def batch(samples=6):
 
 def trainer_of(net, loss_fn, cache=False, **settings):
     example = {name: one[:3] for name, one in batch().items()}
-    return twobp.Trainer(net, example, loss_fn=loss_fn, cache=cache, **{"ranks": 2, "micro_batches": 2, "optimizer": twobp.SGD(lr=0.01), **settings})
+    return twobp.Trainer(
+        net,
+        example,
+        loss_fn=loss_fn,
+        cache=cache,
+        **{"ranks": 2, "micro_batches": 2, "optimizer": twobp.SGD(lr=0.01), **settings},
+    )
 
 
 def by_autograd(net, trainer, loss_fn, samples=6):
@@ -134,7 +142,9 @@ def by_autograd(net, trainer, loss_fn, samples=6):
     state, losses = {name: one.clone() for name, one in trainer.state_dict().items()}, []
     for rows in (slice(0, 3), slice(3, samples)):
         part = {name: one[rows] for name, one in batch(samples).items()}
-        losses.append(loss_fn(torch.func.functional_call(net, state, (part["x"],)), part).item() * len(part["x"]) / samples)
+        losses.append(
+            loss_fn(torch.func.functional_call(net, state, (part["x"],)), part).item() * len(part["x"]) / samples
+        )
     return sum(losses)
 
 
@@ -152,24 +162,44 @@ def in_place(tensor, amount):
 
 
 CHANGES = {
-    "a bool": lambda m: setattr(m.net, "flag", True), "a float": lambda m: setattr(m.net, "factor", 2.0), "Dropout.p": set_p,
-    "a tensor, replaced": lambda m: setattr(m.net, "table", m.net.table + 1), "a tensor, in place": lambda m: in_place(m.net.table, 1.0),
-    "a tensor through data": lambda m: m.net.table.data.mul_(3), "a buffer that is not saved": lambda m: in_place(m.net.offset, 1.0),
-    "a buffer, replaced": lambda m: setattr(m.net, "offset", m.net.offset * 2), "a part in evaluation mode": lambda m: m.net.norm.eval(),
-    "forward": set_forward, "a method": lambda m: setattr(m.net, "act", torch.relu), "__class__": lambda m: setattr(m.net.part, "__class__", m.space.Other),
-    "a child": lambda m: setattr(m.net, "part", m.space.Other()), "a hook": lambda m: m.net.part.register_forward_hook(lambda part, x, y: y * 2),
-    "a method of the class": lambda m: setattr(m.space.Part, "forward", m.space.Other.forward), "an attribute of the class": lambda m: setattr(m.space.Net, "of_class", 0.5),
-    "a number of a config": lambda m: setattr(m.net.config, "shift", 0.5), "a list in a config": lambda m: m.net.config.deep.sizes.__setitem__(0, 3.0),
+    "a bool": lambda m: setattr(m.net, "flag", True),
+    "a float": lambda m: setattr(m.net, "factor", 2.0),
+    "Dropout.p": set_p,
+    "a tensor, replaced": lambda m: setattr(m.net, "table", m.net.table + 1),
+    "a tensor, in place": lambda m: in_place(m.net.table, 1.0),
+    "a tensor through data": lambda m: m.net.table.data.mul_(3),
+    "a buffer that is not saved": lambda m: in_place(m.net.offset, 1.0),
+    "a buffer, replaced": lambda m: setattr(m.net, "offset", m.net.offset * 2),
+    "a part in evaluation mode": lambda m: m.net.norm.eval(),
+    "forward": set_forward,
+    "a method": lambda m: setattr(m.net, "act", torch.relu),
+    "__class__": lambda m: setattr(m.net.part, "__class__", m.space.Other),
+    "a child": lambda m: setattr(m.net, "part", m.space.Other()),
+    "a hook": lambda m: m.net.part.register_forward_hook(lambda part, x, y: y * 2),
+    "a method of the class": lambda m: setattr(m.space.Part, "forward", m.space.Other.forward),
+    "an attribute of the class": lambda m: setattr(m.space.Net, "of_class", 0.5),
+    "a number of a config": lambda m: setattr(m.net.config, "shift", 0.5),
+    "a list in a config": lambda m: m.net.config.deep.sizes.__setitem__(0, 3.0),
     "a config, replaced": lambda m: setattr(m.net, "config", types.SimpleNamespace(shift=1.0, deep=m.net.config.deep)),
-    "a global": lambda m: setattr(m.space, "SCALE", 0.25), "a global tensor": lambda m: in_place(m.space.TABLE, 1.0),
-    "a nested global": lambda m: m.space.OPTIONS["nested"][1].update(deep=1.0), "a global of globals()": lambda m: setattr(m.space, "BY_NAME", 2.0),
-    "a function": lambda m: setattr(m.space, "half", lambda x: x * 3), "a default": lambda m: setattr(m.space.half, "__defaults__", (2.0,)),
-    "a keyword's default": lambda m: setattr(m.space.half, "__kwdefaults__", {"also": 2.0}), "an attribute of a function": lambda m: setattr(m.space.half, "gain", 2.0),
-    "the code of a function": lambda m: setattr(m.space.half, "__code__", (lambda x, by=1.0, *, also=1.0: x - by - also).__code__),
-    "an imported module": lambda m: setattr(m.settings, "SHIFT", 1.0), "an imported name": lambda m: setattr(m.settings, "OTHER", 2.0),
-    "a subclass of float": lambda m: setattr(m.net, "gain", m.space.Gain(2.0)), "an attribute of a float": lambda m: setattr(m.net.gain, "more", 2.0),
-    "a metaclass's property": lambda m: setattr(m.space.Config, "hidden", 2.0), "an enum": lambda m: setattr(m.net, "mode", m.space.Mode.ON),
-    "a slot": lambda m: setattr(m.net.slots, "shift", 1.0), "a global of loss_fn": lambda m: setattr(m.space, "WEIGHT", 0.5),
+    "a global": lambda m: setattr(m.space, "SCALE", 0.25),
+    "a global tensor": lambda m: in_place(m.space.TABLE, 1.0),
+    "a nested global": lambda m: m.space.OPTIONS["nested"][1].update(deep=1.0),
+    "a global of globals()": lambda m: setattr(m.space, "BY_NAME", 2.0),
+    "a function": lambda m: setattr(m.space, "half", lambda x: x * 3),
+    "a default": lambda m: setattr(m.space.half, "__defaults__", (2.0,)),
+    "a keyword's default": lambda m: setattr(m.space.half, "__kwdefaults__", {"also": 2.0}),
+    "an attribute of a function": lambda m: setattr(m.space.half, "gain", 2.0),
+    "the code of a function": lambda m: setattr(
+        m.space.half, "__code__", (lambda x, by=1.0, *, also=1.0: x - by - also).__code__
+    ),
+    "an imported module": lambda m: setattr(m.settings, "SHIFT", 1.0),
+    "an imported name": lambda m: setattr(m.settings, "OTHER", 2.0),
+    "a subclass of float": lambda m: setattr(m.net, "gain", m.space.Gain(2.0)),
+    "an attribute of a float": lambda m: setattr(m.net.gain, "more", 2.0),
+    "a metaclass's property": lambda m: setattr(m.space.Config, "hidden", 2.0),
+    "an enum": lambda m: setattr(m.net, "mode", m.space.Mode.ON),
+    "a slot": lambda m: setattr(m.net.slots, "shift", 1.0),
+    "a global of loss_fn": lambda m: setattr(m.space, "WEIGHT", 0.5),
     "a function of torch": lambda m: setattr(torch.nn.functional, "mse_loss", torch.nn.functional.l1_loss),
 }
 
@@ -201,7 +231,9 @@ def test_a_step_computes_what_the_module_is_now(what, made, cache, undone):
     assert len(trainer._captured.cached) == captures + 2
     again = trainer_of(made.net, loss_fn, cache)  # over the cache
     # Statistics that no forward pass changes are numbers of the module there, and trained buffers in the other trainer.
-    assert again._captured.cached == ["kept" if what == "a part in evaluation mode" else "hit"], "the variant that the other trainer kept"
+    assert again._captured.cached == ["kept" if what == "a part in evaluation mode" else "hit"], (
+        "the variant that the other trainer kept"
+    )
     expected = by_autograd(made.net, again, loss_fn)
     assert again.step(batch()).loss == pytest.approx(expected, rel=1e-9)
 
@@ -210,8 +242,17 @@ def test_a_change_over_the_cache_alone(made, cache):
     """Each change, made before a trainer: the entry of the net without it is not taken."""
     state = walk_over(twobp.capture.captured.WithLoss(made.net, made.space.loss_fn))[1]
     assert walk_over(twobp.capture.captured.WithLoss(made.net, made.space.loss_fn))[1] == state
-    for what in ("a float", "a subclass of float", "an attribute of a float", "an imported module", "an imported name", "an attribute of a function",
-                 "a global of globals()", "a metaclass's property", "a slot"):
+    for what in (
+        "a float",
+        "a subclass of float",
+        "an attribute of a float",
+        "an imported module",
+        "an imported name",
+        "an attribute of a function",
+        "a global of globals()",
+        "a metaclass's property",
+        "a slot",
+    ):
         CHANGES[what](made)
         before, state = state, walk_over(twobp.capture.captured.WithLoss(made.net, made.space.loss_fn))[1]
         assert state != before, what
@@ -261,7 +302,7 @@ def test_gradients_and_the_optimizer_s_state_go_on(made):
         trainer.step(batch())
         optimizer.zero_grad()
         for i in range(2):
-            part = {name: one[i * 3:(i + 1) * 3] for name, one in batch().items()}
+            part = {name: one[i * 3 : (i + 1) * 3] for name, one in batch().items()}
             (made.space.loss_fn(net(part["x"]), part) / 2).backward()
         optimizer.step()
     for name, one in trainer.state_dict().items():
@@ -282,7 +323,9 @@ def test_an_annealed_closure_is_right_warned_of_and_bounded(made):
             expected = by_autograd(made.net, trainer, loss_fn)
             assert trainer.step(batch()).loss == pytest.approx(expected, rel=1e-9)
     said = [str(one.message) for one in caught if "captured for" in str(one.message)]
-    assert len(said) == 1 and "'loss_fn.beta' (now" not in said[0] and "loss_fn.beta" in said[0] and "a field" in said[0]
+    assert (
+        len(said) == 1 and "'loss_fn.beta' (now" not in said[0] and "loss_fn.beta" in said[0] and "a field" in said[0]
+    )
     assert len(trainer._captured.variants) <= twobp.capture.captured.KEPT_VARIANTS + 1
 
 
@@ -313,18 +356,45 @@ def test_a_field_of_the_batch_is_no_change():
 
     torch.manual_seed(0)
     whole = {"x": torch.randn(4, 4), "y": torch.randn(4, 4), "beta": torch.ones(4)}
-    trainer = twobp.Trainer(Net().train(), {name: one[:2] for name, one in whole.items()}, loss_fn=loss_fn, micro_batches=2, cache=False, optimizer=twobp.SGD(lr=1e-12))
+    trainer = twobp.Trainer(
+        Net().train(),
+        {name: one[:2] for name, one in whole.items()},
+        loss_fn=loss_fn,
+        micro_batches=2,
+        cache=False,
+        optimizer=twobp.SGD(lr=1e-12),
+    )
     one = trainer.step(whole).loss
-    assert trainer.step({**whole, "beta": torch.full((4,), 2.0)}).loss == pytest.approx(2 * one, rel=1e-6) and len(trainer._captured.cached) == 1
+    assert (
+        trainer.step({**whole, "beta": torch.full((4,), 2.0)}).loss == pytest.approx(2 * one, rel=1e-6)
+        and len(trainer._captured.cached) == 1
+    )
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda m: setattr(m.net, "part", nn.Sequential(nn.Linear(4, 4).double())), "part 'part' of the module was replaced"),
-    (lambda m: (setattr(m.net, "more", nn.Linear(4, 4).double()), setattr(m.space.Net, "forward", lambda self, x: self.more(self.down(self.up(x))))),
-     r"has changed.*'more.*new trainer"),
-    (lambda m: setattr(m.space.Net, "forward", lambda self, x: self.down(self.act(self.up(x)).detach())), r"has changed.*(different layers|trained then).*new trainer"),
-    (lambda m: setattr(m.space.Net, "forward", lambda self, x: self.down(self.up(x))), r"has changed.*trained then.*new trainer"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda m: setattr(m.net, "part", nn.Sequential(nn.Linear(4, 4).double())),
+            "part 'part' of the module was replaced",
+        ),
+        (
+            lambda m: (
+                setattr(m.net, "more", nn.Linear(4, 4).double()),
+                setattr(m.space.Net, "forward", lambda self, x: self.more(self.down(self.up(x)))),
+            ),
+            r"has changed.*'more.*new trainer",
+        ),
+        (
+            lambda m: setattr(m.space.Net, "forward", lambda self, x: self.down(self.act(self.up(x)).detach())),
+            r"has changed.*(different layers|trained then).*new trainer",
+        ),
+        (
+            lambda m: setattr(m.space.Net, "forward", lambda self, x: self.down(self.up(x))),
+            r"has changed.*trained then.*new trainer",
+        ),
+    ],
+)
 def test_other_layers_or_parameters_are_refused_by_name(change, message, made):
     trainer = trainer_of(made.net, made.space.loss_fn)
     before = trainer.step(batch())
@@ -354,7 +424,7 @@ def test_settings_of_torch_are_followed(made, cache):
 
 def test_a_second_file_of_an_installed_package_counts(tmp_path, monkeypatch):
     """Its version stays."""
-    monkeypatch.setattr("twobp.capture.fingerprint.INSTALLED", (str(tmp_path) + "/",))
+    monkeypatch.setattr("twobp.capture.state.fingerprint.INSTALLED", (str(tmp_path) + "/",))
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "package_of_the_test"
     package.mkdir()
@@ -392,9 +462,10 @@ def test_a_hit_is_compared_once_in_a_process(made, tmp_path, monkeypatch):
         return result.cached[-1], len(ran)
 
     assert captured() == ("kept", 1) and captured() == ("hit", 0)
-    monkeypatch.setattr("twobp.capture.cache._met", set())  # as in another process
+    monkeypatch.setattr("twobp.capture.state.cache._met", set())  # as in another process
     assert captured() == ("hit", 1) and captured() == ("hit", 0)
-    from twobp.capture import cache as kept
+    from twobp.capture.state import cache as kept
+
     read = kept.Entry.read
 
     def wrong(entry, whole):
@@ -404,7 +475,7 @@ def test_a_hit_is_compared_once_in_a_process(made, tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(kept.Entry, "read", wrong)
-    monkeypatch.setattr("twobp.capture.cache._met", set())
+    monkeypatch.setattr("twobp.capture.state.cache._met", set())
     assert captured() == ("kept", 2)
 
 
@@ -423,8 +494,11 @@ def test_check_every_names_the_layer_that_differs(made):
         trainer.step(batch())
     tamper(trainer._captured.graph["shapes"][0]["programs"])
     trainer.step(batch())
-    name = next(layer["name"] for number, layer in enumerate(trainer._captured.graph["layers"])
-                if "aten::sin" in {step.get("op") for step in trainer._captured._chain().program(number)["forward"]})
+    name = next(
+        layer["name"]
+        for number, layer in enumerate(trainer._captured.graph["layers"])
+        if "aten::sin" in {step.get("op") for step in trainer._captured._chain().program(number)["forward"]}
+    )
     with pytest.raises(twobp.Error, match=f"step 6 was not made.*micro-batch 0: layer '{name}' computes other values"):
         trainer.step(batch())
     assert trainer.steps_done == 5
@@ -437,7 +511,12 @@ def test_check_every_finds_a_wrong_gradient_and_a_wrong_runtime(made, monkeypatc
     made.net.drop.p = 0.0
     trainer.step(batch())
     programs = trainer._captured.graph["shapes"][0]["programs"]
-    step = next(step for program in reversed(programs) for step in program["backward_p1"] if step.get("op") == "aten::tanh_backward")
+    step = next(
+        step
+        for program in reversed(programs)
+        for step in program["backward_p1"]
+        if step.get("op") == "aten::tanh_backward"
+    )
     step["op"] = "aten::sigmoid_backward"
     with pytest.raises(twobp.Error, match="layer '(up|norm|down).*' computes another gradient of"):
         trainer.step(batch())
@@ -567,10 +646,18 @@ class Keeps(nn.Module):
 
 
 def state_of(net, space):
-    return {path: dict(vars(part)) | dict(part._buffers) for path, part in net.named_modules()}, list(net.outputs), dict(net.tables), dict(vars(net.box)), dict(space.LAST)
+    return (
+        {path: dict(vars(part)) | dict(part._buffers) for path, part in net.named_modules()},
+        list(net.outputs),
+        dict(net.tables),
+        dict(vars(net.box)),
+        dict(space.LAST),
+    )
 
 
-@pytest.mark.parametrize("way", ["attribute", "of_size", "buffer", "in_dict", "in_object", "in_global", "count_and_outputs", "hook"])
+@pytest.mark.parametrize(
+    "way", ["attribute", "of_size", "buffer", "in_dict", "in_object", "in_global", "count_and_outputs", "hook"]
+)
 def test_capture_leaves_what_forward_keeps_as_it_was(tmp_path, way):
     """In a trace, forward keeps tensors without numbers. Later calls of the module must not meet them."""
     space = load(tmp_path, "keeps_of_the_test", KEPT)
@@ -598,8 +685,14 @@ def test_capture_leaves_what_forward_keeps_as_it_was(tmp_path, way):
     assert losses == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("way, message", [("read_count", "changes 'calls', and may compute something else at its next call"), ("parameter", "makes 'gain', whose parameters"),
-                                          ("part", "makes 'more', whose parameters")])
+@pytest.mark.parametrize(
+    "way, message",
+    [
+        ("read_count", "changes 'calls', and may compute something else at its next call"),
+        ("parameter", "makes 'gain', whose parameters"),
+        ("part", "makes 'more', whose parameters"),
+    ],
+)
 def test_what_forward_keeps_and_programs_cannot_is_named(tmp_path, way, message):
     space = load(tmp_path, "keeps_of_the_test", KEPT)
     net = space.Keeps(way).train()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from twobp.capture import capture, interpret
-from twobp.capture.reference import reference
+from twobp.capture.verify.reference import reference
 
 BATCH, POSITIONS, OUT = 2, 8, 4  # a loss over a power of two numbers, so that its weight is exact
 MAGNITUDES = {torch.float64: (1.0, 2.5, 8.0), torch.float32: (1.0, 2.5)}  # of weights and inputs, beside 0.1 at capture

@@ -18,16 +18,16 @@ from torch import nn
 from twobp import _native
 
 from . import bundle, interpret
-from .as_before import AsBefore
-from .cache import Cache, Entry
-from .draws import Draw
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
-from .export import WithLoss, as_fields, check_hooks, check_parts, check_torch
-from .fingerprint import Fingerprint, tensor_digest, walk_over
-from .guards import Guards, recording
-from .reference import KeepParameters, reference, restore
+from .export.draws import Draw
+from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch
+from .state.as_before import AsBefore
+from .state.cache import Cache, Entry
+from .state.fingerprint import Fingerprint, tensor_digest, walk_over
+from .state.guards import Guards, recording
 from .trace import Traced, own_tensors, trace
+from .verify.reference import KeepParameters, reference, restore
 
 TOLERANCE = {
     torch.float64: 1e-9,

@@ -11,7 +11,7 @@ from torch import fx
 
 from . import ops
 from .errors import CaptureError, path_of, where
-from .export import Forward, Input
+from .export.forward import Forward, Input
 
 ATOMIC = 12  # a piece with at most this many products of parameters is cut only where a single value crosses
 

@@ -13,10 +13,10 @@ from twobp import _native
 
 from . import ops
 from .cut import Layer
+from .differentiate.joint import Joint
+from .differentiate.split import Split
 from .errors import CaptureError, where
-from .joint import Joint
 from .ops import aten
-from .split import Split
 
 MEMORY_FORMATS = {
     torch.contiguous_format: "contiguous",

@@ -15,7 +15,7 @@ from torch.fx.proxy import TracerBase
 
 from twobp._native import Error
 
-ENTRY = os.path.join(os.path.dirname(__file__), "export.py")  # this file calls the module
+ENTRY = os.path.join(os.path.dirname(__file__), "export", "forward.py")  # this file calls the module
 OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sysconfig.get_path("stdlib"), ""))
 ASSERTS = "torch_compilable_check"  # of transformers; its caller says more

@@ -14,22 +14,23 @@ import torch
 from torch import nn
 from torch._functorch import eager_transforms
 
-from . import export, matrices
-from .as_before import AsBefore
 from .cut import Layer, cut, structure
-from .draws import Draw, draws_of
+from .differentiate.joint import joint_graph
+from .differentiate.split import split
 from .emit import emit
 from .errors import CaptureError, current_line
-from .fingerprint import is_installed, is_installed_module, tensor_digest
-from .joint import joint_graph
+from .export.draws import Draw, draws_of
+from .export.forward import MOST_TEXT, WithLoss, export
+from .loss.targets import weigh_loss
+from .passes import matrices
 from .passes.attend import fuse_attention
 from .passes.fold import fold
 from .passes.gates import fuse_gates
 from .passes.pack import Packed, pack
 from .passes.rotary import fuse_rotary
 from .sequences.slices import Refused, positions_of, sliced_programs
-from .split import split
-from .targets import weigh_loss
+from .state.as_before import AsBefore
+from .state.fingerprint import is_installed, is_installed_module, tensor_digest
 
 # What these functions call first, however a module has imported them.
 DERIVATIVES = {
@@ -81,7 +82,7 @@ class Constants:
 
 
 def trace(
-    whole: export.WithLoss,
+    whole: WithLoss,
     fields: dict[str, torch.Tensor],
     loss_reduction: str | None,
     frozen: set[str],
@@ -92,7 +93,7 @@ def trace(
     """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it
     only reads them. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward(), before:
-        forward = export.export(whole, fields, buffers)
+        forward = export(whole, fields, buffers)
         before.check()
     own = own_tensors(whole)
     read = {
@@ -120,7 +121,7 @@ def trace(
         )
         positions = length
     except Refused as reason:
-        no_slices = str(reason).encode()[: export.MOST_TEXT].decode(errors="ignore")
+        no_slices = str(reason).encode()[:MOST_TEXT].decode(errors="ignore")
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from .. import ops
-from ..export import Forward, Input
+from ..export.forward import Forward, Input
 from ..ops import aten, named_argument, set_argument
 from .masked import LEAST, fuse_masked_attention
 

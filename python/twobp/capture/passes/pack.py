@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..cut import Layer
-from ..export import Input
+from ..export.forward import Input
 from ..own_operators import aten
 
 

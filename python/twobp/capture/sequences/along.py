@@ -3,17 +3,14 @@ share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
 
 from .. import ops
 from ..ops import named_argument
-
-if TYPE_CHECKING:
-    from .slices import Rewriting
 
 
 class Along(NamedTuple):
@@ -30,6 +27,27 @@ class Along(NamedTuple):
 # Other values: None, the same for every slice, such as a parameter; SUM, a sum over positions, so that those of slices
 # add up; a list of places for a list of values; and UNREAD.
 SUM, UNREAD = "sum", "unread"
+
+
+class Follower(Protocol):
+    """What the rules ask of the one who follows positions through a graph: `Rewriting` of slices.py writes it for a
+    slice, and `Samples` only looks."""
+
+    positions: int
+    length: int
+    places: dict[fx.Node, Any]
+
+    def cut(self, node: fx.Node, place: Along) -> None: ...
+
+    def align(self, node: fx.Node, read: fx.Node, place: Along) -> None: ...
+
+    def change(self, position: int, argument: Any) -> None: ...
+
+    def resize(self, node: fx.Node, place: Along) -> None: ...
+
+    def replace(self, target: Callable, *arguments: Any) -> None: ...
+
+    def fields_behind(self, node: fx.Node) -> list[str]: ...
 
 
 class Mixes(Exception):
@@ -64,7 +82,7 @@ def across(node: fx.Node) -> Mixes:
     return Mixes(node, f"'{ops.short_name(node)}' computes across the positions of a sequence")
 
 
-def same(node: fx.Node, of: Rewriting) -> Along:
+def same(node: fx.Node, of: Follower) -> Along:
     """The positions lie where they lie in the first argument."""
     place = of.places[node.args[0]] if isinstance(node.args[0], fx.Node) else None
     if not isinstance(place, Along):
@@ -77,7 +95,7 @@ def several(node: fx.Node, place: Along):
     return [place] * len(value) if isinstance(value, (tuple, list)) else place
 
 
-def pointwise(node: fx.Node, of: Rewriting, tensors: Sequence[fx.Node] = ()):
+def pointwise(node: fx.Node, of: Follower, tensors: Sequence[fx.Node] = ()):
     """An elementwise operator, with broadcasting. An argument that is the same for every slice, but has a number for
     each position, is cut."""
     tensors = tensors or ops.inputs_of(node)

@@ -7,25 +7,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from .. import ops
-from ..losses import ELEMENTWISE as LOSSES
-from ..losses import MEAN, NLL
-from ..losses import SUM as SUMMED
+from ..loss.losses import ELEMENTWISE as LOSSES
+from ..loss.losses import MEAN, NLL
+from ..loss.losses import SUM as SUMMED
 from ..ops import named_argument
 from ..own_operators import aten, attention, causal_attention, cross_entropy, dropout, glu, rms_norm, rotary
-from .along import SUM, UNREAD, Along, Mixes, across, argument, dimensions, pointwise, same, several, shape
+from .along import SUM, UNREAD, Along, Follower, Mixes, across, argument, dimensions, pointwise, same, several, shape
 from .views import VIEWS
 
-if TYPE_CHECKING:
-    from .slices import Rewriting
 
-
-def apart(node: fx.Node, of: Rewriting):
+def apart(node: fx.Node, of: Follower):
     """Operators that compute along other dimensions than that of the positions, with results of the same rank."""
     place = same(node, of)
     if place.dim in dimensions(node, "dim" if argument(node, "dim") is not None else "dims"):
@@ -33,7 +29,7 @@ def apart(node: fx.Node, of: Rewriting):
     return several(node, place)
 
 
-def reduced(node: fx.Node, of: Rewriting):
+def reduced(node: fx.Node, of: Follower):
     place, dims = same(node, of), dimensions(node)
     if place.dim in dims:
         if ops.short_name(node) == "sum":
@@ -45,7 +41,7 @@ def reduced(node: fx.Node, of: Rewriting):
     )
 
 
-def joined(node: fx.Node, of: Rewriting):
+def joined(node: fx.Node, of: Follower):
     tensors = [one for one in node.args[0] if shape(one) != (0,)]  # one without numbers and dimensions adds nothing
     place = pointwise(node, of, tensors)
     dim, rank = (node.args[1] if len(node.args) > 1 else 0), len(shape(node))
@@ -56,11 +52,11 @@ def joined(node: fx.Node, of: Rewriting):
     return place
 
 
-def broadcast(node: fx.Node, of: Rewriting):
+def broadcast(node: fx.Node, of: Follower):
     return [pointwise(node, of, node.args[0])] * len(node.args[0])
 
 
-def normed(node: fx.Node, of: Rewriting):
+def normed(node: fx.Node, of: Follower):
     x = node.args[0]
     place, own = only_first(node, of, x), node.target is rms_norm
     if place.dim >= len(shape(x)) - (1 if own else len(node.args[1])):
@@ -68,7 +64,7 @@ def normed(node: fx.Node, of: Rewriting):
     return [place, UNREAD] if own else several(node, place)
 
 
-def only_first(node: fx.Node, of: Rewriting, first: fx.Node) -> Along:
+def only_first(node: fx.Node, of: Follower, first: fx.Node) -> Along:
     place = of.places[first]
     if not isinstance(place, Along) or any(
         of.places[one] is not None for one in ops.inputs_of(node) if one is not first
@@ -77,7 +73,7 @@ def only_first(node: fx.Node, of: Rewriting, first: fx.Node) -> Along:
     return place
 
 
-def product(node: fx.Node, of: Rewriting):
+def product(node: fx.Node, of: Follower):
     """x @ w, where w is the same for every slice."""
     x = node.args[1 if node.target is aten.addmm.default else 0]
     place = only_first(node, of, x)
@@ -96,11 +92,11 @@ def spelled_out(node: fx.Node) -> Mixes:
     )
 
 
-def matrices(node: fx.Node, of: Rewriting):
+def matrices(node: fx.Node, of: Follower):
     raise spelled_out(node)
 
 
-def einsum(node: fx.Node, of: Rewriting):
+def einsum(node: fx.Node, of: Follower):
     """einsum in which one letter stands for the positions, and the result keeps it."""
     inputs, _, output = node.args[0].replace(" ", "").partition("->")
     operands = list(zip(inputs.split(","), node.args[1]))
@@ -123,7 +119,7 @@ def einsum(node: fx.Node, of: Rewriting):
     return Along(output.index(letter), *sizes)
 
 
-def batched(node: fx.Node, of: Rewriting):
+def batched(node: fx.Node, of: Follower):
     """a @ b for each of the leading dimensions."""
     a, b, rank = *node.args[:2], len(shape(node))
     if min(len(shape(a)), len(shape(b))) < 2:
@@ -135,13 +131,13 @@ def batched(node: fx.Node, of: Rewriting):
     return pointwise(node, of, (a, b))
 
 
-def looked_up(node: fx.Node, of: Rewriting):
+def looked_up(node: fx.Node, of: Follower):
     if argument(node, "scale_grad_by_freq"):
         raise Mixes(node, "'embedding' with scale_grad_by_freq counts the ids of all positions")
     return only_first(node, of, node.args[1])
 
 
-def indexed(node: fx.Node, of: Rewriting):
+def indexed(node: fx.Node, of: Follower):
     """Indexing: a table that is the same for every slice at indices for each position, or values of each position at
     indices that are the same for every slice."""
     given = [(i, one) for i, one in enumerate(node.args[1]) if one is not None]
@@ -157,7 +153,7 @@ def indexed(node: fx.Node, of: Rewriting):
     return place._replace(dim=place.dim + (len(shape(indices)) - 1) * (dim < place.dim))
 
 
-def aligned(node: fx.Node, of: Rewriting):
+def aligned(node: fx.Node, of: Follower):
     """gather and scatter, whose tensors all have the positions in the same dimension."""
     place = pointwise(node, of)
     if place.dim in dimensions(node) or any(
@@ -167,7 +163,7 @@ def aligned(node: fx.Node, of: Rewriting):
     return place
 
 
-def lost(node: fx.Node, of: Rewriting):
+def lost(node: fx.Node, of: Follower):
     """Losses that have a reduction."""
     position = NLL[node.target][0] if node.target in NLL else LOSSES[node.target]
     reduction = named_argument(node, position)
@@ -187,7 +183,7 @@ def lost(node: fx.Node, of: Rewriting):
     return [result] + [UNREAD] * (len(node.meta["val"]) - 1) if isinstance(node.meta["val"], tuple) else result
 
 
-def own_cross_entropy(node: fx.Node, of: Rewriting):
+def own_cross_entropy(node: fx.Node, of: Follower):
     place = same(node, of)
     if place.dim != 0:
         raise across(node)
@@ -195,7 +191,7 @@ def own_cross_entropy(node: fx.Node, of: Rewriting):
     return [SUM, UNREAD]
 
 
-def own_attention(node: fx.Node, of: Rewriting):
+def own_attention(node: fx.Node, of: Follower):
     qkv, *tables, _, _, causal = node.args
     if not causal:
         raise Mixes(node, "attention in both directions reads later positions")
@@ -207,7 +203,7 @@ def own_attention(node: fx.Node, of: Rewriting):
     return [Along(1), UNREAD, UNREAD]
 
 
-def own_rotary(node: fx.Node, of: Rewriting):
+def own_rotary(node: fx.Node, of: Follower):
     if same(node, of) != Along(2):
         raise across(node)
     for one in node.args[1:3]:
@@ -215,13 +211,13 @@ def own_rotary(node: fx.Node, of: Rewriting):
     return Along(2)
 
 
-def own_glu(node: fx.Node, of: Rewriting):
+def own_glu(node: fx.Node, of: Follower):
     if same(node, of).dim == len(shape(node)) - 1:
         raise across(node)
     return same(node, of)
 
 
-def own_dropout(node: fx.Node, of: Rewriting):
+def own_dropout(node: fx.Node, of: Follower):
     """Dropout, whose mask for a slice is cut out of the mask for the whole sequences. So each row must be a
     position."""
     place, sizes = same(node, of), shape(node.args[0])
@@ -232,7 +228,7 @@ def own_dropout(node: fx.Node, of: Rewriting):
     return [place, place]
 
 
-def other_attention(node: fx.Node, of: Rewriting):
+def other_attention(node: fx.Node, of: Follower):
     def given(position: int, name: str):
         return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
@@ -272,7 +268,7 @@ def other_attention(node: fx.Node, of: Rewriting):
     return Along(2)
 
 
-def linear_in_sums(node: fx.Node, of: Rewriting):
+def linear_in_sums(node: fx.Node, of: Follower):
     """Operators on sums over positions: the results for the slices' sums must add up to the result for the whole
     sum."""
     name, tensors = ops.short_name(node), ops.inputs_of(node)
@@ -304,7 +300,7 @@ def linear_in_sums(node: fx.Node, of: Rewriting):
     return SUM
 
 
-def other_size(node: fx.Node, of: Rewriting):
+def other_size(node: fx.Node, of: Follower):
     """new_zeros(x, size) uses only the dtype of x."""
     return None
 
@@ -398,7 +394,7 @@ OWN = {
 }
 
 
-def place_of(node: fx.Node, of: Rewriting):
+def place_of(node: fx.Node, of: Follower):
     """Returns where the positions lie in the result of `node`. Tells `of` which arguments differ for a slice. Raises
     Mixes."""
     if node.target is operator.getitem:

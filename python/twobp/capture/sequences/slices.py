@@ -16,7 +16,7 @@ from .. import ops
 from ..cut import Layer
 from ..emit import Instruction
 from ..errors import where
-from ..export import Input
+from ..export.forward import Input
 from ..ops import set_argument
 from ..own_operators import aten
 from .along import SUM, UNREAD, Along, Mixes, shape

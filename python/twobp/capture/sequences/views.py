@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import fx
 
 from .. import ops
 from ..own_operators import aten
-from .along import Along, Mixes, argument, dimensions, same, several, shape
-
-if TYPE_CHECKING:
-    from .slices import Rewriting
+from .along import Along, Follower, Mixes, argument, dimensions, same, several, shape
 
 
-def reshaped(node: fx.Node, of: Rewriting):
+def reshaped(node: fx.Node, of: Follower):
     place, before, after = same(node, of), shape(node.args[0]), list(shape(node))
     stride, below = place.inner * math.prod(before[place.dim + 1 :]), 1
     for dim in reversed(range(len(after))):
@@ -28,14 +24,14 @@ def reshaped(node: fx.Node, of: Rewriting):
     raise Mixes(node, f"'{ops.short_name(node)}' splits the positions of a sequence into several dimensions")
 
 
-def expanded(node: fx.Node, of: Rewriting):
+def expanded(node: fx.Node, of: Follower):
     place = same(node, of)
     place = place._replace(dim=place.dim + len(shape(node)) - len(shape(node.args[0])))
     of.resize(node, place)
     return place
 
 
-def permuted(node: fx.Node, of: Rewriting):
+def permuted(node: fx.Node, of: Follower):
     place, rank = same(node, of), len(shape(node))
     order = list(range(rank))
     if node.target is aten.permute.default:
@@ -46,12 +42,12 @@ def permuted(node: fx.Node, of: Rewriting):
     return place._replace(dim=order.index(place.dim))
 
 
-def unsqueezed(node: fx.Node, of: Rewriting):
+def unsqueezed(node: fx.Node, of: Follower):
     place = same(node, of)
     return place._replace(dim=place.dim + (node.args[1] % len(shape(node)) <= place.dim))
 
 
-def squeezed(node: fx.Node, of: Rewriting):
+def squeezed(node: fx.Node, of: Follower):
     place, before = same(node, of), shape(node.args[0])
     gone = [one for one in dimensions(node) if before[one] == 1]
     if node.target is aten.squeeze.default and gone:  # a slice may have one position
@@ -61,14 +57,14 @@ def squeezed(node: fx.Node, of: Rewriting):
     return place._replace(dim=place.dim - sum(one < place.dim for one in gone))
 
 
-def selected(node: fx.Node, of: Rewriting):
+def selected(node: fx.Node, of: Follower):
     place, (dim,) = same(node, of), dimensions(node)
     if place.dim == dim:
         raise Mixes(node, f"'{ops.short_name(node)}' takes single positions out of a sequence")
     return several(node, place._replace(dim=place.dim - (dim < place.dim)))
 
 
-def cut_out(node: fx.Node, of: Rewriting):
+def cut_out(node: fx.Node, of: Follower):
     place, (dim,) = same(node, of), dimensions(node)
     if place.dim == dim:
         start, end, step = (argument(node, one) for one in ("start", "end", "step"))
@@ -84,7 +80,7 @@ def cut_out(node: fx.Node, of: Rewriting):
     return place
 
 
-def padded(node: fx.Node, of: Rewriting):
+def padded(node: fx.Node, of: Follower):
     place, pad = same(node, of), node.args[1]
     behind = 2 * (len(shape(node)) - 1 - place.dim)
     if any(pad[behind : behind + 2]):

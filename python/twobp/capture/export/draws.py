@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from . import ops
-from .own_operators import aten
+from .. import ops
+from ..own_operators import aten
 
 DROPOUTS = {aten.dropout.default: (1, 2), aten.native_dropout.default: (1, 2)}  # the positions of p and train
 KEY = "draw"  # torch keeps the "custom" data of a node in those to which it is decomposed

@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx, nn
 
-from . import interpret, ops
-from .cut import Layer, cut
-from .errors import CaptureError
-from .export import export
-from .own_operators import dropout_scale
-from .passes.fold import fold
-from .targets import weigh_loss
-
-if TYPE_CHECKING:
-    from .captured import Captured
+from .. import interpret, ops
+from ..captured import Captured, relative
+from ..cut import Layer, cut
+from ..errors import CaptureError
+from ..export.forward import export
+from ..loss.targets import weigh_loss
+from ..own_operators import dropout_scale
+from ..passes.fold import fold
 
 
 @contextlib.contextmanager
@@ -73,7 +70,7 @@ class Replayed(fx.Interpreter):
 
 
 def first_difference(
-    captured: Captured, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, relative, limit: float
+    captured: Captured, chain: interpret.Chain, fields: dict[str, torch.Tensor], weight: float, limit: float
 ) -> str:
     """Returns the first layer whose values, or else the last whose gradients, are not those of the module's own
     operators, as "layer 'x': ..."."""
@@ -136,8 +133,6 @@ def compare(
 ) -> tuple[float, int, bool]:
     """Compares the programs for a micro-batch. Returns their loss, the number of its targets, and whether they drew
     random numbers. Raises CaptureError that names the first layer that differs."""
-    from .captured import relative
-
     number = captured.shape_number(fields)
     with (
         with_weights(captured, weights),
@@ -155,6 +150,6 @@ def compare(
         try:
             captured._dry_run(fields, beside, number)
         except CaptureError as error:
-            where = first_difference(captured, chain, fields, weight, relative, captured.limit())
+            where = first_difference(captured, chain, fields, weight, captured.limit())
             raise CaptureError(f"{where}. {error}") from error
     return loss / (weight * count), count, bool(random.drawn)

@@ -17,8 +17,8 @@ from torch import nn
 
 from twobp import _native
 
+from ..trace import Traced, own_tensors
 from . import fingerprint
-from .trace import Traced, own_tensors
 
 SWITCH = "TWOBP_CACHE"  # "off": nothing is read or written
 MOST_BYTES = 1 << 30  # of all entries; the least recently used are removed

@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict, deque
 
 from torch import nn
 
-from .errors import CaptureError
+from ..errors import CaptureError
 from .fingerprint import Fingerprint
 
 TABLES = ("_parameters", "_buffers", "_modules")

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from . import ops
-from .cut import Layer
-from .errors import CaptureError, where
-from .ops import aten
+from .. import ops
+from ..cut import Layer
+from ..errors import CaptureError, where
+from ..ops import aten
 
 SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 

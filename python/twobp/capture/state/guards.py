@@ -13,7 +13,7 @@ from torch import nn
 
 from twobp import _native
 
-from .errors import OWN
+from ..errors import OWN
 from .fingerprint import HEAP_TYPE, TORCH, Fingerprint, Node, is_plain, torch_state
 
 ALL = "__dict__"  # an object whose attributes are read in ways that are not recorded

@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import ops
-from .errors import current_line
+from .. import ops
+from ..errors import current_line
 
 MOST_RUNS = 32  # of equal elements of a mask
 

@@ -3,17 +3,25 @@ module is not changed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .errors import DYNAMIC, CaptureError, current_line
-from .own_operators import dropout_scale
+from ..errors import DYNAMIC, CaptureError, current_line
+from ..export.draws import Draw
+from ..own_operators import dropout_scale
 
-if TYPE_CHECKING:
-    from .captured import Captured
+
+class Compared(Protocol):
+    """What the comparison reads of a captured module."""
+
+    whole: nn.Module
+    parameters: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+    draws: list[Draw]
 
 
 class Replay(TorchDispatchMode):
@@ -85,7 +93,7 @@ class KeepParameters(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def reference(captured: Captured, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
+def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
     """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and
     the dtypes in which it computed in training mode. The module is not changed."""
     whole = captured.whole

@@ -18,12 +18,12 @@ from torch import fx, nn
 
 from twobp.batches import named
 
-from . import ops
+from .. import ops
+from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
+from ..own_operators import aten, grouped_mm
+from ..passes.fuse import fuse
 from .draws import number_draws
-from .errors import DYNAMIC, CaptureError, recording_lines, user_line, where
-from .own_operators import aten, grouped_mm
 from .parts import InParts, keeping_assertions
-from .passes.fuse import fuse
 
 REMOVED = {
     aten._assert_tensor_metadata.default,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from . import ops
-from .export import Forward
-from .ops import aten
+from .. import ops
+from ..export.forward import Forward
+from ..ops import aten
 
 # The arguments of a product that may be weights. The first argument of linear is its input, also if it is a parameter,
 # such as learned queries.

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import ops
-from .export import Forward
-from .sequences.along import SUM, Along, Mixes
-from .sequences.positions import place_of
+from .. import ops
+from ..export.forward import Forward
+from ..sequences.along import SUM, Along, Mixes
+from ..sequences.positions import place_of
 
 JOIN = {
     "sum",

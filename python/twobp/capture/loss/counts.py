@@ -12,12 +12,12 @@ from fractions import Fraction
 import torch
 from torch import fx
 
-from . import interpret, ops
-from .emit import Emitter
-from .errors import CaptureError, where
-from .export import MOST_TEXT, Check, Forward
+from .. import interpret, ops
+from ..emit import Emitter
+from ..errors import CaptureError, where
+from ..export.forward import MOST_TEXT, Check, Forward
+from ..own_operators import aten
 from .losses import NLL
-from .own_operators import aten
 
 Count = (
     int | tuple[fx.Node, int | None]

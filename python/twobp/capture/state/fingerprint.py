@@ -26,7 +26,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-HERE = os.path.dirname(os.path.realpath(__file__))
+HERE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # the package of captures
 # For code below these folders, the version of its package stands for it.
 INSTALLED = tuple(
     {

@@ -8,13 +8,13 @@ import operator
 import torch
 from torch import fx
 
-from . import ops
+from .. import ops
+from ..errors import CaptureError, where
+from ..export.forward import Forward, Input
+from ..ops import named_argument, set_argument
+from ..own_operators import aten, cross_entropy
 from .counts import ADVICE, Count, Counts, ids_in_range, program
-from .errors import CaptureError, where
-from .export import Forward, Input
 from .losses import ELEMENTWISE, MEAN, NLL, ROWWISE, SUM
-from .ops import named_argument, set_argument
-from .own_operators import aten, cross_entropy
 from .samples import Samples
 
 # These are linear in their first argument.

@@ -8,11 +8,11 @@ import operator
 
 from torch import fx
 
-from . import ops
-from .cut import Layer
+from .. import ops
+from ..cut import Layer
+from ..ops import aten
+from ..own_operators import attention_backward, causal_attention_backward
 from .joint import Joint
-from .ops import aten
-from .own_operators import attention_backward, causal_attention_backward
 
 
 @dataclasses.dataclass

@@ -1,6 +1,6 @@
 """The losses among PyTorch's operators, and where their arguments say how they reduce."""
 
-from .own_operators import aten
+from ..own_operators import aten
 
 MEAN, SUM = 1, 2  # of at::Reduction
 # Maps an operator to the position of its `reduction`, for losses that average over their elements.

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from .errors import current_line
+from ..errors import current_line
 from .from_fields import FromFields
 
 

@@ -1,0 +1,1 @@
+"""The module becomes one graph, from the fields of a micro-batch to the loss."""

@@ -1,0 +1,1 @@
+"""The mean over targets becomes a sum, and programs count the targets."""

@@ -1,0 +1,1 @@
+"""What of Python's values a trace depends on: guards, and the cache of traces."""

@@ -1,0 +1,1 @@
+"""The programs' numbers against those of the module under autograd."""
