@@ -260,13 +260,13 @@ class Report(unittest.TestCase):
             return contenders.names_of(args, micro_batches)
         self.assertEqual(names("mamba", True, 2), ["twobp_single", "single", "single_loop", "transformers"])
         self.assertEqual(names("resnet", True, 2), ["twobp_single", "single", "single_channels_last"])
-        self.assertEqual(names("bert", False, 2), ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "1f1b_all"])
-        self.assertEqual(names("resnet", False, 2, mpi=True)[:6],
-                         ["twobp", "twobp_1f1b", "twobp_planned", "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
-        self.assertEqual(names("llama", False, 1, slices=8),
-                         ["twobp", "twobp_1f1b", "twobp_planned", "twobp_sliced", "twobp_sliced_1f1b", "1f1b", "interleaved_zb", "zbv"])
-        self.assertEqual(names("bert", False, 4),
-                         ["twobp", "twobp_1f1b", "twobp_planned", "1f1b", "interleaved_zb", "zbv", "dualpipev", "1f1b_all"])
+        ours = ["twobp", "twobp_1f1b", "twobp_planned", "twobp_two_threads"]
+        pipelines = ["1f1b", "interleaved_1f1b", "interleaved_1f1b_4", "interleaved_zb", "zbv"]
+        undivided = ["eager", "compiled", "replicas"]
+        self.assertEqual(names("bert", False, 2), [*ours, *pipelines, "1f1b_all", *undivided])
+        self.assertEqual(names("resnet", False, 2, mpi=True)[:7], [*ours, "twobp_mpi", "twobp_1f1b_mpi", "1f1b"])
+        self.assertEqual(names("llama", False, 1, slices=8), [*ours, "twobp_sliced", "twobp_sliced_1f1b", *pipelines, *undivided])
+        self.assertEqual(names("bert", False, 4), [*ours, *pipelines, "dualpipev", "1f1b_all", *undivided])
 
 
 if __name__ == "__main__":
