@@ -8,7 +8,12 @@ install_packages clang-format clang-tidy
 mapfile -t sources < <(git ls-files '*.cpp' '*.h')
 clang-format --dry-run --Werror "${sources[@]}"
 find_torch
-install_test_packages  # ruff
+install_test_packages
+if ! "$PYTHON" -c 'import ruff' 2> /dev/null; then  # a Python that is not ours
+  python3 -m venv build/lint
+  PYTHON=build/lint/bin/python
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check "$(grep '^ruff==' tests/requirements.txt)"
+fi
 "$PYTHON" -m ruff format --check --quiet python
 "$PYTHON" -m ruff check --quiet python
 
