@@ -140,7 +140,7 @@ class Trainer:
             warnings.warn(warning, stacklevel=2)
         self._shapes: dict[int, set] = {0: {_shape(example)}}  # by variant
         self._variants = 0  # that were captured because something changed
-        self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
+        self._watch = Watch(module, set(self._captured.buffers), loss_fn) if module is not None else None
 
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` instead of the optimizer's own if it is given.

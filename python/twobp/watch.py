@@ -19,10 +19,11 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Watch:
     """Watches the parameters of a module, and its other tensors that training never changes."""
 
-    def __init__(self, module: nn.Module, changed: set[str]):
+    def __init__(self, module: nn.Module, changed: set[str], loss_fn: object = None):
         """`changed` lists the buffers that training changes. The module's own forward pass changes them too, so they
-        are not watched."""
+        are not watched. If `loss_fn` is a module, its tensors are watched, too."""
         self._module, self._changed = module, changed
+        self._loss_fn = loss_fn if isinstance(loss_fn, nn.Module) else None
         own = dict(module.named_parameters(remove_duplicate=False))
         self._fixed = {
             name: one.detach().clone()
@@ -96,6 +97,10 @@ class Watch:
                 "made, which the trainer does "
                 "not see: make a new trainer"
             )
+        if number >= self._of_module:
+            raise Error(
+                f"'{name}' was changed after the trainer was made, but the trainer has a copy: make a new trainer"
+            )
         if self._sample(self._module.state_dict()) not in self._known:
             raise Error(
                 f"'{name}' of the module was changed, but the trainer has its own copy, so the change would be lost: "
@@ -106,7 +111,13 @@ class Watch:
 
     def _look(self) -> None:
         self._looks, self._seen = Looks(), []
-        for path, part in self._module.named_modules():
+        self._look_at(self._module, "")
+        self._of_module = len(self._seen)
+        if self._loss_fn is not None:
+            self._look_at(self._loss_fn, "loss_fn")
+
+    def _look_at(self, module: nn.Module, prefix: str) -> None:
+        for path, part in module.named_modules(prefix=prefix):
             for table in (part._parameters, part._buffers):
                 for key, tensor in table.items():
                     name = f"{path}.{key}".lstrip(".")

@@ -1,9 +1,16 @@
 """What changes behind a capture: attributes, modes, closures, globals, functions, classes. A step computes what the module computes under autograd as it is
 at that step, or is refused by name. The cache of captures sees the same changes."""
 
+import collections
+import contextvars
+import functools
 import gc
+import importlib
 import importlib.util
+import inspect
+import operator
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -236,6 +243,124 @@ def test_a_step_computes_what_the_module_is_now(what, made, cache, undone):
     )
     expected = by_autograd(made.net, again, loss_fn)
     assert again.step(batch()).loss == pytest.approx(expected, rel=1e-9)
+
+
+class Scaled(nn.Module):
+    """Scales by what `value` takes out of the net."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.up, self.value = nn.Linear(4, 4).double(), value
+
+    def forward(self, x):
+        return torch.tanh(self.up(x)) * self.value(self)
+
+
+class Inside(Scaled):
+    def inner(self):
+        return object.__getattribute__(self, "beta")
+
+
+class Above:
+    def __init__(self):
+        self.beta = 0.5
+
+    def get(self):
+        return super().__getattribute__("beta")
+
+
+class Store:
+    def __init__(self):
+        object.__setattr__(self, "_store", {"beta": 0.5})
+
+    def __getattr__(self, name):
+        return object.__getattribute__(self, "_store")[name]
+
+
+class Named:
+    __slots__ = ("beta",)
+
+    def __init__(self):
+        self.beta = 0.5
+
+    def __reduce__(self):
+        return "NAMED"
+
+
+class Slotted(nn.Module):
+    __slots__ = ("beta",)
+
+    def forward(self, x):
+        return x * self.beta
+
+
+def multiply(by, x):
+    return by * x
+
+
+def teacher():
+    return nn.Linear(4, 4).double()
+
+
+CONTEXT, LOCAL = contextvars.ContextVar("context"), threading.local()
+# What a net refers to, how it takes a number or a tensor out of it, and the change.
+REACHED = {
+    "a module of Python": (lambda s: s, lambda n: n.of.SHIFT, lambda n: setattr(n.of, "SHIFT", 2.0)),
+    "one in a dict": (lambda s: {"s": s}, lambda n: n.of["s"].SHIFT, lambda n: setattr(n.of["s"], "SHIFT", 2.0)),
+    "one by attrgetter": (lambda s: s, lambda n: operator.attrgetter("SHIFT")(n.of), lambda n: setattr(n.of, "SHIFT", 2.0)),
+    "one of import_module": (lambda s: 0, lambda n: importlib.import_module("settings_of_the_test").SHIFT,
+                             lambda n: setattr(sys.modules["settings_of_the_test"], "SHIFT", 2.0)),
+    "one of sys.modules": (lambda s: 0, lambda n: sys.modules["settings_of_the_test"].SHIFT,
+                           lambda n: setattr(sys.modules["settings_of_the_test"], "SHIFT", 2.0)),
+    "object.__getattribute__": (lambda s: 0, lambda n: n.inner(), lambda n: setattr(n, "beta", 2.0)),
+    "super().__getattribute__": (lambda s: Above(), lambda n: n.of.get(), lambda n: setattr(n.of, "beta", 2.0)),
+    "a dict behind __getattr__": (lambda s: Store(), lambda n: n.of.beta, lambda n: n.of._store.update(beta=2.0)),
+    "getattr_static": (lambda s: 0, lambda n: inspect.getattr_static(n, "beta"), lambda n: setattr(n, "beta", 2.0)),
+    "a teacher's weight": (lambda s: [teacher()], lambda n: n.of[0](torch.ones(4, dtype=torch.float64)), lambda n: in_place(n.of[0].weight, 1.0)),
+    "a teacher's data": (lambda s: [teacher()], lambda n: n.of[0](torch.ones(4, dtype=torch.float64)), lambda n: n.of[0].bias.data.add_(1.0)),
+    "a teacher's buffer": (lambda s: [nn.BatchNorm1d(4).double().eval()], lambda n: n.of[0](torch.ones(1, 4, dtype=torch.float64)),
+                           lambda n: in_place(n.of[0].running_mean, -2.0)),
+    "a teacher, another": (lambda s: [teacher()], lambda n: n.of[0](torch.ones(4, dtype=torch.float64)), lambda n: n.of.__setitem__(0, teacher())),
+    "a deque": (lambda s: collections.deque([0.5]), lambda n: sum(n.of), lambda n: n.of.append(1.0)),
+    "a partial": (lambda s: functools.partial(multiply, 0.5), lambda n: n.of(1.0), lambda n: n.of.__setstate__((multiply, (2.0,), {}, {}))),
+    "a context variable": (lambda s: CONTEXT.set(0.5), lambda n: CONTEXT.get(), lambda n: CONTEXT.set(2.0)),
+    "an attribute of a thread": (lambda s: setattr(LOCAL, "beta", 0.5), lambda n: LOCAL.beta, lambda n: setattr(LOCAL, "beta", 2.0)),
+    "a slot that reduce hides": (lambda s: Named(), lambda n: n.of.beta, lambda n: setattr(n.of, "beta", 2.0)),
+    "a slot of a module": (lambda s: Slotted(), lambda n: n.of(1.0), lambda n: setattr(n.of, "beta", 2.0)),
+    "a builtin of torch": (lambda s: 0, lambda n: torch.sigmoid(n.up.bias), lambda n: setattr(torch, "sigmoid", torch.exp)),
+    "a method of tensors": (lambda s: 0, lambda n: n.up.bias.sigmoid(), lambda n: setattr(torch.Tensor, "sigmoid", lambda x: x + 3)),
+}
+
+
+@pytest.mark.parametrize("what", REACHED)
+def test_a_step_sees_what_the_module_reaches(what, made, cache, monkeypatch):
+    monkeypatch.setattr(torch, "sigmoid", torch.sigmoid)
+    monkeypatch.setattr(torch.Tensor, "sigmoid", torch.Tensor.sigmoid)
+    of, value, change = REACHED[what]
+    torch.manual_seed(3)
+    net = Inside(value)
+    net.beta, made.settings.SHIFT, net.of = 0.5, 0.5, of(made.settings)
+    if what == "a slot of a module":
+        net.of.beta = 0.5
+    loss_fn = made.space.loss_fn
+    trainer = trainer_of(net, loss_fn, cache, ranks=1)
+    unchanged = by_autograd(net, trainer, loss_fn)
+    assert trainer.step(batch()).loss == pytest.approx(unchanged, rel=1e-9)
+    change(net)
+    for one in (trainer, trainer_of(net, loss_fn, cache, ranks=1)):
+        expected = by_autograd(net, one, loss_fn)
+        assert expected != pytest.approx(unchanged, rel=1e-3), "the change matters"
+        assert one.step(batch()).loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_frozen_weight_of_loss_fn_is_watched():
+    loss_fn = nn.Linear(4, 1).double().requires_grad_(False)
+    loss_fn.forward = lambda output, batch: (output * loss_fn.weight).square().mean()
+    trainer = trainer_of(Scaled(lambda net: 1.0), loss_fn, ranks=1)
+    trainer.step(batch())
+    in_place(loss_fn.weight, 1.0)
+    with pytest.raises(twobp.Error, match="'loss_fn.weight' was changed after the trainer was made"):
+        trainer.step(batch())
 
 
 def test_a_change_over_the_cache_alone(made, cache):

@@ -5,6 +5,7 @@ differ."""
 from __future__ import annotations
 
 import builtins
+import contextvars
 import copyreg
 import ctypes
 import dataclasses
@@ -19,6 +20,7 @@ import pathlib
 import platform
 import sys
 import sysconfig
+import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -68,6 +70,7 @@ ANY_NAME = {
     "exec",
     "__dict__",
 }  # code with these may read names that it does not contain
+AROUND = {"__getattribute__", "getattr_static"}  # code with these may read attributes that are not recorded
 HEAP_TYPE = 1 << 9  # of a class's __flags__: Python made it
 TORCH = os.path.join(os.path.dirname(os.path.realpath(torch.__file__)), "")
 # These attributes of modules and classes do not change the forward pass, or are checked elsewhere.
@@ -142,6 +145,12 @@ def is_installed(filename: str) -> bool:
     return filename.startswith("<frozen") or os.path.realpath(filename).startswith(INSTALLED)
 
 
+def module_of(kind: type) -> str:
+    """Returns the name of the module of a class, also where an attribute of the class hides it."""
+    name = kind.__module__
+    return name if isinstance(name, str) else "__main__"
+
+
 def is_installed_module(name: str) -> bool:
     module, top = sys.modules.get(name), name.split(".")[0]
     file = getattr(module, "__file__", None) or getattr(sys.modules.get(top), "__file__", None)
@@ -174,17 +183,38 @@ def is_plain(value) -> bool:
     return type(value) in PLAIN or isinstance(value, PLAIN_OF_TORCH)
 
 
-def imports_of(code: types.CodeType, package: str | None) -> list[str]:
-    """Returns the modules that a code imports when it runs."""
+def steps_of(code: types.CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+
+
+def imports_of(code: types.CodeType, package: str | None) -> dict[str, bool]:
+    """Returns the modules that a code imports when it runs, and whether it then uses them as a whole."""
     if dis.opmap["IMPORT_NAME"] not in code.co_code[::2]:
-        return []
-    found, before = [], [None, None]
-    for step in dis.get_instructions(code):
+        return {}
+    found: dict[str, bool] = {}
+    steps, whole = steps_of(code), escaping([code])
+    for i, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
-            name = "." * (before[0] or 0) + step.argval
-            found.append(importlib.util.resolve_name(name, package) if name.startswith(".") else name)
-        if step.opname != "EXTENDED_ARG":
-            before = [before[1], step.argval]
+            name = "." * (steps[i - 2].argval or 0) + step.argval
+            name = importlib.util.resolve_name(name, package) if name.startswith(".") else name
+            rest = steps[i + 1 :]
+            taken = rest[0].opname == "IMPORT_FROM" and rest[1].opname.startswith("STORE_")  # from NAME import ...
+            stored = next((one.argval for one in rest if one.opname.startswith("STORE_")), None)
+            found[name] = found.get(name, False) or not taken and stored in whole
+    return found
+
+
+def escaping(codes: list[types.CodeType]) -> set[str]:
+    """Returns the names whose values the codes use as a whole, and not only for an attribute of theirs."""
+    found: set[str] = set()
+    for code in codes:
+        steps = steps_of(code)
+        for i, step in enumerate(steps):
+            if step.opname.startswith("LOAD_") and steps[i + 1].opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+                found.update(one for one in names if isinstance(one, str))
+            elif step.opname == "IMPORT_FROM" and steps[i + 1].argval != step.argval:
+                found.add(step.argval)  # under another name
     return found
 
 
@@ -200,6 +230,8 @@ class Fingerprint:
         self.unknown: str | None = None
         self._at = Node(None, "")
         self._packages: set[str] = set()
+        self.around: set[types.CodeType] = set()  # of the user's functions that may read what is not recorded
+        self.parts: set[nn.Module] = set()  # of the module that is captured; others' tensors are constants
 
     def finish(self) -> str:
         self._patched()
@@ -278,6 +310,11 @@ class Fingerprint:
         elif isinstance(value, functools.partial):
             self.word("partial")
             self._each((value.func, value.args, value.keywords))
+            self.guard("call", parts := functools.partial(parts_of, value), parts())
+        elif isinstance(value, contextvars.ContextVar):
+            self.word("context variable")
+            self.add(value.get(None))
+            self.guard("call", now := functools.partial(value.get, None), now())
         elif isinstance(
             value,
             (
@@ -292,8 +329,7 @@ class Fingerprint:
         ):
             self._builtin(value)
         elif isinstance(value, types.ModuleType):
-            self.word("module", value.__name__)
-            self._package(value.__name__)
+            self._python_module(value)
         elif isinstance(value, weakref.ref):
             self.word("weakref")
             self.add(value())
@@ -303,6 +339,14 @@ class Fingerprint:
             self._class(value)
         else:
             self._object(value)
+
+    def _python_module(self, module: types.ModuleType) -> None:
+        """Adds a module of Python that is used as a value: of the user's, anything may be read."""
+        self.word("module", module.__name__)
+        self._package(module.__name__)
+        if not is_installed_module(module.__name__):
+            self._attributes({name: one for name, one in vars(module).items() if not name.startswith("__")})
+            self._at.attributes = vars(module)
 
     def _each(self, values) -> None:
         for one in values:
@@ -378,8 +422,14 @@ class Fingerprint:
     def _globals(self, function: types.FunctionType) -> None:
         """Adds what a function reads of its module, and the modules that it imports when it runs."""
         codes, space = codes_of(function.__code__), function.__globals__
-        names = {name for code in codes for name in code.co_names}
+        names, whole = {name for code in codes for name in code.co_names}, escaping(codes)
         any_name = bool(names & ANY_NAME)
+        if names & AROUND:
+            self.around.add(function.__code__)
+        if names & {"import_module", "__import__"} or names >= {"sys", "modules"}:
+            for name, module in sorted(sys.modules.items()):
+                if isinstance(module, types.ModuleType) and not is_installed_module(name):
+                    self.add(module, name)
         if names & {"globals", "eval", "exec"}:
             self.guard("items", space)
             read = [name for name in space if not name.startswith("__")]
@@ -388,15 +438,16 @@ class Fingerprint:
         for name in sorted(read):
             self.word("global", name)
             self.guard("entry", space, name, name=name)
-            self._global(space[name], name, names, any_name)
+            self._global(space[name], name, names, any_name, whole)
         for name in sorted(names & vars(builtins).keys() - space.keys()):
             self.guard("entry", space, name, name=name)  # a global would hide it
             self.guard("entry", vars(builtins), name, name=name)
-        for name in sorted({name for code in codes for name in imports_of(code, space.get("__package__"))}):
-            self.word("import", name)
-            if (module := self._imported(name)) is not None:
-                self.guard("entry", sys.modules, name, name=name)
-                self._global(module, name, names, any_name)
+        for code in codes:
+            for name, as_whole in sorted(imports_of(code, space.get("__package__")).items()):
+                self.word("import", name)
+                if (module := self._imported(name)) is not None:
+                    self.guard("entry", sys.modules, name, name=name)
+                    self._global(module, name, names, any_name, whole, as_whole)
 
     def _imported(self, name: str) -> types.ModuleType | None:
         """Returns a module that a function imports. Only those of the user are loaded for this: the forward pass would
@@ -411,12 +462,23 @@ class Fingerprint:
             self._opaque(f"the module {name} cannot be imported ({type(error).__name__}: {error})")
         return None
 
-    def _global(self, value, said: str, names: set[str], any_name: bool) -> None:
-        """Adds a global that a function reads. Of a module, adds only the names that the function may take from it."""
-        if not isinstance(value, types.ModuleType):
+    def _global(
+        self,
+        value,
+        said: str,
+        names: set[str],
+        any_name: bool,
+        whole: set[str],
+        as_whole: bool = False,
+        seen: tuple = (),
+    ) -> None:
+        """Adds a global that a function reads. Of a module, adds only the `names` that the function may take from it,
+        unless it uses the module `as_whole`."""
+        if not isinstance(value, types.ModuleType) or as_whole or said.rpartition(".")[2] in whole:
             self.add(value, said)
             return
-        self.add(value)
+        self.word("module", value.__name__)
+        self._package(value.__name__)
         installed, space = is_installed_module(value.__name__), vars(value)
         for name in sorted(space.keys() if any_name and not installed else names & space.keys()):
             inner = space[name]
@@ -424,8 +486,8 @@ class Fingerprint:
                 continue
             self.guard("entry", space, name, name=f"{said}.{name}")
             if isinstance(inner, types.ModuleType):
-                if inner is not value and id(inner) not in self._number:
-                    self._global(inner, f"{said}.{name}", names, any_name)
+                if inner is not value and inner not in seen:
+                    self._global(inner, f"{said}.{name}", names, any_name, whole, seen=(*seen, value))
             elif inner is not None and (
                 not installed
                 or is_plain(inner)
@@ -436,16 +498,16 @@ class Fingerprint:
                 self.add(inner, f"{said}.{name}")
 
     def _class(self, one: type) -> None:
-        self.word("class", one.__module__, one.__qualname__)
+        self.word("class", module_of(one), one.__qualname__)
         if one.__flags__ & HEAP_TYPE:
             self.guard("class_", one, name=one.__qualname__)
         self._each(base for base in one.__bases__ if base is not object)
-        if not is_installed_module(type(one).__module__):
+        if not is_installed_module(module_of(type(one))):
             self.add(type(one))
-        installed = is_installed_module(one.__module__)
+        installed = is_installed_module(module_of(one))
         if installed:
-            self._package(one.__module__)
-        own = one.__module__.split(".")[0] != "torch"
+            self._package(module_of(one))
+        own = module_of(one).split(".")[0] != "torch"
         for name in sorted(one.__dict__):
             value = one.__dict__[name]
             if name in UNUSED_OF_CLASSES:
@@ -476,16 +538,23 @@ class Fingerprint:
         self.guard("items", module._modules)
         self._at.attributes = module.__dict__
         self.add(type(module))
-        # Programs take the values of parameters as inputs. The values of buffers are compared with the
+        self._slots(module)
+        # Programs take the values of the whole's parameters as inputs. The values of its buffers are compared with the
         # entry's, unless the forward pass changes them.
         for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
             for name, tensor in table.items():
                 self.word(kind, name)
-                if tensor is not None and id(tensor) in self._number:
+                if tensor is None:
+                    continue
+                if id(tensor) in self._number:
                     self.word("again", self._number[id(tensor)])
-                elif tensor is not None:
+                elif module in self.parts:
                     self.number_tensor(tensor)
-                if tensor is not None and kind == "buffer":
+                else:  # a constant of the programs, as of a teacher
+                    self.add(tensor, name)
+                if module not in self.parts:
+                    self.guard("items", table, name=name)
+                elif kind == "buffer":
                     self.guard("buffer", table, name, tensor, name=name)
         for name in sorted(module.__dict__.keys() - UNUSED_OF_MODULES):
             value = module.__dict__[name]
@@ -511,7 +580,7 @@ class Fingerprint:
     def _object(self, value) -> None:
         kind, own = type(value), attributes_of(value)
         self.guard("type", value, name="__class__")
-        if kind.__module__.split(".")[0] == "twobp":
+        if module_of(kind).split(".")[0] == "twobp":
             self._opaque(f"a {kind.__qualname__} of twobp is no part of a module")
             return
         try:
@@ -520,13 +589,16 @@ class Fingerprint:
             self._opaque(f"a {kind.__module__}.{kind.__qualname__} cannot be distinguished from others ({error})")
             self.add(kind)
             self._attributes(own)
+            self._slots(value)
             return
         if isinstance(how, str):  # the name identifies it
             self.word("name", how, kind.__module__, kind.__qualname__)
             if hasattr(value, "__wrapped__"):
                 self.add(value.__wrapped__)
-            elif not is_installed_module(kind.__module__):
+            elif not is_installed_module(module_of(kind)):
                 self._opaque(f"the {kind.__qualname__} {how} cannot be distinguished from others")
+                self._attributes(own)
+                self._slots(value)
             return
         self.word("object", kind.__qualname__)
         self.add(kind)
@@ -542,6 +614,7 @@ class Fingerprint:
         self._attributes(own)
         if not is_own:
             self.add(state)
+        self._slots(value)
         if isinstance(value, (list, dict)):
             self.guard("items", value)
         for some in (items, pairs):
@@ -550,6 +623,11 @@ class Fingerprint:
         if has_hidden_state(kind, own):
             digest = functools.partial(digest_of, value)
             self.guard("call", digest, digest())
+
+    def _slots(self, value) -> None:
+        if names := copyreg._slotnames(type(value)):
+            self.guard("call", read := functools.partial(slots_of, value, names), held := read())
+            self._each(held)
 
     def _attributes(self, own: dict | None) -> None:
         self._at.attributes = own
@@ -582,11 +660,11 @@ class Fingerprint:
         }
         tops = {name.split(".")[0] for name in reached}
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
-        for name in sorted({*modules, *reached, "torch", "torch.nn.functional"}):
-            if sys.modules.get(name) is None:
-                continue
-            space = vars(sys.modules[name])
-            if name in reached or name.startswith("torch"):
+        spaces = {name: vars(sys.modules[name]) for name in {*modules, *reached} if sys.modules.get(name) is not None}
+        spaces |= {"torch": vars(torch), "torch.nn.functional": vars(nn.functional), "torch.Tensor": vars(torch.Tensor)}
+        self.guard("class_", torch.Tensor, name="torch.Tensor")
+        for name, space in sorted(spaces.items()):
+            if name in reached or name in ("torch", "torch.nn.functional"):
                 self.guard("items", space, name=name)
             for key, value in sorted(space.items()):
                 if name in reached and type(value) in (bool, int, float) and not key.startswith("__"):
@@ -611,12 +689,31 @@ class Fingerprint:
             if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
                 self.word("patched", module, place)
                 self.add(one, f"{module}.{place}")
-        if module == "torch.nn.functional" and isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+        if module in ("torch", "torch.nn.functional", "torch.Tensor") and isinstance(
+            value, (types.FunctionType, types.BuiltinFunctionType)
+        ):
             self.word("function", key, value.__module__, value.__qualname__)
+
+
+def parts_of(value: functools.partial) -> tuple:
+    return value.func, value.args, value.keywords
+
+
+def slots_of(value, names: list[str]) -> tuple:
+    """Returns the values of an object's slots; None for one that has none."""
+    found = []
+    for name in names:
+        try:
+            found.append(object.__getattribute__(value, name))
+        except AttributeError:
+            found.append(None)
+    return tuple(found)
 
 
 def attributes_of(value) -> dict | None:
     """Returns the dict of an object's attributes, without its own __getattribute__."""
+    if isinstance(value, threading.local):
+        return value.__dict__  # this thread's
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -645,7 +742,10 @@ def digest_of(value) -> str:
     except Exception:
         return ""
     one.word(kind.__qualname__)
-    one.add(how)
+    how = (how, None, None, None, None) if isinstance(how, str) else (*how, None, None, None)[:5]
+    one.add(how[:3])
+    for some in how[3:]:
+        one._each(some or ())
     return one._hash.hexdigest()
 
 
@@ -670,6 +770,7 @@ def torch_state() -> tuple:
 def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
     """Returns the walk over a module with its loss, and the hash of its state and of torch's settings."""
     walk = Fingerprint()
+    walk.parts.update(whole.modules())
     walk.word(*torch_state())
     for name, tensor in whole.named_parameters():
         walk.word(name)

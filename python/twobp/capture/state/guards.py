@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections.abc import Callable, Collection, Mapping
 
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from twobp import _native
 
 from ..errors import OWN
-from .fingerprint import HEAP_TYPE, TORCH, Fingerprint, Node, is_plain, torch_state
+from .fingerprint import AROUND, HEAP_TYPE, TORCH, Fingerprint, Node, codes_of, is_plain, module_of, torch_state
 
 ALL = "__dict__"  # an object whose attributes are read in ways that are not recorded
 WHOLE = {"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
@@ -92,12 +93,22 @@ def recording(walk: Fingerprint):
     }
     names = {id(walk.nodes[number].value): read for number, read in reads.items()}
     places = set()
+    modules = []
+    members: set[types.CodeType] = set()
     for number, read in reads.items():
-        place = last_class(type(walk.nodes[number].value))
-        if place is None:
+        value = walk.nodes[number].value
+        if type(value) is types.ModuleType:
+            modules.append(value)
+            continue
+        place, codes = last_class(type(value)), codes_around(type(value))
+        members |= codes
+        if place is None or codes:
             read.add(ALL)
         else:
             places.add(place)
+    if walk.around - members:
+        for read in reads.values():
+            read.add(ALL)
 
     def recorder(before):
         def __getattribute__(self, name):
@@ -114,11 +125,16 @@ def recording(walk: Fingerprint):
         return __getattribute__
 
     own = {place: place.__dict__.get("__getattribute__") for place in places}
+    recorded = type("module", (types.ModuleType,), {"__getattribute__": recorder(types.ModuleType.__getattribute__)})
     try:
+        for module in modules:
+            module.__class__ = recorded
         for place in places:
             type.__setattr__(place, "__getattribute__", recorder(place.__getattribute__))
         yield reads
     finally:
+        for module in modules:
+            module.__class__ = types.ModuleType
         for place, before in own.items():
             if before is None:
                 type.__delattr__(place, "__getattribute__")
@@ -134,10 +150,26 @@ def last_class(kind: type) -> type | None:
         if (
             custom is not None
             and one is not object
-            and "super" not in getattr(getattr(custom, "__code__", None), "co_names", ())
+            and (one is kind.__mro__[-2] or "super" not in getattr(getattr(custom, "__code__", None), "co_names", ()))
         ):
             return None
     if len(kind.__mro__) < 2:
         return None
     last = kind.__mro__[-2]
     return last if last.__flags__ & HEAP_TYPE else None
+
+
+def codes_around(kind: type) -> set[types.CodeType]:
+    """Returns the methods of a class that may read attributes in ways that are not recorded. A __getattribute__ that
+    calls the one above it is recorded there."""
+    found = set()
+    for one in kind.__mro__:
+        if module_of(one).split(".")[0] in ("builtins", "torch"):
+            continue
+        for name, value in vars(one).items():
+            value = getattr(value, "__func__", getattr(value, "fget", value))
+            if not isinstance(value, types.FunctionType) or name == "__getattribute__":
+                continue
+            if any(AROUND.intersection(code.co_names) for code in codes_of(value.__code__)):
+                found.add(value.__code__)
+    return found
