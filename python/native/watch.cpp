@@ -1,6 +1,7 @@
 // Notices changes of a module's tensors and other values in microseconds, so that every step can look.
 #include <array>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -89,7 +90,17 @@ bool same(PyObject* a, PyObject* b) {
   return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
 
-// What a capture has read of Python's values, and where. Pointers are compared first, then plain values.
+// A number that each change of a dict changes (PEP 509), or 0 if this Python has none.
+uint64_t version_of([[maybe_unused]] PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
+// What a capture has read of Python's values, and where. Pointers are compared first, then plain values;
+// those of a dict only if it has changed.
 class Guards {
  public:
   // The value of a key, or that there is none.
@@ -134,13 +145,13 @@ class Guards {
 
   // The number of the first guard that does not hold; -1: none.
   int64_t first_change() {
-    for (size_t i = 0; i < of_.size(); ++i) {
-      if (!holds(of_[i])) {
-        PyErr_Clear();  // of a comparison
-        return static_cast<int64_t>(i);
-      }
+    for (Table& table : tables_) {
+      const uint64_t version = version_of(table.dict);
+      if (version != 0 && version == table.version) continue;
+      if (const int64_t i = first_of(table.guards); i >= 0) return i;
+      table.version = version;
     }
-    return -1;
+    return first_of(others_);
   }
 
   int traverse(visitproc visit, void* arg) const {
@@ -153,6 +164,9 @@ class Guards {
     return 0;
   }
   void clear() {
+    tables_.clear();
+    table_of_.clear();
+    others_.clear();
     for (const One& one : std::exchange(of_, {})) {
       Py_XDECREF(one.of);
       Py_XDECREF(one.key);
@@ -186,7 +200,22 @@ class Guards {
     std::pair<uint32_t, uint32_t> items = {0, 0};  // the first in items_ or looks_, and their number
   };
 
+  // The guards of one dict. They hold it.
+  struct Table {
+    PyObject* dict;
+    uint64_t version;  // for which they held
+    std::vector<uint32_t> guards;
+  };
+
   void add(Kind kind, const py::object& of, const py::object& key, PyObject* value) {
+    const auto number = static_cast<uint32_t>(of_.size());
+    if ((kind == Kind::kEntry || kind == Kind::kItems) && PyDict_Check(of.ptr())) {
+      const auto [at, added] = table_of_.try_emplace(of.ptr(), tables_.size());
+      if (added) tables_.push_back({of.ptr(), 0, {}});
+      tables_[at->second].guards.push_back(number);
+    } else {
+      others_.push_back(number);
+    }
     of_.push_back({kind, Py_NewRef(of.ptr()), Py_NewRef(key.ptr()), Py_XNewRef(value)});
   }
 
@@ -220,6 +249,16 @@ class Guards {
     return true;
   }
 
+  // The first of these guards that does not hold; -1: none.
+  int64_t first_of(const std::vector<uint32_t>& guards) {
+    for (const uint32_t i : guards) {
+      if (holds(of_[i])) continue;
+      PyErr_Clear();  // of a comparison
+      return i;
+    }
+    return -1;
+  }
+
   bool holds(One& one) {
     switch (one.kind) {
       case Kind::kEntry:
@@ -231,7 +270,7 @@ class Guards {
       }
       case Kind::kSet:
         return PySet_GET_SIZE(one.of) == PySet_GET_SIZE(one.key) &&
-               PyObject_RichCompareBool(one.of, one.key, Py_EQ) == 1;
+               (PySet_GET_SIZE(one.of) == 0 || PyObject_RichCompareBool(one.of, one.key, Py_EQ) == 1);
       case Kind::kCell:
         return same_or_equal(one.value, PyCell_GET(one.of));
       case Kind::kType:
@@ -255,6 +294,9 @@ class Guards {
   }
 
   std::vector<One> of_;
+  std::vector<Table> tables_;
+  std::unordered_map<PyObject*, size_t> table_of_;
+  std::vector<uint32_t> others_;  // guards of anything else
   std::vector<PyObject*> items_;
   std::vector<Look> looks_;
 };

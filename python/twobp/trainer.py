@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import fnmatch
 import json
+import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -149,7 +150,7 @@ class Trainer:
         data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch
         with other keys, dtypes or sizes, for a batch without a counted target, and for a loss or gradient that is not
         finite. Raises KeyboardInterrupt for Ctrl-C, which says whether the step counts."""
-        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, (int, float)) or not 0 <= lr < MOST_LR):
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, numbers.Real) or not 0 <= lr < MOST_LR):
             raise Error(f"lr is {lr!r}, but must be a number from 0 to {MOST_LR:g}")
         done = self.steps_done
         try:
@@ -159,7 +160,7 @@ class Trainer:
                 if self._check_every and (self.steps_done + 1) % self._check_every == 0
                 else None
             )
-            result = StepResult(**self._native.step(parts, lr))
+            result = StepResult(**self._native.step(parts, None if lr is None else float(lr)))
         except BaseException as error:  # also what the handler of a signal raises
             if self.steps_done > done:
                 self._native.tell_counted(error)

@@ -42,7 +42,7 @@ TEST(Documents, ReadLinesAndFiles) {
 
 TEST(Documents, ReadLinesByTheEndingOfTheName) {
   const TempFolder folder;
-  for (const char* name : {"a.ndjson", "a.JSONL", "a.Ndjson"}) {
+  for (const char* name : {"a.ndjson", "a.JSONL", "a.Ndjson", "a.jsonlines", "a.jl"}) {
     const std::string path = folder.write(name, "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
     EXPECT_TRUE(has_records(path));
     const std::vector<Document> all = read({path});

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -261,6 +262,7 @@ def test_settings_that_are_no_settings():
     for lr in (float("nan"), -1, True, 1e300, "a"):
         with pytest.raises(twobp.Error, match="lr is .*, but must be a number"):
             trainer.step(make_batch(), lr=lr)
+    assert trainer.step(make_batch(), lr=np.float32(0.5)).lr == 0.5
     with pytest.raises(twobp.Error, match="not finite"):
         trainer.load_state_dict({**trainer.state_dict(), "up.weight": torch.full((8, 4), float("nan"))})
     with pytest.raises(twobp.Error, match="cannot write into /nowhere"):

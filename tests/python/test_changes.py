@@ -15,6 +15,7 @@ import types
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -351,6 +352,17 @@ def test_a_step_sees_what_the_module_reaches(what, made, cache, monkeypatch):
         expected = by_autograd(net, one, loss_fn)
         assert expected != pytest.approx(unchanged, rel=1e-3), "the change matters"
         assert one.step(batch()).loss == pytest.approx(expected, rel=1e-9)
+
+
+def test_objects_whose_classes_cannot_record_reads(made):
+    made.net.generator, made.net.function = np.random.default_rng(0), torch.jit.script(lambda_of_torch)
+    trainer = trainer_of(made.net, made.space.loss_fn)
+    expected = by_autograd(made.net, trainer, made.space.loss_fn)
+    assert trainer.step(batch()).loss == pytest.approx(expected, rel=1e-9)
+
+
+def lambda_of_torch(x):
+    return x + 1
 
 
 def test_a_frozen_weight_of_loss_fn_is_watched():

@@ -1,4 +1,6 @@
 """A torch.nn.Module through capture and the trainer: PyTorch's losses on one device, and the same bits under every schedule."""
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -186,3 +188,48 @@ def test_kinds_of_layers_follow_each_other_in_any_order():
         assert trainer.step(whole).loss == pytest.approx(expected, rel=1e-6)
         states.append(trainer.state_dict())
     assert all(torch.equal(state[name], states[0][name]) for state in states for name in state)
+
+
+class Trunk(nn.Module):
+    """`how` runs the trunk, whose gradient ends before the head."""
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.trunk, self.beside, self.head = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.how = how
+
+    def forward(self, x, y):
+        return self.head(self.how(self, self.first(x))).sub(y).square().mean()
+
+
+def without_gradient(m, x):
+    with torch.no_grad():
+        return m.trunk(x)
+
+
+def around_one(m, x):
+    with torch.no_grad():
+        y = m.trunk(x)
+        with torch.enable_grad():
+            z = m.beside(x)
+        return y + z
+
+
+@pytest.mark.parametrize("how", [without_gradient, around_one, lambda m, x: m.trunk(x).detach(), lambda m, x: (m.trunk(x) + m.beside(x)).detach(),
+                                 lambda m, x: torch.tanh(m.trunk(x.detach())), lambda m, x: m.trunk(x).detach() + m.beside(x)])
+def test_what_no_gradient_reaches_is_not_trained(how):
+    """As in PyTorch, where decay leaves alone what has no gradient."""
+    torch.manual_seed(0)
+    module = Trunk(how).double().train()
+    batch = {name: torch.randn(4, 8, dtype=torch.float64) for name in "xy"}
+    expected = copy.deepcopy(module)
+    trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, optimizer=twobp.AdamW(lr=0.1, weight_decay=0.1))
+    optimizer = torch.optim.AdamW([{"params": [p for p in expected.parameters() if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays}
+                                   for decays in (True, False)], lr=0.1)
+    for _ in range(2):
+        loss = expected(**batch)
+        optimizer.zero_grad()
+        loss.backward()
+        assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=1e-9)
+        optimizer.step()
+    for name, one in trainer.state_dict().items():
+        assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name

@@ -8,14 +8,14 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
 from torch._functorch import eager_transforms
 
 from .cut import Layer, cut, structure
-from .differentiate.joint import joint_graph
+from .differentiate.joint import flow, joint_graph
 from .differentiate.split import split
 from .emit import emit
 from .errors import CaptureError, current_line
@@ -108,6 +108,9 @@ def trace(
     layers = cut(forward)
     constants = Constants()
     programs, assigned, packs, made = programs_of(layers, frozen)
+    if any(map(ends_a_gradient, programs)):
+        layers = cut(forward)
+        programs, assigned, packs, made = programs_of(layers, frozen | without_gradient(cut(forward), frozen))
     positions = 0
     try:
         if no_slices:
@@ -248,11 +251,7 @@ def programs_of(
     arriving: list[bool] = []
     assigned = []
     for layer in layers:
-        arrived = iter(arriving)
-        trained = [
-            next(arrived) if source == "value" else source == "parameter" and name not in frozen
-            for source, name in layer.inputs
-        ]
+        trained = trained_inputs(layer, frozen, arriving)
         text = structure(layer, trained, different)
         if text not in kinds:
             kinds[text] = len(programs)
@@ -270,6 +269,42 @@ def programs_of(
     if not any(arriving):
         raise CaptureError("nothing is trained: the loss depends on no parameter with requires_grad")
     return programs, assigned, packs, made
+
+
+def trained_inputs(layer: Layer, frozen: set[str], arriving: Iterable[bool]) -> list[bool]:
+    """Returns which inputs of a layer need a gradient. `arriving` has it for the values of the layer before."""
+    arrived = iter(arriving)
+    return [
+        next(arrived) if source == "value" else source == "parameter" and name not in frozen
+        for source, name in layer.inputs
+    ]
+
+
+def ends_a_gradient(program: dict) -> bool:
+    """Returns whether a program has zeros in place of the gradient of a value that it reads."""
+    slots = {one["slot"] for one in program["input_gradients"]}
+    return any(step.get("op") == "aten::zeros_like" and step["out"][0] in slots for step in program["backward_p1"])
+
+
+def without_gradient(layers: list[Layer], frozen: set[str]) -> set[str]:
+    """Returns the parameters that no gradient of the loss reaches, such as those before a detach. As in PyTorch, they
+    are not trained."""
+    flags, arriving = [], []
+    for layer in layers:
+        flags.append(trained_inputs(layer, frozen, arriving))
+        arriving, _ = flow(layer, flags[-1])
+    met: set[str] = set()
+    reached: set[str] = set()
+    read = None
+    for layer, trained in zip(reversed(layers), reversed(flags)):
+        _, reads = flow(layer, trained, read)
+        of_parameters = [
+            (name, t, r) for (source, name), t, r in zip(layer.inputs, trained, reads) if source == "parameter"
+        ]
+        met |= {name for name, t, _ in of_parameters if t}
+        reached |= {name for name, _, r in of_parameters if r}
+        read = [r for (source, _), r in zip(layer.inputs, reads) if source == "value"]
+    return met - reached
 
 
 def program_of(layer: Layer, trained: list[bool]) -> tuple[dict, list[torch.Tensor]]:

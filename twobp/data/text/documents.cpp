@@ -29,7 +29,7 @@ constexpr const char* kTools = "tools";  // the field with the tools that a chat
 
 bool has_lines(const std::string& file) {
   const std::string extension = lower_extension(file);
-  return extension == ".jsonl" || extension == ".ndjson";
+  return extension == ".jsonl" || extension == ".ndjson" || extension == ".jsonlines" || extension == ".jl";
 }
 
 bool has_rows(const std::string& file) {

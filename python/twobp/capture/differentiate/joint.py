@@ -48,15 +48,40 @@ def without_one_dnn():
         torch._C._set_mkldnn_enabled(before)
 
 
+def run_with_gradients(layer: Layer, inputs: list[torch.Tensor], trained: list[bool]) -> tuple[list, list]:
+    """Returns the leaves and the outputs of a layer. `trained[i]` says whether input i needs a gradient."""
+    leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
+    return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of their sources
+
+
+def fake_inputs(layer: Layer) -> list[torch.Tensor]:
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
+
+
+def flow(layer: Layer, trained: list[bool], read: list[bool] | None = None) -> tuple[list[bool], list[bool]]:
+    """Returns which outputs, without buffers, have a gradient, and which inputs it reaches from those that are `read`,
+    or from all."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), without_one_dnn():
+        leaves, outputs = run_with_gradients(layer, fake_inputs(layer), trained)
+        outputs = [one for one, (kind, _) in zip(outputs, layer.outputs) if kind != "buffer"]
+        some = [one for i, one in enumerate(outputs) if one.requires_grad and (read is None or read[i])]
+        wanted = [one for one, t in zip(leaves, trained) if t]
+        found = iter(
+            torch.autograd.grad(some, wanted, [torch.empty_like(one) for one in some], allow_unused=True)
+            if some and wanted
+            else [None] * len(wanted)
+        )
+    return [one.requires_grad for one in outputs], [t and next(found) is not None for t in trained]
+
+
 def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     """Traces a layer. `trained[i]` says whether input i needs a gradient."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        fake = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
+        fake = fake_inputs(layer)
 
     def outputs_of(inputs):
-        leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
-        return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of their sources
+        return run_with_gradients(layer, inputs, trained)
 
     with mode, torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)

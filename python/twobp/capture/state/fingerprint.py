@@ -5,8 +5,8 @@ differ."""
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
-import copyreg
 import ctypes
 import dataclasses
 import dis
@@ -282,6 +282,11 @@ class Fingerprint:
         elif isinstance(value, enum.Enum):
             self.word("enum", type(value).__qualname__, value.name)
             self._each((type(value), value._value_))
+            own = attributes_of(value)
+            self.guard("items", own)
+            for name in sorted(name for name in own if not name.startswith("_")):
+                self.word(name)
+                self.add(own[name], name)
         elif type(value) in (list, tuple):
             self.word(type(value).__name__, len(value))
             if type(value) is list:
@@ -365,7 +370,13 @@ class Fingerprint:
             or type(value) not in (torch.Tensor, nn.Parameter)
         ):
             self._opaque(f"a {type(value).__name__} on {value.device} cannot be distinguished from others")
+            self.word(value._version)
+            self.guard("call", now := functools.partial(getattr, value, "_version"), now())
             return
+        own = attributes_of(value)
+        if any(not name.startswith("_") for name in own or ()):
+            self.guard("items", own)
+            self._dict(own)
         self.guard("tensor", value)
         self.word("tensor", value.requires_grad, value.stride(), tensor_digest(value))
 
@@ -404,6 +415,14 @@ class Fingerprint:
         self.add(function.__code__)
         if is_installed(function.__code__.co_filename):
             self._package(function.__module__)
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+                with contextlib.suppress(ValueError):  # an empty cell
+                    held = cell.cell_contents  # by a decorator
+                    if (
+                        isinstance(held, (types.FunctionType, types.MethodType, functools.partial))
+                        or name == "registry"
+                    ):
+                        self.add(held, name)
             return
         self.guard("function", function)
         self._each((function.__defaults__, function.__kwdefaults__))
@@ -501,6 +520,7 @@ class Fingerprint:
         self.word("class", module_of(one), one.__qualname__)
         if one.__flags__ & HEAP_TYPE:
             self.guard("class_", one, name=one.__qualname__)
+            self.guard("call", bases := functools.partial(getattr, one, "__bases__"), bases())
         self._each(base for base in one.__bases__ if base is not object)
         if not is_installed_module(module_of(type(one))):
             self.add(type(one))
@@ -625,8 +645,8 @@ class Fingerprint:
             self.guard("call", digest, digest())
 
     def _slots(self, value) -> None:
-        if names := copyreg._slotnames(type(value)):
-            self.guard("call", read := functools.partial(slots_of, value, names), held := read())
+        if slots := slots_of(type(value)):
+            self.guard("call", read := functools.partial(values_of, value, slots), held := read())
             self._each(held)
 
     def _attributes(self, own: dict | None) -> None:
@@ -699,12 +719,23 @@ def parts_of(value: functools.partial) -> tuple:
     return value.func, value.args, value.keywords
 
 
-def slots_of(value, names: list[str]) -> tuple:
+@functools.lru_cache(None)
+def slots_of(kind: type) -> tuple[types.MemberDescriptorType, ...]:
+    return tuple(
+        one
+        for base in kind.__mro__
+        if base.__flags__ & HEAP_TYPE
+        for one in vars(base).values()
+        if isinstance(one, types.MemberDescriptorType)
+    )
+
+
+def values_of(value, slots: tuple[types.MemberDescriptorType, ...]) -> tuple:
     """Returns the values of an object's slots; None for one that has none."""
     found = []
-    for name in names:
+    for slot in slots:
         try:
-            found.append(object.__getattribute__(value, name))
+            found.append(slot.__get__(value))
         except AttributeError:
             found.append(None)
     return tuple(found)
@@ -724,7 +755,7 @@ def attributes_of(value) -> dict | None:
 def has_hidden_state(kind: type, own: dict | None) -> bool:
     """Returns whether an object may change apart from its attributes, items and elements: in slots, or in memory of
     another language."""
-    if copyreg._slotnames(kind):
+    if slots_of(kind):
         return True
     return (
         own is None

@@ -17,6 +17,7 @@ from twobp import _native
 from ..errors import OWN
 from .fingerprint import AROUND, HEAP_TYPE, TORCH, Fingerprint, Node, codes_of, is_plain, module_of, torch_state
 
+IMMUTABLE_TYPE = 1 << 8  # of a class's __flags__
 ALL = "__dict__"  # an object whose attributes are read in ways that are not recorded
 WHOLE = {"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
 
@@ -156,7 +157,8 @@ def last_class(kind: type) -> type | None:
     if len(kind.__mro__) < 2:
         return None
     last = kind.__mro__[-2]
-    return last if last.__flags__ & HEAP_TYPE else None
+    changes = type(last).__setattr__ is type.__setattr__ and type(last).__delattr__ is type.__delattr__
+    return last if changes and last.__flags__ & (HEAP_TYPE | IMMUTABLE_TYPE) == HEAP_TYPE else None
 
 
 def codes_around(kind: type) -> set[types.CodeType]:
