@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks_from_tensors
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from .. import ops
+from .. import ops, symbols
 from ..cut import Layer
 from ..errors import CaptureError, where
 from ..ops import aten
@@ -48,6 +50,15 @@ def without_one_dnn():
         torch._C._set_mkldnn_enabled(before)
 
 
+def modes_of(layer: Layer) -> tuple[FakeTensorMode, Callable, str]:
+    """Returns the modes in which a layer is traced. If sizes of its inputs are symbols, they are those of export, so
+    that sizes stay expressions of those of the fields."""
+    for x in layer.examples:
+        if isinstance(x, FakeTensor) and symbols.sized(x.shape):
+            return x.fake_mode, enable_python_dispatcher, "real"
+    return FakeTensorMode(allow_non_fake_inputs=True), contextlib.nullcontext, "fake"
+
+
 def run_with_gradients(layer: Layer, inputs: list[torch.Tensor], trained: list[bool]) -> tuple[list, list]:
     """Returns the leaves and the outputs of a layer. `trained[i]` says whether input i needs a gradient."""
     leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
@@ -61,7 +72,8 @@ def fake_inputs(layer: Layer) -> list[torch.Tensor]:
 def flow(layer: Layer, trained: list[bool], read: list[bool] | None = None) -> tuple[list[bool], list[bool]]:
     """Returns which outputs, without buffers, have a gradient, and which inputs it reaches from those that are `read`,
     or from all."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad(), without_one_dnn():
+    mode, dispatcher, _ = modes_of(layer)
+    with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
         leaves, outputs = run_with_gradients(layer, fake_inputs(layer), trained)
         outputs = [one for one, (kind, _) in zip(outputs, layer.outputs) if kind != "buffer"]
         some = [one for i, one in enumerate(outputs) if one.requires_grad and (read is None or read[i])]
@@ -76,14 +88,14 @@ def flow(layer: Layer, trained: list[bool], read: list[bool] | None = None) -> t
 
 def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     """Traces a layer. `trained[i]` says whether input i needs a gradient."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode, dispatcher, how = modes_of(layer)
     with mode:
         fake = fake_inputs(layer)
 
     def outputs_of(inputs):
         return run_with_gradients(layer, inputs, trained)
 
-    with mode, torch.enable_grad(), without_one_dnn():
+    with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
@@ -105,10 +117,12 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         return [o.detach() for o in outputs], list(grads)
 
     with (
+        mode if how == "real" else contextlib.nullcontext(),
+        dispatcher(),
         preserve_node_meta(),
         torch.autograd.set_detect_anomaly(True, check_nan=False),
     ):  # derivatives know their forward nodes
-        graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
+        graph_module = make_fx(joint, tracing_mode=how, _allow_non_fake_inputs=True)(fake, gradients)
         if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into tensors that they just made
             for node in graph_module.graph.find_nodes(op="call_function", target=aten.view.default):
                 node.target = aten.reshape.default  # without these writes, tensors may have other strides
@@ -118,7 +132,8 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
                 return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
 
             functional = torch.func.functionalize(replay, remove="mutations")
-            graph_module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fake, *gradients)
+            graph_module = make_fx(functional, tracing_mode=how, _allow_non_fake_inputs=True)(*fake, *gradients)
+    symbols.inline(graph_module.graph)
     clean(graph_module.graph)
     for node in graph_module.graph.nodes:
         if is_mutable(node):
