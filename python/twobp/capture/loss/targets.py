@@ -223,22 +223,21 @@ def summed(node: fx.Node) -> fx.Node | None:
     return (node.args[1] if node.target in NLL else node.args[0]) if whole else None
 
 
-def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
+def batch_size(fields: dict[str, torch.Tensor]) -> int:
     sizes = {f.shape[0] for f in fields.values() if f.dim()}
     if len(sizes) != 1:
         raise CaptureError(
             f"the batch's tensors have {sorted(sizes)} rows, so the number of samples is unknown. Make the loss a mean "
-            "that capture knows, "
-            "such as cross_entropy"
+            'that capture knows, such as cross_entropy, or weigh all micro-batches alike: loss_reduction="micro_batch"'
         )
     return sizes.pop()
 
 
 def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str | None) -> dict:
     """Makes the loss a sum multiplied by loss_weight, in place. Returns TARGETS of the bundle."""
-    if reduction not in (None, "mean", "sum"):
-        raise CaptureError(f'loss_reduction is {reduction!r}, not "mean" or "sum"')
-    graph, loss = forward.graph, forward.loss
+    if reduction not in (None, "mean", "sum", "micro_batch"):
+        raise CaptureError(f'loss_reduction is {reduction!r}, not "mean", "sum" or "micro_batch"')
+    graph = forward.graph
     factor, counts, samples = 1, Counts(forward, fields), Samples(forward, fields)
     for check in forward.checks:
         if not samples.from_fields(check.condition):
@@ -247,7 +246,12 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
                 f"alone{where(check.condition)}. Leave out the check"
             )
     if reduction:
-        counted = batch_size(forward, fields)
+        divide_sums(graph)
+    loss = forward.loss
+    if reduction == "micro_batch":
+        counted = 1
+    elif reduction:
+        counted = batch_size(fields)
         factor = counted if reduction == "mean" else 1
     else:
         try:
@@ -275,6 +279,39 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
     graph.eliminate_dead_code()  # the mean
     fuse_cross_entropy(graph)
     return described
+
+
+def divide_sums(graph: fx.Graph) -> None:
+    """Writes means of cross-entropies over the labels that count as sums, which become one operator, divided by their
+    number."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in NLL:
+            continue
+        labels, (reduction, ignore) = node.args[1], NLL[node.target]
+        if (
+            named_argument(node, reduction) != MEAN
+            or named_argument(node, 2) is not None
+            or labels.meta["val"].is_floating_point()
+        ):
+            continue
+        means = [node]
+        if isinstance(node.meta["val"], tuple):
+            means = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+        set_argument(node, reduction, SUM)
+        for mean in means:
+            with graph.inserting_after(mean):
+                quotient = graph.call_function(aten.div.Tensor, (mean, mean))
+            with graph.inserting_before(quotient):
+                counts = graph.call_function(aten.ne.Scalar, (labels, named_argument(node, ignore)))
+                counts.meta = {
+                    **mean.meta,
+                    "val": labels.meta["val"].new_empty(labels.meta["val"].shape, dtype=torch.bool),
+                }
+                number = graph.call_function(aten.sum.default, (counts,))
+                number.meta = {**mean.meta, "val": labels.meta["val"].new_empty((), dtype=torch.int64)}
+            quotient.meta = dict(mean.meta)
+            mean.replace_all_uses_with(quotient)
+            quotient.args = (mean, number)
 
 
 def fuse_cross_entropy(graph: fx.Graph) -> None:
