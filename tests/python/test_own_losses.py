@@ -226,7 +226,7 @@ class Anneals(transformers.Trainer):
 def test_values_of_python_that_change_between_steps(tmp_path):
     trainers = both(Anneals, causal, texts(), tmp_path, max_steps=4)
     compare(*trainers)
-    assert trainers[1].pipeline.shapes == 2
+    assert trainers[1].pipeline.captures == 2
 
 
 def test_too_many_values_of_python_are_refused(tmp_path, monkeypatch):
@@ -279,7 +279,7 @@ def test_sizes_that_the_fields_decide(tmp_path):
 
     theirs, ours = both(Picks, classifier, classes(), tmp_path)
     compare(theirs, ours)
-    assert ours.pipeline.shapes > 1
+    assert ours.pipeline.captures > 1
 
 
 class Drops(transformers.Trainer):
@@ -317,7 +317,7 @@ def test_one_capture_for_one_shape_and_the_cache(tmp_path):
     """Another process would find the programs by the code and the values of the loss."""
     first = train(pipelined(Focal), classifier, classes(), tmp_path)
     again = train(pipelined(Focal), classifier, classes(), tmp_path)
-    assert first.pipeline.shapes == again.pipeline.shapes == 1
+    assert first.pipeline.captures == again.pipeline.captures == 1
     assert again.pipeline._captured.cached == ["hit"], again.pipeline._captured.cached
 
     class Other(Focal):

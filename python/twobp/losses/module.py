@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from .script import ROW, STEP, Plan, Script, items_of
+from .script import NUMBER, ROW, SCALE, Plan, Script, items_of
 
 # Outside the module, so that neither a capture's guards nor its cache follow the trainer.
 SCRIPTS: weakref.WeakKeyDictionary[nn.Module, Script] = weakref.WeakKeyDictionary()
@@ -25,22 +25,23 @@ class LossModule(nn.Module):
             self.add_module(name, module)
         self.signatures = script.signatures
         self.not_compared, self.only_trains = {TAKEN}, True  # the trainer itself evaluates
+        self.one_by_one = script.own  # shapes: a course is known for one
         if script.own:
             width = max(ROW, 4 * (sum(one.size for one in plan.in_row) + len(plan.guarded)))
             self.register_buffer(TAKEN, torch.zeros(micro_batches, width, dtype=torch.float64), persistent=False)
 
     def forward(self, **fields: torch.Tensor) -> torch.Tensor:
-        script, step = SCRIPTS[self], fields[STEP]
+        script, scale = SCRIPTS[self], fields[SCALE]
         if not script.own:
             plan = script.plan_of(fields)
             loss = script.compute(
                 script.trainer, script.inputs(fields, plan.others, plan.tree), items_of(fields, plan.items)
             )
-            return loss * step[1].to(loss.dtype)
+            return loss * scale.to(loss.dtype)
         if not torch.compiler.is_exporting():
             plan = script.plan_of(fields)
             loss = script.eager(fields, plan, items_of(fields, plan.items))
-            return loss * step[1].to(loss.dtype)
+            return loss * scale.to(loss.dtype)
         loss, values, guards, plan = script.traced(fields)
         holds = [guards[key].reshape(()) for key in plan.guarded]
         if holds:
@@ -49,6 +50,6 @@ class LossModule(nn.Module):
         row = torch.cat(
             [*parts, torch.zeros(self.taken.shape[1] - sum(one.numel() for one in parts), dtype=torch.float64)]
         )
-        here = torch.arange(self.taken.shape[0], dtype=torch.float64) == step[2]
+        here = torch.arange(self.taken.shape[0], dtype=torch.float64) == fields[NUMBER]
         self.taken.copy_(torch.where(here[:, None], row, self.taken))
-        return loss * step[1].to(loss.dtype)
+        return loss * scale.to(loss.dtype)

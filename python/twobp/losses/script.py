@@ -23,7 +23,8 @@ from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
 
 T = torch.Tensor
-STEP, COURSE, SIZED = "_step", "_course", "_sized"  # fields beside those of the batch
+ITEMS, SCALE, NUMBER = STEP = "_items", "_scale", "_number"  # scalars beside the fields of the batch
+COURSE, SIZED = "_course", "_sized"  # the first has as many dimensions as the number of the course
 SMALL = 1 << 20  # elements up to which modules return zeros: that takes less time than tensors without values
 MOST_COURSES = 20
 MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
@@ -71,8 +72,13 @@ class Plan:
         return [one for key, one in self.takes.items() if not one.known and key not in self.outcomes] + self.kept
 
 
+def is_given(name: str) -> bool:
+    """Whether a field is of the batch itself."""
+    return name not in (*STEP, COURSE) and not name.startswith(SIZED)
+
+
 def shapes_of(fields: Mapping[str, T]) -> tuple:
-    return tuple(sorted((name, str(one.dtype), tuple(one.shape)) for name, one in fields.items() if name != STEP))
+    return tuple(sorted((name, str(one.dtype), tuple(one.shape)) for name, one in fields.items() if name not in STEP))
 
 
 class Script:
@@ -87,7 +93,7 @@ class Script:
         self._calls: dict[tuple, list[list[Call]]] = {}  # by shapes, those of each run
         self._values: dict[tuple, dict[str, Any]] = {}
         self._courses: list[dict[tuple, str]] = []
-        self._plans: dict[tuple, Plan] = {}
+        self._plans: dict[tuple | int, Plan] = {}  # by shapes, or by course if it is the same for all shapes
         self._placed: list[T] = []  # in attributes of the trainer, by the last step
         self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
 
@@ -127,9 +133,7 @@ class Script:
         return loss
 
     def inputs(self, fields: Mapping[str, T], others: list, tree: Any) -> dict:
-        tensors = iter(
-            [one for name, one in fields.items() if name not in (STEP, COURSE) and not name.startswith(SIZED)]
-        )
+        tensors = iter([one for name, one in fields.items() if is_given(name)])
         return pytree.tree_unflatten([next(tensors) if one is T else one for one in others], tree)
 
     def real(self, fields: Mapping[str, T], others: list, tree: Any, items: T | None) -> None:
@@ -196,7 +200,7 @@ class Script:
         return mode, mode.how_of(loss), [one for one in kept if mode.is_unknown(one)]
 
     def _of_batch(self, fields: Mapping[str, T]) -> dict[str, T]:
-        return {n: one for n, one in fields.items() if n not in (STEP, COURSE) and not n.startswith(SIZED)}
+        return {n: one for n, one in fields.items() if is_given(n)}
 
     # Before a step.
 
@@ -208,10 +212,13 @@ class Script:
         fields = dict(zip(paths_of(inputs), tensors))
         key = shapes_of(fields)
         if not self.own:
-            course = self._course(key, digest(*(one for one in others if one is not T)))
-            fields[COURSE] = torch.zeros([1] * (course + 1))
+            read = (self.trainer.model_accepts_loss_kwargs, self.trainer.args.average_tokens_across_devices)
+            signature = digest(items is None, *read, *(one for one in others if one is not T))
+            course = self._course(key, signature)
+            self.signatures[str(course)] = signature
+            fields[COURSE] = torch.zeros([1] * course)
             plan = Plan(course, fields, others, tree, {}, {}, {}, [], "", [], items)
-            self._plans[shapes_of(fields)] = plan
+            self._plans[course] = plan
             return plan
 
         def known(name: str, tensor: T) -> Any:
@@ -238,7 +245,7 @@ class Script:
             fields.update(zip(names, parts))
             sized[name] = names, spec
         course = self._course(shapes_of(fields), mode.course)
-        fields[COURSE] = torch.zeros([1] * (course + 1))
+        fields[COURSE] = torch.zeros([1] * course)
         full = shapes_of(fields)
         takes = [Take(False, mode.how_of(one), tuple(map(int, one.shape)), one.dtype, None) for one in kept]
         plan = Plan(course, fields, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, calls)
@@ -366,7 +373,7 @@ class Script:
             return self.compute(shadow_of(self.trainer), self.inputs(fields, plan.others, plan.tree), items)
 
     def plan_of(self, fields: Mapping[str, T]) -> Plan:
-        return self._plans[shapes_of(fields)]
+        return self._plans[shapes_of(fields) if self.own else fields[COURSE].dim()]
 
     # After a step.
 
@@ -399,7 +406,7 @@ class Script:
 
 
 def items_of(fields: Mapping[str, T], items: T | None) -> T | None:
-    return None if items is None else fields[STEP][0].to(items.dtype)
+    return None if items is None else fields[ITEMS].to(items.dtype)
 
 
 def same_value(value: Any) -> Any:

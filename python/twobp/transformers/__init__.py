@@ -33,7 +33,9 @@ NAMES = {
     "clip_norm": "max_grad_norm",
     "seed": "seed",
 }
-MANY_SHAPES = 8
+
+
+MANY_CAPTURES = 8
 
 
 class OneDevice:
@@ -266,7 +268,8 @@ class Trainer(transformers.Trainer):
         for number, plan in enumerate(self.__step_plans):
             scale = len(self.__step_plans) if self.__is_scaled(plan.items) else 1
             items = 0 if plan.items is None else plan.items.item()
-            given.append({**plan.fields, STEP: torch.tensor([items, scale, number], dtype=torch.float64)})
+            numbers = torch.tensor([items, scale, number], dtype=torch.float64)
+            given.append({**plan.fields, **dict(zip(STEP, numbers.unbind()))})
         return given
 
     def __step(self) -> torch.Tensor:
@@ -278,7 +281,7 @@ class Trainer(transformers.Trainer):
             self.__make_pipeline(given[0])
         self.__check_settings()
         self.__update_model(needed=False)
-        shapes, done = self.pipeline.shapes, self.pipeline.steps_done
+        done, captures = self.pipeline.steps_done, self.pipeline.captures
         try:
             result = self.pipeline.step(given, lr=highest_lr(self.optimizer))
         except Error as error:
@@ -292,11 +295,10 @@ class Trainer(transformers.Trainer):
                 raise
             self.__late_error = error  # raised when transformers has counted the step, too
             result = self.pipeline.last_result
-        if shapes <= MANY_SHAPES < self.pipeline.shapes:
+        if captures <= MANY_CAPTURES < self.pipeline.captures and self.__script is not None and self.__script.own:
             warnings.warn(
-                f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, "
-                "which takes "
-                "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator",
+                f"compute_loss was captured for {self.pipeline.captures} shapes of micro-batches so far, which takes "
+                "seconds each: pad to fewer lengths, such as by pad_to_multiple_of of the data collator",
                 stacklevel=2,
             )
         self.__stale = True
@@ -385,7 +387,7 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, *args, **keywords) -> TrainOutput:
         self.__update_model()
         output = super()._finalize_training(*args, **keywords)
-        output.metrics["captured_shapes"] = self.pipeline.shapes if self.pipeline is not None else 0
+        output.metrics["captured_shapes"] = self.pipeline.captures if self.pipeline is not None else 0
         return output
 
     def evaluate(self, *args, **keywords) -> dict[str, float]:
@@ -396,6 +398,11 @@ class Trainer(transformers.Trainer):
     def predict(self, *args, **keywords):
         self.__update_model()
         return super().predict(*args, **keywords)
+
+    def end(self) -> None:
+        """Ends the pipeline's connections, too: a process that ends without this could cut off one that is behind."""
+        self.pipeline = None
+        super().end()
 
     def save_model(self, *args, **keywords) -> None:
         """Any process may call this alone. During training, the others then send their weights before their next

@@ -13,7 +13,7 @@ from torch import fx
 
 from twobp.batches import samples_of
 
-from .. import ops
+from .. import ops, symbols
 from ..export.forward import Forward
 from ..sequences.along import SUM, Along, Mixes
 from ..sequences.positions import place_of
@@ -102,7 +102,7 @@ class Samples:
         if (
             not isinstance(value, torch.Tensor)
             or not value.dim()
-            or value.shape[0] % self.positions
+            or symbols.hint(value.shape[0]) % self.positions
             or ops.short_name(node) in JOIN
         ):
             return SUM
