@@ -88,6 +88,8 @@ def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> 
     for name, tensor in fields.items():
         if tensor.dtype != example[name].dtype:
             raise Error(f"{what}: {name!r} is {tensor.dtype}, but the trainer was made with {example[name].dtype}")
+        if tensor.dim() == 0 < example[name].dim():
+            raise Error(f"{what}: {name!r} has shape [], but its first dimension must be the samples")
         if not any_sizes and tensor.shape[1:] != example[name].shape[1:]:
             raise Error(
                 f"{what}: a sample of {name!r} has shape {list(tensor.shape[1:])}, but the trainer was made with "
