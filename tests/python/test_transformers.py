@@ -651,6 +651,40 @@ class Unclips(transformers.TrainerCallback):
         args.max_grad_norm = 0.5
 
 
+class ChangesWithin(transformers.TrainerCallback):
+    def __init__(self, first):
+        self.first = first
+
+    def on_substep_end(self, args, state, control, model=None, **_):
+        if state.global_step >= self.first:
+            model.transformer.h[0].attn.scale_attn_weights = not model.transformer.h[0].attn.scale_attn_weights
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_change_between_micro_batches_is_refused(first, tmp_path):
+    with pytest.raises(twobp.Error, match=f"has changed between the micro-batches of step {first + 1}"):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[ChangesWithin(first)])
+
+
+class Replaces(transformers.TrainerCallback):
+    def __init__(self, trainer, what):
+        self.trainer, self.what = trainer, what
+
+    def on_train_begin(self, args, state, control, optimizer=None, **_):
+        if self.what == "hook":
+            optimizer.register_step_pre_hook(lambda *_: None)
+        else:
+            setattr(self.trainer[0].accelerator, self.what, lambda *_: None)
+
+
+@pytest.mark.parametrize("what, message", [("backward", "accelerator.backward was replaced"), ("clip_grad_norm_", "accelerator.clip_grad_norm_ was replaced"),
+                                           ("hook", "the optimizer has hooks")])
+def test_what_accelerate_would_call_is_refused_if_replaced(what, message, tmp_path):
+    own = []
+    with pytest.raises(twobp.Error, match=message):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Replaces(own, what)], prepare=own.append)
+
+
 class Forgets(twobp.transformers.Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         return model(**inputs).loss

@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 
 import twobp
 from twobp import Error, checks
+from twobp.capture.state.fingerprint import walk_over
 from twobp.losses.module import TAKEN, LossModule
 from twobp.losses.script import STEP, Plan, Script
 from twobp.trainer import SECTIONS, by_section
@@ -219,6 +220,7 @@ class Trainer(transformers.Trainer):
             self.__step_batches.append(dict(inputs))
             if self.loss_reduction is None:
                 self.__step_plans.append(self.__plan(inputs, num_items_in_batch))
+        self.__check_unchanged()
         count, whole = len(self.__step_batches), self.current_gradient_accumulation_steps
         last = self.accelerator.sync_gradients
         if self.__step_norm is not None or count > whole or last and count < whole:
@@ -233,6 +235,20 @@ class Trainer(transformers.Trainer):
         self.__step_batches: list[dict] = []
         self.__step_plans: list[Plan] = []
         self.__step_norm: float | None = None  # that of the gradients, when the pipeline has made the step
+
+    def __check_unchanged(self) -> None:
+        """Raises Error if the model has changed since the first micro-batch of the step: one program trains all."""
+        captured = self.pipeline._captured if self.pipeline is not None else None
+        as_before = captured is not None and captured.variant.guards.change() is None
+        state = None if as_before else walk_over(self.model)[1]
+        if len(self.__step_batches) == 1:
+            self.__step_state = state
+        elif state != self.__step_state:
+            change = captured and captured.variant.guards.change() or "the model"
+            raise Error(
+                f"{change} has changed between the micro-batches of step {self.state.global_step + 1}, which all train "
+                "with the same: change it before the first, such as in on_step_begin"
+            )
 
     def __has_own_loss(self) -> bool:
         return (
@@ -362,6 +378,12 @@ class Trainer(transformers.Trainer):
                 f"{fixed_settings(self.optimizer)}. Only its learning rate "
                 "may change, as by a callback"
             )
+        for name in ("backward", "clip_grad_norm_"):
+            if name in vars(self.accelerator):
+                raise Error(f"accelerator.{name} was replaced, but the pipeline does not call it: leave it as it is")
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # that accelerate has wrapped
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise Error("the optimizer has hooks of its step, but the pipeline makes the steps: remove them")
         if self.args.max_grad_norm != self.__clip_norm:
             raise Error(
                 f"TrainingArguments.max_grad_norm changed since the first step: from {self.__clip_norm} to "
