@@ -657,7 +657,7 @@ class ChangesWithin(transformers.TrainerCallback):
 
     def on_substep_end(self, args, state, control, model=None, **_):
         if state.global_step >= self.first:
-            model.transformer.h[0].attn.scale_attn_weights = not model.transformer.h[0].attn.scale_attn_weights
+            model.transformer.drop.p += 0.1
 
 
 @pytest.mark.parametrize("first", [0, 1])
