@@ -672,7 +672,7 @@ class Replaces(transformers.TrainerCallback):
 
     def on_train_begin(self, args, state, control, optimizer=None, **_):
         if self.what == "hook":
-            optimizer.register_step_pre_hook(lambda *_: None)
+            getattr(optimizer, "optimizer", optimizer).register_step_pre_hook(lambda *_: None)
         else:
             setattr(self.trainer[0].accelerator, self.what, lambda *_: None)
 

@@ -247,8 +247,8 @@ class Trainer(transformers.Trainer):
             self.__step_state = state
         elif state != self.__step_state:
             raise Error(
-                f"{change or 'the model'} has changed between the micro-batches of step {self.state.global_step + 1}, which all train "
-                "with the same: change it before the first, such as in on_step_begin"
+                f"{change or 'the model'} has changed between the micro-batches of step {self.state.global_step + 1}, "
+                "which all train with the same: change it before the first, such as in on_step_begin"
             )
 
     def __has_own_loss(self) -> bool:
