@@ -1,5 +1,4 @@
-#include "apps/bench.h"
-
+// `twobp bench`: compares the times of schedules and p2 policies, interleaved, on one model in one process.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,9 +9,8 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/bench_report.h"
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
 #include "twobp/core/text.h"

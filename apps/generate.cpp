@@ -1,5 +1,4 @@
-#include "apps/generate.h"
-
+// `twobp generate`: continues a text with a trained model.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -12,7 +11,7 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"

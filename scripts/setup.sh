@@ -6,7 +6,6 @@
 # .venv, the torch of the Python on the PATH. Otherwise torch $TORCH_VERSION is installed into .venv.
 
 # These are optional and not installed here. The tests that need them are skipped without them:
-#   chromium (Debian)               opens the timeline's page
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
 #   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node

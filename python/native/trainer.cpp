@@ -27,8 +27,7 @@
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/trace/recorder.h"
-#include "twobp/trace/timeline.h"
+#include "twobp/trace/trace.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/gpu_world.h"
@@ -241,8 +240,8 @@ class PyTrainer {
     return notes;
   }
 
-  // Draws the next step.
-  void timeline(const std::string& path) {
+  // Records the next step.
+  void trace(const std::string& path) {
     const Use use(*this);
     const int64_t next = trainer_->steps_done() + 1;
     drawn_to_ = path;
@@ -465,15 +464,12 @@ class PyTrainer {
     Trace trace;
     trace.title =
         concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
-    trace.facts = {
-        {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
-        {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
-    trace.run = traced_run(pipeline, make_plan(pipeline, variant, trainer_->micro_batches()));
+    trace.slices = pipeline.slices();
     try {
-      write_text(drawn_to_, timeline_html(trace));
+      write_text(drawn_to_, trace_json(trace));
     } catch (const Error& error) {  // the step counts
-      const std::string warning = concat("the timeline was not written: ", error.what());
+      const std::string warning = concat("the trace was not written: ", error.what());
       if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 2) != 0) throw py::error_already_set();
     }
   }
@@ -583,7 +579,7 @@ void add_trainer(py::module_& module) {
       .def("save", &PyTrainer::save)
       .def("checkpoint", &PyTrainer::checkpoint)
       .def("resume", &PyTrainer::resume)
-      .def("timeline", &PyTrainer::timeline)
+      .def("trace", &PyTrainer::trace)
       .def("add_shape", &PyTrainer::add_shape)
       .def("use_variant", &PyTrainer::use_variant)
       .def("drop_variant", &PyTrainer::drop_variant)

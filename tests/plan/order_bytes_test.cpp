@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/adviser.h"
+#include "twobp/plan/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

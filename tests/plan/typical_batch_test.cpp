@@ -6,6 +6,7 @@
 
 #include "tests/plan/support.h"
 #include "twobp/core/balanced_order.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {

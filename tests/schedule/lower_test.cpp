@@ -1,13 +1,11 @@
 // Tests lowering. Decisions that a run makes become cells, in a simulated or a recorded order.
-#include "twobp/schedule/text/lower.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -13,10 +13,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -10,7 +10,7 @@
 #include "tests/train/helpers.h"
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

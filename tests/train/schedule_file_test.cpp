@@ -15,7 +15,7 @@
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 

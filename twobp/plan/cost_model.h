@@ -1,5 +1,5 @@
 // The costs of a model on a machine, layer by layer. `twobp profile --json` writes them. Everything that
-// predicts (partition, simulation, planner, adviser) reads them.
+// predicts (partition, simulation, planner) reads them.
 #pragma once
 
 #include <map>

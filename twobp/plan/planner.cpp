@@ -10,13 +10,16 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/figures.h"
 #include "twobp/core/recompute_mode.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/least_memory.h"
 #include "twobp/plan/move_layers.h"
 #include "twobp/plan/ranking.h"
 #include "twobp/plan/recompute_costs.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/plan/typical_batch.h"
 
 namespace twobp {
@@ -85,7 +88,7 @@ class Planner {
     const auto named = shown(best, top);
     if (request_.search) search_schedules(named, kept);
     best = shown(best, top);
-    give_advice(best.front().found ? named.front() : best.front());
+    compare_with_off(best.front().found ? named.front() : best.front());
     return std::move(result_);
   }
 
@@ -244,20 +247,13 @@ class Planner {
     }
   }
 
-  void give_advice(const PlanChoice& choice) {
-    const CostModel& model = model_for(models_, choice);
-    AdviceRequest request;
-    request.schedule = choice.schedule;
-    request.stages = choice.stages;
-    request.ranks = choice.ranks;
-    request.micro_batches = choice.micro_batches;
-    request.slices = choice.slices;
-    request.policy =
-        choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
-    request.costs = costs_of(model, choice);
-    request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
-    request.memory = request_.memory;
-    result_.advice = advise(request);
+  void compare_with_off(const PlanChoice& choice) {
+    if (choice.policy == P2Policy::kOff) return;
+    PlanChoice off = choice;
+    off.policy = P2Policy::kOff;
+    simulate_split(off, schedule_of(off));
+    result_.speed_up = off.step_seconds / choice.step_seconds;
+    if (off.peak_bytes > 0) result_.memory_factor = choice.peak_bytes / off.peak_bytes;
   }
 
   const PlanRequest& request_;
@@ -267,6 +263,13 @@ class Planner {
 };
 
 }  // namespace
+
+std::string gain_text(const PlanResult& result) {
+  constexpr double kWorthwhile = 1.01;
+  if (result.speed_up < kWorthwhile) return "2BP gains less than 1 %: p2 off is about as fast";
+  return concat("2BP: ", fixed(result.speed_up, 2), "x as fast as the same with p2 off, at ",
+                fixed(result.memory_factor, 2), "x the memory of the fullest rank");
+}
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "twobp/core/link_speed.h"
-#include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/schedule/schedule_source.h"
 
@@ -75,10 +74,15 @@ struct PlanResult {
   int64_t simulated = 0;
   // If nothing fits: the combination that needs the least memory. Its peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
-  // Advice on the first choice, or on the first one without searched schedules. Its schedule has the default
-  // policy if that of the choice is off. nullopt: nothing fits.
-  std::optional<Advice> advice;
+  // What 2BP brings to the first choice, or to the first one without searched schedules: the step time of the
+  // same schedule, split and memory with p2 off, divided by that of the choice, and bytes of the fullest rank
+  // divided by those with p2 off.
+  double speed_up = 1;
+  double memory_factor = 1;
 };
+
+// "2BP: ..." for readers.
+std::string gain_text(const PlanResult& result);
 
 // Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error
 // if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, for

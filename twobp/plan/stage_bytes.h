@@ -1,14 +1,15 @@
-// Internal to this folder: the bytes of one micro-batch, or slice, in a stage, as the simulation
-// (schedule/simulate/stage_model.h) counts them on the stage's rank. They include messages and layers, summed
-// up for code that works with whole ops.
+// The bytes of stages and ranks, and what fits into a rank's memory.
 #pragma once
 
 #include <vector>
 
-#include "twobp/schedule/simulate/stage_cost.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 
+// The bytes of one micro-batch, or slice, in a stage, as the simulation (schedule/simulate/stage_model.h)
+// counts them on the stage's rank. They include messages and layers, summed up for code that works with whole
+// ops.
 struct StageBytes {
   double activation = 0;    // from F until I: the input, plus F's growth, less the output, which is sent
   double stash = 0;         // from I until W
@@ -34,5 +35,16 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int sta
 // more. `costs` as for stage_bytes.
 std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
                                            const std::vector<StageCost>& costs, int slices = 1);
+
+// Bytes that each rank may hold in addition to fixed_bytes, for SimulationOptions::cap_per_rank. `memory` 0:
+// no caps. `costs` as for simulate.
+std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stage, int ranks,
+                             const std::vector<StageCost>& costs);
+
+// Bytes of the fullest rank, everything included.
+double peak_of(const Simulation& simulation);
+// Whether that, or these bytes, are at most `memory`, up to rounding. 0: no limit.
+bool fits(const Simulation& simulation, double memory);
+bool fits(double bytes, double memory);
 
 }  // namespace twobp

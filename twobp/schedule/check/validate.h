@@ -1,7 +1,6 @@
 // Proves, before anything runs, that a schedule with communication is complete, ordered and free of deadlock.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "twobp/core/check.h"
@@ -19,16 +18,6 @@ class InvalidSchedule : public Error {
   int index;
 };
 
-enum class Sends : uint8_t {
-  kBuffered,    // never block: messages wait at the receiver
-  kRendezvous,  // block until the receiver is at the receive
-};
-
-struct ValidateOptions {
-  Sends sends = Sends::kBuffered;
-  int buffer_limit = -1;  // most messages that may ever wait for a rank (see most_buffered); -1: any number
-};
-
 // Checks:
 //   - every stage is placed on a rank, its instructions are on that rank, and they name stages and
 //     micro-batches that exist;
@@ -38,12 +27,10 @@ struct ValidateOptions {
 //     order, unless allow_reorder;
 //   - every send has its receive and vice versa, each before/after its F, I or B;
 //   - F and I have their input (received, or handed over by a stage of the same rank that ran before);
-//   - running all ranks to the end does not deadlock, with sends as the options say;
-//   - no rank needs more buffers than the options allow, however long ops take.
-// A schedule that is valid under rendezvous is valid with buffered sends. For the converse see
-// order_for_rendezvous. Linear in the instructions; with a buffer limit, times the ranks.
+//   - running all ranks to the end does not deadlock. Sends never block: messages wait at the receiver.
+// Linear in the instructions.
 // Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad
 // cell marked between '>' and '<'.
-void validate(const Schedule& schedule, const ValidateOptions& options = {});
+void validate(const Schedule& schedule);
 
 }  // namespace twobp

@@ -137,16 +137,12 @@ std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   return ranks.indices();
 }
 
-struct FillsNothing {
-  bool operator()(int /*rank*/, const Instruction& /*next*/, int /*micro_batch*/) const { return false; }
-};
-
 // The same in the order of time: an instruction is visited only if no other rank that can go on would do so
 // earlier. clock(rank, instruction, micro_batch) is the time when the rank would visit its next instruction.
 // fill(rank, instruction, micro_batch) is called at that time. It does what the rank does first, and returns
 // whether this took time: other ranks may then be earlier.
-template <typename Visit, typename Clock, typename Fill = FillsNothing>
-std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill = {}) {
+template <typename Visit, typename Clock, typename Fill>
+std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill) {
   RankWalk ranks(schedule);
   using Entry = std::pair<double, int>;  // for equal times, the lower rank comes first
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;

@@ -1,15 +1,19 @@
-#include "apps/command_line.h"
+#include "apps/commands.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
 #include <string>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <vector>
 
 #include "apps/log.h"
 #include "apps/print.h"
+#include "apps/program.h"
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -29,6 +33,15 @@ std::vector<std::string> options_of(const CLI::App& app) {
 const CLI::App& innermost(const CLI::App& app) {
   const std::vector<CLI::App*> parsed = app.get_subcommands();
   return parsed.empty() ? app : innermost(*parsed.back());
+}
+
+// All files of data.tokens stay open, and many systems allow 1024 at first.
+void allow_many_files() {
+  constexpr rlim_t kMany = 65536;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kMany));
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace
@@ -63,8 +76,7 @@ void check_commands(const CLI::App& app, int argc, const char* const* argv) {
 
 void check_files(const CLI::App& command) {
   std::map<std::string, const char*> options;  // by file
-  for (const char* name :
-       {"--costs", "--measured", "--metrics", "--trace", "--timeline", "--json", "--csv", "--svg"}) {
+  for (const char* name : {"--costs", "--metrics", "--trace", "--json", "--csv", "--svg"}) {
     const CLI::Option* option = command.get_option_no_throw(name);
     if (option == nullptr || option->count() == 0) continue;
     const std::string file = std::filesystem::path(option->as<std::string>()).lexically_normal().string();
@@ -94,6 +106,36 @@ int end_of_parse(const CLI::App& app, const CLI::ParseError& error) {
     words = concat(parent->get_name(), " ", words);
   log_error(concat(message, " (", words, " --help lists the options)"));
   return kFailed;
+}
+
+int run_program(int argc, char** argv) {
+  prepare_descriptors();
+  allow_many_files();
+  CLI::App app{"Pipeline-parallel training with 2-stage backpropagation (arXiv 2405.18047)."};
+  app.name("twobp");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", TWOBP_VERSION);
+  int exit_code = 0;
+  add_train_command(app, exit_code);
+  add_bench_command(app, exit_code);
+  add_checkpoint_command(app, exit_code);
+  add_eval_command(app);
+  add_generate_command(app);
+  add_plan_command(app);
+  add_profile_command(app);
+  try {
+    log_in_color(is_terminal(STDERR_FILENO));
+    check_commands(app, argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      exit_code = end_of_parse(app, error);
+    }
+    check_output();
+  } catch (...) {
+    return RunGuard::get().end_failed();
+  }
+  return exit_code;
 }
 
 }  // namespace twobp
