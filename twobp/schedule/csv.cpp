@@ -18,7 +18,7 @@ namespace twobp {
 namespace {
 
 // F, I (or B) and W of every (stage, micro-batch).
-constexpr size_t kKinds = 3;
+constexpr size_t kCellKinds = 3;
 
 size_t kind_of(Op op) {
   switch (op) {
@@ -44,7 +44,7 @@ bool has_p2(const Schedule& schedule) {
 class Cells {
  public:
   explicit Cells(const Schedule& schedule) : schedule_(schedule) {
-    ops_.assign(static_cast<size_t>(schedule.stages) * schedule.micro_batches * kKinds, 0);
+    ops_.assign(static_cast<size_t>(schedule.stages) * schedule.micro_batches * kCellKinds, 0);
     for (const auto& list : schedule.ranks) {
       for (const Instruction& i : list) {
         if (!is_compute(i.op)) continue;
@@ -57,11 +57,11 @@ class Cells {
 
   size_t size() const { return ops_.size(); }
   size_t slot(int stage, int micro_batch, size_t kind) const {
-    return (static_cast<size_t>(stage) * schedule_.micro_batches + micro_batch) * kKinds + kind;
+    return (static_cast<size_t>(stage) * schedule_.micro_batches + micro_batch) * kCellKinds + kind;
   }
   bool has(size_t slot) const { return ops_[slot] != 0; }
   Instruction cell(size_t slot) const {
-    const size_t pair = slot / kKinds;
+    const size_t pair = slot / kCellKinds;
     return {static_cast<Op>(ops_[slot] - 1), static_cast<int>(pair / schedule_.micro_batches),
             static_cast<int>(pair % schedule_.micro_batches), 1};
   }
