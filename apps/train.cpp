@@ -15,7 +15,6 @@
 #include "apps/train_output.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/image_folder.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/products/gemm.h"
@@ -318,9 +317,6 @@ int train(const TrainOptions& options) {
 }  // namespace
 
 void warn_of_inputs(const Trainer& trainer) {
-  const std::string& images = trainer.config().data.images;
-  const std::string not_read = images.empty() ? "" : pictures_not_read(images);
-  if (!not_read.empty()) log_warning(not_read);
   const std::string& from = trainer.config().model.from;
   if (!trainer.new_parameters().empty()) {
     log_warning(

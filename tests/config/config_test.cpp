@@ -95,7 +95,7 @@ TEST(Config, ReadsOverridesOfEveryType) {
   EXPECT_EQ(config.pipeline.memory_cap, "0");
   EXPECT_EQ(with({"pipeline.split=[2, 2]"}).pipeline.split, (std::vector<int>{2, 2}));
   EXPECT_TRUE(with({"pipeline.split=1,3", "pipeline.split="}).pipeline.split.empty());
-  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.idx=folder",
+  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.arrays=folder",
                                                "data.mean=0.5,1,-2e-1", "data.std=[0.25]"})
                                   .data;
   EXPECT_EQ(pictures.mean, (std::vector<double>{0.5, 1, -0.2}));

@@ -7,7 +7,7 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/data.h"
-#include "twobp/data/images/transform.h"
+#include "twobp/data/image_transform.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -16,7 +16,7 @@
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
 #include "twobp/data/field_dataset.h"
-#include "twobp/data/images/open_images.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/data/text/byte_source.h"
 #include "twobp/data/text/documents.h"

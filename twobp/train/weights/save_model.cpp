@@ -16,7 +16,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/pattern.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/class_names.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/text/chat.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"
@@ -392,7 +392,7 @@ SaveModelOptions save_options(const Config& config, const std::string& dtype) {
   const ModelInput input = config.model.input();
   SaveModelOptions options{.dtype = dtype, .tokenizer = tokenizer_of(config.data, input)};
   try {
-    options.class_names = class_names(config.data, input);
+    options.class_names = class_names(config.data);
   } catch (const Error&) {
     // The pictures are gone. The trained weights are worth more than the names.
   }

@@ -1,4 +1,4 @@
-#include "twobp/data/images/transform.h"
+#include "twobp/data/image_transform.h"
 
 #include <algorithm>
 #include <array>
