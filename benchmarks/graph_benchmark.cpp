@@ -26,7 +26,7 @@ graph::Pass chain(bool in_place) {
     const nlohmann::json args = {{{"v", i}}, {{"v", 0}}, 1};
     code.push_back({{"op", "aten::add.Tensor"}, {"args", args}, {"out", {i + 1}}});
   }
-  const graph::JsonNode node(code, "benchmark", "code");
+  const JsonNode node(code, "benchmark", "code");
   graph::Input input;
   graph::Pass pass =
       graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});

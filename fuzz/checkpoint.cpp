@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz/input.h"
-#include "twobp/files/json_file.h"
+#include "twobp/core/json.h"
 
 using namespace twobp;
 using nlohmann::json;

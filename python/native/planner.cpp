@@ -7,7 +7,7 @@
 
 #include "python/native/module.h"
 #include "python/native/without_gil.h"
-#include "twobp/config/bytes.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/csv.h"

@@ -1,11 +1,10 @@
 // Tests chats: the text that the template makes, and that only the assistant's turns count in the loss.
-#include "twobp/data/text/chat.h"
-
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
 #include "twobp/data/data.h"
 #include "twobp/data/text/packed_dataset.h"
+#include "twobp/data/text/tokenizer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/text/special_tokens.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

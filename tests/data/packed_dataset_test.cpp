@@ -10,8 +10,7 @@
 #include "tokenizer_files.h"
 #include "twobp/core/random.h"
 #include "twobp/data/data.h"
-#include "twobp/data/text/best_fit.h"
-#include "twobp/data/text/byte_source.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -10,8 +10,7 @@
 #include <sys/wait.h>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
-#include "twobp/plan/auto_schedule/search.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

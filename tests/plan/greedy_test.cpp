@@ -1,11 +1,10 @@
 // Tests list scheduling with small orders by hand: what each part of a rule does.
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <set>
 #include <tuple>
 
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,8 +1,7 @@
 // Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven
 // optima.
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,10 +1,9 @@
 // Tests the smallest memory that an order of F and I needs: no simulation needs less, and some need exactly
 // that much.
-#include "twobp/plan/order_bytes.h"
-
 #include <algorithm>
 
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/least_memory.h"
 #include "twobp/plan/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {

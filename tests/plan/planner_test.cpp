@@ -11,10 +11,9 @@
 #include "twobp/core/figures.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/plan/stage_bytes.h"
-#include "twobp/plan/typical_batch.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

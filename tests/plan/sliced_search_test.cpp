@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

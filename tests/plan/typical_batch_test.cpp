@@ -1,11 +1,10 @@
 // Tests the micro-batches of a typical batch, and their costs in the simulation.
-#include "twobp/plan/typical_batch.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "tests/plan/support.h"
 #include "twobp/core/balanced_order.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 

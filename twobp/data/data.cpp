@@ -15,19 +15,15 @@
 #include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/field_dataset.h"
 #include "twobp/data/pixel_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
-#include "twobp/data/text/byte_source.h"
 #include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
 #include "twobp/data/text/packed_dataset.h"
-#include "twobp/data/text/special_tokens.h"
-#include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/glob.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {
@@ -197,7 +193,16 @@ std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentToken
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   check_byte_vocab(model, shape.bytes);
-  auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
+  std::string bytes;
+  for (const std::string& path : matching_files(data.text, "data.text", ".txt")) {
+    const InputFile file(path);
+    check_text(file);
+    const size_t before = bytes.size();
+    bytes.resize(before + file.size());
+    file.read(0, bytes.data() + before, file.size());
+  }
+  auto text =
+      std::make_shared<TokenDataset>(std::make_shared<ByteSource>(std::move(bytes)), shape.sequence);
   check_enough(*text, data, shape, "data.text", "bytes");
   return text;
 }

@@ -9,17 +9,18 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/field_dataset.h"
-#include "twobp/data/text/special_tokens.h"
+#include "twobp/data/array_dataset.h"
+#include "twobp/data/text/masked_dataset.h"
 
 namespace twobp {
 namespace {
 
 // The keys that name a data source and are set.
 std::vector<std::string> sources(const DataConfig& data) {
-  const std::vector<std::pair<std::string, const std::string*>> keys = {
-      {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
-      {"data.synthetic", &data.synthetic}};
+  const std::vector<std::pair<std::string, const std::string*>> keys = {{"data.text", &data.text},
+                                                                        {"data.tokens", &data.tokens},
+                                                                        {"data.arrays", &data.arrays},
+                                                                        {"data.synthetic", &data.synthetic}};
   std::vector<std::string> given;
   for (const auto& [name, value] : keys) {
     if (!value->empty()) given.push_back(name);
@@ -206,7 +207,8 @@ const Section& data_section() {
        TWOBP_KEY(DataConfig, mask_probability, "masked language models: fraction of the tokens to hide")
            .in("fraction")
            .above_to(0, 1),
-       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the arrays, 224 for synthetic pictures")
+       TWOBP_KEY(DataConfig, image_size,
+                 "height and width; 0: those of the arrays, 224 for synthetic pictures")
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
@@ -236,10 +238,9 @@ std::vector<std::string> unused_keys(const DataConfig& data, const ModelInput& m
 
 void check_data(const DataConfig& data, const ModelInput& model) {
   const std::vector<std::string> given = sources(data);
-  TWOBP_CHECK(
-      !given.empty(),
-      "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
-      "data.arrays (a folder of .npy files), or data.synthetic (tokens, images or vectors).");
+  TWOBP_CHECK(!given.empty(),
+              "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
+              "data.arrays (a folder of .npy files), or data.synthetic (tokens, images or vectors).");
   TWOBP_CHECK(given.size() == 1, join(given, " and "),
               " are given, but data comes from one source: keep one of them.");
   check_kind(given.front(), data, model);

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <string_view>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/json_file.h"
 
 namespace twobp {
 namespace {
@@ -260,6 +260,12 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
   NewFile file(path);
   write_safetensors(file, tensors, metadata, dtype);
   file.commit();
+}
+
+bool only_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || !at::isFloatingType(tensor.scalar_type())) return true;
+  const auto [least, most] = at::aminmax(tensor);  // both are NaN if an element is
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
 }
 
 }  // namespace twobp

@@ -10,8 +10,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/hash.h"
+#include "twobp/core/json.h"
 #include "twobp/core/text_file.h"
-#include "twobp/files/json_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
 #include "twobp/graph/read_program.h"

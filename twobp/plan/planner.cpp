@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -15,12 +16,9 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/least_memory.h"
-#include "twobp/plan/move_layers.h"
-#include "twobp/plan/ranking.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/plan/stage_bytes.h"
-#include "twobp/plan/typical_batch.h"
 
 namespace twobp {
 namespace {
@@ -262,6 +260,16 @@ class Planner {
   PlanResult result_;
 };
 
+constexpr double kSameSpeed = 0.99;
+constexpr double kSameBytes = 1.05;
+
+bool before(const PlanChoice& a, const PlanChoice& b) {
+  const double fast_a = a.samples_per_second();
+  const double fast_b = b.samples_per_second();
+  if (fast_a != fast_b) return fast_a > fast_b;
+  return a.peak_bytes < b.peak_bytes;
+}
+
 }  // namespace
 
 std::string gain_text(const PlanResult& result) {
@@ -291,6 +299,23 @@ PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const P
 Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   const PlannedRun run = planned_run(model, choice, request);
   return simulate(run.schedule, run.costs, run.options);
+}
+
+void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most) {
+  best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
+  if (best.size() > most) best.pop_back();
+}
+
+std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best) {
+  const double fast = kSameSpeed * best.front().samples_per_second();
+  const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
+  const auto end = std::find_if(best.begin(), compared,
+                                [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
+  const auto lightest = std::min_element(
+      best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  const double light = kSameBytes * lightest->peak_bytes;
+  return std::find_if(best.begin(), end,
+                      [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
 }
 
 }  // namespace twobp

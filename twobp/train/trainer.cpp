@@ -9,7 +9,7 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/plan/typical_batch.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"

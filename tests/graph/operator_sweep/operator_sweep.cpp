@@ -73,7 +73,7 @@ std::vector<std::string> run(const Call& call, uint64_t seed) {
   text.erase("tensors");
   const json list = json::array({text});
   const graph::Code code =
-      graph::read_code(graph::JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
+      graph::read_code(JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
   std::vector<graph::Input> inputs;
   std::vector<int> wanted;
   for (const int slot : code[0].out) {

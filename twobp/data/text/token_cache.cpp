@@ -11,14 +11,11 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/hash.h"
-#include "twobp/data/text/chat.h"
 #include "twobp/data/text/documents.h"
-#include "twobp/data/text/text_file.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/cache_folder.h"
 #include "twobp/files/input_file.h"
-#include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/config/check_used.h"
 #include "twobp/config/key.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/common_keys.h"

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/auto_schedule/greedy.h"
 #include "twobp/plan/auto_schedule/problem.h"
-#include "twobp/plan/auto_schedule/search.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {

@@ -1,5 +1,3 @@
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/figures.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {
 namespace {

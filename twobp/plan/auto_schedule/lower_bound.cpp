@@ -1,11 +1,10 @@
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <queue>
 #include <utility>
 
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {

@@ -1,11 +1,9 @@
-#include "twobp/plan/auto_schedule/search.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/figures.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/plan/auto_schedule/problem.h"
 #include "twobp/plan/auto_schedule/timing.h"
 
 namespace twobp {

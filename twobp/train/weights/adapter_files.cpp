@@ -9,11 +9,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/hub_hint.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
-#include "twobp/files/new_folder.h"
+#include "twobp/files/paths.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/nn/layers/lora_linear.h"

@@ -6,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
+#include "twobp/files/safetensors.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"

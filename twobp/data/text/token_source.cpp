@@ -1,14 +1,15 @@
 // Ids are checked on every read. Small files are also read once on opening, so that a bad id is found before
 // training. Large files would take as long as the disk does.
-#include "twobp/data/text/token_files.h"
+#include "twobp/data/text/token_source.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <optional>
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/data/text/token_header.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 namespace {
@@ -76,6 +77,46 @@ bool looks_like_uint32(const InputFile& file, int64_t count, int64_t vocab) {
     }
     return !all_small;
   });
+}
+
+struct Format {
+  int32_t mark;
+  int32_t version;
+  TokenType type;
+};
+constexpr std::array<Format, 2> kFormats = {
+    {{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
+
+constexpr int64_t kLlmcHeaderBytes = 1024;
+constexpr int32_t kChoicesMark = 20240522;  // questions with several answers, such as HellaSwag
+
+// The files of llm.c's scripts have a header: 256 numbers of 32 bits (a mark, a version, the number of
+// tokens, and zeros), and then the tokens. Returns their type, or none for a file without one. Throws Error
+// if the version is unknown or the file's size is not what the header says, or for a file of another format,
+// by its first bytes.
+std::optional<TokenType> read_token_header(const std::string& name, const InputFile& file) {
+  const std::string& path = file.path();
+  const auto bytes = static_cast<int64_t>(file.size());
+  std::array<int32_t, 3> head{};
+  if (file.size() < sizeof(head)) return std::nullopt;
+  file.read(0, head.data(), sizeof(head));
+  const KnownFormat* other = known_format(file);
+  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ",
+              other->as_tokens);
+  TWOBP_CHECK(head[0] != kChoicesMark, name, ": ", path,
+              " holds llm.c's questions with several answers, not a text: remove it from ", name, ".");
+  for (const Format& format : kFormats) {
+    if (head[0] != format.mark) continue;
+    TWOBP_CHECK(head[1] == format.version, name, ": ", path, " has llm.c's header of version ", head[1],
+                ", but only version ", format.version, " is known for ", token_type_name(format.type),
+                ": write it again with a current llm.c.");
+    const int64_t expected = kLlmcHeaderBytes + head[2] * token_bytes(format.type);
+    TWOBP_CHECK(head[2] > 0 && bytes == expected, name, ": ", path, " has ", bytes,
+                " bytes, but its llm.c header says ", head[2], " tokens of ", token_type_name(format.type),
+                ", which take ", expected, ": it is truncated, so write it again.");
+    return format.type;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -160,6 +201,32 @@ void TokenFiles::copy(int64_t begin, int64_t count, int64_t* to) const {
 std::string TokenFiles::description() const {
   return concat(files_.size(), files_.size() == 1 ? " file, " : " files, ", tokens(), " tokens",
                 files_.size() == 1 ? "" : " in all");
+}
+
+TokenDataset::TokenDataset(std::shared_ptr<const TokenSource> tokens, int64_t sequence)
+    : tokens_(std::move(tokens)), sequence_(sequence) {
+  TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
+}
+
+TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files,
+                           std::optional<TokenType> given, int64_t sequence, int64_t vocab)
+    : TokenDataset(std::make_shared<TokenFiles>(std::move(name), files, given, vocab), sequence) {}
+
+int64_t TokenDataset::size() const {
+  return (std::max<int64_t>(tokens_->tokens(), 1) - 1) / sequence_;
+}
+
+Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
+  const auto count = static_cast<int64_t>(indices.size());
+  const at::Tensor rows = at::empty({count, sequence_ + 1}, at::kLong);  // (B, S + 1)
+  for (int64_t b = 0; b < count; ++b) {
+    const int64_t index = indices[static_cast<size_t>(b)];
+    TWOBP_CHECK(index >= 0 && index < size(), tokens_->name(), ": no sample ", index, ", there are ", size(),
+                ".");
+    tokens_->copy(index * sequence_, sequence_ + 1, rows.data_ptr<int64_t>() + b * (sequence_ + 1));
+  }
+  return {{"input_ids", rows.narrow(1, 0, sequence_).contiguous()},
+          {"labels", rows.narrow(1, 1, sequence_).contiguous()}};
 }
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
 // Tests how JSON text from outside is checked: which text is refused, and the error messages.
-#include "twobp/core/json_text.h"
+#include "twobp/core/json.h"
 
 #include "tests/expect_error.h"
 
