@@ -14,6 +14,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {

@@ -15,7 +15,9 @@
 #include "twobp/files/new_file.h"
 #include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/model_type.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
