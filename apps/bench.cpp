@@ -25,6 +25,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "twobp/pipeline/observer.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 

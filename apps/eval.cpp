@@ -14,6 +14,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp {
 namespace {

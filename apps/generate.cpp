@@ -25,6 +25,7 @@
 #include "twobp/train/generator.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/weights/load_model.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp {
 namespace {

@@ -17,6 +17,7 @@
 #include "twobp/core/text_file.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/run_world.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp {
 namespace {

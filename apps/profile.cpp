@@ -19,6 +19,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp {
 namespace {

@@ -34,6 +34,7 @@
 #include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
+#include "twobp/train/variant.h"
 #include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
 #include "twobp/transport/c10d/c10d_transport.h"

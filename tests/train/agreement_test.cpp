@@ -10,6 +10,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
+#include "twobp/transport/launcher.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

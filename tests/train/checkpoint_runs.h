@@ -12,6 +12,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/savepoint.h"
 #include "twobp/train/update/update.h"

@@ -14,6 +14,7 @@
 #include "twobp/core/random.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::test {
 

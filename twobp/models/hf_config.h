@@ -8,6 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "twobp/models/model_config.h"
+#include "twobp/models/model_type.h"
 
 namespace twobp {
 

@@ -2,8 +2,14 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/freeze.h"
+#include "twobp/models/model_type.h"
+#include "twobp/models/model_weights.h"
 
 namespace twobp {
+
+LoraOptions ModelConfig::adapters() const {
+  return {lora, lora_alpha, lora_targets};
+}
 
 ModelInput ModelConfig::input() const {
   ModelInput input = type.type().input(type);

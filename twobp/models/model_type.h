@@ -15,51 +15,11 @@
 #include "twobp/data/model_input.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/model.h"
+#include "twobp/models/model_config.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
-
-struct ModelType;
-
-// The options of one model type, by value: DecoderOptions, BertOptions and so on.
-class ModelOptions : public Choice {
- public:
-  ModelOptions();  // of a LLaMa
-  // Throws Error if the type is unknown.
-  explicit ModelOptions(const std::string& type);
-  template <typename Options>
-  requires(requires { Options::kType; }) ModelOptions(Options options)
-      : ModelOptions(std::string(Options::kType)) {  // NOLINT: a value of it
-    as<Options>() = std::move(options);
-  }
-
-  const ModelType& type() const { return *type_; }
-  // Throws Error if the options are of another type.
-  template <typename Options>
-  Options& as() {
-    auto* options = std::any_cast<Options>(&options_);
-    if (options == nullptr) throw_other_type(Options::kType);
-    return *options;
-  }
-  template <typename Options>
-  const Options& as() const {
-    const auto* options = std::any_cast<Options>(&options_);
-    if (options == nullptr) throw_other_type(Options::kType);
-    return *options;
-  }
-
-  const std::string& name() const override;
-  void choose(const std::string& name) override { *this = ModelOptions(name); }
-  SectionValues chosen() override;
-  std::vector<const Section*> alternatives() const override;
-
- private:
-  [[noreturn]] void throw_other_type(const char* wanted) const;
-
-  const ModelType* type_;
-  std::any options_;
-};
 
 // The settings for building a model, in addition to its options.
 struct BuildSettings {

@@ -8,7 +8,6 @@
 #include "twobp/pipeline/memory/memory_cap.h"
 #include "twobp/pipeline/p2_batching.h"
 #include "twobp/schedule/check/leading_forwards.h"
-#include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {

@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {

@@ -11,6 +11,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"

@@ -5,6 +5,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
+#include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/train/update/parameter_groups.h"

@@ -5,6 +5,7 @@
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/gpu_world.h"
+#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"
@@ -108,6 +109,10 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
       break;
   }
   run_worlds(std::move(worlds), program);
+}
+
+void run_world(const PipelineConfig& config, const std::function<void(World)>& program) {
+  run_world(config, find_launcher(), program);
 }
 
 }  // namespace twobp

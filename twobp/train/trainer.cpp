@@ -158,11 +158,14 @@ Trainer::Trainer(const Config& config, Parts parts)
     faults_->wrap(data_);
   }
   config_.pipeline.micro_batches = micro_batches_;  // recorded by a checkpoint, without the schedule's file
-  if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
+  loss_scale_ = std::make_unique<LossScale>();
+  if (config.train.precision == "fp16") *loss_scale_ = {true, config.train.loss_scale, 0};
+  run_ahead_ = std::make_unique<RunAhead>();
   // On this thread, too: it replays recorded steps, whose sums depend on the number of threads.
   at::set_num_threads(config.pipeline.threads);
-  variant_ = {parts.schedule, policy_of(config.pipeline, parts.schedule),
-              parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
+  variant_ = std::make_unique<Variant>(Variant{parts.schedule, policy_of(config.pipeline, parts.schedule),
+                                               parse_batching(config.pipeline.p2_batching),
+                                               parse_memory_cap(config.pipeline.memory_cap)});
   PipelineOptions options = pipeline_options(config, parts.shape);
   const auto measure = [&] {
     const ProfiledBatch batch = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
@@ -170,7 +173,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     StepSeconds step;
     if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
       step = [&](const SliceProfiles& slices) {
-        return simulated_seconds(parts.model, slices, options, variant_, micro_batches_);
+        return simulated_seconds(parts.model, slices, options, *variant_, micro_batches_);
       };
     }
     return measured_slices(parts.model, batch, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,
@@ -189,15 +192,15 @@ Trainer::Trainer(const Config& config, Parts parts)
       typical_batch(relative_costs(*data_.train),
                     {world().replicas, micro_batches_, static_cast<int>(config.pipeline.micro_batch_size)});
   if (config.pipeline.schedule == kAutoSchedule)
-    variant_ = auto_variant(*pipeline_, micro_batches_, variant_, batch);
+    *variant_ = auto_variant(*pipeline_, micro_batches_, *variant_, batch);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.
-  const Schedule* written = variant_.schedule.written();
+  const Schedule* written = variant_->schedule.written();
   if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
       (written == nullptr || written->has_backward())) {
-    run_ahead_ = decide_run_ahead(config_, *pipeline_, plan_for(variant_, micro_batches_),
-                                  update_->ties_ranks(), batch);
+    *run_ahead_ = decide_run_ahead(config_, *pipeline_, plan_for(*variant_, micro_batches_),
+                                   update_->ties_ranks(), batch);
   }
-  if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
+  if (run_ahead_->presumes) update_->make_savepoints(loss_scale_->adapts);
   make_loader();
 }
 
@@ -221,7 +224,7 @@ void Trainer::make_loader() {
 
 TrainingPosition Trainer::position() const {
   check_still();
-  return {step_, batches_, loss_scale_.value, loss_scale_.good_steps};
+  return {step_, batches_, loss_scale_->value, loss_scale_->good_steps};
 }
 
 void Trainer::go_on_from(const TrainingPosition& position) {
@@ -229,8 +232,8 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   stopping_ = false;
   step_ = position.step;
   batches_ = position.batches;
-  loss_scale_.value = position.loss_scale;
-  loss_scale_.good_steps = position.good_steps;
+  loss_scale_->value = position.loss_scale;
+  loss_scale_->good_steps = position.good_steps;
   make_loader();
 }
 
@@ -247,13 +250,14 @@ Trainer::~Trainer() {
 }
 
 const StepPlan& Trainer::plan_for(const Variant& variant, int micro_batches) {
-  const auto found = std::ranges::find_if(plans_, [&](const KeptPlan& kept) {
-    return kept.micro_batches == micro_batches && kept.variant == variant;
+  const auto found = std::ranges::find_if(plans_, [&](const auto& kept) {
+    return kept->micro_batches == micro_batches && kept->variant == variant;
   });
-  if (found != plans_.end()) return found->plan;
+  if (found != plans_.end()) return (*found)->plan;
   const P2Order order = p2_order_of(config_.pipeline);
-  return plans_.emplace_back(variant, micro_batches, make_plan(*pipeline_, variant, micro_batches, order))
-      .plan;
+  plans_.push_back(std::make_unique<KeptPlan>(
+      KeptPlan{variant, micro_batches, make_plan(*pipeline_, variant, micro_batches, order)}));
+  return plans_.back()->plan;
 }
 
 void Trainer::with_averages(const std::function<void()>& body) {

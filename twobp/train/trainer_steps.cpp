@@ -88,7 +88,7 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant, std::option
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  return run_ahead_.on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) &&
+  return run_ahead_->on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) &&
          !wants_events(step);
 }
 
@@ -108,7 +108,7 @@ bool Trainer::stops_alone() const {
 }
 
 bool Trainer::may_give_up(int64_t step) const {
-  return stops_alone() && !run_ahead_.on && !config_.pipeline.graphs && !wants_events(step);
+  return stops_alone() && !run_ahead_->on && !config_.pipeline.graphs && !wants_events(step);
 }
 
 void Trainer::give_back_batch() {
@@ -124,7 +124,7 @@ bool Trainer::begin_next() {
   step->from_loader = true;
   if (!read_batch_for(*step)) return false;
   step->result.input_wait = now_seconds() - begin_seconds;
-  begin(std::move(step), variant_);
+  begin(std::move(step), *variant_);
   return true;
 }
 
@@ -181,13 +181,13 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   result.step = next_step();
   result.lr = lr.value_or(learning_rate(config_.optimizer, result.step - 1, config_.train.steps));
   const bool early = !under_way_.empty();
-  if (!early) update_->use(loss_scale_);
-  step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));
+  if (!early) update_->use(*loss_scale_);
+  step.update = update_->begin(run_ahead_->presumes && may_run_ahead(result.step + 1));
   StepRequest request;
   request.seed = config_.train.seed;
   request.step = result.step;  // counted from 1, for messages
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_.value};
+  request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_->value};
   request.want_events = wants_events(result.step);
   request.update = std::make_shared<UpdateOfStep>(*this, step);
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, step.may_give_up);
@@ -219,16 +219,16 @@ void Trainer::finish(StepUnderWay& step) {
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }
   if (under_way_.size() == 1) update_->settle_all();
-  result.loss_scale = loss_scale_.value;
-  update_->finish(result.step, loss_scale_, step.update);
+  result.loss_scale = loss_scale_->value;
+  update_->finish(result.step, *loss_scale_, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;
   result.loss = result.report.loss;
   step_ = result.step;
   warm_ = true;
   stopping_ = stopping_ || result.report.stop;
-  loss_scale_.adapt(result.skipped);
-  TWOBP_CHECK(!result.skipped || loss_scale_.value >= 1, "step ", result.step,
+  loss_scale_->adapt(result.skipped);
+  TWOBP_CHECK(!result.skipped || loss_scale_->value >= 1, "step ", result.step,
               ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");

@@ -9,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "twobp/config/key.h"
 #include "twobp/models/decoder/options.h"
+#include "twobp/nn/layers/attention.h"
 
 namespace twobp {
 
@@ -106,5 +108,23 @@ const DecoderFamily& decoder_family(const std::string& name);
 
 // Whether the family's models differ in this option, so that it is a key of theirs.
 bool has_option(const DecoderFamily& family, const std::string& option);
+
+// Every key, of which a family has some.
+std::vector<Key> decoder_keys();
+
+// The options with the defaults that follow from others: heads, widths.
+DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions options);
+
+// Throws Error for contradictions between options.
+void check_decoder(const DecoderFamily& family, const DecoderOptions& options);
+
+// A layer's entry of a cyclic list; `otherwise` if the list is empty.
+int cyclic(const std::vector<int>& list, int64_t layer, int otherwise);
+
+// The shape of a layer's attention. The options are filled in.
+AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& options, int64_t layer);
+
+// The features of a head that turn. The options are filled in.
+int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& options);
 
 }  // namespace twobp

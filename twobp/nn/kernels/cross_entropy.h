@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/loss_factor.h"
+#include "twobp/nn/context.h"
 
 namespace twobp {
 

@@ -8,12 +8,12 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/context.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/loss_factor.h"
 
 namespace twobp {
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <ostream>
+#include <string>
 
 namespace twobp {
 
@@ -35,5 +36,11 @@ inline std::ostream& operator<<(std::ostream& out, const MemoryCap& cap) {
   if (cap.times() == 1) return out << "auto";
   return out << cap.times() << 'x';
 }
+
+// pipeline.memory_cap: "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "1000000" ->
+// bytes. Throws Error otherwise.
+MemoryCap parse_memory_cap(const std::string& text);
+// pipeline.bucket: "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
+int64_t parse_bucket(const std::string& text);
 
 }  // namespace twobp

@@ -3,33 +3,16 @@
 // see scratch space inside the math libraries.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "twobp/pipeline/observer.h"
+
 namespace twobp {
-
-enum class MemoryCategory : int { kParameters, kGradients, kOptimizer, kActivations, kStash };
-inline constexpr int kMemoryCategories = 5;
-// "parameters", "gradients", "optimizer", "activations", "p2 stash"
-std::string_view category_name(MemoryCategory category);
-
-struct MemoryUse {
-  std::array<int64_t, kMemoryCategories> now{};      // bytes, by MemoryCategory
-  std::array<int64_t, kMemoryCategories> at_peak{};  // categories at the moment of the highest total
-  int64_t peak = 0;
-
-  int64_t total() const;
-  int64_t held() const {  // bytes of micro-batches, in contrast to the model's own
-    return now[static_cast<int>(MemoryCategory::kActivations)] +
-           now[static_cast<int>(MemoryCategory::kStash)];
-  }
-};
 
 class MemoryMeter {
  public:

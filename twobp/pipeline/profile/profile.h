@@ -10,7 +10,7 @@
 #include "twobp/models/model.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/schedule/simulate/layer_cost.h"
+#include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
 

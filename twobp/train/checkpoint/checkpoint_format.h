@@ -24,8 +24,8 @@
 #include <ATen/ATen.h>
 
 #include "twobp/files/safetensors.h"
-#include "twobp/train/checkpoint/position.h"
 #include "twobp/train/checkpoint/same_run.h"
+#include "twobp/train/trainer.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -7,6 +7,7 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/train/build_model.h"

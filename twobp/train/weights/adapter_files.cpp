@@ -13,7 +13,9 @@
 #include "twobp/files/new_file.h"
 #include "twobp/files/paths.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/model_type.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {

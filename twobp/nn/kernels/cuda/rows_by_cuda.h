@@ -6,10 +6,10 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/context.h"
 #include "twobp/nn/kernels/encoder/dropout_mask.h"
 #include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/loss_factor.h"
 
 namespace twobp {
 

@@ -19,10 +19,11 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
-#include "twobp/nn/device/gpu_parts.h"
 #include "twobp/nn/values.h"
 
 namespace twobp {
+
+class GpuParts;
 
 // A point in a stream's work. A default-constructed event has already passed.
 class DeviceEvent {

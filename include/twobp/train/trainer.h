@@ -14,12 +14,7 @@
 #include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/step_plan.h"
-#include "twobp/train/checkpoint/position.h"
 #include "twobp/train/config.h"
-#include "twobp/train/run_ahead.h"
-#include "twobp/train/update/loss_scale.h"
-#include "twobp/train/variant.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -27,6 +22,10 @@ namespace twobp {
 class FaultInjection;
 class Pipeline;
 class Update;
+struct LossScale;
+struct RunAhead;
+struct StepPlan;
+struct Variant;
 
 struct StepResult {
   int64_t step = 0;  // counted from 1
@@ -54,6 +53,14 @@ struct Evaluation {
 struct BatchEvaluation {
   double loss = 0;               // sum over the counted targets
   std::optional<int64_t> right;  // correct predictions, for models that predict
+};
+
+// The position of a training run, in addition to its weights and optimizer state.
+struct TrainingPosition {
+  int64_t step = 0;        // steps done, including those with a skipped update
+  int64_t batches = 0;     // batches taken from the loader
+  double loss_scale = 1;   // of fp16
+  int64_t good_steps = 0;  // since the loss scale last changed
 };
 
 class Trainer {
@@ -102,8 +109,8 @@ class Trainer {
 
   int64_t steps_done() const { return step_; }
   int micro_batches() const { return micro_batches_; }
-  const Variant& variant() const { return variant_; }
-  const RunAhead& run_ahead() const { return run_ahead_; }
+  const Variant& variant() const { return *variant_; }
+  const RunAhead& run_ahead() const { return *run_ahead_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
@@ -133,6 +140,7 @@ class Trainer {
   void load(const Config& config);
 
   struct StepUnderWay;
+  struct KeptPlan;
   class UpdateOfStep;
   void make_loader();
   LoaderOptions loader_options() const;
@@ -172,21 +180,16 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  Variant variant_;  // used by step(); a schedule in a file is read once
-  RunAhead run_ahead_;
-  struct KeptPlan {
-    Variant variant;
-    int micro_batches = 0;
-    StepPlan plan;
-  };
-  std::deque<KeptPlan> plans_;  // of all variants so far
+  std::unique_ptr<Variant> variant_;  // used by step(); a schedule in a file is read once
+  std::unique_ptr<RunAhead> run_ahead_;
+  std::vector<std::unique_ptr<KeptPlan>> plans_;  // of all variants so far
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;
   std::vector<std::string> unused_tensors_;
   int64_t step_ = 0;
   int64_t batches_ = 0;  // taken from the loader, including those that were left out
   int64_t left_out_ = 0;
-  LossScale loss_scale_;
+  std::unique_ptr<LossScale> loss_scale_;
   std::function<bool()> stop_;
   std::deque<std::unique_ptr<StepUnderWay>> under_way_;  // oldest first
   int64_t last_ahead_ = 0;

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "twobp/transport/transport.h"
+#include "twobp/nn/values.h"
 
 namespace twobp {
+
+class Transport;
 
 class Processes {
  public:

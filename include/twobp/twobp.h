@@ -1,17 +1,15 @@
-// The whole library.
+// The library for a program: models, data, training, schedules. Layers and single parts have headers of their
+// own beside this one.
 #pragma once
 
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/options.h"
 #include "twobp/nn/check_layer.h"
-#include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/grid.h"
-#include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/trace/trace.h"
+#include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/config.h"
+#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
-#include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"

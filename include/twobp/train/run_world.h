@@ -4,11 +4,12 @@
 
 #include <functional>
 
-#include "twobp/train/config.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/pipeline/pipeline_config.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
+
+struct Launcher;
 
 enum class TransportKind : uint8_t {
   kThreads,
@@ -28,6 +29,8 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
 // chosen transport was not built in.
 void run_world(const PipelineConfig& config, const Launcher& launcher,
                const std::function<void(World)>& program);
+// The same under the launcher that started this process.
+void run_world(const PipelineConfig& config, const std::function<void(World)>& program);
 
 // For commands that only one process runs. Throws Error if the launcher started several processes.
 void check_alone(const char* command, const Launcher& launcher);

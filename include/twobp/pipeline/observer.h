@@ -6,14 +6,31 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twobp/nn/kernels/products/product_time.h"
-#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate/idle_cause.h"
 
 namespace twobp {
+
+enum class MemoryCategory : int { kParameters, kGradients, kOptimizer, kActivations, kStash };
+inline constexpr int kMemoryCategories = 5;
+// "parameters", "gradients", "optimizer", "activations", "p2 stash"
+std::string_view category_name(MemoryCategory category);
+
+// The memory of a stage or a rank, as MemoryMeter counts it.
+struct MemoryUse {
+  std::array<int64_t, kMemoryCategories> now{};      // bytes, by MemoryCategory
+  std::array<int64_t, kMemoryCategories> at_peak{};  // categories at the moment of the highest total
+  int64_t peak = 0;
+
+  int64_t total() const;
+  int64_t held() const {  // bytes of micro-batches, in contrast to the model's own
+    return now[static_cast<int>(MemoryCategory::kActivations)] +
+           now[static_cast<int>(MemoryCategory::kStash)];
+  }
+};
 
 // One thing that a rank did. The events of a rank are in order and disjoint; together with the executor's own
 // time between them they make up the step. A W event is a single unit (one leaf layer, one or several

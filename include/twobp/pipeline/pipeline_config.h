@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "twobp/config/section.h"
-#include "twobp/pipeline/memory/memory_cap.h"
 
 namespace twobp {
 
@@ -48,11 +47,5 @@ const Section& pipeline_section();
 
 // Throws Error if keys contradict each other.
 void check_pipeline(const PipelineConfig& config);
-
-// "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "2GiB", "1000000" -> bytes. Throws
-// Error otherwise.
-MemoryCap parse_memory_cap(const std::string& text);
-// "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
-int64_t parse_bucket(const std::string& text);
 
 }  // namespace twobp

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "twobp/files/safetensors.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
 #include "twobp/train/processes.h"
@@ -37,8 +37,8 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
                 const Processes& processes = {});
 // The same with the tensors under their names.
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
-                const NamedTensors& weights, const SaveModelOptions& options = {},
-                const Processes& processes = {});
+                const std::vector<std::pair<std::string, at::Tensor>>& weights,
+                const SaveModelOptions& options = {}, const Processes& processes = {});
 
 // A warning if the run's tokenizer is no longer where it was, so that save_model did not copy it; else empty.
 std::string missing_tokenizer(const SaveModelOptions& options, const std::string& directory);

@@ -10,9 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
-#include "twobp/schedule/simulate/idle_cause.h"
 #include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {

@@ -5,12 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/layers/attention.h"
-
 namespace twobp {
-
-struct DecoderFamily;
-struct Key;
 
 struct DecoderOptions {
   static constexpr const char* kType = "llama";  // of options that are given without a model.type
@@ -55,23 +50,5 @@ struct DecoderOptions {
   int64_t pad_token = -1;  // its embedding is not trained; -1: none
   double init_std = 0.02;
 };
-
-// Every key, of which a family has some.
-std::vector<Key> decoder_keys();
-
-// The options with the defaults that follow from others: heads, widths.
-DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions options);
-
-// Throws Error for contradictions between options.
-void check_decoder(const DecoderFamily& family, const DecoderOptions& options);
-
-// A layer's entry of a cyclic list; `otherwise` if the list is empty.
-int cyclic(const std::vector<int>& list, int64_t layer, int otherwise);
-
-// The shape of a layer's attention. The options are filled in.
-AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& options, int64_t layer);
-
-// The features of a head that turn. The options are filled in.
-int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& options);
 
 }  // namespace twobp

@@ -4,23 +4,16 @@
 // steps.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
-#include <cstdint>
-#include <exception>
-#include <mutex>
-#include <optional>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "twobp/train/checkpoint/checkpoint_folder.h"
+#include "twobp/train/config.h"
 #include "twobp/train/processes.h"
-#include "twobp/train/trainer.h"
-#include "twobp/train/update/savepoint.h"
-#include "twobp/train/update/update.h"
 
 namespace twobp {
+
+class Trainer;
 
 class Checkpointer {
  public:
@@ -50,42 +43,8 @@ class Checkpointer {
   void finish(Trainer& trainer);
 
  private:
-  enum class Phase : uint8_t {
-    kIdle,
-    kPart,   // writing this process's part
-    kOthers  // waiting for the others' parts
-  };
-
-  void set_to(Trainer& trainer, const Checkpoint& checkpoint);
-  void choose_tensors(const std::vector<LiveTensor>& weights, const std::vector<LiveTensor>& optimizer);
-  // Waits until the current checkpoint is whole on every process.
-  void wait_for_all();
-  void take(Trainer& trainer);
-  void check_error();
-  // Waits until the writer has reached `phase`, or passed it.
-  void wait(Phase phase);
-  void work();
-
-  SaveConfig save_;
-  Processes processes_;
-  std::optional<CheckpointFolder> folder_;
-  // The live tensors that this process writes. All processes choose together, before the first checkpoint.
-  bool chosen_ = false;
-  std::vector<bool> writes_weights_;
-  std::vector<bool> writes_optimizer_;
-  // Copies, kept from one checkpoint to the next. The writer owns them while it is not idle.
-  CheckpointContent content_;
-  RunFacts run_;
-  int64_t last_step_ = -1;  // step of the last copy, or of the checkpoint resumed from
-
-  std::atomic<bool> hurry_{false};
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
-  Phase phase_ = Phase::kIdle;
-  bool stop_ = false;
-  std::exception_ptr error_;
-
-  std::thread thread_;
+  class Writer;
+  std::unique_ptr<Writer> writer_;
 };
 
 }  // namespace twobp

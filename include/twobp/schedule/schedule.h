@@ -51,6 +51,25 @@ std::string_view policy_name(P2Policy policy);
 P2Policy parse_policy(std::string_view name);
 std::vector<std::string> policy_names();
 
+// The order in which a rank runs the W that is left after its last I. Any order leaves the same bits.
+enum class P2Order : uint8_t {
+  kOldest,  // as queued: one micro-batch after another
+  kBucket,  // layer by layer, the last first, each for all its micro-batches. Gradients are thus complete one
+            // layer after another, and their sums over data-parallel replicas run next to the W of other
+            // layers. The first stage, whose dL/dx no rank needs, does so within its last I. With
+            // replicas, earlier waits prefer W of a stage that has no more I.
+};
+
+// The causes of a rank's idle time. The executor and the simulation report the same ones.
+enum class IdleCause : int {
+  kStartUp,  // before its first F of the step
+  kMessage,  // waiting for a message while W was pending (policies that do not fill)
+  kNothing,  // waiting for a message with no W left to fill
+  kTail,     // finished, while other ranks were not
+};
+inline constexpr int kIdleCauses = 4;
+std::string_view idle_cause_name(IdleCause cause);  // "start-up", "message", "nothing to fill", "tail"
+
 struct Schedule {
   std::string name;  // "1f1b", for error messages
   P2Policy policy = P2Policy::kOff;
