@@ -1,5 +1,4 @@
-// This file has the measurements of `twobp bench`: one row of its table, and the output of rows as a table
-// and as JSON.
+// This file has the measurements of `twobp bench`: one row of its table, and the output of rows as a table and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +13,15 @@
 
 namespace twobp {
 
-// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are
-// not measured: the parts of a step that is launched as a graph, and products on a GPU.
+// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are not
+// measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as given on the command line
   Variant variant;
   std::string cap;
   Batch batch;
-  std::vector<double>
-      batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
+  std::vector<double> batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]

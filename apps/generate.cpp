@@ -43,8 +43,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// Converts between text and tokens with a tokenizer.json. For a model whose vocabulary is the bytes, converts
-// bytes.
+// Converts between text and tokens with a tokenizer.json. For a model whose vocabulary is the bytes, converts bytes.
 class Text {
  public:
   Text(const GenerateOptions& options, int64_t vocab) : ends_(read_end_of_text(options.model)) {
@@ -77,15 +76,14 @@ class Text {
   bool is_end(int64_t token) const { return std::find(ends_.begin(), ends_.end(), token) != ends_.end(); }
 
   void print(int64_t token) {
-    const std::string text = tokenizer_
-                                 ? stream_->add(token)
-                                 : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
+    const std::string text =
+        tokenizer_ ? stream_->add(token) : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
     show(text);
   }
   void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
 
-  // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a
-  // tokenizer, the text comes in single bytes, which may be parts of characters.
+  // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a tokenizer,
+  // the text comes in single bytes, which may be parts of characters.
   void show(const std::string& text) const {
     const bool one_byte = !tokenizer_ && text.size() == 1 && static_cast<unsigned char>(text[0]) >= 0x80;
     print_as_is(terminal_ && !one_byte ? printable_lines(text) : text);
@@ -116,8 +114,7 @@ void generate(const GenerateOptions& options) {
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
-  const std::vector<std::string> unused =
-      unused_generation_settings(options.model, options.sampling.temperature == 0);
+  const std::vector<std::string> unused = unused_generation_settings(options.model, options.sampling.temperature == 0);
   if (!unused.empty()) {
     log_warning(concat(options.model, "/generation_config.json has ", join(unused),
                        ", which is not supported: transformers would generate another text"));
@@ -135,9 +132,8 @@ void generate(const GenerateOptions& options) {
   });
   text.finish();
   const double rest = now_seconds() - first;
-  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n",
-               static_cast<long long>(count), prompt.size(), first - begin,
-               count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
+  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n", static_cast<long long>(count),
+               prompt.size(), first - begin, count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
 }
 
 }  // namespace
@@ -163,8 +159,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
       ->check(number_from(0, 1e18))  // more than 2^64 would be taken as that
       ->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "tokenizer.json, if it is not in the model's directory");
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json, if it is not in the model's directory");
   command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();

@@ -34,8 +34,7 @@ void trace_kernels(const std::string& path, bool on_gpu, const std::function<voi
   const auto result = profiler::disableProfiler();
   if (error) std::rethrow_exception(error);
   result->save(path);
-  TWOBP_CHECK(std::filesystem::exists(path, no_file), "cannot write ", path,
-              ": the profiler's trace of a step");
+  TWOBP_CHECK(std::filesystem::exists(path, no_file), "cannot write ", path, ": the profiler's trace of a step");
 }
 
 }  // namespace twobp

@@ -127,9 +127,8 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
   const auto text = [&](const char* flag, std::string& value, const std::string& help) {
     return plan.add_option(flag, value, help)->capture_default_str();
   };
-  plan.add_flag(
-      "--rendezvous", options.rendezvous,
-      "reject a schedule that would block if each send waits until the receiver reaches the receive");
+  plan.add_flag("--rendezvous", options.rendezvous,
+                "reject a schedule that would block if each send waits until the receiver reaches the receive");
   plan.add_flag("--order-for-rendezvous", options.order_for_rendezvous,
                 "move receives forward so that the sends of --rendezvous never block; F, I and W keep their "
                 "order");
@@ -142,17 +141,14 @@ void add_network_options(CLI::App& plan, PlanOptions& options) {
   text("--message-seconds", options.message_seconds,
        "time that a message of a stage occupies its link, which carries one at a time: a number, or one for "
        "each stage, separated by commas");
-  text("--bandwidth", options.bandwidth,
-       "bytes per second of a link, such as 10GB (default: from the costs)");
-  number(
-      "--share-links", options.share_links,
-      "ranks in each node. Messages that leave a node share one link, with --latency and --message-seconds "
-      "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: each pair of "
-      "ranks has its own link");
-  text(
-      "--data-parallel", options.data_parallel,
-      "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
-      "or the configured number)");
+  text("--bandwidth", options.bandwidth, "bytes per second of a link, such as 10GB (default: from the costs)");
+  number("--share-links", options.share_links,
+         "ranks in each node. Messages that leave a node share one link, with --latency and --message-seconds "
+         "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: each pair of "
+         "ranks has its own link");
+  text("--data-parallel", options.data_parallel,
+       "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
+       "or the configured number)");
   text("--gradient-seconds", options.gradient_seconds,
        "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
        "replicas needs 2 (d - 1) / d of it");
@@ -181,10 +177,9 @@ void add_schedule_options(CLI::App& plan, PlanOptions& options) {
            ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
            "(default: 1f1b; with a model: all names)");
   text("--stages", options.stages, "[list] number of stages (default: from --ranks, else 4)");
-  text(
-      "--ranks", options.ranks,
-      "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
-      ".csv files, else the configured one)");
+  text("--ranks", options.ranks,
+       "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
+       ".csv files, else the configured one)");
   text("--micro-batches", options.micro_batches,
        "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
   text("--slices", options.slices,
@@ -218,8 +213,7 @@ void add_output_options(CLI::App& plan, PlanOptions& options) {
                 "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
   text("--timeline", options.timeline, "also draw the schedule as an HTML page in this file");
   text("--svg", options.svg, "also draw the schedule as an SVG picture in this file");
-  plan.add_option("--svg-end", options.svg_end,
-                  "end of the picture's time axis (default: the end of the step)")
+  plan.add_option("--svg-end", options.svg_end, "end of the picture's time axis (default: the end of the step)")
       ->check(number_from(0));
   text("--measured", options.measured,
        "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
@@ -227,8 +221,7 @@ void add_output_options(CLI::App& plan, PlanOptions& options) {
   text("--csv", options.csv,
        "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
        "simulation ran it");
-  text("--csv-form", options.csv_form,
-       "compute_only, or compute_comms: with the messages, as PyTorch places them")
+  text("--csv-form", options.csv_form, "compute_only, or compute_comms: with the messages, as PyTorch places them")
       ->check(CLI::IsMember({"compute_only", "compute_comms"}));
 }
 
@@ -270,8 +263,7 @@ void add_plan_command(CLI::App& app) {
                                       "and say whether 2BP helps; options marked [list] may then be lists, "
                                       "such as 2,4,8 or 2..8. Otherwise only --schedule and --p2 may be");
   plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
-  plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
-      ->take_all();
+  plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")->take_all();
   add_schedule_options(*plan, *options);
   add_network_options(*plan, *options);
   add_output_options(*plan, *options);

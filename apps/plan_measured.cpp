@@ -34,11 +34,11 @@ std::string relative(const Compared& value) {
 
 void print_tables(const Trace& trace, const Comparison& result) {
   const Schedule& schedule = trace.run->schedule;
-  std::cout << printable(trace.title) << ": " << schedule.rank_count() << " ranks, " << schedule.count_text()
-            << ", " << result.steps << (result.steps == 1 ? " step" : " steps") << "\n\n";
+  std::cout << printable(trace.title) << ": " << schedule.rank_count() << " ranks, " << schedule.count_text() << ", "
+            << result.steps << (result.steps == 1 ? " step" : " steps") << "\n\n";
   std::vector<Row> rows = {{"", "predicted", "measured", "difference"}};
-  rows.push_back({"step time", milliseconds(result.step_seconds.predicted),
-                  milliseconds(result.step_seconds.measured), relative(result.step_seconds)});
+  rows.push_back({"step time", milliseconds(result.step_seconds.predicted), milliseconds(result.step_seconds.measured),
+                  relative(result.step_seconds)});
   for (size_t rank = 0; rank < result.idle.size(); ++rank) {
     const Compared& idle = result.idle[rank];
     rows.push_back({concat("idle, rank ", rank), percent(idle.predicted), percent(idle.measured),
@@ -47,8 +47,8 @@ void print_tables(const Trace& trace, const Comparison& result) {
   for (size_t rank = 0; rank < result.peak_bytes.size(); ++rank) {
     const Compared& bytes = result.peak_bytes[rank];
     const auto add = [&](const char* order, const Compared& of) {
-      rows.push_back({concat("peak memory, rank ", rank, order), format_bytes(of.predicted),
-                      format_bytes(of.measured), relative(of)});
+      rows.push_back({concat("peak memory, rank ", rank, order), format_bytes(of.predicted), format_bytes(of.measured),
+                      relative(of)});
     };
     add(result.replayed ? ", recorded W" : "", bytes);
     if (!result.replayed) continue;
@@ -57,14 +57,12 @@ void print_tables(const Trace& trace, const Comparison& result) {
   print_table(rows);
   std::cout << "\nTimes are predicted from the run's own means of F, I and W, and bytes from the profile "
                "before it.";
-  std::cout << (result.replayed
-                    ? " Bytes are given with W in the recorded order, and with W as simulated, which "
-                      "--timeline and --svg draw.\n"
-                    : "\n");
+  std::cout << (result.replayed ? " Bytes are given with W in the recorded order, and with W as simulated, which "
+                                  "--timeline and --svg draw.\n"
+                                : "\n");
 
   const auto stages = static_cast<size_t>(schedule.stages);
-  std::cout << "\nMean of one micro-batch" << (result.costs.size() > stages ? ", by slice" : "")
-            << ", as measured:\n";
+  std::cout << "\nMean of one micro-batch" << (result.costs.size() > stages ? ", by slice" : "") << ", as measured:\n";
   std::vector<Row> costs = {{"stage", "F", "I", "W"}};
   for (size_t i = 0; i < result.costs.size(); ++i) {
     const StageCost& cost = result.costs[i];

@@ -5,8 +5,8 @@
 
 namespace twobp {
 
-// Reads a trace of `twobp train --trace`, and prints predicted against measured values. Draws both with
-// --timeline and --svg, and writes both with --json. Throws Error for a trace of another program.
+// Reads a trace of `twobp train --trace`, and prints predicted against measured values. Draws both with --timeline and
+// --svg, and writes both with --json. Throws Error for a trace of another program.
 void plan_measured(const PlanOptions& options);
 
 }  // namespace twobp

@@ -5,8 +5,8 @@
 
 namespace twobp {
 
-// Measures or reads the costs, compares all combinations, and prints the best with the adviser's sentences.
-// Throws Error if nothing fits into the memory, with the smallest memory that would suffice.
+// Measures or reads the costs, compares all combinations, and prints the best with the adviser's sentences. Throws
+// Error if nothing fits into the memory, with the smallest memory that would suffice.
 void plan_model(const PlanOptions& options);
 
 }  // namespace twobp

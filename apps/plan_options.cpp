@@ -19,8 +19,8 @@ int parse_number(const std::string& option, const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error != std::errc::invalid_argument && end == text.data() + text.size();
   TWOBP_CHECK(whole, option, ": '", text, "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
-  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option,
-              " must be at least 1 and at most ", kMostCount, ", got ", text);
+  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option, " must be at least 1 and at most ",
+              kMostCount, ", got ", text);
   return value;
 }
 
@@ -49,9 +49,8 @@ std::vector<int> parse_counts(const std::string& option, const std::string& text
 
 int parse_count(const std::string& option, const std::string& text) {
   const auto values = parse_counts(option, text);
-  TWOBP_CHECK(
-      values.size() == 1, option, ": '", text,
-      "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
+  TWOBP_CHECK(values.size() == 1, option, ": '", text,
+              "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
   return values[0];
 }
 
@@ -77,8 +76,8 @@ std::vector<double> parse_costs(const std::string& option, const std::string& te
   for (const auto& part : split(text, ',')) {
     double value = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost,
-                option, ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
+    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost, option,
+                ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
     values.push_back(value);
   }
   TWOBP_CHECK(values.size() == 1 || static_cast<int>(values.size()) == stages, option, " has ", values.size(),

@@ -54,9 +54,9 @@ struct PlanOptions {
   double seconds = 0.5;
 };
 
-// Parses "3" as 3, "2,4,8" as these numbers, and "2..5" as 2, 3, 4, 5. Lists and ranges may be mixed. The
-// order is kept and repeats are dropped. Throws Error, which names the option, for any other text, for
-// numbers under 1, and for an empty range.
+// Parses "3" as 3, "2,4,8" as these numbers, and "2..5" as 2, 3, 4, 5. Lists and ranges may be mixed. The order is kept
+// and repeats are dropped. Throws Error, which names the option, for any other text, for numbers under 1, and for an
+// empty range.
 std::vector<int> parse_counts(const std::string& option, const std::string& text);
 
 // Does the same for an option that takes a single number here.

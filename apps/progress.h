@@ -1,5 +1,5 @@
-// The progress line of a training run. A terminal shows one line that is rewritten in place; other outputs
-// get a new line every few steps.
+// The progress line of a training run. A terminal shows one line that is rewritten in place; other outputs get a new
+// line every few steps.
 #pragma once
 
 #include <cstdint>

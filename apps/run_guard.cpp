@@ -26,11 +26,10 @@ namespace {
 constexpr double kFirstReports = 0.8;
 // This is the time for the others to receive the reason before they are killed.
 constexpr double kLastWords = 0.2;
-// If a process stops because another failed, the other one ends it. Otherwise it ends by itself after this
-// time.
+// If a process stops because another failed, the other one ends it. Otherwise it ends by itself after this time.
 constexpr double kEndedByOther = 3;
-// This is the time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A
-// process that runs alone may take longer, up to pipeline.timeout, because no other process waits for it.
+// This is the time for destructors, which may wait for a stuck thread or for the end of a checkpoint. A process that
+// runs alone may take longer, up to pipeline.timeout, because no other process waits for it.
 constexpr double kUnwind = 2;
 constexpr double kUnwindAlone = 10;
 // This is the time for MPI to end the run.
@@ -111,8 +110,7 @@ void RunGuard::failing() {
   if (thrown.by_other || dying.exchange(true)) return;
   forget_stop_signals();
   std::thread([this, what = thrown.what] {
-    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
-                                       : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
+    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
     if (const std::string by_other = other_failure(); !by_other.empty()) end_by_other(by_other);
     report(what);
     end_now(kFailed);
@@ -157,8 +155,7 @@ RunGuard::Deadline::Deadline(double seconds, std::string what) : state_(std::mak
   std::thread([state = state_, seconds, what = std::move(what)] {
     std::unique_lock lock(state->mutex);
     if (wait_patiently(state->changed, lock, seconds, [&] { return state->done; })) return;
-    get().report(
-        concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
+    get().report(concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
     end_now(kFailed);
   }).detach();
 }

@@ -1,5 +1,5 @@
-// Ends a run of one or many processes when something fails. The process that failed first reports it, once.
-// The others are told, and end within seconds, even if they hang.
+// Ends a run of one or many processes when something fails. The process that failed first reports it, once. The others
+// are told, and end within seconds, even if they hang.
 #pragma once
 
 #include <atomic>
@@ -23,16 +23,15 @@ class RunGuard {
   // Tells which process this is, for reports and for the order of waits.
   void started_by(const Launcher& launcher) { launcher_ = launcher; }
 
-  // From now on, an abort of the world because of an exception calls failing(). `timeout` is
-  // pipeline.timeout.
+  // From now on, an abort of the world because of an exception calls failing(). `timeout` is pipeline.timeout.
   void watch(World& world, double timeout);
-  // Call where the current exception was caught first. Does nothing if another process caused it. Otherwise
-  // this process has failed and must end in a few seconds. If its threads have not ended by then, it reports
-  // and ends without them.
+  // Call where the current exception was caught first. Does nothing if another process caused it. Otherwise this
+  // process has failed and must end in a few seconds. If its threads have not ended by then, it reports and ends
+  // without them.
   void failing();
 
-  // Limits a wait for other processes that has no time-out of its own. The process fails unless this object
-  // is destroyed within `seconds`. `what` describes the wait, such as "starting the run".
+  // Limits a wait for other processes that has no time-out of its own. The process fails unless this object is
+  // destroyed within `seconds`. `what` describes the wait, such as "starting the run".
   class Deadline {
    public:
     Deadline(double seconds, std::string what);
@@ -45,8 +44,8 @@ class RunGuard {
     std::shared_ptr<State> state_;
   };
 
-  // Ends a program that failed by itself or because another process did. The current exception tells which.
-  // Prints and returns the exit code. With other processes, ends them all and does not return.
+  // Ends a program that failed by itself or because another process did. The current exception tells which. Prints and
+  // returns the exit code. With other processes, ends them all and does not return.
   int end_failed();
 
  private:

@@ -1,6 +1,5 @@
-// Handles signals that ask a training run to end in a state from which it can resume: Ctrl-C, SIGTERM from a
-// scheduler, SIGHUP from a terminal that closes, SIGXCPU at a limit of time, and SIGPIPE when the reader of
-// the output has gone.
+// Handles signals that ask a training run to end in a state from which it can resume: Ctrl-C, SIGTERM from a scheduler,
+// SIGHUP from a terminal that closes, SIGXCPU at a limit of time, and SIGPIPE when the reader of the output has gone.
 #pragma once
 
 #include <string>
@@ -9,8 +8,8 @@
 
 namespace twobp {
 
-// From now on, a signal is only noted. A second request ends the program at once. It is a second Ctrl-C, or
-// another signal at least half a second after the first one. SIGHUP stays ignored under nohup.
+// From now on, a signal is only noted. A second request ends the program at once. It is a second Ctrl-C, or another
+// signal at least half a second after the first one. SIGHUP stays ignored under nohup.
 void catch_stop_signals();
 // From now on, any signal ends the program again, because nothing is left to save.
 void forget_stop_signals();

@@ -33,13 +33,13 @@ Trace describe(Trainer& trainer) {
   for (const int layers : trainer.pipeline().split()) split.push_back(std::to_string(layers));
   const int64_t size = config.pipeline.micro_batch_size;
   Trace trace;
-  trace.title = concat(config.model.type.name(), " on ", trainer.pipeline().stages(), " stages, ",
-                       variant.schedule, " with p2 ", policy_name(variant.policy));
-  trace.facts = {{"micro-batches", concat(trainer.micro_batches(), ", of ", size,
-                                          size == 1 ? " sample each" : " samples each")},
-                 {"layers", concat(trainer.pipeline().model().layers.size(), " (", join(split, " + "), ")")},
-                 {"memory cap", config.pipeline.memory_cap},
-                 {"threads per rank", std::to_string(config.pipeline.threads)}};
+  trace.title = concat(config.model.type.name(), " on ", trainer.pipeline().stages(), " stages, ", variant.schedule,
+                       " with p2 ", policy_name(variant.policy));
+  trace.facts = {
+      {"micro-batches", concat(trainer.micro_batches(), ", of ", size, size == 1 ? " sample each" : " samples each")},
+      {"layers", concat(trainer.pipeline().model().layers.size(), " (", join(split, " + "), ")")},
+      {"memory cap", config.pipeline.memory_cap},
+      {"threads per rank", std::to_string(config.pipeline.threads)}};
   return trace;
 }
 
@@ -52,8 +52,7 @@ void add_trace_options(CLI::App& command, TraceOptions& options) {
                      "Steps to record: 5, or 3-5 (default: 2-4, or the last ones of a shorter run)");
 }
 
-TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
-    : options_(options), trainer_(&trainer) {
+TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer) : options_(options), trainer_(&trainer) {
   if (options.trace.empty() && options.timeline.empty()) {
     TWOBP_CHECK(options.steps.empty(), "--trace-steps needs --trace FILE or --timeline FILE");
     return;

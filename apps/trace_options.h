@@ -29,8 +29,7 @@ class TraceOutput {
 
   // Call after every step. Writes the files once the last chosen step is done.
   void after_step();
-  // Call at the end of the run. Writes the recorded steps if the run was interrupted earlier, and says where
-  // they are.
+  // Call at the end of the run. Writes the recorded steps if the run was interrupted earlier, and says where they are.
   void finish();
 
  private:

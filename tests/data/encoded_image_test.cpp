@@ -79,8 +79,8 @@ TEST(EncodedImage, ConvertsBetweenGreyAndColours) {
   expect_error([] { decode(png_file(picture(4, 4)), 2); }, {"1 or 3 channels"});
 }
 
-// The expected values are those of Pillow 13.0: Image.open(f).convert("RGB"). Gamma, profiles and
-// transparency change nothing.
+// The expected values are those of Pillow 13.0: Image.open(f).convert("RGB"). Gamma, profiles and transparency change
+// nothing.
 TEST(EncodedImage, PngHasThePixelsOfPillow) {
   using Chunks = std::vector<std::pair<std::string, std::vector<uint8_t>>>;
   using Bytes = std::vector<uint8_t>;
@@ -108,33 +108,17 @@ TEST(EncodedImage, PngHasThePixelsOfPillow) {
        linear,
        {200, 100, 50, 10, 20, 30}},
       {"grey opacity", {2, 1, 8, PNG_COLOR_TYPE_GRAY_ALPHA}, {0, 200, 0, 10, 128}, {}, grey({200, 10})},
-      {"palette",
-       {4, 1, 2, PNG_COLOR_TYPE_PALETTE},
-       {0, 0b00011011},
-       {{"PLTE", palette}, {"tRNS", {0, 128}}},
-       palette},
+      {"palette", {4, 1, 2, PNG_COLOR_TYPE_PALETTE}, {0, 0b00011011}, {{"PLTE", palette}, {"tRNS", {0, 128}}}, palette},
       {"short palette",
        {4, 1, 2, PNG_COLOR_TYPE_PALETTE},
        {0, 0b00011011},
        {{"PLTE", {palette.begin(), palette.end() - 3}}},
        {10, 20, 30, 40, 50, 60, 70, 80, 90, 0, 0, 0}},
-      {"grey of 1 bit",
-       {4, 1, 1, PNG_COLOR_TYPE_GRAY},
-       {0, 0b01010000},
-       {{"tRNS", {0, 1}}},
-       grey({0, 255, 0, 255})},
+      {"grey of 1 bit", {4, 1, 1, PNG_COLOR_TYPE_GRAY}, {0, 0b01010000}, {{"tRNS", {0, 1}}}, grey({0, 255, 0, 255})},
       {"grey of 2 bits", {4, 1, 2, PNG_COLOR_TYPE_GRAY}, {0, 0b00011011}, linear, grey({0, 85, 170, 255})},
       {"grey of 4 bits", {4, 1, 4, PNG_COLOR_TYPE_GRAY}, {0, 0x01, 0x8f}, {}, grey({0, 17, 136, 255})},
-      {"a transparent grey",
-       {2, 1, 8, PNG_COLOR_TYPE_GRAY},
-       {0, 77, 200},
-       {{"tRNS", {0, 77}}},
-       grey({77, 200})},
-      {"a transparent colour",
-       {2, 1},
-       {0, 1, 2, 3, 4, 5, 6},
-       {{"tRNS", {0, 1, 0, 2, 0, 3}}},
-       {1, 2, 3, 4, 5, 6}},
+      {"a transparent grey", {2, 1, 8, PNG_COLOR_TYPE_GRAY}, {0, 77, 200}, {{"tRNS", {0, 77}}}, grey({77, 200})},
+      {"a transparent colour", {2, 1}, {0, 1, 2, 3, 4, 5, 6}, {{"tRNS", {0, 1, 0, 2, 0, 3}}}, {1, 2, 3, 4, 5, 6}},
       {"16 bits",
        {2, 1, 16},
        {0, 0x12, 0xf0, 0, 0x80, 0xff, 0x80, 0xff, 0xff, 0x7f, 0xff, 1, 1},
@@ -155,11 +139,7 @@ TEST(EncodedImage, PngHasThePixelsOfPillow) {
        {0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9, 10, 11, 12},
        {},
        {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}},
-      {"interlaced grey",
-       {2, 2, 1, PNG_COLOR_TYPE_GRAY, true},
-       {0, 0x80, 0, 0, 0, 0x40},
-       {},
-       grey({255, 0, 0, 255})},
+      {"interlaced grey", {2, 2, 1, PNG_COLOR_TYPE_GRAY, true}, {0, 0x80, 0, 0, 0, 0x40}, {}, grey({255, 0, 0, 255})},
       {"interlaced palette",
        {2, 2, 2, PNG_COLOR_TYPE_PALETTE, true},
        {0, 0x40, 0, 0x80, 0, 0x6c},
@@ -179,15 +159,13 @@ TEST(EncodedImage, PngHasThePixelsOfPillow) {
 
 std::string from_hex(const std::string& digits) {
   std::string out;
-  for (size_t i = 0; i < digits.size(); i += 2)
-    out += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  for (size_t i = 0; i < digits.size(); i += 2) out += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
   return out;
 }
 
 uint32_t checksum(const at::Tensor& image) {
   const at::Tensor pixels = image.permute({1, 2, 0}).contiguous();
-  return static_cast<uint32_t>(
-      ::crc32(0, pixels.const_data_ptr<uint8_t>(), static_cast<uInt>(pixels.numel())));
+  return static_cast<uint32_t>(::crc32(0, pixels.const_data_ptr<uint8_t>(), static_cast<uInt>(pixels.numel())));
 }
 
 // Pillow wrote 17 x 11 pixels with halved colours, in plain and progressive form. The checksums are those of
@@ -281,8 +259,8 @@ TEST(EncodedImage, RefusesHugeSizesBeforeTakingMemory) {
   std::string png = png_file(picture(8, 8));
   png.replace(16, 8, std::string("\0\0\x2a\xf8\0\0\x2a\xf8", 8));
   png.replace(29, 4,
-              test::big_endian(static_cast<uint32_t>(::crc32(
-                  0, reinterpret_cast<const Bytef*>(png.data() + 12), 17))));  // of the header's chunk
+              test::big_endian(static_cast<uint32_t>(
+                  ::crc32(0, reinterpret_cast<const Bytef*>(png.data() + 12), 17))));  // of the header's chunk
   refuse(png, {"11000 x 11000 pixels in a file of", "damaged"});
 }
 

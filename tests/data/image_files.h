@@ -44,8 +44,7 @@ inline Picture picture(int64_t height, int64_t width, int64_t channels = 3, int6
 
 inline Picture filled(int64_t height, int64_t width, const std::vector<uint8_t>& pixel) {
   Picture out{height, width, static_cast<int64_t>(pixel.size()), {}};
-  for (int64_t i = 0; i < height * width; ++i)
-    out.pixels.insert(out.pixels.end(), pixel.begin(), pixel.end());
+  for (int64_t i = 0; i < height * width; ++i) out.pixels.insert(out.pixels.end(), pixel.begin(), pixel.end());
   return out;
 }
 
@@ -66,8 +65,7 @@ inline std::string jpeg_file(const Picture& picture, bool progressive = false) {
   if (progressive) jpeg_simple_progression(&jpeg);
   jpeg_start_compress(&jpeg, TRUE);
   while (jpeg.next_scanline < jpeg.image_height) {
-    auto* row =
-        const_cast<uint8_t*>(picture.pixels.data()) + jpeg.next_scanline * picture.width * picture.channels;
+    auto* row = const_cast<uint8_t*>(picture.pixels.data()) + jpeg.next_scanline * picture.width * picture.channels;
     jpeg_write_scanlines(&jpeg, &row, 1);
   }
   jpeg_finish_compress(&jpeg);
@@ -82,9 +80,7 @@ inline std::string png_file(const Picture& picture) {
   image.version = PNG_IMAGE_VERSION;
   image.height = static_cast<unsigned>(picture.height);
   image.width = static_cast<unsigned>(picture.width);
-  image.format = picture.channels == 1   ? PNG_FORMAT_GRAY
-                 : picture.channels == 3 ? PNG_FORMAT_RGB
-                                         : PNG_FORMAT_RGBA;
+  image.format = picture.channels == 1 ? PNG_FORMAT_GRAY : picture.channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_RGBA;
   std::string out(PNG_IMAGE_PNG_SIZE_MAX(image), '\0');
   size_t size = out.size();
   if (png_image_write_to_memory(&image, out.data(), &size, 0, picture.pixels.data(), 0, nullptr) == 0) {
@@ -94,8 +90,8 @@ inline std::string png_file(const Picture& picture) {
 }
 
 inline std::string big_endian(uint32_t value) {
-  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16 & 0xff),
-          static_cast<char>(value >> 8 & 0xff), static_cast<char>(value & 0xff)};
+  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16 & 0xff), static_cast<char>(value >> 8 & 0xff),
+          static_cast<char>(value & 0xff)};
 }
 
 struct PngHead {
@@ -106,20 +102,18 @@ struct PngHead {
   bool interlaced = false;
 };
 
-// Makes a PNG file with any header. `rows` has the filter's byte before each row. `chunks` has names and
-// contents.
+// Makes a PNG file with any header. `rows` has the filter's byte before each row. `chunks` has names and contents.
 inline std::string png_of(const PngHead& head, const std::vector<uint8_t>& rows,
                           const std::vector<std::pair<std::string, std::vector<uint8_t>>>& chunks = {}) {
   std::string out = "\x89PNG\r\n\x1a\n";
   const auto add = [&out](const std::string& name, const std::string& content) {
     const std::string checked = name + content;
     out += big_endian(static_cast<uint32_t>(content.size())) + checked +
-           big_endian(static_cast<uint32_t>(::crc32(0, reinterpret_cast<const Bytef*>(checked.data()),
-                                                    static_cast<uInt>(checked.size()))));
+           big_endian(static_cast<uint32_t>(
+               ::crc32(0, reinterpret_cast<const Bytef*>(checked.data()), static_cast<uInt>(checked.size()))));
   };
   add("IHDR", big_endian(head.width) + big_endian(head.height) + static_cast<char>(head.depth) +
-                  static_cast<char>(head.colours) + std::string(2, '\0') +
-                  static_cast<char>(head.interlaced));
+                  static_cast<char>(head.colours) + std::string(2, '\0') + static_cast<char>(head.interlaced));
   for (const auto& [name, content] : chunks) add(name, raw_bytes(content));
   std::string packed(::compressBound(static_cast<uLong>(rows.size())), '\0');
   uLongf size = static_cast<uLongf>(packed.size());

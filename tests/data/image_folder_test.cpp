@@ -56,8 +56,7 @@ TEST_F(Folders, SortClassesAndFilesByName) {
   EXPECT_EQ(images.scalar_type(), at::kFloat);
   const at::Tensor means = images.mean({2, 3});
   const at::Tensor expected =
-      at::tensor({0.F, 0.F, 1.F, 100 / 255.F, 100 / 255.F, 100 / 255.F, 0.F, 1.F, 0.F, 1.F, 0.F, 0.F})
-          .view({4, 3});
+      at::tensor({0.F, 0.F, 1.F, 100 / 255.F, 100 / 255.F, 100 / 255.F, 0.F, 1.F, 0.F, 1.F, 0.F, 0.F}).view({4, 3});
   EXPECT_LE((means - expected).abs().max().item<float>(), 0.01F);
   expect_error([&] { train->read({4}, 0); }, {"no sample 4"});
   expect_error([&] { train->read({-1}, 0); }, {"no sample -1"});
@@ -73,10 +72,9 @@ TEST_F(Folders, AreNumberedAsTheModelNamesThem) {
   EXPECT_EQ(class_names(data_, model_), (std::vector<std::string>{"ant", "bee", "cat"}));
   EXPECT_EQ(labels(R"({"0": "cat", "1": "ant", "2": "bee"})"), (std::vector<int64_t>{0, 0, 1, 2}));
   EXPECT_EQ(class_names(data_, model_), (std::vector<std::string>{"cat", "ant", "bee"}));
-  for (const char* others :
-       {R"({"0": "cat", "1": "ant", "2": "dog"})", R"({"0": "cat", "1": "ant", "3": "bee"})",
-        R"({"0": "cat", "1": "ant"})", R"({"0": "cat", "1": "ant", "2": "cat"})", R"(["cat", "ant", "bee"])",
-        R"({"0": "cat", "1": "ant", "2": 2})"}) {
+  for (const char* others : {R"({"0": "cat", "1": "ant", "2": "dog"})", R"({"0": "cat", "1": "ant", "3": "bee"})",
+                             R"({"0": "cat", "1": "ant"})", R"({"0": "cat", "1": "ant", "2": "cat"})",
+                             R"(["cat", "ant", "bee"])", R"({"0": "cat", "1": "ant", "2": 2})"}) {
     EXPECT_EQ(labels(others), (std::vector<int64_t>{0, 1, 2, 2})) << others;
   }
   data_.images = "";
@@ -103,8 +101,7 @@ TEST_F(Folders, VaryTrainingPicturesByEpochButNotEvaluations) {
   EXPECT_FALSE(at::equal(pixels(3), open_images(data_, model_, 2).train->read({0}, 3).at("pixel_values")));
 }
 
-// A JPEG that is much larger than the result is decoded at a fraction of its size. The result is about the
-// same.
+// A JPEG that is much larger than the result is decoded at a fraction of its size. The result is about the same.
 TEST_F(Folders, DecodeLargeJpegsAsIfInFull) {
   folder_.write("ant/a.jpeg", jpeg_file(picture(300, 500)));
   folder_.write("bee/b.png", png_file(picture(300, 500)));
@@ -170,8 +167,7 @@ TEST_F(Folders, NameThePicturesThatAreNotRead) {
   folder_.write("cat/5.gif", "GIF89a");
   const std::string five = pictures_not_read(folder_.path(""));
   EXPECT_NE(five.find("5 entries of"), std::string::npos) << five;
-  EXPECT_NE(five.find("are not read: loose.png, ant/more/, cat/3.webp and 2 others: "), std::string::npos)
-      << five;
+  EXPECT_NE(five.find("are not read: loose.png, ant/more/, cat/3.webp and 2 others: "), std::string::npos) << five;
   std::filesystem::remove(folder_.path("ant/a.jpeg"));
   refuse({"ant has no .jpg, .jpeg or .png", "(but more/)", "converted"});
 }

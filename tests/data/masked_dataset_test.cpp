@@ -1,5 +1,5 @@
-// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and
-// sample alone, and the sources of special tokens.
+// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and sample
+// alone, and the sources of special tokens.
 #include "twobp/data/text/masked_dataset.h"
 
 #include <algorithm>
@@ -177,9 +177,7 @@ class MaskedArrays : public testing::Test {
     write("input_ids", npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
     write("labels", npy_file<int64_t>("<i8", "(2, 3)", {9, -100, -100, -100, 5, -100}));
   }
-  void write(const std::string& name, const std::string& content) const {
-    folder_.write(name + ".npy", content);
-  }
+  void write(const std::string& name, const std::string& content) const { folder_.write(name + ".npy", content); }
   ArrayDataset open() const { return {folder_.path(""), 3, 10, LabelOf::kSameToken, 2}; }
   void refuse(const std::vector<std::string>& parts) const {
     expect_error([&] { open(); }, parts);

@@ -1,5 +1,4 @@
-// Tests documents packed into samples: no token is lost, no document is cut unless asked for, and none sees
-// another.
+// Tests documents packed into samples: no token is lost, no document is cut unless asked for, and none sees another.
 #include "twobp/data/text/packed_dataset.h"
 
 #include <map>
@@ -94,8 +93,8 @@ TEST(PackedDataset, TargetsOnlyTheChosenTokens) {
   }
 }
 
-// The test packs random documents in every way. Every token is there once. Every token except the first of
-// its document is a target once.
+// The test packs random documents in every way. Every token is there once. Every token except the first of its document
+// is a target once.
 TEST(PackedDataset, LosesNothingAndCrossesNothing) {
   SplitMix64 random(1);
   for (int round = 0; round < 60; ++round) {
@@ -129,8 +128,7 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
           ASSERT_LE(start, i);
           for (size_t j = start; j < i; ++j)
             ASSERT_TRUE(pairs.contains({ids[j], ids[j + 1]})) << "sees another document";
-          // A token sees all of its own document: another document precedes the start, or the sample begins
-          // there.
+          // A token sees all of its own document: another document precedes the start, or the sample begins there.
           ASSERT_FALSE(start > 0 && ids[start] != 0 && pairs.contains({ids[start - 1], ids[start]}));
         }
       }
@@ -138,8 +136,7 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
       for (const std::string& text : texts) all += static_cast<int64_t>(text.size());
       ASSERT_EQ(tokens, packing == Packing::kSplit ? all / sequence * sequence : all);
       for (const auto& [pair, seen] : pairs) ASSERT_LE(seen, 1);
-      const auto counted =
-          std::count_if(pairs.begin(), pairs.end(), [](const auto& one) { return one.second == 1; });
+      const auto counted = std::count_if(pairs.begin(), pairs.end(), [](const auto& one) { return one.second == 1; });
       if (packing != Packing::kSplit) {
         ASSERT_EQ(counted, static_cast<ptrdiff_t>(pairs.size()));
       }
@@ -193,8 +190,7 @@ TEST(OpenDocuments, ReadsLinesAsBytes) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", lines({"abc", "", "defgh", "ij", "klmno"}));
   EXPECT_EQ(open_data(config_of(path, "whole"), keeps_apart(), 1).train->size(), 2);
-  EXPECT_EQ(open_data(config_of(path, "none"), ModelInput{}, 1).train->size(), 4)
-      << "the empty one is left out";
+  EXPECT_EQ(open_data(config_of(path, "none"), ModelInput{}, 1).train->size(), 4) << "the empty one is left out";
   DataConfig held_out = config_of(path, "whole");
   held_out.held_out = 0.3;
   const DataSplit split = open_data(held_out, keeps_apart(), 1);
@@ -204,8 +200,7 @@ TEST(OpenDocuments, ReadsLinesAsBytes) {
   masked.kind = InputKind::kMaskedTokens;
   masked.vocab = kMaskedByteVocab;
   EXPECT_EQ(open_data(config_of(path, "stream"), masked, 1).train->size(), 2) << "two samples of six bytes";
-  EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0),
-            (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
+  EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0), (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
 }
 
 // A captured model shifts the labels itself.
@@ -227,9 +222,9 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
     expect_error([&] { open_data(data, model, 1); }, parts);
   };
   for (const char* packing : {"whole", "none"})
-    refuse(config_of(path, packing), keeps_apart(),
-           {packing, "the document at", "a.jsonl:3 of data.text", "15 tokens", "data.sequence (8)",
-            "1 others", "split"});
+    refuse(
+        config_of(path, packing), keeps_apart(),
+        {packing, "the document at", "a.jsonl:3 of data.text", "15 tokens", "data.sequence (8)", "1 others", "split"});
   refuse(config_of(folder.write("one.jsonl", lines({"012345678"})), "whole"), keeps_apart(),
          {"one.jsonl:1 of", "data.sequence (8): make"});
   refuse(config_of(path, "split"), ModelInput{}, {"data.packing", "llama", "stream or none"});
@@ -240,10 +235,9 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
   DataConfig long_samples = config_of(path, "split");
   long_samples.sequence = 100;
   refuse(long_samples, keeps_apart(), {"27 tokens", "fewer than one sample", "data.sequence (100)"});
-  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(),
-         {"0 documents", "needed: give more."});
-  refuse(config_of(folder.write("c.jsonl", R"({"text": [{"role": "user", "content": "hi"}]})"), "whole"),
-         keeps_apart(), {"c.jsonl:1", "is a chat", "data.tokenizer"});
+  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(), {"0 documents", "needed: give more."});
+  refuse(config_of(folder.write("c.jsonl", R"({"text": [{"role": "user", "content": "hi"}]})"), "whole"), keeps_apart(),
+         {"c.jsonl:1", "is a chat", "data.tokenizer"});
   DataConfig field = config_of(folder.write("a.txt", std::string(100, 'x')), "stream");
   field.field = "body";
   refuse(field, ModelInput{}, {"data.field is \"body\"", "remove it"});
@@ -280,8 +274,7 @@ TEST_F(EncodedDocuments, EndWithTheEndOfText) {
     }
   }
   const DataSplit stream = open_data(encoded(path, "stream"), input(), 1);
-  EXPECT_EQ(row_of(stream.train->read({0}, 0), "labels", 0),
-            (Numbers{'b', 'c', 256, 'd', 'e', 256, 'f', 'g'}));
+  EXPECT_EQ(row_of(stream.train->read({0}, 0), "labels", 0), (Numbers{'b', 'c', 256, 'd', 'e', 256, 'f', 'g'}));
 }
 
 TEST_F(EncodedDocuments, ReadFilesAsDocumentsToo) {

@@ -33,8 +33,7 @@ class Idx : public ImageData {
     data_.idx = folder_.path("");
     model_.channels = 1;
   }
-  void write(const std::string& part, const std::vector<uint8_t>& labels,
-             const std::string& ending = "") const {
+  void write(const std::string& part, const std::vector<uint8_t>& labels, const std::string& ending = "") const {
     std::vector<uint8_t> pixels;
     for (size_t i = 0; i < labels.size(); ++i) pixels.insert(pixels.end(), 6, static_cast<uint8_t>(50 * i));
     const auto count = static_cast<uint32_t>(labels.size());
@@ -100,8 +99,7 @@ TEST_F(Idx, RefusesBadFiles) {
   write("train", {0, 2, 1});
   EXPECT_NO_THROW(open());
   model_.classes = 2;
-  refuse(
-      {"picture 1 is 2", "model.classes is 2", "0 to 1", "new model, set model.classes to 3", "model.from"});
+  refuse({"picture 1 is 2", "model.classes is 2", "0 to 1", "new model, set model.classes to 3", "model.from"});
   model_.classes = 3;
   folder_.write("train-labels-idx1-ubyte", idx_file({2}, {0, 1}));
   refuse({"train-labels-idx1-ubyte", "2 labels", "3 pictures"});
@@ -207,8 +205,7 @@ TEST_F(Cifar, RefusesBadFiles) {
   refuse({"data_batch_1.bin", "record 1 has label 10"});
   folder_.write("data_batch_1.bin", cifar_file({1, 2}));
   model_.channels = 1;
-  refuse({"data_batch_1.bin", "3 channels", "model.channels is 1",
-          "for model.from, give pictures of 1 channel"});
+  refuse({"data_batch_1.bin", "3 channels", "model.channels is 1", "for model.from, give pictures of 1 channel"});
   model_.channels = 3;
   model_.classes = 2;
   refuse({"picture 1 is 2", "model.classes is 2"});
@@ -239,8 +236,7 @@ TEST_F(PixelArrays, KeepFloatsAndNormaliseBytes) {
   EXPECT_NEAR(bytes.mean().item<float>(), 0, 1e-5);
   EXPECT_NEAR(bytes.pow(2).mean().item<float>(), 1, 1e-4);
   std::filesystem::resize_file(folder_.path("pixel_values.npy"), 20);
-  expect_error([&] { train->read({0}, 0); },
-               {"pixel_values.npy: the file was truncated while it was in use"});
+  expect_error([&] { train->read({0}, 0); }, {"pixel_values.npy: the file was truncated while it was in use"});
 }
 
 TEST_F(PixelArrays, RefuseBadFiles) {

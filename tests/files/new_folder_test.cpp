@@ -1,5 +1,4 @@
-// Tests a new folder: if the work in it fails, it is removed with the parents that were made for it, and no
-// others.
+// Tests a new folder: if the work in it fails, it is removed with the parents that were made for it, and no others.
 #include "twobp/files/new_folder.h"
 
 #include <gtest/gtest.h>

@@ -55,8 +55,7 @@ TEST(Adviser, ReportsMemoryThatP2Exceeds) {
   EXPECT_FALSE(advice.p1_longer_than_idle);
   EXPECT_FALSE(advice.unequal_p1_and_p2);
   EXPECT_LE(advice.memory_factor, 146.0 / 140);
-  expect_contains(advice.sentences.at(1),
-                  {"failure signature 1", "out of memory in p2", "146 B", "140 B", "early"});
+  expect_contains(advice.sentences.at(1), {"failure signature 1", "out of memory in p2", "146 B", "140 B", "early"});
   // The plan's own caps say nothing about what a rank would need without them.
   request.options.cap_per_rank.assign(4, 46);
   EXPECT_EQ(advise(request).sentences, advice.sentences);
@@ -104,8 +103,7 @@ TEST(Adviser, SaysThatWaitsDoNotDelayTheStep) {
   for (auto& cost : request.costs) cost.backward_p2 = 0.001;
   const Advice advice = advise(request);
   expect_signatures(advice, false, false, false);
-  expect_contains(advice.sentences[0],
-                  {"does not help", "1.00x", "the waits that W fills do not delay the step"});
+  expect_contains(advice.sentences[0], {"does not help", "1.00x", "the waits that W fills do not delay the step"});
 }
 
 // The busiest rank counts, and of its stages the one with the longest p1.
@@ -137,8 +135,8 @@ TEST(Adviser, ReportsUnequalP1AndP2) {
   }
   const Advice advice = advise(request);
   EXPECT_TRUE(advice.unequal_p1_and_p2);
-  expect_contains(advice.sentences.back(), {"failure signature 3", "p1 is 2.50x its mean on rank 3",
-                                            "p2 1.25x", "all together 1.00x"});
+  expect_contains(advice.sentences.back(),
+                  {"failure signature 3", "p1 is 2.50x its mean on rank 3", "p2 1.25x", "all together 1.00x"});
   // Against stages that all have the mean of p1 (2) and p2 (4).
   std::vector<StageCost> equal(4);
   for (StageCost& cost : equal) {

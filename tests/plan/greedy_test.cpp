@@ -23,8 +23,8 @@ Pipeline equal_stages(std::vector<int> rank_of_stage, int micro_batches) {
 
 // The ops of each rank, a line each.
 std::string order_of(const Pipeline& pipeline, const GreedyRule& rule) {
-  const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
-                                pipeline.options, pipeline.slices);
+  const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options,
+                                pipeline.slices);
   const TaskOrder order = greedy_order(problem, rule);
   EXPECT_TRUE(problem.fits(order));
   std::string text;
@@ -74,8 +74,8 @@ TEST(Greedy, StartsWIfEnoughOfItFits) {
   for (const double more : {0.51, 1.0}) EXPECT_EQ(rank_0(more), "0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2");
 }
 
-// From F to W, a limit of two micro-batches on rank 0 and of one on rank 1; or room for two on rank 0: there
-// F2 waits for W0.
+// From F to W, a limit of two micro-batches on rank 0 and of one on rank 1; or room for two on rank 0: there F2 waits
+// for W0.
 TEST(Greedy, MakesRoom) {
   Pipeline pipeline = equal_stages({0, 1}, 3);
   EXPECT_EQ(order_of(pipeline, {.unfinished = 1}),
@@ -113,8 +113,7 @@ TEST(Greedy, ChoosesAmongTheStagesOfARank) {
   for (const bool deepest : {true, false}) EXPECT_EQ(order(deepest).substr(32), "1W0 0W0 1W1 0W1\n");
 }
 
-// Slices: one more may be under way for each slice of a micro-batch after the first. I and W go last to
-// first.
+// Slices: one more may be under way for each slice of a micro-batch after the first. I and W go last to first.
 TEST(Greedy, RunsSlices) {
   Pipeline pipeline = equal_stages({0, 1}, 2);
   pipeline.slices = 2;
@@ -123,9 +122,9 @@ TEST(Greedy, RunsSlices) {
             "1F0 1F1 1I1 1I0 1F2 1W1 1F3 1I3 1I2 1W0 1W3 1W2\n");
 }
 
-// Of two ready ops, the one with the longer way to the end. Rank 0 has the first and the last stage. After
-// 0F2 come F and I of the three stages, and W: 1 + 1 + 1 + 9 + 1 + 1 with a long I of the middle stage. But
-// after 2F0 come I of the last stage, all three long I, the last I and W, which is 30.
+// Of two ready ops, the one with the longer way to the end. Rank 0 has the first and the last stage. After 0F2 come F
+// and I of the three stages, and W: 1 + 1 + 1 + 9 + 1 + 1 with a long I of the middle stage. But after 2F0 come I of
+// the last stage, all three long I, the last I and W, which is 30.
 TEST(Greedy, TakesTheLongestTail) {
   Pipeline pipeline = equal_stages({0, 1, 0}, 3);
   pipeline.costs[1].backward_p1 = 9;
@@ -133,9 +132,9 @@ TEST(Greedy, TakesTheLongestTail) {
   EXPECT_EQ(order.substr(0, 27), "0F0 0F1 2F0 2I0 2F1 2I1 0F2");
 }
 
-// The same with six micro-batches and a long F of the middle stage. At 4, there are 0F4 and 2F0. After 0F4
-// come two long F, F and three I, and W: 3 + 3 + 5. After 2F0 come the five other F of its stage, three I,
-// and W, which is 9. After 0F5 comes a long F, so 2F0 is next.
+// The same with six micro-batches and a long F of the middle stage. At 4, there are 0F4 and 2F0. After 0F4 come two
+// long F, F and three I, and W: 3 + 3 + 5. After 2F0 come the five other F of its stage, three I, and W, which is 9.
+// After 0F5 comes a long F, so 2F0 is next.
 TEST(Greedy, CountsTheWayForward) {
   Pipeline pipeline = equal_stages({0, 1, 0}, 6);
   pipeline.costs[1].forward = 3;
@@ -164,15 +163,13 @@ TEST(Greedy, HasNoUnitOfTime) {
            {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::optimizer})
         cost.*of /= 1024;
     }
-    for (const GreedyRule& rule : greedy_rules(94, 1))
-      EXPECT_EQ(order_of(pipeline, rule), order_of(shorter, rule));
+    for (const GreedyRule& rule : greedy_rules(94, 1)) EXPECT_EQ(order_of(pipeline, rule), order_of(shorter, rule));
   }
 }
 
 TEST(GreedyRules, AreFixedFirstAndThenDrawn) {
   const auto key = [](const GreedyRule& r) {
-    return std::tuple(r.prefer, r.deepest_forward, r.in_flight, r.unfinished, r.w_fits, r.noise, r.fuse,
-                      r.seed);
+    return std::tuple(r.prefer, r.deepest_forward, r.in_flight, r.unfinished, r.w_fits, r.noise, r.fuse, r.seed);
   };
   EXPECT_EQ(greedy_rules(0, 1).size(), 1U);
   const auto rules = greedy_rules(400, 1);

@@ -1,5 +1,4 @@
-// Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven
-// optima.
+// Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven optima.
 #include "twobp/plan/auto_schedule/lower_bound.h"
 
 #include "tests/plan/pipelines.h"
@@ -11,13 +10,13 @@ namespace {
 double bound_of(int ranks, int micro_batches, double cap = 0) {
   SimulationOptions options;
   if (cap > 0) options.cap_per_rank.assign(ranks, cap);
-  return lower_bound(place_stages(Placement::kLinear, ranks, ranks), micro_batches,
-                     std::vector<StageCost>(ranks), options)
+  return lower_bound(place_stages(Placement::kLinear, ranks, ranks), micro_batches, std::vector<StageCost>(ranks),
+                     options)
       .seconds;
 }
 
-// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all
-// stages and back.
+// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all stages and
+// back.
 TEST(LowerBound, HasKnownValuesForEqualStages) {
   for (const int n : {1, 2, 4, 8}) {
     for (const int m : {1, 2, 4, 8, 20}) {
@@ -53,8 +52,7 @@ TEST(LowerBound, NamesTheBusiestRank) {
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // with one micro-batch, its path is the bound
 }
 
-// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s
-// left.
+// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s left.
 TEST(LowerBound, NamesTheBusiestOfTwoRanksThatReachIt) {
   std::vector<StageCost> costs(3);
   costs[0].backward_p2 = 3;
@@ -122,8 +120,8 @@ TEST(LowerBound, IsNeverAboveTheProvenOptimum) {
   EXPECT_LE(gaps / static_cast<double>(all.size()), 0.0277);
 }
 
-// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps
-// that make F wait for I and W, seen from both ends of the step.
+// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps that make
+// F wait for I and W, seen from both ends of the step.
 TEST(LowerBound, ReachesTheOptimumUnderCaps) {
   struct Case {
     double optimum;
@@ -162,8 +160,8 @@ TEST(LowerBound, ReachesTheOptimumUnderCaps) {
 TEST(LowerBound, IsNeverAboveARandomSchedule) {
   Random random(11);
   for (int round = 0; round < 500; ++round) {
-    const Schedule bare = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7),
-                                          random_int(random, 1, 4), true);
+    const Schedule bare =
+        random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7), random_int(random, 1, 4), true);
     std::vector<bool> used(bare.ranks.size(), false);
     for (const int rank : bare.rank_of_stage) used[rank] = true;
     if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank has no stage
@@ -198,10 +196,8 @@ TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
   std::vector<StageCost> costs(2);
   costs[0].output_bytes = 10;
   costs[1].input_gradient_bytes = 3;
-  costs[0].layers = {
-      {.p2_units = 1, .forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
-  costs[1].layers = {
-      {.p2_units = 1, .forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
+  costs[0].layers = {{.p2_units = 1, .forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
+  costs[1].layers = {{.p2_units = 1, .forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
   const auto bytes = stage_bytes(costs, 2);
   EXPECT_EQ(bytes[0].activation, 2);
   EXPECT_EQ(bytes[1].activation, 4);
@@ -240,8 +236,7 @@ TEST(LowerBound, CountsTheShareOfEarlierStagesOfTheRank) {
   costs.resize(4);
   options.cap_per_rank = {4, 0};
   const LowerBound bound = lower_bound({0, 1, 1, 0}, 2, costs, options);
-  // 3 + 1 bytes are held from the last F until its I, so the second micro-batch passes only after the first
-  // is back.
+  // 3 + 1 bytes are held from the last F until its I, so the second micro-batch passes only after the first is back.
   EXPECT_EQ(bound.seconds, 2 * 8 + 1);
 }
 

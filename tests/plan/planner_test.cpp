@@ -83,8 +83,7 @@ std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& re
                                                       typical_batch(model.sample_costs, {1, m, size}));
             for (const P2Policy policy : planned_policies(name)) {
               Schedule schedule;
-              if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty())
-                continue;
+              if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty()) continue;
               SimulationOptions options = simulation_options(recomputed);
               options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, ranks, costs);
               const Simulation simulation = simulate(schedule, costs, options);
@@ -148,8 +147,7 @@ TEST(Planner, KnowsThatMicroBatchesCostUnequally) {
   const PlanChoice choice = plan(model, request).best.at(0);
   const Simulation simulation = simulate_choice(model, choice, request);
   EXPECT_EQ(choice.step_seconds, simulation.step_seconds);
-  EXPECT_DOUBLE_EQ(choice.step_seconds, 1 + 1 + 4 + 3 + 4 + 4)
-      << "F0 F0 B0 F1 B1 on rank 1, then B1 on rank 0";
+  EXPECT_DOUBLE_EQ(choice.step_seconds, 1 + 1 + 4 + 3 + 4 + 4) << "F0 F0 B0 F1 B1 on rank 1, then B1 on rank 0";
   request.search = true;
   EXPECT_LE(plan(model, request).best.at(0).step_seconds, choice.step_seconds);
 }
@@ -200,19 +198,19 @@ TEST(Planner, KeepsWithinTheMemory) {
       EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
     }
     EXPECT_LE(most_samples_per_second(result), most_samples_per_second(free) * (1 + 1e-9));
-    // A split within the memory may exist where the fastest split does not fit, so the result may be better
-    // than all of these.
+    // A split within the memory may exist where the fastest split does not fit, so the result may be better than all of
+    // these.
     const auto all = by_brute_force(model, request);
     const double most = all.empty() ? 0 : all[0];
     EXPECT_GE(most_samples_per_second(result), most * (1 - 1e-9));
   }
 }
 
-// The smallest sufficient memory is enough, and a smaller one is not. This model consists almost only of
-// messages. A tensor that is sent on is held once, so the model fits into exactly its peak.
+// The smallest sufficient memory is enough, and a smaller one is not. This model consists almost only of messages. A
+// tensor that is sent on is held once, so the model fits into exactly its peak.
 TEST(Planner, PlansWithinExactlyItsPeak) {
-  CostModel model = model_of({{.held = 0.1, .stash = 0, .output = 10, .fixed = 30},
-                              {.held = 0.1, .stash = 0, .output = 0.1, .fixed = 30}});
+  CostModel model = model_of(
+      {{.held = 0.1, .stash = 0, .output = 10, .fixed = 30}, {.held = 0.1, .stash = 0, .output = 0.1, .fixed = 30}});
   PlanRequest request;
   request.ranks = {2};
   request.schedules = {"1f1b"};
@@ -229,8 +227,8 @@ TEST(Planner, PlansWithinExactlyItsPeak) {
 }
 
 // On slow links, waiting messages count on their sender. More room for W to wait means longer waits.
-// The first bound of the memory is exact here: a layer without messages, and one micro-batch. It must not
-// refuse what just fits.
+// The first bound of the memory is exact here: a layer without messages, and one micro-batch. It must not refuse what
+// just fits.
 TEST(Planner, TakesWhatItsFirstBoundJustAllows) {
   PlanRequest request;
   request.ranks = {1};
@@ -300,8 +298,7 @@ TEST(Planner, MakesNoLoopOfOneStageOnARank) {
   request.recompute = {"none"};
   const auto all = candidates({{"none", model}}, request);
   std::set<std::pair<std::string, int>> shapes;
-  for (const Candidate& candidate : all)
-    shapes.insert({candidate.choice.schedule.name(), candidate.choice.stages});
+  for (const Candidate& candidate : all) shapes.insert({candidate.choice.schedule.name(), candidate.choice.stages});
   EXPECT_FALSE(shapes.contains({"looped-bfs", 2}));
   EXPECT_TRUE(shapes.contains({"looped-bfs", 4}));
   EXPECT_TRUE(shapes.contains({"looped-bfs", 6}));
@@ -359,8 +356,8 @@ TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
   EXPECT_FALSE(plan(model, request).best.empty());
 }
 
-// Schedules from the search are rows of their own. They are never slower than the named ones, and stay within
-// the memory.
+// Schedules from the search are rows of their own. They are never slower than the named ones, and stay within the
+// memory.
 TEST(Planner, SearchesForSchedules) {
   Random random(15);
   int found = 0;
@@ -385,13 +382,11 @@ TEST(Planner, SearchesForSchedules) {
   EXPECT_GT(found, 0);
 }
 
-// Six layers take the same time, and three of them have fixed bytes. Three layers on each rank would need 210
-// bytes on the first. Its W of the last layer takes 50 more for a while, on whatever rank. Of the splits that
-// leave room for it, that with two layers on rank 0 is the fastest, and that with one needs the least.
+// Six layers take the same time, and three of them have fixed bytes. Three layers on each rank would need 210 bytes on
+// the first. Its W of the last layer takes 50 more for a while, on whatever rank. Of the splits that leave room for it,
+// that with two layers on rank 0 is the fastest, and that with one needs the least.
 TEST(Planner, LeavesRoomForAPeakInItsSplit) {
-  const auto layer = [](double fixed) {
-    return TestKind{.held = 0, .stash = 0, .output = 0, .fixed = fixed};
-  };
+  const auto layer = [](double fixed) { return TestKind{.held = 0, .stash = 0, .output = 0, .fixed = fixed}; };
   CostModel model = model_of({layer(90), layer(60), layer(60), layer(0), layer(0), layer(0)});
   for (LayerCost& cost : model.kinds["kind5"].at_size) cost.p2_peak = 50;
   PlanRequest request;
@@ -421,11 +416,10 @@ TEST(Planner, AddsOnlyFasterSchedules) {
   for (const PlanChoice& choice : result.best) EXPECT_FALSE(choice.found.has_value());
 }
 
-// On the shared links of this machine, 1f1b is faster than what the search finds. Who asks for gpipe alone
-// does not get it.
+// On the shared links of this machine, 1f1b is faster than what the search finds. Who asks for gpipe alone does not get
+// it.
 TEST(Planner, AddsNoNamedScheduleThatIsNotAskedFor) {
-  const CostModel model =
-      model_of({{2, 3, 0, 1, 0, 1}, {2, 1, 2, 3, 1, 3}, {1, 2, 3, 2, 1, 1}, {2, 3, 1, 1, 1, 2}});
+  const CostModel model = model_of({{2, 3, 0, 1, 0, 1}, {2, 1, 2, 3, 1, 3}, {1, 2, 3, 2, 1, 1}, {2, 3, 1, 1, 1, 2}});
   PlanRequest request;
   request.ranks = {4};
   request.micro_batches = {2};
@@ -441,8 +435,8 @@ TEST(Planner, AddsNoNamedScheduleThatIsNotAskedFor) {
   for (const PlanChoice& choice : searched.best) EXPECT_EQ(schedule_of(choice).name, choice.schedule.name());
 }
 
-// If the memory forces W to run early, another split than the balanced one may be faster. The split that is
-// found is never slower, and stays within the memory.
+// If the memory forces W to run early, another split than the balanced one may be faster. The split that is found is
+// never slower, and stays within the memory.
 TEST(Planner, SearchesForSplits) {
   Random random(18);
   int faster = 0;
@@ -472,8 +466,8 @@ TEST(Planner, SearchesForSplits) {
   EXPECT_GT(faster, 0);
 }
 
-// Boundaries have different sizes, so a stage may send another amount than it holds. If the search finds
-// nothing, the rows of named schedules remain.
+// Boundaries have different sizes, so a stage may send another amount than it holds. If the search finds nothing, the
+// rows of named schedules remain.
 TEST(Planner, SearchesBetweenUnequalBoundaries) {
   Random random(16);
   int searched = 0;

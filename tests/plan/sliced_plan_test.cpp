@@ -1,5 +1,5 @@
-// Slices in cost models and plans: against simulating every combination, memory, what the file can be, and
-// the causes of idle time.
+// Slices in cost models and plans: against simulating every combination, memory, what the file can be, and the causes
+// of idle time.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,8 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-// The layers of model_of, also in slices: each slice has its own part of the costs, and the last one's I
-// makes gradients for the others.
+// The layers of model_of, also in slices: each slice has its own part of the costs, and the last one's I makes
+// gradients for the others.
 CostModel sliced_model(Random& random, int layers, const std::vector<int>& counts) {
   std::vector<TestKind> kinds(layers);
   for (TestKind& kind : kinds) {
@@ -127,8 +127,8 @@ TEST(SlicedPlan, RanksAsSimulatingEverythingDoes) {
         if (stages > 6) continue;
         for (const int size : request.micro_batch_sizes) {
           for (const int slices : {1, 2, 4}) {
-            const auto split = balanced_split(layer_seconds_at(model, size, slices),
-                                              place_stages(named.placement, stages, ranks));
+            const auto split =
+                balanced_split(layer_seconds_at(model, size, slices), place_stages(named.placement, stages, ranks));
             const auto costs = stage_costs(model, split, size, slices);
             for (const int m : request.micro_batches) {
               if (!admits(name, stages, ranks, m, slices)) continue;
@@ -183,8 +183,7 @@ TEST(SlicedPlan, FindsTheSmallBubble) {
   EXPECT_EQ(result.best[0].slices, 8);
   for (const PlanChoice& choice : result.best) EXPECT_NEAR(choice.bubble, 3.0 / (choice.slices + 3), 1e-9);
   ASSERT_TRUE(result.advice);
-  EXPECT_NE(result.advice->sentences[0].find("1f1b in 8 slices"), std::string::npos)
-      << result.advice->sentences[0];
+  EXPECT_NE(result.advice->sentences[0].find("1f1b in 8 slices"), std::string::npos) << result.advice->sentences[0];
   request.slices = {2};
   EXPECT_EQ(plan(model, request).best[0].slices, 2);
   request.slices = {3};
@@ -267,15 +266,11 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
   };
   EXPECT_EQ(error_with([](json&) {}), "");
   expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "\"slices\"", "array"});
-  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }),
-                  {"costs.json", "\"slices\"", "array"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }), {"costs.json", "\"slices\"", "array"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128}; }), {"costs.json", "kind", "slice"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {64, 63}; }), {"128 positions", "127"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128, 0}; }), {"2 slices", "at least 1"});
-  expect_contains(error_with([](json& file) {
-                    file["slices"][0] = {64, 32, 16, 16};
-                  }),
-                  {"costs.json", "of 4"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = {64, 32, 16, 16}; }), {"costs.json", "of 4"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"].erase(1); }),
                   {"costs.json", "kind1", "1 entries", "slice_costs"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1] = 4; }),

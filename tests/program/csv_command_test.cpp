@@ -16,8 +16,8 @@ TEST(Csv, PlanWritesTheFileThatItRead) {
   const TempFolder folder;
   const std::string fill = folder.path("fill.csv");
   const std::string placed = folder.path("placed.csv");
-  const auto written = expect_success({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2",
-                                       "--p2", "fill", "--color", "never", "--csv", fill});
+  const auto written = expect_success({"plan", "--schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--p2",
+                                       "fill", "--color", "never", "--csv", fill});
   EXPECT_EQ(read_file(fill), "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
   const auto read = expect_success({"plan", "--schedule", fill, "--color", "never", "--csv", placed});
   EXPECT_EQ(read_file(placed), read_file(fill));
@@ -27,8 +27,8 @@ TEST(Csv, PlanWritesTheFileThatItRead) {
   expect_success({"plan", "--schedule", fill, "--csv", placed, "--csv-form", "compute_comms"});
   EXPECT_NE(read_file(placed).find("0SEND_F0"), std::string::npos);
   // A cap moves W to the place where memory is needed.
-  expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end",
-                  "--cap", "1", "--csv", placed});
+  expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end", "--cap", "1",
+                  "--csv", placed});
   EXPECT_EQ(read_file(placed), "0F0,0I0,0W0,0F1,0I1,0W1\n");
 }
 
@@ -42,8 +42,7 @@ TEST(Csv, TrainRunsAFile) {
     expect_success({"train", folder.write(name + ".json", of.dump()), "--metrics", metrics});
     std::vector<double> all;
     std::istringstream lines(read_file(metrics));
-    for (std::string line; std::getline(lines, line);)
-      all.push_back(json::parse(line).at("loss").get<double>());
+    for (std::string line; std::getline(lines, line);) all.push_back(json::parse(line).at("loss").get<double>());
     return all;
   };
   const auto named = losses("named", config);

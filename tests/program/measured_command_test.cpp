@@ -29,12 +29,11 @@ class MeasuredCommand : public ::testing::Test {
 
 TEST_F(MeasuredCommand, ShowsARunBesideItsPrediction) {
   const std::string run = trace();
-  const std::string out = expect_success({"plan", "--measured", run, "--json", path("both.json"),
-                                          "--timeline", path("both.html"), "--svg", path("predicted.svg")})
+  const std::string out = expect_success({"plan", "--measured", run, "--json", path("both.json"), "--timeline",
+                                          path("both.html"), "--svg", path("predicted.svg")})
                               .out;
-  for (const char* part :
-       {"predicted", "measured", "difference", "step time", "idle, rank 0", "idle, rank 1",
-        "peak memory, rank 1", "points", "3 steps", "rank 1, recorded W", "rank 1, simulated W"}) {
+  for (const char* part : {"predicted", "measured", "difference", "step time", "idle, rank 0", "idle, rank 1",
+                           "peak memory, rank 1", "points", "3 steps", "rank 1, recorded W", "rank 1, simulated W"}) {
     EXPECT_NE(out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << out;
   }
   const json both = json::parse(read_file(path("both.json")));

@@ -1,5 +1,5 @@
-// Tests wrong text forms. Each is refused with its place, its cell and advice. A random slip in a valid form
-// is refused, or still runs.
+// Tests wrong text forms. Each is refused with its place, its cell and advice. A random slip in a valid form is
+// refused, or still runs.
 #include <set>
 #include <sstream>
 
@@ -44,8 +44,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       {"\"0F0\"x,0B0\n", {"row 1 (rank 0), column 1", "\"0F0\"", "behind the closing quote"}},
       {"0F0," + std::string(5000, '1') + "\n", {"column 2", "more than 4096 characters"}},
       // cells that have no meaning
-      {"0F0,0X0\n",
-       {"row 1 (rank 0), column 2", "cell \"0X0\"", "unknown op \"X\"", "did you mean", "RECV_B"}},
+      {"0F0,0X0\n", {"row 1 (rank 0), column 2", "cell \"0X0\"", "unknown op \"X\"", "did you mean", "RECV_B"}},
       {"0f0,0b0\n", {"cell \"0f0\"", "unknown op \"f\""}},
       {"0SEND_G0\n", {"cell \"0SEND_G0\"", "did you mean \"SEND_"}},
       {"F0,0B0\n", {"column 1", "cell \"F0\"", "number of a stage"}},
@@ -73,8 +72,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       {"0F0,0F1,0I0,0W0,0I1\n", {"0I1 has no W"}},
       // a stage on two ranks
       {"0F0,0B0\n1F0,1B0,0F1\n",
-       {"row 2 (rank 1), column 3", "cell \"0F1\"",
-        "stage 0 is on rank 0 already, by 0F0 in row 1, column 1"}},
+       {"row 2 (rank 1), column 3", "cell \"0F1\"", "stage 0 is on rank 0 already, by 0F0 in row 1, column 1"}},
       // cells that are repeated or in the wrong order
       {"0F0,0F1,0F0,0B0,0B1\n", {"row 1 (rank 0), column 3", "cell \"0F0\"", "0F0 appears twice", ">0F0<"}},
       {"0F0,0B0,0I0,0W0\n", {"column 3", "cell \"0I0\"", "runs again"}},
@@ -86,8 +84,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       // messages
       {"0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n",
        {"row 2 (rank 1), column 1", "cell \"1F0\"", "1RECV_F0 does not come before it"}},
-      {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
-       {"row 2", "cell \"1RECV_F0\"", "0SEND_F0 is missing"}},
+      {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", {"row 2", "cell \"1RECV_F0\"", "0SEND_F0 is missing"}},
       {"0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
        {"row 1 (rank 0), column 1", "cell \"0SEND_F0\"", "comes without 0F0"}},
       {"0F0,0RECV_B0,0B0,0SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0\n", {"deadlock", "cell \""}},
@@ -126,8 +123,8 @@ std::multiset<std::string> sorted(const std::vector<std::vector<std::string>>& r
   return cells;
 }
 
-// The test drops, duplicates, swaps, moves or misspells a cell of a valid file. A lost or repeated cell is
-// always refused by name. A swap may still give a schedule, which then has the same cells and runs.
+// The test drops, duplicates, swaps, moves or misspells a cell of a valid file. A lost or repeated cell is always
+// refused by name. A swap may still give a schedule, which then has the same cells and runs.
 TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
   Random random(3);
   int refused = 0;
@@ -139,8 +136,8 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
     const int stages = ranks * usual_stages_per_rank(named.placement);
     const int micro_batches = random_int(random, 1, 8);
     if (!admits(named.name, stages, ranks, micro_batches)) continue;
-    const Schedule schedule = make_schedule(named.name, stages, micro_batches,
-                                            named.places_p2 ? P2Policy::kPlaced : P2Policy::kEnd, ranks);
+    const Schedule schedule =
+        make_schedule(named.name, stages, micro_batches, named.places_p2 ? P2Policy::kPlaced : P2Policy::kEnd, ranks);
     const CsvForm form = i % 3 == 0 ? CsvForm::kCommunication : CsvForm::kCompute;
     const auto original = cells_of(to_csv(schedule, form));
     auto rows = original;
@@ -174,10 +171,9 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
             "0123456789FIWB_;\"(x"[random_int(random, 0, 18)];
         other = row[at];
     }
-    SCOPED_TRACE(concat(named.name, ", ", csv_form_name(form), ", mutation ", kind, " of ", cell, " and ",
-                        other, " in row ", r + 1, ":\n", text_of_cells(rows)));
-    // REDUCE_GRAD has no meaning here. Without the last micro-batch or a whole stage, the file is another
-    // schedule.
+    SCOPED_TRACE(concat(named.name, ", ", csv_form_name(form), ", mutation ", kind, " of ", cell, " and ", other,
+                        " in row ", r + 1, ":\n", text_of_cells(rows)));
+    // REDUCE_GRAD has no meaning here. Without the last micro-batch or a whole stage, the file is another schedule.
     const bool meaningless = cell.find("REDUCE") != std::string::npos;
     const std::string message = error_of([&] {
       const Schedule read = from_csv(text_of_cells(rows), "mutated");

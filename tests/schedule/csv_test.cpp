@@ -38,15 +38,13 @@ void expect_same_lists(const Schedule& expected, const Schedule& actual) {
   EXPECT_EQ(actual.policy, expected.policy);
 }
 
-// This is computed by hand. Rank 0 warms up with 0F1, and cooldown places W after the I of the last
-// micro-batches.
+// This is computed by hand. Rank 0 warms up with 0F1, and cooldown places W after the I of the last micro-batches.
 TEST(Csv, WritesTheComputeForm) {
   EXPECT_EQ(to_csv(placed_1f1b()), "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1F1,1I1,1W0,1W1\n");
 }
 
-// This is computed by hand, as PyTorch lowers it. A receive stands at the receiver's current row when the
-// sender has its turn (in each round, rank 0 comes before rank 1). Gradients are scaled after a stage's last
-// W.
+// This is computed by hand, as PyTorch lowers it. A receive stands at the receiver's current row when the sender has
+// its turn (in each round, rank 0 comes before rank 1). Gradients are scaled after a stage's last W.
 TEST(Csv, WritesTheFormWithCommunication) {
   EXPECT_EQ(to_csv(placed_1f1b(), CsvForm::kCommunication),
             "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1,0REDUCE_GRAD\n"
@@ -80,9 +78,8 @@ std::string rows_by_turns(const Schedule& cells) {
       const Instruction& i = cells.ranks[rank][ranks[rank].next];
       const bool forward = i.op == Op::kForward;
       const int m = i.micro_batch;
-      const bool ready =
-          forward ? i.stage == 0 || has_input[i.stage][m]
-                  : i.op == Op::kBackwardP2 || i.stage + 1 == cells.stages || has_gradient[i.stage][m];
+      const bool ready = forward ? i.stage == 0 || has_input[i.stage][m]
+                                 : i.op == Op::kBackwardP2 || i.stage + 1 == cells.stages || has_gradient[i.stage][m];
       if (!ready) continue;
       any = true;
       ++ranks[rank].next;
@@ -124,8 +121,7 @@ TEST(Csv, SplitsRangesIntoMicroBatches) {
 TEST(Csv, WritesForwardOnly) {
   const Schedule schedule = make_forward_schedule({0, 1}, 2);
   EXPECT_EQ(to_csv(schedule), "0F0,0F1\n1F0,1F1\n");
-  EXPECT_EQ(to_csv(schedule, CsvForm::kCommunication),
-            "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n");
+  EXPECT_EQ(to_csv(schedule, CsvForm::kCommunication), "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n");
   expect_same_lists(lower(schedule), from_csv(to_csv(schedule), "forward"));
 }
 
@@ -149,8 +145,7 @@ TEST(Csv, ReadsOverlappedCellsInTheirOrder) {
 
 TEST(Csv, IgnoresTheCellsOfFsdp) {
   const Schedule schedule = from_csv(
-      "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0\n",
-      "fsdp");
+      "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0\n", "fsdp");
   EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0B0");
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1B0");
 }
@@ -172,8 +167,8 @@ TEST(Csv, DetectsReorderedMicroBatches) {
   EXPECT_TRUE(from_csv("0F0,0F1,0I0,0B1,0W0\n", "order").allow_reorder);  // B1 includes W1
 }
 
-// The test takes random N, stages a rank and M, every policy and both forms. Reading gives the lowered
-// schedule. It takes as long and holds as much as the original.
+// The test takes random N, stages a rank and M, every policy and both forms. Reading gives the lowered schedule. It
+// takes as long and holds as much as the original.
 TEST(Csv, NamedSchedulesRoundTrip) {
   Random random(1);
   int there_and_back = 0;
@@ -213,8 +208,7 @@ TEST(Csv, RandomSchedulesRoundTrip) {
   Random random(2);
   for (int i = 0; i < 300; ++i) {
     const int stages = random_int(random, 1, 8);
-    Schedule schedule =
-        random_schedule(random, stages, random_int(random, 1, 8), random_int(random, 1, stages), true);
+    Schedule schedule = random_schedule(random, stages, random_int(random, 1, 8), random_int(random, 1, stages), true);
     bool rank_is_empty = false;
     for (const auto& list : schedule.ranks) rank_is_empty |= list.empty();
     if (rank_is_empty) continue;
@@ -262,8 +256,7 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
 
   const std::string path = ::testing::TempDir() + "twobp_source_test.csv";
   std::ofstream(path) << "0F0,0F1,0I0,0I1,1F0,1I0,1F1,1I1,1W1,1W0\n";  // 1F0 must come before 0I0
-  expect_contains(error_of([&] { ScheduleSource source(path); }),
-                  {path, "row 1 (rank 0), column 3", "\"0I0\""});
+  expect_contains(error_of([&] { ScheduleSource source(path); }), {path, "row 1 (rank 0), column 3", "\"0I0\""});
   std::ofstream(path) << "0F0,0I0,0F1,0I1,0W0,0W1\n";
   const ScheduleSource file(path);
   std::remove(path.c_str());  // the file is read once
@@ -276,8 +269,7 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
   EXPECT_EQ(text_of(file.make(1, 1, 2, P2Policy::kOff).ranks[0]), "0F0 0B0 0F1 0B1");
   EXPECT_EQ(text_of(file.make(1, 1, 2, P2Policy::kEnd).ranks[0]), "0F0 0I0 0F1 0I1 0W0-1");
   EXPECT_EQ(text_of(file.make(1, 1, 1, P2Policy::kPlaced).ranks[0]), "0F0 0I0 0W0");
-  expect_contains(error_of([&] { file.make(1, 1, 3, P2Policy::kPlaced); }),
-                  {path, "2 micro-batches, not of 3"});
+  expect_contains(error_of([&] { file.make(1, 1, 3, P2Policy::kPlaced); }), {path, "2 micro-batches, not of 3"});
   expect_contains(error_of([&] { file.rank_of_stage(2, 0); }), {path, "1 stages, not of 2"});
   expect_contains(error_of([&] { file.rank_of_stage(0, 2); }), {path, "1 ranks, not of 2"});
 
@@ -286,8 +278,8 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
   expect_contains(error_of([&] { whole.make(1, 1, 1, P2Policy::kPlaced); }), {"'whole' places no W"});
 }
 
-// The test reads files of PyTorch's generators, for every policy and every number of micro-batches that the
-// rest of an epoch may have. make() validates.
+// The test reads files of PyTorch's generators, for every policy and every number of micro-batches that the rest of an
+// epoch may have. make() validates.
 TEST(ScheduleSource, TakesPytorchsFilesUnderEveryPolicy) {
   int files = 0;
   for (const auto& file : std::filesystem::directory_iterator(TWOBP_SOURCE_DIR "/tests/golden/pytorch")) {

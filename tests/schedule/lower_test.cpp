@@ -13,8 +13,8 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 // This is computed by hand with equal costs of 1. Rank 1 waits only for 1F0. Rank 0 waits for the gradient of
-// micro-batch 1 from 4 to 5 and runs 0W0 meanwhile: 1I0 ends at 3, 0I0 and 1F1 run from 3 to 4, and 1I1 runs
-// from 4 to 5.
+// micro-batch 1 from 4 to 5 and runs 0W0 meanwhile: 1I0 ends at 3, 0I0 and 1F1 run from 3 to 4, and 1I1 runs from 4 to
+// 5.
 TEST(Lower, WritesFillInItsSimulatedOrder) {
   const Schedule fill = make_schedule("1f1b", 2, 2, P2Policy::kFill);
   const Schedule lowered = lower(fill, simulate(fill, std::vector<StageCost>(2)));
@@ -23,8 +23,8 @@ TEST(Lower, WritesFillInItsSimulatedOrder) {
   EXPECT_EQ(lowered.policy, P2Policy::kPlaced);
 }
 
-// If W is in one piece, the lowered schedule is the simulated run. Times and bytes are equal up to the last
-// significant digit.
+// If W is in one piece, the lowered schedule is the simulated run. Times and bytes are equal up to the last significant
+// digit.
 TEST(Lower, KeepsTheTimesOfTheSimulation) {
   Random random(5);
   for (int i = 0; i < 200; ++i) {
@@ -79,10 +79,9 @@ TEST(Lower, PiecesOfWBecomeOneCell) {
 TEST(Lower, TakesARecordedOrder) {
   const Schedule fill = make_schedule("1f1b", 1, 2, P2Policy::kFill);
   // 0F1 has two parts, and a part of 0W0 runs between them. 0W0 has three parts.
-  const std::vector<RecordedOp> ran = {
-      {Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
-      {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
-      {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
+  const std::vector<RecordedOp> ran = {{Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
+                                       {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
+                                       {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
   EXPECT_EQ(text_of(lower(fill, {ran}).ranks[0]), "0F0 0I0 0F1 0W0 0I1 0W1");
 }
 

@@ -1,5 +1,5 @@
-// Tests that our schedules load and run in PyTorch's own pipeline runtime, with a process per rank over Gloo.
-// The gradients are those of plain autograd. The test is skipped if Python has no PyTorch.
+// Tests that our schedules load and run in PyTorch's own pipeline runtime, with a process per rank over Gloo. The
+// gradients are those of plain autograd. The test is skipped if Python has no PyTorch.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -32,8 +32,7 @@ std::string output_of(const std::string& command, int& exit_code) {
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   std::string out;
   std::array<char, 4096> buffer{};
-  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    out.append(buffer.data(), n);
+  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.append(buffer.data(), n);
   const int status = ::pclose(pipe);
   exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
   return out;
@@ -45,8 +44,7 @@ TEST(PyTorchRuntime, RunsOurSchedules) {
   std::vector<std::string> files;
   const auto add = [&](const std::string& name, const Schedule& schedule) {
     for (const CsvForm form : {CsvForm::kCompute, CsvForm::kCommunication}) {
-      const std::string file =
-          concat("twobp_", name, '_', schedule.rank_count(), '_', csv_form_name(form), ".csv");
+      const std::string file = concat("twobp_", name, '_', schedule.rank_count(), '_', csv_form_name(form), ".csv");
       files.push_back(::testing::TempDir() + file);
       std::ofstream(files.back()) << to_csv(schedule, form);
       command += concat(" '", csv_form_name(form), ":", files.back(), "'");
@@ -91,8 +89,7 @@ TEST(PyTorchRuntime, RunsOurSchedules) {
     EXPECT_LE(error, kTolerance) << line;
     ranks_of.erase(expected);
   }
-  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first
-                                << " is one:\n"
+  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first << " is one:\n"
                                 << out;
   for (const auto& file : files) std::remove(file.c_str());
 }

@@ -39,20 +39,17 @@ TEST(Rendezvous, OneForwardOneBackwardBlocksAsGenerated) {
   const Schedule schedule = make_schedule("1f1b", 2, 2, P2Policy::kOff);
   const std::string error = rejection(schedule, kRendezvous);
   // Rank 0 sends its second micro-batch while rank 1 sends the first one's gradient.
-  expect_contains(error, {"deadlock", "rank 0 at 0SEND_F1 waits for rank 1",
-                          "rank 1 at 1SEND_B0 waits for rank 0", "order_for_rendezvous"});
+  expect_contains(error, {"deadlock", "rank 0 at 0SEND_F1 waits for rank 1", "rank 1 at 1SEND_B0 waits for rank 0",
+                          "order_for_rendezvous"});
   EXPECT_TRUE(marked_cell(error) == "0SEND_F1" || marked_cell(error) == "1SEND_B0") << error;
 }
 
-// Messages are received in another order than they are sent. Buffers hold them, but blocking sends never
-// meet.
+// Messages are received in another order than they are sent. Buffers hold them, but blocking sends never meet.
 TEST(Rendezvous, MessagesInAnotherOrderNeverMeet) {
   Schedule schedule = empty_schedule({0, 1}, 2);
   schedule.allow_reorder = true;
-  schedule.ranks[0] = {
-      {Op::kForward, 0, 0}, {Op::kForward, 0, 1}, {Op::kSendForward, 0, 0}, {Op::kSendForward, 0, 1}};
-  schedule.ranks[1] = {
-      {Op::kRecvForward, 1, 1}, {Op::kRecvForward, 1, 0}, {Op::kForward, 1, 0}, {Op::kForward, 1, 1}};
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kForward, 0, 1}, {Op::kSendForward, 0, 0}, {Op::kSendForward, 0, 1}};
+  schedule.ranks[1] = {{Op::kRecvForward, 1, 1}, {Op::kRecvForward, 1, 0}, {Op::kForward, 1, 0}, {Op::kForward, 1, 1}};
   EXPECT_EQ(rejection(schedule, {}), "");
   expect_contains(rejection(schedule, kRendezvous), {"deadlock", "0SEND_F0"});
 }
@@ -73,8 +70,8 @@ void for_random_schedules(int rounds, const std::function<void(const Schedule&, 
   Random random(9);
   for (int round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
     const Schedule schedule = random_named_schedule(random, 5, 12);
-    SCOPED_TRACE(testing::Message() << schedule.name << " N=" << schedule.rank_count() << " M="
-                                    << schedule.micro_batches << ' ' << policy_name(schedule.policy));
+    SCOPED_TRACE(testing::Message() << schedule.name << " N=" << schedule.rank_count()
+                                    << " M=" << schedule.micro_batches << ' ' << policy_name(schedule.policy));
     check(schedule, random);
   }
 }
@@ -94,8 +91,8 @@ TEST(Rendezvous, OrderedSchedulesNeverBlockAndLoseNoTime) {
 TEST(Rendezvous, OrdersSchedulesOnAnyPlacement) {
   Random random(10);
   for (int round = 0; round < 200; ++round) {
-    const Schedule schedule = add_communication(random_schedule(
-        random, random_int(random, 1, 5), random_int(random, 1, 5), random_int(random, 1, 4), true));
+    const Schedule schedule = add_communication(
+        random_schedule(random, random_int(random, 1, 5), random_int(random, 1, 5), random_int(random, 1, 4), true));
     EXPECT_EQ(rejection(order_for_rendezvous(schedule), kRendezvous), "") << "round " << round;
   }
 }
@@ -147,8 +144,7 @@ TEST(Buffering, MostMessagesAgreeWithEveryPossibleOrder) {
         make_schedule(name, ranks * usual_stages_per_rank(named.placement), 3, P2Policy::kOff, ranks);
     const auto most = most_buffered(schedule);
     const EveryOrder every(schedule);
-    for (int rank = 0; rank < ranks; ++rank)
-      EXPECT_EQ(most[rank].messages, every.most()[rank]) << name << rank;
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(most[rank].messages, every.most()[rank]) << name << rank;
   }
   const Schedule three = make_schedule("1f1b", 3, 3, P2Policy::kOff);
   const EveryOrder every(three);

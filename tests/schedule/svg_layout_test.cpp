@@ -1,5 +1,5 @@
-// Tests where the SVG picture has its parts. A letter is taken to be 0.58 of its size wide (0.52 in the
-// legend), a digit in an op 0.6.
+// Tests where the SVG picture has its parts. A letter is taken to be 0.58 of its size wide (0.52 in the legend), a
+// digit in an op 0.6.
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
@@ -185,8 +185,8 @@ TEST_F(SvgLayout, PutsTheLegendBelowTheAxis) {
   const std::vector<Bar> found = swatches();
   ASSERT_EQ(found.size(), 5U);
   const std::vector<std::string> fills = {kF, kI, kW, kOptimizer, "url(#idle)"};
-  const std::vector<std::string> names = {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw",
-                                          "optimizer", "idle"};
+  const std::vector<std::string> names = {"F: forward", "I: backward, dL/dx", "W: backward, dL/dw", "optimizer",
+                                          "idle"};
   double x = kLeft;
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(found[i].fill, fills[i]);
@@ -203,8 +203,8 @@ TEST_F(SvgLayout, PutsTheLegendBelowTheAxis) {
 
 TEST_F(SvgLayout, BreaksALegendThatIsTooLong) {
   const auto [schedule, simulation] = simulated("gpipe", 2, 1, P2Policy::kEnd, 2);
-  // "I: backward, dL/dx" needs 18 + 6 + 18 * 6.76 + 20 = 165.68, "F: forward" 111.6. Both fit between the
-  // left end of the bars and the right margin of 16 from a width of 362.52 on.
+  // "I: backward, dL/dx" needs 18 + 6 + 18 * 6.76 + 20 = 165.68, "F: forward" 111.6. Both fit between the left end of
+  // the bars and the right margin of 16 from a width of 362.52 on.
   const auto rows = [&](int width) {
     parse(draw_svg(schedule, simulation, {.width = width}));
     std::vector<double> found;
@@ -274,10 +274,9 @@ TEST_F(SvgLayout, DescribesTheSchedule) {
   parse(draw_svg(schedule, simulation));
   EXPECT_EQ(title_, "Schedule gpipe");
   // Each rank works 9 of 11: its own ops, and one F and one I of the other rank.
-  EXPECT_EQ(
-      description_,
-      "gpipe with p2 end: 2 stages on 2 ranks, 3 micro-batches; the ranks are idle for 18.2 % of the step on "
-      "average");
+  EXPECT_EQ(description_,
+            "gpipe with p2 end: 2 stages on 2 ranks, 3 micro-batches; the ranks are idle for 18.2 % of the step on "
+            "average");
 }
 
 }  // namespace

@@ -46,8 +46,7 @@ inline Simulated three_ops(int ranks, int micro_batches = 1) {
   for (int rank = 0; rank < ranks; ++rank) {
     RankSimulation& of = result.simulation.ranks.emplace_back();
     of.busy = 6;
-    of.timeline = {
-        {Op::kForward, rank, 0, 0, 1}, {Op::kBackwardP1, rank, 0, 1, 3}, {Op::kBackwardP2, rank, 0, 3, 6}};
+    of.timeline = {{Op::kForward, rank, 0, 0, 1}, {Op::kBackwardP1, rank, 0, 1, 3}, {Op::kBackwardP2, rank, 0, 3, 6}};
   }
   return result;
 }
@@ -83,8 +82,7 @@ class SvgPicture : public ::testing::Test {
     python_ = given != nullptr ? given : "python3";
     if (std::system((python_ + " -c '' 2> /dev/null").c_str()) != 0) GTEST_SKIP() << "no " << python_;
     folder_ = std::filesystem::path(::testing::TempDir()) /
-              concat("twobp_svg_", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "_",
-                     ::getpid());
+              concat("twobp_svg_", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "_", ::getpid());
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override {
@@ -125,8 +123,8 @@ class SvgPicture : public ::testing::Test {
     std::ofstream(folder_ / "picture.svg", std::ios::binary) << svg;
     std::ofstream(folder_ / "parse.py") << script;
     const std::string out = folder_ / "out.txt";
-    ASSERT_EQ(std::system(concat("PYTHONIOENCODING=utf-8 ", python_, " '", (folder_ / "parse.py").string(),
-                                 "' '", (folder_ / "picture.svg").string(), "' > '", out, "'")
+    ASSERT_EQ(std::system(concat("PYTHONIOENCODING=utf-8 ", python_, " '", (folder_ / "parse.py").string(), "' '",
+                                 (folder_ / "picture.svg").string(), "' > '", out, "'")
                               .c_str()),
               0)
         << svg.substr(0, 2000);
@@ -167,9 +165,7 @@ class SvgPicture : public ::testing::Test {
     }
     return found;
   }
-  bool has_text(const std::string& text) const {
-    return std::find(texts_.begin(), texts_.end(), text) != texts_.end();
-  }
+  bool has_text(const std::string& text) const { return std::find(texts_.begin(), texts_.end(), text) != texts_.end(); }
 
   // The label with this text; the test fails unless there is exactly one.
   Label label(const std::string& text) const {

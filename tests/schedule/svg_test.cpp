@@ -80,11 +80,9 @@ TEST_F(Svg, ShadesTheStagesOfARank) {
       simulated(add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill)));
   const std::string svg = draw_svg(schedule, simulation);
   parse(svg);
-  for (const char* fill : {kF, kI, kW})
-    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill;  // the first stage of each rank
+  for (const char* fill : {kF, kI, kW}) EXPECT_EQ(bars(fill).size(), 2U * 3) << fill;  // the first stage of each rank
   // 55 % of the way to white
-  for (const char* fill : {"#8cc0dc", "#f4d48c", "#8cd3c0"})
-    EXPECT_EQ(bars(fill).size(), 2U * 3) << fill << svg;
+  for (const char* fill : {"#8cc0dc", "#f4d48c", "#8cd3c0"}) EXPECT_EQ(bars(fill).size(), 2U * 3) << fill << svg;
   EXPECT_TRUE(has_text("shades: the 2 stages of a rank, in model order"));
 }
 
@@ -169,15 +167,14 @@ TEST(SvgText, KeepsWhatXmlAllows) {
   };
   EXPECT_EQ(escaped("a&b<c>d"), "a&amp;b&lt;c&gt;d");
   // Of each length, the first and the last character that is allowed.
-  for (const char* kept :
-       {" ", "\x7f", "a\tb", "a\nb", "a\rb", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
-        "\xee\x80\x80", "\xef\xbf\xbd", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
+  for (const char* kept : {" ", "\x7f", "a\tb", "a\nb", "a\rb", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
+                           "\xee\x80\x80", "\xef\xbf\xbd", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
     EXPECT_EQ(escaped(kept), kept);
   // One replacement for each byte that begins no such character.
   for (const char* wrong : {"\x1f", "\x0b", "\x80", "\xbf", "\xff"}) EXPECT_EQ(escaped(wrong), bad);
-  for (const char* wrong : {"\xc1\xbf", "\xc2", "\xdf", "\xe2\x82", "\xf0\x9f\x98", "\xc0\x80",
-                            "\xe0\x9f\xbf", "\xed\xa0\x80", "\xed\xbf\xbf", "\xef\xbf\xbe", "\xef\xbf\xbf",
-                            "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
+  for (const char* wrong :
+       {"\xc1\xbf", "\xc2", "\xdf", "\xe2\x82", "\xf0\x9f\x98", "\xc0\x80", "\xe0\x9f\xbf", "\xed\xa0\x80",
+        "\xed\xbf\xbf", "\xef\xbf\xbe", "\xef\xbf\xbf", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80"}) {
     std::string replaced;
     for (size_t i = 0; i < std::string(wrong).size(); ++i) replaced += bad;
     EXPECT_EQ(escaped(wrong), replaced);
@@ -190,8 +187,7 @@ TEST(SvgText, KeepsWhatXmlAllows) {
 TEST(SvgErrors, SayWhatToDo) {
   const auto [schedule, simulation] = simulated("gpipe", 2, 2, P2Policy::kOff);
   EXPECT_NE(error_of([&] { draw_svg(schedule, Simulation{}); }).find("0 ranks"), std::string::npos);
-  EXPECT_NE(error_of([&] { draw_svg(schedule, simulation, {.width = 10}); }).find("300 to 20000"),
-            std::string::npos);
+  EXPECT_NE(error_of([&] { draw_svg(schedule, simulation, {.width = 10}); }).find("300 to 20000"), std::string::npos);
   Simulation bare = simulation;
   for (auto& rank : bare.ranks) rank.timeline.clear();
   EXPECT_NE(error_of([&] { draw_svg(schedule, bare); }).find("no timeline"), std::string::npos);

@@ -1,6 +1,5 @@
-// Tests the timeline's page in headless Chromium (TWOBP_CHROMIUM, or chromium on the PATH). page_check.js
-// operates it like a user. Nothing may be logged to the console. The tests are skipped if there is no
-// Chromium.
+// Tests the timeline's page in headless Chromium (TWOBP_CHROMIUM, or chromium on the PATH). page_check.js operates it
+// like a user. Nothing may be logged to the console. The tests are skipped if there is no Chromium.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -64,11 +63,11 @@ class Browser : public ::testing::Test {
     std::ofstream(file, std::ios::binary) << page;
     const std::string out = folder_ / "dom.html";
     const std::string err = folder_ / "log.txt";
-    const std::string command = concat(
-        "timeout 120 ", chromium_, " --headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run",
-        " --user-data-dir='", (folder_ / "profile").string(), "' --window-size=", window,
-        " --virtual-time-budget=10000 --enable-logging=stderr --dump-dom 'file://", file, query, "' > '", out,
-        "' 2> '", err, "'");
+    const std::string command =
+        concat("timeout 120 ", chromium_, " --headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run",
+               " --user-data-dir='", (folder_ / "profile").string(), "' --window-size=", window,
+               " --virtual-time-budget=10000 --enable-logging=stderr --dump-dom 'file://", file, query, "' > '", out,
+               "' 2> '", err, "'");
     EXPECT_EQ(std::system(command.c_str()), 0) << read_file(err);
     Seen seen;
     const std::string log = read_file(err);
@@ -82,8 +81,7 @@ class Browser : public ::testing::Test {
       ADD_FAILURE() << "the check did not run to its end\n" << seen.console << dom.substr(0, 2000);
       return seen;
     }
-    seen.check =
-        json::parse(dom.substr(from + begin.size(), dom.find("</script>", from) - from - begin.size()));
+    seen.check = json::parse(dom.substr(from + begin.size(), dom.find("</script>", from) - from - begin.size()));
     return seen;
   }
 
@@ -111,8 +109,7 @@ class Browser : public ::testing::Test {
       EXPECT_EQ(step.at("rows"), lanes);
       EXPECT_EQ(step.at("hover").at("memory"), lanes);
       const json& hovered = step.at("hover").at("counts");
-      for (int kind = 0; kind < 3; ++kind)
-        EXPECT_GT(hovered[kind].get<int>(), 0) << "nothing hovered of kind " << kind;
+      for (int kind = 0; kind < 3; ++kind) EXPECT_GT(hovered[kind].get<int>(), 0) << "nothing hovered of kind " << kind;
     }
   }
 

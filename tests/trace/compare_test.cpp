@@ -1,5 +1,5 @@
-// Compares predictions with measurements. They must be equal if the "real" run is itself a simulation, and
-// close for a small model.
+// Compares predictions with measurements. They must be equal if the "real" run is itself a simulation, and close for a
+// small model.
 #include "twobp/trace/compare.h"
 
 #include <set>
@@ -60,8 +60,8 @@ TEST(Compare, IsExactForASimulation) {
   }
 }
 
-// Under fill, bytes follow the order in which W really ran. Here, no wait would cause that order: W runs at
-// the end, although there was time before.
+// Under fill, bytes follow the order in which W really ran. Here, no wait would cause that order: W runs at the end,
+// although there was time before.
 TEST(Compare, ReplaysTheRecordedOrder) {
   const Schedule schedule = make_schedule("1f1b", 3, 5, P2Policy::kFill);
   const auto costs = uneven_costs(3);
@@ -115,8 +115,7 @@ TEST(Compare, FindsTheTimeOfMessages) {
   step.end = 10;
   step.events = {
       {op(Kind::kForward, 0, 0, 1), message(Kind::kSend, 0, 1, 1, 1), op(Kind::kIdle, -1, 1, 5.5),
-       message(Kind::kReceive, 0, 1, 5.5, 5.5), op(Kind::kBackwardP1, 0, 5.5, 7),
-       op(Kind::kBackwardP2, 0, 7, 8)},
+       message(Kind::kReceive, 0, 1, 5.5, 5.5), op(Kind::kBackwardP1, 0, 5.5, 7), op(Kind::kBackwardP2, 0, 7, 8)},
       {op(Kind::kIdle, -1, 0, 1.5), message(Kind::kReceive, 1, 0, 1.5, 1.5), op(Kind::kForward, 1, 1.5, 3),
        op(Kind::kBackwardP1, 1, 3, 4), op(Kind::kBackwardP2, 1, 4, 5), message(Kind::kSend, 1, 0, 5, 5)}};
   Trace trace;
@@ -154,8 +153,8 @@ void expect_close_bytes(const Comparison& result, int micro_batches) {
   }
 }
 
-// A prediction and a run on the real executor are compared. No op is shorter than requested, so the step is
-// not shorter either.
+// A prediction and a run on the real executor are compared. No op is shorter than requested, so the step is not shorter
+// either.
 TEST(Compare, IsCloseForARealRun) {
   constexpr int kMicroBatches = 4;
   for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
@@ -182,8 +181,8 @@ TEST(Compare, IsCloseForARealRun) {
   }
 }
 
-// Under a cap without free space, W of a layer runs before I of the next layer. It is recorded between the
-// parts of its own I.
+// Under a cap without free space, W of a layer runs before I of the next layer. It is recorded between the parts of its
+// own I.
 TEST(Compare, ReplaysWInsideItsOwnI) {
   constexpr int kMicroBatches = 4;
   const Trace trace =
@@ -193,8 +192,7 @@ TEST(Compare, ReplaysWInsideItsOwnI) {
     std::set<int> with_w;  // micro-batches
     for (const Event& event : events) {
       if (event.kind == Event::Kind::kBackwardP2) with_w.insert(event.micro_batch);
-      if (event.kind == Event::Kind::kBackwardP1 && event.part > 0)
-        inside += with_w.contains(event.micro_batch);
+      if (event.kind == Event::Kind::kBackwardP1 && event.part > 0) inside += with_w.contains(event.micro_batch);
     }
   }
   EXPECT_GT(inside, 0);
@@ -218,8 +216,7 @@ TEST(Compare, LeavesOutIncompleteSteps) {
     compare(trace);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("none of the trace's 1 steps"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("none of the trace's 1 steps"), std::string::npos) << error.what();
   }
   EXPECT_THROW(compare(Trace{}), Error);
 }

@@ -1,5 +1,5 @@
-// Tests that a trace that is written and read again is the same run. Foreign or damaged traces are refused
-// with one line.
+// Tests that a trace that is written and read again is the same run. Foreign or damaged traces are refused with one
+// line.
 #include "twobp/trace/read_trace.h"
 
 #include <random>
@@ -43,8 +43,7 @@ json& description(json& all) {
 }
 
 TEST(ReadTrace, IsTheRunThatWasWritten) {
-  Trace trace =
-      test::traced_run(test::kHostileName, P2Policy::kFill, "1f1b", 4, 2, {2, 2, 2, 2}, {0, 1, 2, 3});
+  Trace trace = test::traced_run(test::kHostileName, P2Policy::kFill, "1f1b", 4, 2, {2, 2, 2, 2}, {0, 1, 2, 3});
   trace.run->cap_per_rank = {1e6, 0, 2.5e6, 1};
   const Trace read = parse_trace(trace_json(trace), "run.json");
   EXPECT_EQ(read.facts, trace.facts);
@@ -83,8 +82,7 @@ TEST(ReadTrace, IsTheRunThatWasWritten) {
       for (size_t e = 0; e < events.size(); ++e) {
         EXPECT_EQ(event_name(events[e]), event_name(expected[e]));
         EXPECT_EQ(events[e].kind, expected[e].kind);
-        EXPECT_EQ(events[e].stage,
-                  expected[e].kind <= Event::Kind::kBackwardP2 ? expected[e].stage : events[e].stage);
+        EXPECT_EQ(events[e].stage, expected[e].kind <= Event::Kind::kBackwardP2 ? expected[e].stage : events[e].stage);
         EXPECT_EQ(events[e].part, expected[e].part);
         EXPECT_EQ(events[e].peer, expected[e].peer);
         EXPECT_EQ(events[e].bytes, expected[e].bytes);
@@ -145,8 +143,7 @@ TEST(ReadTrace, RefusesImpossibleDescriptions) {
   refused([](json& run) { run["schedule"]["ranks"][0][0] = {"SEND_F", 0, 0}; }, {"SEND_F", "not an op"});
   refused([](json& run) { run["schedule"]["ranks"][0][0] = {"F", 9, 0}; }, {"stage", "9"});
   refused([](json& run) { run["schedule"]["ranks"][0].erase(0); }, {"schedule"});
-  refused([](json& run) { std::swap(run["schedule"]["ranks"][1][0], run["schedule"]["ranks"][1][1]); },
-          {"schedule"});
+  refused([](json& run) { std::swap(run["schedule"]["ranks"][1][0], run["schedule"]["ranks"][1][1]); }, {"schedule"});
   refused([](json& run) { run["cap_per_rank"] = {1}; }, {"cap_per_rank has 1"});
   refused([](json& run) { run["schedule"]["ranks"].push_back(json::array()); }, {"rank 2", "no stage"});
   for (const char* peak : {"forward_peak", "p1_peak", "p2_peak"}) {

@@ -1,5 +1,4 @@
-// The tests of the pictures share these helpers: a real step of a small model, and events constructed by
-// hand.
+// The tests of the pictures share these helpers: a real step of a small model, and events constructed by hand.
 #pragma once
 
 #include <string>
@@ -35,16 +34,13 @@ inline std::vector<StepReport> real_steps(std::string_view schedule, P2Policy po
                                           MemoryCap memory_cap = 0) {
   const ModelSpec model = small_llama(3);  // 8 layers
   Pipeline pipeline(model, no_costs(model), options_of(split));
-  return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, {P2Batching::kLoop, memory_cap}),
-                   steps);
+  return run_steps(pipeline, pipeline.plan(schedule, micro_batches, policy, {P2Batching::kLoop, memory_cap}), steps);
 }
 
-// Makes a run that describes itself, as `twobp train --trace` writes it. The first step is atypical and left
-// out.
-inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2Policy policy,
-                           std::string_view schedule, int micro_batches, int steps,
-                           const std::vector<int>& split, const std::vector<int>& rank_of_stage = {},
-                           MemoryCap memory_cap = 0) {
+// Makes a run that describes itself, as `twobp train --trace` writes it. The first step is atypical and left out.
+inline Trace traced_run_of(const ModelSpec& model, const std::string& title, P2Policy policy, std::string_view schedule,
+                           int micro_batches, int steps, const std::vector<int>& split,
+                           const std::vector<int>& rank_of_stage = {}, MemoryCap memory_cap = 0) {
   Pipeline pipeline(model, measure_profile(model, random_fields(1), 0.01), options_of(split, rank_of_stage));
   const StepPlan plan = pipeline.plan(schedule, micro_batches, policy, {P2Batching::kLoop, memory_cap});
   Trace trace;
@@ -61,8 +57,7 @@ inline Trace traced_run(const std::string& title = "a title", P2Policy policy = 
                         std::string_view schedule = "1f1b", int micro_batches = 3, int steps = 2,
                         const std::vector<int>& split = {4, 4}, const std::vector<int>& rank_of_stage = {},
                         MemoryCap memory_cap = 0) {
-  return traced_run_of(small_llama(3), title, policy, schedule, micro_batches, steps, split, rank_of_stage,
-                       memory_cap);
+  return traced_run_of(small_llama(3), title, policy, schedule, micro_batches, steps, split, rank_of_stage, memory_cap);
 }
 
 inline Trace real_trace(const std::string& title = "a title") {

@@ -1,5 +1,4 @@
-// Tests the page as text: it contains the data of the events, no name breaks out of it, and it needs no other
-// file.
+// Tests the page as text: it contains the data of the events, no name breaks out of it, and it needs no other file.
 #include "twobp/trace/timeline.h"
 
 #include <nlohmann/json.hpp>
@@ -74,8 +73,7 @@ TEST(TimelineHtml, NamesDoNotBreakOut) {
     if (event.kind == Event::Kind::kBackwardP2) event.name = test::kHostileName;
   }
   const std::string page = timeline_html(trace);
-  for (const char* part : {"</script", "<script", "<!--"})
-    EXPECT_EQ(count(page, part), count(clean, part)) << part;
+  for (const char* part : {"</script", "<script", "<!--"}) EXPECT_EQ(count(page, part), count(clean, part)) << part;
   const json data = data_of(page);
   EXPECT_EQ(data.at("title").get<std::string>().rfind("</script>", 0), 0U);
   EXPECT_EQ(data.at("facts")[0][1], data.at("title"));

@@ -1,5 +1,5 @@
-// Tests the Trace Event Format: every object has the fields that its phase requires, tracks do not overlap,
-// and arrows meet slices.
+// Tests the Trace Event Format: every object has the fields that its phase requires, tracks do not overlap, and arrows
+// meet slices.
 #include "twobp/trace/trace.h"
 
 #include <map>

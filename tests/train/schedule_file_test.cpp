@@ -1,6 +1,6 @@
-// Tests training with schedules in files: some were written by PyTorch's generators, others by hand. The
-// weights are those of one stage, to the bit if a file keeps the order of micro-batches. Otherwise they are
-// equal within the rounding of a sum in another order.
+// Tests training with schedules in files: some were written by PyTorch's generators, others by hand. The weights are
+// those of one stage, to the bit if a file keeps the order of micro-batches. Otherwise they are equal within the
+// rounding of a sum in another order.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -24,8 +24,7 @@ namespace {
 
 const std::string kGolden = TWOBP_SOURCE_DIR "/tests/golden/pytorch/";
 
-// This is relative to the largest weight, for two steps of float32 gradients whose terms are added in another
-// order.
+// This is relative to the largest weight, for two steps of float32 gradients whose terms are added in another order.
 constexpr double kReordered = 1e-5;
 
 Config config_of(const std::string& file) {
@@ -45,8 +44,8 @@ test::Outcome one_stage(const std::vector<Batch>& batches) {
 TEST(ScheduleFile, PytorchsSchedulesTrainHere) {
   int in_order = 0;
   int reordered = 0;
-  for (const char* name : {"interleaved-zb_2x2_4", "zb-v_2x2_4", "dualpipe-v_2x2_4", "interleaved-1f1b_2x2_4",
-                           "looped-bfs_2x2_4"}) {
+  for (const char* name :
+       {"interleaved-zb_2x2_4", "zb-v_2x2_4", "dualpipe-v_2x2_4", "interleaved-1f1b_2x2_4", "looped-bfs_2x2_4"}) {
     const Config config = config_of(kGolden + name + ".csv");
     Trainer trainer(config);
     EXPECT_EQ(trainer.pipeline().ranks(), 2) << name;
@@ -90,8 +89,7 @@ TEST(ScheduleFile, OtherOrdersTrainUpToRounding) {
     const test::Outcome actual = test::train(config, batches, {path, P2Policy::kPlaced, batching});
     for (size_t i = 0; i < expected.weights.size(); ++i) {
       const double scale = expected.weights[i].abs().max().item<double>();
-      EXPECT_LE((expected.weights[i] - actual.weights[i]).abs().max().item<double>(), kReordered * scale)
-          << i;
+      EXPECT_LE((expected.weights[i] - actual.weights[i]).abs().max().item<double>(), kReordered * scale) << i;
     }
   }
 }
@@ -110,8 +108,7 @@ TEST(ScheduleFile, DropsCellsForFewerMicroBatches) {
                      {"4 micro-batches, not of 5"});
 }
 
-// Counts how often a file is opened. It watches closing, too, because equal events in a row are reported as
-// one.
+// Counts how often a file is opened. It watches closing, too, because equal events in a row are reported as one.
 class Opened {
  public:
   explicit Opened(const std::string& path) : events_(::inotify_init1(IN_NONBLOCK)) {
@@ -123,8 +120,7 @@ class Opened {
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
 
-  // Returns the count since the last call. Events of a file have no name after them, unlike those of a
-  // folder.
+  // Returns the count since the last call. Events of a file have no name after them, unlike those of a folder.
   int times() const {
     std::array<inotify_event, 64> events{};
     const ssize_t bytes = ::read(events_, events.data(), sizeof(events));
@@ -137,8 +133,8 @@ class Opened {
   int events_;
 };
 
-// The file is read once. It may vanish during the run, and checkpoints do not need it. Evaluation uses the
-// file's placement.
+// The file is read once. It may vanish during the run, and checkpoints do not need it. Evaluation uses the file's
+// placement.
 TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   const test::TempFolder folder;
   const std::string path = folder.path("mine.csv");
@@ -161,8 +157,8 @@ TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   EXPECT_TRUE(trainer.evaluate().has_value());
 }
 
-// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their
-// waits, including those that place W.
+// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their waits,
+// including those that place W.
 TEST(ScheduleFile, TheDefaultPolicyIsThatOfTheFile) {
   const test::TempFolder folder;
   const std::string whole = folder.path("whole.csv");
@@ -203,9 +199,7 @@ TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   refuse("{}", {"pipeline.schedule=none.csv"}, {"none.csv", "No such file"});
   refuse("{}", {"pipeline.schedule=mine.txt"}, {"mine.txt", "ends in .csv"});
 
-  const auto section = [](const std::string& value) {
-    return R"({"pipeline": {"schedule": )" + value + "}}";
-  };
+  const auto section = [](const std::string& value) { return R"({"pipeline": {"schedule": )" + value + "}}"; };
   EXPECT_EQ(parse(section(R"({"file": ")" + file + R"("})"), {}).pipeline.schedule, file);
   for (const char* wrong : {R"({"file": "mine.txt"})", R"({"file": 3})", R"({"path": "mine.csv"})", "{}",
                             R"({"file": "mine.csv", "more": 1})"}) {
@@ -214,8 +208,8 @@ TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   refuse(R"({"pipeline": {"p2": {"file": "mine.csv"}}})", {}, {"pipeline.p2", "text"});
 }
 
-// A file that gives up the order of micro-batches has its own bits. If a run continues in another order, a
-// note says so.
+// A file that gives up the order of micro-batches has its own bits. If a run continues in another order, a note says
+// so.
 TEST(ScheduleFile, NotesAResumeInAnotherOrder) {
   const test::TempFolder folder;
   Config config = config_of(kGolden + "looped-bfs_2x2_4.csv");
@@ -253,8 +247,7 @@ TEST(ScheduleFile, WithoutABackwardTrainsNothing) {
   const std::string path = folder.path("forward.csv");
   std::ofstream(path) << "0F0\n1F0\n";
   Trainer trainer(config_of(path));
-  test::expect_error([&] { trainer.step(test::random_batch(1, 2, 2, 1), trainer.variant()); },
-                     {"has no backward"});
+  test::expect_error([&] { trainer.step(test::random_batch(1, 2, 2, 1), trainer.variant()); }, {"has no backward"});
 }
 
 }  // namespace

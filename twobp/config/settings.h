@@ -1,5 +1,4 @@
-// The user's settings: keys and values from a JSON file and from --set. They are assigned to the structs that
-// own them.
+// The user's settings: keys and values from a JSON file and from --set. They are assigned to the structs that own them.
 #pragma once
 
 #include <functional>
@@ -20,18 +19,17 @@ class Settings {
   Settings(Settings&&) noexcept;
   Settings& operator=(Settings&&) noexcept;
 
-  // Reads an object with an object for each section. Names that begin with // are comments. `origin` names
-  // the text in messages. Throws Error if the text is not JSON (line and column), or has a key twice.
+  // Reads an object with an object for each section. Names that begin with // are comments. `origin` names the text in
+  // messages. Throws Error if the text is not JSON (line and column), or has a key twice.
   void read_json(const std::string& text, const std::string& origin);
-  // Reads "section.key=value" of --set. Texts need no quotes, and lists no brackets. Throws Error for another
-  // form.
+  // Reads "section.key=value" of --set. Texts need no quotes, and lists no brackets. Throws Error for another form.
   void set(const std::string& assignment);
 
   // The text that was last given for a key, or none if it was not given.
   std::optional<std::string> text(std::string_view section, std::string_view key) const;
   bool has(std::string_view section, std::string_view key) const;
-  // Assigns all values to their structs in the order given, choices first. Throws Error for an unknown
-  // section or key (naming the nearest), a key of another alternative of a choice, or a wrong type.
+  // Assigns all values to their structs in the order given, choices first. Throws Error for an unknown section or key
+  // (naming the nearest), a key of another alternative of a choice, or a wrong type.
   void assign(const std::vector<SectionValues>& sections) const;
 
  private:
@@ -39,8 +37,8 @@ class Settings {
   std::vector<Value> values_;
 };
 
-// Calls visit(section's name, key, the struct that holds its value) for each key, in order. After a choice,
-// it visits the keys of the selected struct.
+// Calls visit(section's name, key, the struct that holds its value) for each key, in order. After a choice, it visits
+// the keys of the selected struct.
 void for_each_key(
     const std::vector<SectionValues>& sections,
     const std::function<void(const std::string& section, const Key& key, const SectionValues& of)>& visit);
@@ -54,8 +52,8 @@ void check_value(const std::string& full_name, const Key& key, void* values, con
 std::string settings_to_json(const std::vector<SectionValues>& sections);
 // One value as JSON.
 std::string value_to_json(const Key& key, void* values);
-// One line per key with its name, type, default, unit and meaning, including the keys of all alternatives of
-// a choice, as --help shows it.
+// One line per key with its name, type, default, unit and meaning, including the keys of all alternatives of a choice,
+// as --help shows it.
 std::string settings_reference(const std::vector<SectionValues>& sections);
 
 }  // namespace twobp

@@ -15,13 +15,12 @@ std::vector<int64_t> sample_sizes(const std::vector<int64_t>& sizes) {
 void check_array(const NpyArray& array, const FieldInput& field, int64_t samples) {
   const auto& shape = array.shape();
   TWOBP_CHECK(!shape.empty() && sample_sizes(shape) == sample_sizes(field.sizes), array.path(), ": shape ",
-              shape_text(shape), ", but field \"", field.name, "\" of the captured model is ",
-              shape_text(field.sizes), " for a micro-batch: give (samples, the same sizes after the first).");
+              shape_text(shape), ", but field \"", field.name, "\" of the captured model is ", shape_text(field.sizes),
+              " for a micro-batch: give (samples, the same sizes after the first).");
   TWOBP_CHECK(shape[0] > 0 && shape[0] == samples, array.path(), ": has ", shape[0], " samples",
               shape[0] == samples ? ": give some." : concat(", but another array has ", samples, "."));
   TWOBP_CHECK(array.type() != NpyType::kFloat32 || at::isFloatingType(field.dtype), array.path(),
-              ": holds float32, but field \"", field.name, "\" is of ", field.dtype,
-              ": save it as whole numbers.");
+              ": holds float32, but field \"", field.name, "\" is of ", field.dtype, ": save it as whole numbers.");
 }
 
 }  // namespace
@@ -29,9 +28,8 @@ void check_array(const NpyArray& array, const FieldInput& field, int64_t samples
 FieldDataset::FieldDataset(const std::string& folder, const std::vector<FieldInput>& fields) {
   std::vector<std::string> names;
   for (const FieldInput& field : fields) {
-    TWOBP_CHECK(!field.sizes.empty() && field.sizes[0] == fields[0].sizes[0], "data.arrays: field \"",
-                field.name, "\" of the captured model has no dimension of samples as the others have: train ",
-                "it from Python.");
+    TWOBP_CHECK(!field.sizes.empty() && field.sizes[0] == fields[0].sizes[0], "data.arrays: field \"", field.name,
+                "\" of the captured model has no dimension of samples as the others have: train ", "it from Python.");
     names.push_back(field.name);
     arrays_.emplace_back(field, NpyArray(folder + "/" + field.name + ".npy"));
     check_array(arrays_.back().second, field, arrays_.front().second.shape().empty() ? 0 : size());
@@ -48,8 +46,8 @@ Fields FieldDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
     const int64_t elements = array.elements() / size();
     at::Tensor stacked = at::empty(sizes, field.dtype);
     for (size_t i = 0; i < indices.size(); ++i) {
-      TWOBP_CHECK(indices[i] >= 0 && indices[i] < size(), array.path(), ": no sample ", indices[i],
-                  ", there are ", size(), ".");
+      TWOBP_CHECK(indices[i] >= 0 && indices[i] < size(), array.path(), ": no sample ", indices[i], ", there are ",
+                  size(), ".");
       at::Tensor sample = stacked.select(0, static_cast<int64_t>(i));
       array.visit(indices[i] * elements, elements, [&](const auto* values) {
         using T = std::remove_cvref_t<decltype(*values)>;

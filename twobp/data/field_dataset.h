@@ -11,13 +11,13 @@
 
 namespace twobp {
 
-// Reads NAME.npy for each field, of shape (samples, the field's other sizes). Numbers are converted to the
-// field's dtype: integers to any, floating-point numbers to floating-point ones.
+// Reads NAME.npy for each field, of shape (samples, the field's other sizes). Numbers are converted to the field's
+// dtype: integers to any, floating-point numbers to floating-point ones.
 class FieldDataset : public Dataset {
  public:
-  // Throws Error if a file is missing or damaged (see NpyArray), or of another shape or kind of number than
-  // the field; if the arrays differ in their samples; if the folder has an array that is no field; or if a
-  // field has no dimension for samples.
+  // Throws Error if a file is missing or damaged (see NpyArray), or of another shape or kind of number than the field;
+  // if the arrays differ in their samples; if the folder has an array that is no field; or if a field has no dimension
+  // for samples.
   FieldDataset(const std::string& folder, const std::vector<FieldInput>& fields);
 
   int64_t size() const override { return arrays_.front().second.shape()[0]; }
@@ -27,8 +27,8 @@ class FieldDataset : public Dataset {
   std::vector<std::pair<FieldInput, NpyArray>> arrays_;
 };
 
-// The samples of a language model whose loss shifts the labels itself: labels[b, t] is the token at position
-// t, or -100 where it is not counted.
+// The samples of a language model whose loss shifts the labels itself: labels[b, t] is the token at position t, or -100
+// where it is not counted.
 class UnshiftedLabels : public Dataset {
  public:
   explicit UnshiftedLabels(std::shared_ptr<const Dataset> tokens) : tokens_(std::move(tokens)) {}

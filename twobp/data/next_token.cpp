@@ -15,8 +15,8 @@ Fields to_predicting_positions(Fields fields) {
   const int64_t others = labels.size(1) - 1;
   at::Tensor following = labels.narrow(1, 1, others);
   if (const auto starts = fields.find(kDocumentStarts); starts != fields.end()) {
-    TWOBP_CHECK(starts->second.sizes() == labels.sizes(), kDocumentStarts, " has shape ",
-                starts->second.sizes(), ", but labels have ", labels.sizes());
+    TWOBP_CHECK(starts->second.sizes() == labels.sizes(), kDocumentStarts, " has shape ", starts->second.sizes(),
+                ", but labels have ", labels.sizes());
     const at::Tensor positions = at::arange(1, labels.size(1), starts->second.options());
     following = following.masked_fill(starts->second.narrow(1, 1, others).eq(positions), kIgnoredLabel);
   }

@@ -22,14 +22,13 @@ Fields Subset::read(const std::vector<int64_t>& indices, int64_t epoch) const {
   return whole_->read(of_whole, epoch);
 }
 
-DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
-                            double fraction, uint64_t seed) {
+DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels, double fraction,
+                            uint64_t seed) {
   if (fraction == 0) return {std::move(whole), nullptr};
   std::map<int64_t, std::vector<int64_t>> classes;
   for (size_t i = 0; i < labels.size(); ++i) classes[labels[i]].push_back(static_cast<int64_t>(i));
-  const auto largest = std::max_element(classes.begin(), classes.end(), [](const auto& a, const auto& b) {
-    return a.second.size() < b.second.size();
-  });
+  const auto largest = std::max_element(classes.begin(), classes.end(),
+                                        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   TWOBP_CHECK(largest != classes.end() && largest->second.size() >= 2,
               "data: no class has two samples, so data.held_out (", fraction,
               ") would leave none for training: set data.held_out to 0, or give more data.");
@@ -56,8 +55,7 @@ DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<in
   for (const int64_t i : epoch_order(static_cast<int64_t>(held_out.size()), /*shuffle=*/true, seed, -1)) {
     shuffled.push_back(held_out[static_cast<size_t>(i)]);
   }
-  return {std::make_shared<Subset>(whole, std::move(train)),
-          std::make_shared<Subset>(whole, std::move(shuffled))};
+  return {std::make_shared<Subset>(whole, std::move(train)), std::make_shared<Subset>(whole, std::move(shuffled))};
 }
 
 }  // namespace twobp

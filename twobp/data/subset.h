@@ -23,11 +23,10 @@ class Subset : public Dataset {
   std::vector<int64_t> indices_;
 };
 
-// Holds out `fraction` of each class, chosen by `seed`: at least one sample in total, and never a class's
-// last sample. The held-out samples are shuffled once, so that the first of them come from all classes.
-// `labels` are the samples' classes. A fraction of 0 holds out nothing. Throws Error if no class has two
-// samples.
-DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
-                            double fraction, uint64_t seed);
+// Holds out `fraction` of each class, chosen by `seed`: at least one sample in total, and never a class's last sample.
+// The held-out samples are shuffled once, so that the first of them come from all classes. `labels` are the samples'
+// classes. A fraction of 0 holds out nothing. Throws Error if no class has two samples.
+DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels, double fraction,
+                            uint64_t seed);
 
 }  // namespace twobp

@@ -56,11 +56,8 @@ std::string state_of_file(const fs::path& file) {
   struct stat status {};
   TWOBP_CHECK(::stat(file.c_str(), &status) == 0, file.string(),
               ": cannot open: ", std::generic_category().message(errno), ".");
-  const auto nanoseconds = [](const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  };
-  return concat(status.st_size, ' ', status.st_ino, ' ', nanoseconds(status.st_mtim), ' ',
-                nanoseconds(status.st_ctim));
+  const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return concat(status.st_size, ' ', status.st_ino, ' ', nanoseconds(status.st_mtim), ' ', nanoseconds(status.st_ctim));
 }
 
 }  // namespace twobp

@@ -34,8 +34,7 @@ std::vector<std::string> matches(const std::string& pattern, std::string_view ke
 
 }  // namespace
 
-std::vector<std::string> matching_files(const std::string& pattern, std::string_view key,
-                                        std::string_view extension) {
+std::vector<std::string> matching_files(const std::string& pattern, std::string_view key, std::string_view extension) {
   std::vector<std::string> paths = matches(pattern, key);
   TWOBP_CHECK(!paths.empty(), key, ": no file matches \"", pattern,
               "\": check the path, which is relative to the folder the program runs in.");

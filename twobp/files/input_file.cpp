@@ -30,8 +30,8 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
   TWOBP_CHECK(fd_ >= 0, path_, ": cannot open: ", open_error(errno), ".");
   try {
     struct stat status {};
-    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_,
-                ": cannot read its size: ", std::generic_category().message(errno), ".");
+    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_, ": cannot read its size: ", std::generic_category().message(errno),
+                ".");
     TWOBP_CHECK(S_ISREG(status.st_mode), path_, ": is not a file",
                 S_ISDIR(status.st_mode) ? " but a folder." : " of fixed size: copy its content into one.");
     size_ = static_cast<size_t>(status.st_size);
@@ -46,9 +46,7 @@ InputFile::~InputFile() {
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
 
 InputFile& InputFile::operator=(InputFile&& other) noexcept {
   std::swap(path_, other.path_);

@@ -21,8 +21,8 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   size_t size() const { return size_; }  // when it was opened
-  // Copies the `count` bytes from `offset` on, which must lie within size(). Any thread may call it. Throws
-  // Error if the file has become shorter, or the disk fails.
+  // Copies the `count` bytes from `offset` on, which must lie within size(). Any thread may call it. Throws Error if
+  // the file has become shorter, or the disk fails.
   void read(size_t offset, void* to, size_t count) const;
 
  private:

@@ -16,8 +16,7 @@ Json parse_json_object(std::string_view text, const std::string& origin, int max
 }
 
 template json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
-template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin,
-                                                  int max_depth);
+template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
 
 json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes) {
   const InputFile file(path);

@@ -9,8 +9,8 @@ namespace twobp {
 
 class NewFile {
  public:
-  // Starts a file with `path` plus ".new" as its name. Every member throws Error if the file cannot be
-  // created, written, synced or renamed, or if a folder of that name exists.
+  // Starts a file with `path` plus ".new" as its name. Every member throws Error if the file cannot be created,
+  // written, synced or renamed, or if a folder of that name exists.
   explicit NewFile(std::filesystem::path path);
   // Removes the file unless it was committed.
   ~NewFile();
@@ -19,8 +19,8 @@ class NewFile {
 
   void write(const void* data, size_t bytes);
   void write(const std::string& text) { write(text.data(), text.size()); }
-  // Syncs the file to disk under its temporary name. For several files that belong together, call this for
-  // all before the first commit, so that a full disk changes none of them.
+  // Syncs the file to disk under its temporary name. For several files that belong together, call this for all before
+  // the first commit, so that a full disk changes none of them.
   void finish();
   // Calls finish() if needed, renames the file and syncs the folder.
   void commit();

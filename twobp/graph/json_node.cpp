@@ -17,8 +17,7 @@ std::optional<JsonNode> JsonNode::find(const char* key) const {
 
 std::vector<JsonNode> JsonNode::elements(size_t most) const {
   if (!value_.is_array()) refuse("is not a list");
-  if (value_.size() > most)
-    refuse("has ", value_.size(), " elements, more than the ", most, " that are allowed");
+  if (value_.size() > most) refuse("has ", value_.size(), " elements, more than the ", most, " that are allowed");
   std::vector<JsonNode> all;
   all.reserve(value_.size());
   for (const auto& one : value_) all.emplace_back(one, origin_, concat(place_, "[", all.size(), "]"));
@@ -27,8 +26,7 @@ std::vector<JsonNode> JsonNode::elements(size_t most) const {
 
 std::vector<std::pair<std::string, JsonNode>> JsonNode::members(size_t most) const {
   if (!value_.is_object()) refuse("is not an object");
-  if (value_.size() > most)
-    refuse("has ", value_.size(), " members, more than the ", most, " that are allowed");
+  if (value_.size() > most) refuse("has ", value_.size(), " members, more than the ", most, " that are allowed");
   std::vector<std::pair<std::string, JsonNode>> all;
   for (const auto& [key, one] : value_.items()) {
     if (key.empty() || key.size() > 1000) refuse("has a name of ", key.size(), " bytes");
@@ -41,8 +39,7 @@ int64_t JsonNode::integer(int64_t least, int64_t most) const {
   if (!value_.is_number_integer()) refuse("is not a whole number");
   const bool huge = value_.is_number_unsigned() && value_.get<uint64_t>() > INT64_MAX;
   const int64_t number = huge ? INT64_MAX : value_.get<int64_t>();
-  if (huge || number < least || number > most)
-    refuse("is ", value_.dump(), ", outside ", least, " to ", most);
+  if (huge || number < least || number > most) refuse("is ", value_.dump(), ", outside ", least, " to ", most);
   return number;
 }
 

@@ -1,5 +1,5 @@
-// A value of an untrusted JSON file, which knows its place there. Every function throws Error that names file
-// and place if the value is of another kind.
+// A value of an untrusted JSON file, which knows its place there. Every function throws Error that names file and place
+// if the value is of another kind.
 #pragma once
 
 #include <cstdint>

@@ -54,8 +54,7 @@ class Adviser {
   const std::vector<StageCost>& costs() const { return request_.costs; }
 
   Schedule schedule(P2Policy policy) const {
-    return request_.schedule.make(request_.stages, request_.ranks, request_.micro_batches, policy,
-                                  request_.slices);
+    return request_.schedule.make(request_.stages, request_.ranks, request_.micro_batches, policy, request_.slices);
   }
 
   int stage_of(size_t cost) const { return static_cast<int>(cost % request_.stages); }
@@ -67,8 +66,8 @@ class Adviser {
   std::string verdict() {
     const std::string in = request_.slices > 1 ? concat(" in ", request_.slices, " slices") : "";
     const std::string with = concat(request_.schedule, in, ", p2 ", policy_name(request_.policy));
-    const std::string change = concat("bubble ", fixed(advice_.bubble_off, 3), " with p2 off, ",
-                                      fixed(advice_.bubble, 3), " with it");
+    const std::string change =
+        concat("bubble ", fixed(advice_.bubble_off, 3), " with p2 off, ", fixed(advice_.bubble, 3), " with it");
     if (!fits(off_) && !fits(with_)) {
       return concat("2BP cannot help: ", with, " needs ", format_bytes(peak_of(with_)),
                     " on its fullest rank, and p2 off ", format_bytes(peak_of(off_)), ", but a rank has ",
@@ -76,15 +75,14 @@ class Adviser {
     }
     if (advice_.helps) {
       return concat("2BP helps: ", with, " is ", times(advice_.speed_up),
-                    " as fast as with p2 off, since W fills waits (", change, "), at ",
-                    times(advice_.memory_factor), " the memory of the fullest rank");
+                    " as fast as with p2 off, since W fills waits (", change, "), at ", times(advice_.memory_factor),
+                    " the memory of the fullest rank");
     }
     if (!fits(with_)) {
       return concat("2BP does not fit: ", with, " needs ", format_bytes(peak_of(with_)),
                     " on its fullest rank, but a rank has ", format_bytes(request_.memory));
     }
-    if (advice_.p1_longer_than_idle)
-      return concat("2BP does not help (", times(advice_.speed_up), "): ", p1_sentence_);
+    if (advice_.p1_longer_than_idle) return concat("2BP does not help (", times(advice_.speed_up), "): ", p1_sentence_);
     const std::string no_gain =
         concat("2BP does not help (", with, " is ", times(advice_.speed_up), " as fast as with p2 off): ");
     if (advice_.bubble_off < kBubbleThatCounts) {
@@ -101,12 +99,10 @@ class Adviser {
     std::string sentence = concat(
         "failure signature 1, out of memory in p2: with everything that is kept until p2 (such as "
         "intermediate derivatives), a rank needs ",
-        format_bytes(over), " of ", format_bytes(request_.memory), " (p2 off: ", format_bytes(peak_of(off_)),
-        ")");
-    sentence += fits(with_)
-                    ? concat("; with W run early to stay within the memory, ", times(advice_.speed_up),
-                             " in place of ", times(ratio(off_.step_seconds, free_.step_seconds)))
-                    : concat("; even with W run as early as it can, it needs ", format_bytes(peak_of(with_)));
+        format_bytes(over), " of ", format_bytes(request_.memory), " (p2 off: ", format_bytes(peak_of(off_)), ")");
+    sentence += fits(with_) ? concat("; with W run early to stay within the memory, ", times(advice_.speed_up),
+                                     " in place of ", times(ratio(off_.step_seconds, free_.step_seconds)))
+                            : concat("; even with W run as early as it can, it needs ", format_bytes(peak_of(with_)));
     advice_.sentences.push_back(sentence);
   }
 
@@ -129,9 +125,9 @@ class Adviser {
     }
     if (p1 <= to_fill) return;
     advice_.p1_longer_than_idle = true;
-    p1_sentence_ = concat("p1 of stage ", longest, " (", duration(p1),
-                          ") is longer than the idle time to fill on its rank (", duration(to_fill),
-                          " per step with p2 off): no gain");
+    p1_sentence_ =
+        concat("p1 of stage ", longest, " (", duration(p1), ") is longer than the idle time to fill on its rank (",
+               duration(to_fill), " per step with p2 off): no gain");
     advice_.sentences.push_back("failure signature 2, p1 longer than the idle time: " + p1_sentence_);
   }
 
@@ -171,12 +167,11 @@ class Adviser {
     const auto fullest = [](const std::vector<double>& of) {
       return std::max_element(of.begin(), of.end()) - of.begin();
     };
-    advice_.sentences.push_back(concat("failure signature 3, p1 and p2 very unequal across layers: p1 is ",
-                                       times(imbalance(p1)), " its mean on rank ", fullest(p1), ", p2 ",
-                                       times(imbalance(p2)), " its mean on rank ", fullest(p2),
-                                       ", all together ", times(imbalance(whole)), " on rank ",
-                                       fullest(whole), "; with equal stages the bubble would be ",
-                                       fixed(bubble_equal, 3), " in place of ", fixed(bubble, 3)));
+    advice_.sentences.push_back(
+        concat("failure signature 3, p1 and p2 very unequal across layers: p1 is ", times(imbalance(p1)),
+               " its mean on rank ", fullest(p1), ", p2 ", times(imbalance(p2)), " its mean on rank ", fullest(p2),
+               ", all together ", times(imbalance(whole)), " on rank ", fullest(whole),
+               "; with equal stages the bubble would be ", fixed(bubble_equal, 3), " in place of ", fixed(bubble, 3)));
   }
 
   const AdviceRequest& request_;

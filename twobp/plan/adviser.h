@@ -1,5 +1,4 @@
-// Whether 2BP pays off for a job, and why, in sentences. Compares a schedule with the same schedule and p2
-// off.
+// Whether 2BP pays off for a job, and why, in sentences. Compares a schedule with the same schedule and p2 off.
 #pragma once
 
 #include <string>
@@ -32,11 +31,11 @@ struct Advice {
   // The failure signatures of arXiv 2405.18047.
   // 1: it fits with p2 off, but the data for W, kept until W runs in the waits, do not fit.
   bool out_of_memory_in_p2 = false;
-  // 2: no gain, and one p1 of the busiest rank takes longer than all the time that the rank waits in a step
-  // with p2 off, apart from its start-up, when there is no W yet.
+  // 2: no gain, and one p1 of the busiest rank takes longer than all the time that the rank waits in a step with p2
+  // off, apart from its start-up, when there is no W yet.
   bool p1_longer_than_idle = false;
-  // 3: the ranks' p1 or p2 differ (the largest is at least 1.5 times the mean), and if all stages were equal
-  // to their mean, the bubble would be smaller by 0.02 or more.
+  // 3: the ranks' p1 or p2 differ (the largest is at least 1.5 times the mean), and if all stages were equal to their
+  // mean, the bubble would be smaller by 0.02 or more.
   bool unequal_p1_and_p2 = false;
 
   std::vector<std::string> sentences;  // the verdict first, then one for each signature
@@ -45,8 +44,8 @@ struct Advice {
 // Throws Error as make_schedule and simulate do.
 Advice advise(const AdviceRequest& request);
 
-// Bytes that each rank may hold in addition to fixed_bytes, for SimulationOptions::cap_per_rank. `memory` 0:
-// no caps. `costs` as for simulate.
+// Bytes that each rank may hold in addition to fixed_bytes, for SimulationOptions::cap_per_rank. `memory` 0: no caps.
+// `costs` as for simulate.
 std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stage, int ranks,
                              const std::vector<StageCost>& costs);
 

@@ -1,5 +1,5 @@
-// The costs of a model on a machine, layer by layer. `twobp profile --json` writes them. Everything that
-// predicts (partition, simulation, planner, adviser) reads them.
+// The costs of a model on a machine, layer by layer. `twobp profile --json` writes them. Everything that predicts
+// (partition, simulation, planner, adviser) reads them.
 #pragma once
 
 #include <map>
@@ -35,12 +35,11 @@ struct CostModel {
   std::vector<int> micro_batch_sizes;  // samples, rising
   std::vector<ModelLayer> layers;      // in model order
   int first_trainable = 0;             // earlier layers have no backward
-  // The measured ways to cut sequences into slices (Schedule::slices): the positions of each slice. Each way
-  // has another number of slices, 2 at least. Whole sequences are always measured.
+  // The measured ways to cut sequences into slices (Schedule::slices): the positions of each slice. Each way has
+  // another number of slices, 2 at least. Whole sequences are always measured.
   std::vector<std::vector<int>> slice_lengths;
-  // How unequal the samples of the data are: their costs over the mean, cheapest first, each for an equal
-  // part of the samples. Their mean is 1. Empty: all samples cost the same. LayerCost::forward_rise says what
-  // that costs.
+  // How unequal the samples of the data are: their costs over the mean, cheapest first, each for an equal part of the
+  // samples. Their mean is 1. Empty: all samples cost the same. LayerCost::forward_rise says what that costs.
   std::vector<double> sample_costs;
   std::map<std::string, KindCosts> kinds;
   double link_latency = 0;           // seconds per message
@@ -48,22 +47,21 @@ struct CostModel {
   std::string made_on;               // the machine, for readers
 };
 
-// Throws Error with the first fault: no layers or sizes, a kind without costs, a number that is negative
-// (except forward_held, p1_held and rises), not finite, or zero where F's seconds are, slices that do not fit
-// each other, and costs of samples that fall or whose mean is not 1.
+// Throws Error with the first fault: no layers or sizes, a kind without costs, a number that is negative (except
+// forward_held, p1_held and rises), not finite, or zero where F's seconds are, slices that do not fit each other, and
+// costs of samples that fall or whose mean is not 1.
 void check_cost_model(const CostModel& model);
 
-// The layers' costs at this micro-batch size. Measured sizes have their measured costs. Between two of them,
-// seconds and bytes are interpolated linearly. Below the first and above the last, they are proportional to
-// the size. Throws Error for a size under 1.
+// The layers' costs at this micro-batch size. Measured sizes have their measured costs. Between two of them, seconds
+// and bytes are interpolated linearly. Below the first and above the last, they are proportional to the size. Throws
+// Error for a size under 1.
 std::vector<LayerCost> layer_costs_at(const CostModel& model, int micro_batch_size);
 
-// The same for each of `slices` slices, first to last. 1: whole sequences. Throws Error if they were not
-// measured, and names the numbers that were.
+// The same for each of `slices` slices, first to last. 1: whole sequences. Throws Error if they were not measured, and
+// names the numbers that were.
 std::vector<std::vector<LayerCost>> slice_costs_at(const CostModel& model, int micro_batch_size, int slices);
 
-// The seconds of all ops of each layer for a micro-batch, all its slices together. Throws Error as
-// slice_costs_at does.
+// The seconds of all ops of each layer for a micro-batch, all its slices together. Throws Error as slice_costs_at does.
 std::vector<double> layer_seconds_at(const CostModel& model, int micro_batch_size, int slices = 1);
 
 // The positions of each of `slices` slices; empty for 1. Throws Error if they were not measured.
@@ -72,18 +70,18 @@ std::vector<int> slice_lengths(const CostModel& model, int slices);
 // Whether all layers were measured in so many slices. Always for 1.
 bool has_slices(const CostModel& model, int slices);
 
-// The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch
-// whose samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate`
-// takes them. Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size, int slices = 1);
+// The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch whose
+// samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate` takes them.
+// Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
+                                   int slices = 1);
 
-// The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
-// program's transport (in_process.h).
+// The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this program's
+// transport (in_process.h).
 SimulationOptions simulation_options(const CostModel& model);
 
-// Convert a cost model to JSON and back. `origin` names the file in messages. Reading checks everything and
-// throws Error that says where the fault is, what it is, and what was expected.
+// Convert a cost model to JSON and back. `origin` names the file in messages. Reading checks everything and throws
+// Error that says where the fault is, what it is, and what was expected.
 std::string cost_model_to_json(const CostModel& model);
 CostModel parse_cost_model(const std::string& json, const std::string& origin);
 CostModel read_cost_model(const std::string& path);

@@ -106,8 +106,8 @@ class Reader {
                 " is no cost model: its \"format\" is not \"", kFormat,
                 "\". Write one with: twobp profile CONFIG --json FILE");
     check_fields(json,
-                 {"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices",
-                  "sample_costs", "kinds", "layers"},
+                 {"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices", "sample_costs",
+                  "kinds", "layers"},
                  "the file");
     CostModel model;
     for (const auto& size : member(json, "micro_batch_sizes", "the file", ordered_json::value_t::array)) {
@@ -118,8 +118,7 @@ class Reader {
       model.layers.push_back({text(layer, "name", "a layer"), text(layer, "kind", "a layer")});
     }
     model.first_trainable = whole(any(json, "first_trainable", "the file"), "first_trainable");
-    if (json.contains("slices"))
-      read_slices(member(json, "slices", "the file", ordered_json::value_t::array), model);
+    if (json.contains("slices")) read_slices(member(json, "slices", "the file", ordered_json::value_t::array), model);
     if (json.contains("sample_costs")) {
       for (const auto& cost : member(json, "sample_costs", "the file", ordered_json::value_t::array)) {
         TWOBP_CHECK(cost.is_number() && std::isfinite(cost.get<double>()), origin_,
@@ -174,9 +173,8 @@ class Reader {
     for (size_t way = 0; way < ways.size(); ++way) {
       const size_t count = model.slice_lengths[way].size();
       TWOBP_CHECK(ways[way].is_array() && ways[way].size() == count, origin_, ": ", where,
-                  ": an entry of \"slice_costs\" must be an array of ", count,
-                  " (the costs of each slice), but it is ", shortened(ways[way]), " with ", ways[way].size(),
-                  " entries");
+                  ": an entry of \"slice_costs\" must be an array of ", count, " (the costs of each slice), but it is ",
+                  shortened(ways[way]), " with ", ways[way].size(), " entries");
       auto& slices = kind.in_slices.emplace_back();
       for (size_t slice = 0; slice < count; ++slice) {
         const std::string one = concat(where, ", slice ", slice, " of ", count);
@@ -193,8 +191,7 @@ class Reader {
                                     const std::vector<int>& sizes) const {
     std::vector<LayerCost> all;
     TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
-                " entries of \"costs\", but must have one for each of the ", sizes.size(),
-                " micro_batch_sizes");
+                " entries of \"costs\", but must have one for each of the ", sizes.size(), " micro_batch_sizes");
     for (size_t i = 0; i < sizes.size(); ++i) {
       const std::string entry = concat(where, ", micro-batch size ", sizes[i]);
       check_object(costs[i], entry);
@@ -202,8 +199,7 @@ class Reader {
       for (const CostField& field : kCostFields) known.insert(field.name);
       check_fields(costs[i], known, entry);
       TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
-                  ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i,
-                  " is of another size");
+                  ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i, " is of another size");
       LayerCost layer;
       for (const CostField& field : kCostFields) {
         if (field.optional && !costs[i].contains(field.name)) continue;
@@ -216,17 +212,15 @@ class Reader {
   }
 
   // Throws for a misspelt field, which would be passed over if it is optional.
-  void check_fields(const ordered_json& json, const std::set<std::string>& known,
-                    const std::string& where) const {
+  void check_fields(const ordered_json& json, const std::set<std::string>& known, const std::string& where) const {
     for (const auto& [name, value] : json.items()) {
-      TWOBP_CHECK(known.contains(name), origin_, ": ", where, " has an unknown field \"",
-                  checked_name(name, where), "\": its fields are ", join({known.begin(), known.end()}));
+      TWOBP_CHECK(known.contains(name), origin_, ": ", where, " has an unknown field \"", checked_name(name, where),
+                  "\": its fields are ", join({known.begin(), known.end()}));
     }
   }
 
   void check_object(const ordered_json& json, const std::string& where) const {
-    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " must be a JSON object, but it is ",
-                with_article(json));
+    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " must be a JSON object, but it is ", with_article(json));
   }
 
   const ordered_json& any(const ordered_json& json, const char* key, const std::string& where) const {
@@ -248,19 +242,18 @@ class Reader {
 
   // Names appear in messages and tables.
   const std::string& checked_name(const std::string& name, const std::string& where) const {
-    TWOBP_CHECK(name.size() <= kMostName, origin_, ": ", where, " has a name of ", name.size(),
-                " characters: at most ", kMostName);
+    TWOBP_CHECK(name.size() <= kMostName, origin_, ": ", where, " has a name of ", name.size(), " characters: at most ",
+                kMostName);
     return name;
   }
 
   int whole(const ordered_json& json, const std::string& what) const {
-    TWOBP_CHECK(json.is_number_integer() && json >= 0 && json <= std::numeric_limits<int>::max(), origin_,
-                ": ", what, " must be a whole number and not negative, but it is ", shortened(json));
+    TWOBP_CHECK(json.is_number_integer() && json >= 0 && json <= std::numeric_limits<int>::max(), origin_, ": ", what,
+                " must be a whole number and not negative, but it is ", shortened(json));
     return json.get<int>();
   }
 
-  double real(const ordered_json& json, const char* key, const std::string& where,
-              bool may_be_negative = false) const {
+  double real(const ordered_json& json, const char* key, const std::string& where, bool may_be_negative = false) const {
     const ordered_json& value = any(json, key, where);
     TWOBP_CHECK(value.is_number() && std::isfinite(value.get<double>()), origin_, ": ", where, ": \"", key,
                 "\" must be a finite number, but it is ", shortened(value));

@@ -16,14 +16,13 @@ double fixed_bytes(const CostModel& model, size_t layer) {
 }  // namespace
 
 const CostModel& model_for(const ModelsByRecompute& models, const PlanChoice& choice) {
-  const auto at = std::find_if(models.begin(), models.end(),
-                               [&](const auto& model) { return model.first == choice.recompute; });
+  const auto at =
+      std::find_if(models.begin(), models.end(), [&](const auto& model) { return model.first == choice.recompute; });
   return at->second;
 }
 
 const OrderBytes& LeastMemory::order_of(const PlanChoice& choice) {
-  const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches,
-                       choice.slices);
+  const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches, choice.slices);
   auto at = orders_.find(key);
   if (at == orders_.end()) {
     at = orders_
@@ -58,9 +57,8 @@ double LeastMemory::of_all_ranks(const PlanChoice& choice) {
 
 bool LeastMemory::split_within(double memory, PlanChoice& choice) {
   const OrderBytes& order = order_of(choice);
-  const auto [at, is_new] =
-      within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices,
-                           choice.recompute, memory > 0});
+  const auto [at, is_new] = within_.try_emplace(
+      {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices, choice.recompute, memory > 0});
   if (is_new) at->second = make_split_within(memory, choice, order);
   if (!at->second.empty()) choice.split = at->second;
   return !at->second.empty();

@@ -1,5 +1,5 @@
-// Internal to this folder: how little memory the planner's choices can need, without a simulation, and splits
-// that need little.
+// Internal to this folder: how little memory the planner's choices can need, without a simulation, and splits that need
+// little.
 #pragma once
 
 #include <map>
@@ -23,12 +23,12 @@ class LeastMemory {
 
   // A lower bound of the fullest rank's bytes in any simulation of the choice with its split.
   double of_order(const PlanChoice& choice);
-  // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages
-  // of a rank hold these at the same time, except for outputs that are sent on. So do the slices: all have
-  // gone forward before the first I.
+  // A lower bound for all ranks together: the fixed bytes, and the activations of one micro-batch. The stages of a rank
+  // hold these at the same time, except for outputs that are sent on. So do the slices: all have gone forward before
+  // the first I.
   double of_all_ranks(const PlanChoice& choice);
-  // Gives the choice a split by activations and fixed bytes, because the stash of W can be freed early.
-  // Returns false if there is no such split. `memory` 0: the split that needs the least.
+  // Gives the choice a split by activations and fixed bytes, because the stash of W can be freed early. Returns false
+  // if there is no such split. `memory` 0: the split that needs the least.
   bool split_within(double memory, PlanChoice& choice);
 
  private:
@@ -47,8 +47,7 @@ class LeastMemory {
   // By schedule, stages, ranks, micro-batches and slices.
   std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
   // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>>
-      within_;
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>> within_;
 };
 
 }  // namespace twobp

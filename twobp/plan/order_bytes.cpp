@@ -49,9 +49,7 @@ OrderBytes::OrderBytes(const Schedule& schedule)
 }
 
 void OrderBytes::add(std::vector<Moment>& moments, Moment moment) {
-  const auto same = [&](const Moment& other) {
-    return other.stage == moment.stage && other.slice == moment.slice;
-  };
+  const auto same = [&](const Moment& other) { return other.stage == moment.stage && other.slice == moment.slice; };
   for (const Moment& other : moments) {
     if (same(other) && covers(other.held, moment.held)) return;
   }

@@ -8,8 +8,8 @@
 
 namespace twobp {
 
-// Made once for all policies, costs and micro-batch sizes of a schedule. It follows no clock, so a query
-// costs next to nothing compared with a simulation.
+// Made once for all policies, costs and micro-batch sizes of a schedule. It follows no clock, so a query costs next to
+// nothing compared with a simulation.
 class OrderBytes {
  public:
   explicit OrderBytes(const Schedule& schedule);
@@ -18,9 +18,9 @@ class OrderBytes {
   // By stage: the most micro-batches, or slices, that are between F and I at once.
   const std::vector<int>& in_flight() const { return in_flight_; }
 
-  // Bytes of the fullest rank, fixed ones included: activations between F and I, and the growth by the
-  // current F or I. No simulation of this order, whatever its policy and caps, has a smaller peak. `costs`
-  // are those of all stages, or of all slices and stages.
+  // Bytes of the fullest rank, fixed ones included: activations between F and I, and the growth by the current F or I.
+  // No simulation of this order, whatever its policy and caps, has a smaller peak. `costs` are those of all stages, or
+  // of all slices and stages.
   double least(const std::vector<StageCost>& costs) const;
 
  private:

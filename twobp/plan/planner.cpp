@@ -1,6 +1,6 @@
-// Combinations are simulated in the order of the most that each could reach. This ends when no other one can
-// be among the best. Combinations whose activations alone exceed the memory are skipped. The result is the
-// same as that of simulating all.
+// Combinations are simulated in the order of the most that each could reach. This ends when no other one can be among
+// the best. Combinations whose activations alone exceed the memory are skipped. The result is the same as that of
+// simulating all.
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
@@ -31,8 +31,7 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
   options.message_seconds = link.latency;
   options.bytes_per_second = link.bytes_per_second;
   if (network.ranks_per_node > 0) {
-    options.shared_links =
-        node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
+    options.shared_links = node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
   }
   const LinkSpeed data = network.data.value_or(node);
   // As in training by default: in buckets, and W in their order.
@@ -47,17 +46,17 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return costs_of_micro_batches(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
-                                typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches,
-                                                                   choice.micro_batch_size}));
+  return costs_of_micro_batches(
+      stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+      typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches, choice.micro_batch_size}));
 }
 
 class Planner {
  public:
   Planner(const CostModel& model, const PlanRequest& request) : request_(request) {
     check_cost_model(model);
-    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ",
-                request.memory, " bytes: must be finite and not negative");
+    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ", request.memory,
+                " bytes: must be finite and not negative");
     std::vector<std::string> modes = request.recompute;
     if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_names();
     for (const std::string& mode : modes) {
@@ -134,16 +133,15 @@ class Planner {
     choice.peak_bytes = peak_of(simulation);
   }
 
-  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule,
-                           const PlanRequest& request) const {
+  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule, const PlanRequest& request) const {
     const CostModel& model = model_for(models_, choice);
     const auto costs = costs_of(model, choice);
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
   }
 
-  // Computes the memory of combinations with W as early as possible, with their own split and with the
-  // lightest one, and finds the least. The most promising ones come first, and combinations that cannot be
-  // below the least so far are not simulated.
+  // Computes the memory of combinations with W as early as possible, with their own split and with the lightest one,
+  // and finds the least. The most promising ones come first, and combinations that cannot be below the least so far are
+  // not simulated.
   void find_smallest(const std::vector<Candidate>& all) {
     std::vector<std::pair<double, const PlanChoice*>> promising;
     for (const Candidate& candidate : all) {
@@ -159,8 +157,7 @@ class Planner {
       if (least_.split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
     }
     PlanChoice& smallest = *result_.smallest;
-    const Simulation simulation =
-        simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
+    const Simulation simulation = simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
     smallest.step_seconds = simulation.step_seconds;
     smallest.bubble = simulation.bubble_ratio();
   }
@@ -169,8 +166,8 @@ class Planner {
     if (result_.smallest && least_.of_order(choice) >= result_.smallest->peak_bytes) return;
     ++result_.simulated;
     const Schedule schedule = schedule_of(choice);
-    // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may
-    // wait longer with its sender. So the need is raised until it suffices.
+    // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may wait longer
+    // with its sender. So the need is raised until it suffices.
     choice.peak_bytes = 1;
     for (int more = 0; more < 9; ++more) {
       const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
@@ -252,8 +249,7 @@ class Planner {
     request.ranks = choice.ranks;
     request.micro_batches = choice.micro_batches;
     request.slices = choice.slices;
-    request.policy =
-        choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
+    request.policy = choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
     request.costs = costs_of(model, choice);
     request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
     request.memory = request_.memory;
@@ -270,8 +266,7 @@ class Planner {
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy,
-                              choice.slices);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy, choice.slices);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {

@@ -1,5 +1,5 @@
-// Ways to run a model on a machine: every combination of schedule, p2 policy, ranks, micro-batches, their
-// size, their slices and recomputation, ranked by predicted throughput under a memory cap.
+// Ways to run a model on a machine: every combination of schedule, p2 policy, ranks, micro-batches, their size, their
+// slices and recomputation, ranked by predicted throughput under a memory cap.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct PlanRequest {
   std::vector<int> micro_batches;      // M; empty: N, 2N and 4N
   std::vector<int> micro_batch_sizes;  // samples; empty: those of the cost model
   std::vector<int> slices;             // of each micro-batch's sequences; empty: all that the costs have
-  // Empty: all named schedules. A written one has its own ranks, stages and micro-batches. If the numbers
-  // that are asked for leave these out, it is not planned.
+  // Empty: all named schedules. A written one has its own ranks, stages and micro-batches. If the numbers that are
+  // asked for leave these out, it is not planned.
   std::vector<AskedSchedule> schedules;
   std::vector<int> data_parallel;  // replicas of the pipeline, which sum their gradients; empty: 1
   std::vector<P2Policy> policies;  // of schedules without one of their own; empty: all that it admits
@@ -66,30 +66,30 @@ struct PlanChoice {
 };
 
 struct PlanResult {
-  // The choices that fit, fastest first. Only the very first is the one with little memory among the fastest;
-  // see ranking.h.
+  // The choices that fit, fastest first. Only the very first is the one with little memory among the fastest; see
+  // ranking.h.
   std::vector<PlanChoice> best;
   int64_t combinations = 0;  // that the schedules admit and that have a layer for each stage
-  // How many of them were simulated. The others cannot be among the best, by a bound on their throughput or
-  // memory. If nothing fits, simulations for the smallest memory count, too.
+  // How many of them were simulated. The others cannot be among the best, by a bound on their throughput or memory. If
+  // nothing fits, simulations for the smallest memory count, too.
   int64_t simulated = 0;
   // If nothing fits: the combination that needs the least memory. Its peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
-  // Advice on the first choice, or on the first one without searched schedules. Its schedule has the default
-  // policy if that of the choice is off. nullopt: nothing fits.
+  // Advice on the first choice, or on the first one without searched schedules. Its schedule has the default policy if
+  // that of the choice is off. nullopt: nothing fits.
   std::optional<Advice> advice;
 };
 
-// Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error
-// if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, for
-// sizes under 1, and for slices that the costs do not have.
+// Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error if no
+// combination is possible (too few layers, or nothing admitted: it says why), for unknown names, for sizes under 1, and
+// for slices that the costs do not have.
 PlanResult plan(const CostModel& model, const PlanRequest& request);
 
 // The choice's schedule, ready to run.
 Schedule schedule_of(const PlanChoice& choice);
 
-// The inputs of the simulation of the choice in `plan`: costs of all stages, the links, the sums over
-// replicas and the caps. `model` is the planned one, without the choice's recomputation.
+// The inputs of the simulation of the choice in `plan`: costs of all stages, the links, the sums over replicas and the
+// caps. `model` is the planned one, without the choice's recomputation.
 struct PlannedRun {
   Schedule schedule;
   std::vector<StageCost> costs;

@@ -28,11 +28,10 @@ std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& b
   const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
   const auto end = std::find_if(best.begin(), compared,
                                 [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
-  const auto lightest = std::min_element(
-      best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  const auto lightest =
+      std::min_element(best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
   const double light = kSameBytes * lightest->peak_bytes;
-  return std::find_if(best.begin(), end,
-                      [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
+  return std::find_if(best.begin(), end, [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
 }
 
 }  // namespace twobp

@@ -1,6 +1,6 @@
 // Internal to this folder: the bytes of one micro-batch, or slice, in a stage, as the simulation
-// (schedule/simulate/stage_model.h) counts them on the stage's rank. They include messages and layers, summed
-// up for code that works with whole ops.
+// (schedule/simulate/stage_model.h) counts them on the stage's rank. They include messages and layers, summed up for
+// code that works with whole ops.
 #pragma once
 
 #include <vector>
@@ -16,23 +16,21 @@ struct StageBytes {
   double p1_peak = 0;       // most during I, in addition to the activations
   double p2_peak = 0;       // most during W, in addition to the stash
   int p2_units = 1;
-  // Bytes that I adds to the rank for other slices: a slice's I makes gradients of earlier slices' keys and
-  // values, and the I of those slices frees them. The sum over the slices of a micro-batch is 0.
+  // Bytes that I adds to the rank for other slices: a slice's I makes gradients of earlier slices' keys and values, and
+  // the I of those slices frees them. The sum over the slices of a micro-batch is 0.
   double for_others = 0;
-  // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent
-  // costs.
+  // Bytes for each micro-batch by which inconsistent costs of layers may go below zero. 0 for consistent costs.
   double deficit = 0;
 };
 
-// The bytes of stages in model order. `costs` has rows of an entry for each stage, as `simulate` takes them
-// (and check_stage_cost accepts them): one row, or one for each of `slices` slices, of one micro-batch or of
-// several.
+// The bytes of stages in model order. `costs` has rows of an entry for each stage, as `simulate` takes them (and
+// check_stage_cost accepts them): one row, or one for each of `slices` slices, of one micro-batch or of several.
 std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int stages, int slices = 1);
 
-// The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without
-// messages and layers, a schedule that fits exists under every cap from there on. With them it may need some
-// more. `costs` as for stage_bytes.
-std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
-                                           const std::vector<StageCost>& costs, int slices = 1);
+// The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without messages
+// and layers, a schedule that fits exists under every cap from there on. With them it may need some more. `costs` as
+// for stage_bytes.
+std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs,
+                                           int slices = 1);
 
 }  // namespace twobp

@@ -12,9 +12,9 @@ struct BatchShape {
   int micro_batch_size = 1;
 };
 
-// The costs of a typical batch's micro-batches, those of the first replica, over the mean cost. The batch has
-// samples from all parts of `sample_costs` (CostModel::sample_costs) alike, in the order of training
-// (balanced_order). Empty if `sample_costs` is: all cost the same.
+// The costs of a typical batch's micro-batches, those of the first replica, over the mean cost. The batch has samples
+// from all parts of `sample_costs` (CostModel::sample_costs) alike, in the order of training (balanced_order). Empty if
+// `sample_costs` is: all cost the same.
 std::vector<double> typical_batch(const std::vector<double>& sample_costs, const BatchShape& shape);
 
 }  // namespace twobp

@@ -26,8 +26,7 @@ bool is_whole(const StepReport& step, const Schedule& schedule) {
   for (const auto& events : step.events) {
     for (const Event& event : events) {
       if (event.kind > Kind::kBackwardP2) continue;
-      const auto end =
-          std::min<int64_t>(schedule.micro_batches, int64_t{event.micro_batch} + std::max(1, event.count));
+      const auto end = std::min<int64_t>(schedule.micro_batches, int64_t{event.micro_batch} + std::max(1, event.count));
       for (int m = std::max(0, event.micro_batch); m < end; ++m) ran[{event.kind, event.stage}].insert(m);
     }
   }
@@ -86,8 +85,7 @@ class Comparer {
           fixed[rank] = std::max(fixed[rank], static_cast<double>(event.total - event.held));
           if (event.kind == Kind::kOptimizer) optimizer[rank] += seconds_of(event) / step_count();
           if (event.kind > Kind::kBackwardP2) continue;
-          StageCost& cost =
-              result_.costs[cost_index(run_.schedule, result_.costs, event.stage, event.micro_batch)];
+          StageCost& cost = result_.costs[cost_index(run_.schedule, result_.costs, event.stage, event.micro_batch)];
           double& seconds = event.kind == Kind::kForward      ? cost.forward
                             : event.kind == Kind::kBackwardP1 ? cost.backward_p1
                                                               : cost.backward_p2;
@@ -104,8 +102,8 @@ class Comparer {
     }
   }
 
-  // A message's time is from the end of its send until the receiver has it. It is known only if the receiver
-  // was waiting.
+  // A message's time is from the end of its send until the receiver has it. It is known only if the receiver was
+  // waiting.
   void measure_messages() {
     std::vector<double> times;
     for (const StepReport* step : steps_) {
@@ -154,8 +152,8 @@ class Comparer {
       }
     };
     const bool fills = fills_waits(run_.schedule, result_.costs, options);
-    result_.replayed = fills && std::all_of(steps_.begin(), steps_.end(),
-                                            [&](const auto* step) { return can_be_replayed(*step); });
+    result_.replayed =
+        fills && std::all_of(steps_.begin(), steps_.end(), [&](const auto* step) { return can_be_replayed(*step); });
     if (!result_.replayed) predict(result_.simulation);
     options.timeline = false;
     for (const StepReport* step : steps_) {
@@ -172,8 +170,8 @@ class Comparer {
     }
   }
 
-  // A replay needs W of single micro-batches, each in as many pieces as the profile says. W of several
-  // micro-batches at once has no place in such an order.
+  // A replay needs W of single micro-batches, each in as many pieces as the profile says. W of several micro-batches at
+  // once has no place in such an order.
   bool can_be_replayed(const StepReport& step) const {
     std::map<std::pair<int, int>, int> pieces;  // (stage, micro-batch)
     for (const auto& events : step.events) {
@@ -195,8 +193,8 @@ class Comparer {
     return true;
   }
 
-  // An F or I is placed where it began. W that interrupts it made room for its later layers and may be its
-  // own. It appears in the simulation for the same reason.
+  // An F or I is placed where it began. W that interrupts it made room for its later layers and may be its own. It
+  // appears in the simulation for the same reason.
   static std::vector<std::vector<RecordedOp>> recorded(const StepReport& step) {
     std::vector<std::vector<RecordedOp>> all;
     for (const auto& events : step.events) {

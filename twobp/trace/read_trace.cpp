@@ -24,8 +24,7 @@ class TraceReader {
 
   Trace read(const std::string& text) {
     const auto all = parse_json<ordered_json>(text, origin_, kMostDepth);
-    TWOBP_CHECK(all.is_array(), origin_,
-                ": not a trace that 'twobp train --trace' wrote: that is a JSON list");
+    TWOBP_CHECK(all.is_array(), origin_, ": not a trace that 'twobp train --trace' wrote: that is a JSON list");
     for (const ordered_json& each : all) {
       TWOBP_CHECK(each.is_object() && each.contains("ph") && each.contains("name"), origin_,
                   ": an entry of the trace is not an event: it has no \"ph\" or no \"name\"");
@@ -59,21 +58,18 @@ class TraceReader {
   }
   int64_t whole(const ordered_json& object, const char* name, int64_t low, int64_t high) const {
     const double value = number(object, name);
-    TWOBP_CHECK(
-        value == std::floor(value) && value >= static_cast<double>(low) && value <= static_cast<double>(high),
-        origin_, ": \"", name, "\" of an event is ", value, ", not a whole number from ", low, " to ", high);
+    TWOBP_CHECK(value == std::floor(value) && value >= static_cast<double>(low) && value <= static_cast<double>(high),
+                origin_, ": \"", name, "\" of an event is ", value, ", not a whole number from ", low, " to ", high);
     return static_cast<int64_t>(value);
   }
   int whole_or(const ordered_json& object, const char* name, int64_t low, int64_t high, int missing) const {
     return object.contains(name) ? static_cast<int>(whole(object, name, low, high)) : missing;
   }
-  int64_t bytes(const ordered_json& object, const char* name) const {
-    return whole(object, name, 0, int64_t{1} << 53);
-  }
+  int64_t bytes(const ordered_json& object, const char* name) const { return whole(object, name, 0, int64_t{1} << 53); }
   std::string text(const ordered_json& object, const char* name) const {
     const auto found = object.find(name);
-    TWOBP_CHECK(found != object.end() && found->is_string(), origin_,
-                ": an event of the trace has no text \"", name, "\"");
+    TWOBP_CHECK(found != object.end() && found->is_string(), origin_, ": an event of the trace has no text \"", name,
+                "\"");
     return found->get<std::string>();
   }
   int64_t track(const ordered_json& event) const { return whole(event, "tid", 1, INT32_MAX); }
@@ -100,9 +96,8 @@ class TraceReader {
     const std::string name = text(event, "name");
     StepReport step;
     const std::string digits = name.rfind("step ", 0) == 0 ? name.substr(5) : "";
-    TWOBP_CHECK(
-        !digits.empty() && digits.size() <= 15 && digits.find_first_not_of("0123456789") == std::string::npos,
-        origin_, ": '", name.substr(0, 40), "' is not the name of a step");
+    TWOBP_CHECK(!digits.empty() && digits.size() <= 15 && digits.find_first_not_of("0123456789") == std::string::npos,
+                origin_, ": '", name.substr(0, 40), "' is not the name of a step");
     step.step = std::stoll(digits);
     step.begin = number(event, "ts") * 1e-6;
     step.end = step.begin + number(event, "dur") * 1e-6;
@@ -139,8 +134,8 @@ class TraceReader {
   void add_event(const ordered_json& json) {
     const Schedule& schedule = trace_.run->schedule;
     const int64_t rank = track(json) - kStepTrack - 1;
-    TWOBP_CHECK(rank < schedule.rank_count(), origin_, ": an event is on track ", track(json),
-                ", but the run has ", schedule.rank_count(), " ranks");
+    TWOBP_CHECK(rank < schedule.rank_count(), origin_, ": an event is on track ", track(json), ", but the run has ",
+                schedule.rank_count(), " ranks");
     const ordered_json& args = arguments(json);
     const auto found = step_at_.find(whole(args, "step", 0, int64_t{1} << 53));
     TWOBP_CHECK(found != step_at_.end(), origin_, ": an event belongs to a step that is not in the trace");
@@ -167,8 +162,8 @@ class TraceReader {
     event.part = whole_or(args, "part", 0, INT32_MAX, 0);
     if (args.contains("layer")) event.name = text(args, "layer");
     if (message) {
-      event.peer = static_cast<int>(
-          whole(args, event.kind == Event::Kind::kSend ? "to_stage" : "from_stage", 0, last_stage));
+      event.peer =
+          static_cast<int>(whole(args, event.kind == Event::Kind::kSend ? "to_stage" : "from_stage", 0, last_stage));
       event.bytes = bytes(args, "bytes");
     }
     if (event.kind == Event::Kind::kIdle) event.cause = cause_of(text(json, "name"));

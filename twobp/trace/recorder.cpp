@@ -36,14 +36,13 @@ TraceSteps choose_trace_steps(const std::string& text, const TraceSteps& run) {
   }
   TraceSteps steps;
   const size_t dash = text.find('-');
-  const bool parsed = dash == std::string::npos
-                          ? parse_step(text, steps.first) && parse_step(text, steps.last)
-                          : parse_step(std::string_view(text).substr(0, dash), steps.first) &&
-                                parse_step(std::string_view(text).substr(dash + 1), steps.last);
+  const bool parsed = dash == std::string::npos ? parse_step(text, steps.first) && parse_step(text, steps.last)
+                                                : parse_step(std::string_view(text).substr(0, dash), steps.first) &&
+                                                      parse_step(std::string_view(text).substr(dash + 1), steps.last);
   TWOBP_CHECK(parsed && steps.first <= steps.last, "--trace-steps: '", text,
               "' is not a range of steps: give one as 5, several as 3-5, counted from 1");
-  TWOBP_CHECK(steps.last - steps.first < kMostSteps, "--trace-steps: ", text, " are ",
-              steps.last - steps.first + 1, " steps: at most ", kMostSteps, " can be recorded");
+  TWOBP_CHECK(steps.last - steps.first < kMostSteps, "--trace-steps: ", text, " are ", steps.last - steps.first + 1,
+              " steps: at most ", kMostSteps, " can be recorded");
   TWOBP_CHECK(steps.first >= run.first && steps.last <= run.last, "--trace-steps: ", text,
               " is not within the steps of this run, ", run.first, " to ", run.last);
   return steps;
@@ -56,8 +55,8 @@ void TraceRecorder::on_step(const StepReport& report) {
 }
 
 std::string_view idle_text(IdleCause cause) {
-  constexpr std::array<std::string_view, kIdleCauses> texts = {"start-up", "waiting for a message",
-                                                               "nothing to fill", "waiting for other ranks"};
+  constexpr std::array<std::string_view, kIdleCauses> texts = {"start-up", "waiting for a message", "nothing to fill",
+                                                               "waiting for other ranks"};
   return texts.at(static_cast<size_t>(cause));
 }
 

@@ -1,5 +1,4 @@
-// The observer that keeps the events of chosen steps. `trace.h` writes them for Perfetto, `timeline.h` for a
-// browser.
+// The observer that keeps the events of chosen steps. `trace.h` writes them for Perfetto, `timeline.h` for a browser.
 #pragma once
 
 #include <optional>
@@ -18,9 +17,9 @@ struct Trace {
   std::vector<StepReport> steps;                           // with events
   std::vector<std::string> step_names;                     // instead of the steps' numbers, if any
   bool simulated = false;                                  // not of a real run: no messages, no loss
-  bool abstract = false;                // times have no unit, bytes are thousandths of a micro-batch
-  std::optional<TracedRun> run;         // the run's schedule and costs, if known
-  std::optional<StepReport> predicted;  // the prediction to compare each step with, with events
+  bool abstract = false;                                   // times have no unit, bytes are thousandths of a micro-batch
+  std::optional<TracedRun> run;                            // the run's schedule and costs, if known
+  std::optional<StepReport> predicted;                     // the prediction to compare each step with, with events
 };
 
 // Steps [first, last], counted from 1.
@@ -29,9 +28,9 @@ struct TraceSteps {
   int64_t last = 1;
 };
 
-// The steps that `text` ("5" or "3-5") chooses among the steps of a run. Empty: the second to the fourth, or
-// the last ones of a shorter run. Throws Error if the text is not such a range, asks for more than 100 steps,
-// or for steps that the run does not do.
+// The steps that `text` ("5" or "3-5") chooses among the steps of a run. Empty: the second to the fourth, or the last
+// ones of a shorter run. Throws Error if the text is not such a range, asks for more than 100 steps, or for steps that
+// the run does not do.
 TraceSteps choose_trace_steps(const std::string& text, const TraceSteps& run);
 
 class TraceRecorder : public Observer {

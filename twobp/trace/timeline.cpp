@@ -75,11 +75,10 @@ ordered_json data_json(const Trace& trace) {
   data["steps"] = ordered_json::array();
   for (size_t i = 0; i < trace.steps.size(); ++i) {
     const StepReport& step = trace.steps[i];
-    data["steps"].push_back(
-        {{"name", i < trace.step_names.size() ? trace.step_names[i] : std::to_string(step.step)},
-         {"seconds", rounded(step.seconds())},
-         {"loss", step.loss},
-         {"ranks", ranks_json(step, names)}});
+    data["steps"].push_back({{"name", i < trace.step_names.size() ? trace.step_names[i] : std::to_string(step.step)},
+                             {"seconds", rounded(step.seconds())},
+                             {"loss", step.loss},
+                             {"ranks", ranks_json(step, names)}});
   }
   if (trace.predicted) {
     data["predicted"] = {{"seconds", rounded(trace.predicted->seconds())},

@@ -1,6 +1,6 @@
-// Draws chosen steps as one self-contained HTML file: every rank's ops as they ran, its memory below them,
-// and the sums. If there is a prediction (Trace::predicted), it is drawn above each step on the same time
-// scale. The page itself is timeline.html; the data is inserted into it.
+// Draws chosen steps as one self-contained HTML file: every rank's ops as they ran, its memory below them, and the
+// sums. If there is a prediction (Trace::predicted), it is drawn above each step on the same time scale. The page
+// itself is timeline.html; the data is inserted into it.
 #pragma once
 
 #include <string>

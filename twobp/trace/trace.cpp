@@ -58,8 +58,7 @@ class Writer {
   double microseconds(double seconds) const { return (seconds - origin_) * 1e6; }
 
   void metadata(const char* name, int track, ordered_json args) {
-    out_.push_back(
-        {{"ph", "M"}, {"name", name}, {"pid", kProcess}, {"tid", track}, {"args", std::move(args)}});
+    out_.push_back({{"ph", "M"}, {"name", name}, {"pid", kProcess}, {"tid", track}, {"args", std::move(args)}});
   }
 
   void describe() {
@@ -77,8 +76,7 @@ class Writer {
       std::vector<std::string> stages;
       for (const int stage : stages_of(ranks[rank])) stages.push_back(std::to_string(stage));
       metadata("thread_name", rank_track(rank),
-               {{"name",
-                 concat("rank ", rank, stages.size() == 1 ? " (stage " : " (stages ", join(stages), ")")}});
+               {{"name", concat("rank ", rank, stages.size() == 1 ? " (stage " : " (stages ", join(stages), ")")}});
       metadata("thread_sort_index", rank_track(rank), {{"sort_index", rank_track(rank)}});
     }
   }
@@ -122,24 +120,23 @@ class Writer {
     args["held_bytes"] = event.held;
     args["total_bytes"] = event.total;
     args["peak_bytes"] = event.peak;
-    slice(rank_track(rank), event_name(event, trace_.run ? trace_.run->schedule.slices : 1),
-          category_of(event), event.begin, event.end, std::move(args));
-    out_.push_back({{"ph", "C"},
-                    {"name", concat("memory of rank ", rank)},
-                    {"pid", kProcess},
-                    {"tid", rank_track(rank)},
-                    {"ts", microseconds(event.end)},
-                    {"args",
-                     {{"weights, gradients, optimizer", event.total - event.held},
-                      {"activations and stash", event.held}}}});
+    slice(rank_track(rank), event_name(event, trace_.run ? trace_.run->schedule.slices : 1), category_of(event),
+          event.begin, event.end, std::move(args));
+    out_.push_back(
+        {{"ph", "C"},
+         {"name", concat("memory of rank ", rank)},
+         {"pid", kProcess},
+         {"tid", rank_track(rank)},
+         {"ts", microseconds(event.end)},
+         {"args",
+          {{"weights, gradients, optimizer", event.total - event.held}, {"activations and stash", event.held}}}});
     if (event.peer >= 0) message(step.step, rank, event);
   }
 
   // Ranks are written one after the other, so the end that comes first is kept here until the other comes.
   void message(int64_t step, size_t rank, const Event& event) {
     const bool send = event.kind == Event::Kind::kSend;
-    const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage,
-                         event.micro_batch};
+    const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage, event.micro_batch};
     const auto found = messages_.find(key);
     if (found == messages_.end()) {
       messages_[key] = {rank, event};

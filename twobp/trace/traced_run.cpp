@@ -94,8 +94,7 @@ class RunReader {
       run.cap_per_rank.push_back(number(each, "cap_per_rank", false));
     }
     TWOBP_CHECK(run.cap_per_rank.empty() || run.cap_per_rank.size() == run.schedule.ranks.size(), origin_,
-                ": cap_per_rank has ", run.cap_per_rank.size(), " entries for ", run.schedule.ranks.size(),
-                " ranks");
+                ": cap_per_rank has ", run.cap_per_rank.size(), " entries for ", run.schedule.ranks.size(), " ranks");
     return run;
   }
 
@@ -111,10 +110,10 @@ class RunReader {
     return found;
   }
   double number(const ordered_json& value, const char* name, bool may_be_negative) const {
-    TWOBP_CHECK(value.is_number() && std::isfinite(value.get<double>()) &&
-                    (may_be_negative || value.get<double>() >= 0),
-                origin_, ": ", name, " is ", value.dump().substr(0, 40), ", not a number",
-                may_be_negative ? "" : " of at least 0");
+    TWOBP_CHECK(
+        value.is_number() && std::isfinite(value.get<double>()) && (may_be_negative || value.get<double>() >= 0),
+        origin_, ": ", name, " is ", value.dump().substr(0, 40), ", not a number",
+        may_be_negative ? "" : " of at least 0");
     return value.get<double>();
   }
   int64_t whole(const ordered_json& value, const char* name, int64_t low, int64_t high) const {
@@ -127,8 +126,8 @@ class RunReader {
   }
   std::string text(const ordered_json& object, const char* name) const {
     const ordered_json& found = member(object, name);
-    TWOBP_CHECK(found.is_string() && found.get_ref<const std::string&>().size() <= kMostText, origin_, ": ",
-                name, " is not a short text");
+    TWOBP_CHECK(found.is_string() && found.get_ref<const std::string&>().size() <= kMostText, origin_, ": ", name,
+                " is not a short text");
     return found.get<std::string>();
   }
 
@@ -142,8 +141,8 @@ class RunReader {
   }
 
   Instruction instruction(const ordered_json& cell, const Schedule& schedule) const {
-    TWOBP_CHECK(cell.is_array() && (cell.size() == 3 || cell.size() == 4), origin_, ": ",
-                cell.dump().substr(0, 60), " is not an instruction: [op, stage, micro-batch]");
+    TWOBP_CHECK(cell.is_array() && (cell.size() == 3 || cell.size() == 4), origin_, ": ", cell.dump().substr(0, 60),
+                " is not an instruction: [op, stage, micro-batch]");
     const int all = schedule.micro_batches;
     Instruction read;
     read.op = op(cell[0]);
@@ -174,8 +173,7 @@ class RunReader {
     std::vector<bool> used(ranks.size(), false);
     for (const int rank : read.rank_of_stage) used[rank] = true;
     const auto unused = std::find(used.begin(), used.end(), false);
-    TWOBP_CHECK(unused == used.end(), origin_, ": rank ", unused - used.begin(),
-                " of the schedule has no stage");
+    TWOBP_CHECK(unused == used.end(), origin_, ": rank ", unused - used.begin(), " of the schedule has no stage");
     read.allow_reorder = member(json, "allow_reorder") == true;
     // No more micro-batches than cells: memory is only allocated in proportion to the size of the file.
     size_t cells = 0;
@@ -183,12 +181,11 @@ class RunReader {
       TWOBP_CHECK(rank.is_array(), origin_, ": a rank of the schedule is not a list");
       cells += rank.size();
     }
-    read.micro_batches = static_cast<int>(
-        integer(json, "micro_batches", 1, std::max<int64_t>(1, std::min<int64_t>(INT32_MAX, cells))));
-    if (json.contains("slices"))
-      read.slices = static_cast<int>(integer(json, "slices", 1, read.micro_batches));
-    TWOBP_CHECK(read.micro_batches % read.slices == 0, origin_, ": ", read.micro_batches,
-                " micro-batches, which ", read.slices, " slices do not divide");
+    read.micro_batches =
+        static_cast<int>(integer(json, "micro_batches", 1, std::max<int64_t>(1, std::min<int64_t>(INT32_MAX, cells))));
+    if (json.contains("slices")) read.slices = static_cast<int>(integer(json, "slices", 1, read.micro_batches));
+    TWOBP_CHECK(read.micro_batches % read.slices == 0, origin_, ": ", read.micro_batches, " micro-batches, which ",
+                read.slices, " slices do not divide");
     for (const ordered_json& rank : ranks) {
       read.ranks.emplace_back();
       for (const ordered_json& cell : rank) read.ranks.back().push_back(instruction(cell, read));

@@ -26,8 +26,8 @@ TracedRun traced_run(const Pipeline& pipeline, const StepPlan& plan);
 // Messages are left out; add_communication adds them again.
 nlohmann::ordered_json to_json(const TracedRun& run);
 
-// Trusts nothing: throws Error for a schedule that does not validate, for numbers out of range, and for
-// missing keys. The message begins with `origin`.
+// Trusts nothing: throws Error for a schedule that does not validate, for numbers out of range, and for missing keys.
+// The message begins with `origin`.
 TracedRun parse_traced_run(const nlohmann::ordered_json& json, const std::string& origin);
 
 }  // namespace twobp

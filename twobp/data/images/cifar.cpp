@@ -27,10 +27,8 @@ PixelArray read_cifar(const std::vector<std::string>& files) {
   for (const auto& path : files) {
     const std::vector<uint8_t> bytes = read_whole_file(path);
     const auto size = static_cast<int64_t>(bytes.size());
-    TWOBP_CHECK(
-        size > 0 && size % kRecord == 0, path, ": ", size, " bytes, which is no whole number of the ",
-        kRecord,
-        " of a CIFAR-10 record: truncated, or CIFAR-100 or Python's version: get the binary version.");
+    TWOBP_CHECK(size > 0 && size % kRecord == 0, path, ": ", size, " bytes, which is no whole number of the ", kRecord,
+                " of a CIFAR-10 record: truncated, or CIFAR-100 or Python's version: get the binary version.");
     for (int64_t at = 0; at < size; at += kRecord) {
       const uint8_t* record = bytes.data() + at;
       TWOBP_CHECK(record[0] <= kMostLabel, path, ": record ", at / kRecord, " has label ", int{record[0]},

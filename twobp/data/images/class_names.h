@@ -9,10 +9,9 @@
 
 namespace twobp {
 
-// The classes of data.images are its sub-folders, except those whose names begin with a dot. Their numbers
-// are those in the model of model.from (id2label in its config.json), if it has the same names. Otherwise the
-// numbers follow the order of the names (as bytes). Empty without data.images. Throws Error if the folder
-// cannot be read.
+// The classes of data.images are its sub-folders, except those whose names begin with a dot. Their numbers are those in
+// the model of model.from (id2label in its config.json), if it has the same names. Otherwise the numbers follow the
+// order of the names (as bytes). Empty without data.images. Throws Error if the folder cannot be read.
 std::vector<std::string> class_names(const DataConfig& data, const ModelInput& model);
 
 }  // namespace twobp

@@ -13,8 +13,8 @@ namespace twobp {
 namespace {
 
 constexpr int64_t kMostPixels = int64_t{1} << 27;
-// No picture is compressed this much. PNG reaches 8256 (one bit per pixel, which deflate shortens 1032
-// times), and JPEG without arithmetic coding 512 (one bit for 8 x 8 pixels).
+// No picture is compressed this much. PNG reaches 8256 (one bit per pixel, which deflate shortens 1032 times), and JPEG
+// without arithmetic coding 512 (one bit for 8 x 8 pixels).
 constexpr int64_t kMostPixelsPerByte = 1 << 14;
 constexpr std::string_view kJpegBegin = "\xff\xd8\xff";
 constexpr std::string_view kPngBegin = "\x89PNG\r\n\x1a\n";
@@ -30,18 +30,17 @@ bool begins_with(std::span<const uint8_t> bytes, std::string_view begin) {
 void check_pixels(const std::string& path, int64_t height, int64_t width, size_t bytes) {
   TWOBP_CHECK(height > 0 && width > 0, path, ": a picture of ", width, " x ", height,
               " pixels: replace it or remove it.");
-  TWOBP_CHECK(height <= kMostPixels / width, path, ": ", width, " x ", height, " pixels, more than the ",
-              kMostPixels, " that a picture may have: scale it down or remove it.");
-  TWOBP_CHECK(height * width / kMostPixelsPerByte <= static_cast<int64_t>(bytes), path, ": ", width, " x ",
-              height, " pixels in a file of ", bytes, " bytes: damaged: replace it or remove it.");
+  TWOBP_CHECK(height <= kMostPixels / width, path, ": ", width, " x ", height, " pixels, more than the ", kMostPixels,
+              " that a picture may have: scale it down or remove it.");
+  TWOBP_CHECK(height * width / kMostPixelsPerByte <= static_cast<int64_t>(bytes), path, ": ", width, " x ", height,
+              " pixels in a file of ", bytes, " bytes: damaged: replace it or remove it.");
 }
 
 void check_png(const PngDecoder& decoder, const std::string& path, size_t bytes) {
   check_pixels(path, decoder.height(), decoder.width(), bytes);
-  TWOBP_CHECK(
-      decoder.depth() < 16 || decoder.colours() != PNG_COLOR_TYPE_GRAY, path,
-      ": a grey PNG of 16 bits, which some programs scale and others (Pillow) clip at 255: convert it "
-      "to 8 bits.");
+  TWOBP_CHECK(decoder.depth() < 16 || decoder.colours() != PNG_COLOR_TYPE_GRAY, path,
+              ": a grey PNG of 16 bits, which some programs scale and others (Pillow) clip at 255: convert it "
+              "to 8 bits.");
 }
 
 at::Tensor pixels(int64_t height, int64_t width, int64_t channels) {
@@ -59,8 +58,8 @@ at::Tensor luma(const at::Tensor& colours) {
   return out;
 }
 
-// (H, W, 4) to (H, W, 3), without a colour profile: each ink absorbs its part of the light that black leaves.
-// 255 is no ink, as in files of Adobe's programs. Pillow takes this for granted, too.
+// (H, W, 4) to (H, W, 3), without a colour profile: each ink absorbs its part of the light that black leaves. 255 is no
+// ink, as in files of Adobe's programs. Pillow takes this for granted, too.
 at::Tensor from_inks(const at::Tensor& inks) {
   at::Tensor out = pixels(inks.size(0), inks.size(1), 3);
   const uint8_t* from = inks.const_data_ptr<uint8_t>();

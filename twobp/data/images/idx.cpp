@@ -1,6 +1,5 @@
-// IDX, the format of MNIST's files: two zero bytes, the element type (8: byte), the number of dimensions,
-// each dimension as a big-endian 32-bit number, then the elements. zlib's gzread also reads files that are
-// not compressed.
+// IDX, the format of MNIST's files: two zero bytes, the element type (8: byte), the number of dimensions, each
+// dimension as a big-endian 32-bit number, then the elements. zlib's gzread also reads files that are not compressed.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -36,14 +35,13 @@ class GzFile {
   GzFile(const GzFile&) = delete;
   GzFile& operator=(const GzFile&) = delete;
 
-  // Returns fewer bytes than `size` at the end of the file. Throws Error if a compressed file is truncated or
-  // damaged.
+  // Returns fewer bytes than `size` at the end of the file. Throws Error if a compressed file is truncated or damaged.
   size_t read(uint8_t* to, size_t size) {
     const int got = ::gzread(file_, to, static_cast<unsigned>(size));
     int status = Z_OK;
     const char* why = ::gzerror(file_, &status);
-    TWOBP_CHECK(got >= 0 && (status == Z_OK || status == Z_STREAM_END), path_, ": damaged or truncated: ",
-                status == Z_ERRNO ? std::generic_category().message(errno).c_str() : why,
+    TWOBP_CHECK(got >= 0 && (status == Z_OK || status == Z_STREAM_END), path_,
+                ": damaged or truncated: ", status == Z_ERRNO ? std::generic_category().message(errno).c_str() : why,
                 ": get the file again.");
     return static_cast<size_t>(got);
   }
@@ -83,8 +81,8 @@ Idx read_file(const std::string& path, size_t dimensions) {
     const auto block = static_cast<size_t>(std::min(kBlock, size - static_cast<int64_t>(before)));
     out.bytes.resize(before + block);
     const size_t here = file.read(out.bytes.data() + before, block);
-    TWOBP_CHECK(here == block, path, ": truncated: shape ", shape_text(out.shape), " needs ", size,
-                " bytes, but ", before + here, " follow the header: get the file again.");
+    TWOBP_CHECK(here == block, path, ": truncated: shape ", shape_text(out.shape), " needs ", size, " bytes, but ",
+                before + here, " follow the header: get the file again.");
   }
   uint8_t more = 0;
   TWOBP_CHECK(file.read(&more, 1) == 0, path, ": more bytes follow than the ", size, " of shape ",
@@ -123,8 +121,8 @@ PixelArray read_idx(const std::string& folder, const std::string& part) {
   const std::string labels_path = need_file(folder, part + "-labels", "idx1-ubyte");
   Idx images = read_file(out.path, 3);
   const Idx labels = read_file(labels_path, 1);
-  TWOBP_CHECK(labels.shape[0] == images.shape[0], labels_path, ": ", labels.shape[0], " labels, but ",
-              out.path, " has ", images.shape[0], " pictures: take both from one data set.");
+  TWOBP_CHECK(labels.shape[0] == images.shape[0], labels_path, ": ", labels.shape[0], " labels, but ", out.path,
+              " has ", images.shape[0], " pictures: take both from one data set.");
   out.count = images.shape[0];
   out.height = images.shape[1];
   out.width = images.shape[2];

@@ -62,12 +62,10 @@ std::string first_few(std::vector<std::string> names) {
   return join(names) + (rest == 0 ? "" : concat(" and ", rest, rest == 1 ? " other" : " others"));
 }
 
-// The factor by which a JPEG may be reduced in decoding, so that the part in use is at least as large as the
-// result.
+// The factor by which a JPEG may be reduced in decoding, so that the part in use is at least as large as the result.
 int64_t reduction(const ImageDraw& draw, const ImageOptions& options) {
   int64_t reduce = 1;
-  while (reduce < 8 && draw.height >= 2 * reduce * options.height &&
-         draw.width >= 2 * reduce * options.width) {
+  while (reduce < 8 && draw.height >= 2 * reduce * options.height && draw.width >= 2 * reduce * options.width) {
     reduce *= 2;
   }
   return reduce;
@@ -104,18 +102,17 @@ std::vector<std::string> class_folders(const std::string& folder) {
   return entries(folder, is_folder);
 }
 
-ImageFolder::ImageFolder(std::string folder, std::vector<std::string> names, int64_t classes,
-                         ImageTransform transform, uint64_t seed)
+ImageFolder::ImageFolder(std::string folder, std::vector<std::string> names, int64_t classes, ImageTransform transform,
+                         uint64_t seed)
     : folder_(std::move(folder)), transform_(std::move(transform)), seed_(seed), names_(std::move(names)) {
   while (folder_.size() > 1 && folder_.back() == '/') folder_.pop_back();
   const auto count = static_cast<int64_t>(names_.size());
-  TWOBP_CHECK(count >= 2, "data.images: ", folder_, " has ", count,
-              count == 1 ? " sub-folder (" : " sub-folders", count == 1 ? names_.front() + ")" : "",
+  TWOBP_CHECK(count >= 2, "data.images: ", folder_, " has ", count, count == 1 ? " sub-folder (" : " sub-folders",
+              count == 1 ? names_.front() + ")" : "",
               ", but each class needs one of its own, and there must be two or more: name the folder that "
               "holds them.");
   TWOBP_CHECK(count == classes, "data.images: ", folder_, " has ", count, " sub-folders, one per class (",
-              names_.front(), " to ", names_.back(), "), but model.classes is ", classes, ": ",
-              classes_advice(count));
+              names_.front(), " to ", names_.back(), "), but model.classes is ", classes, ": ", classes_advice(count));
   for (int64_t label = 0; label < count; ++label) {
     const std::string path = folder_ + "/" + names_[static_cast<size_t>(label)];
     std::vector<std::string> files = entries(path, is_picture);
@@ -151,8 +148,8 @@ Fields ImageFolder::read(const std::vector<int64_t>& indices, int64_t epoch) con
   at::Tensor labels = at::empty({count}, at::kLong);
   for (int64_t b = 0; b < count; ++b) {
     const int64_t index = indices[static_cast<size_t>(b)];
-    TWOBP_CHECK(index >= 0 && index < size(), "data.images: ", folder_, ": no sample ", index, ", there are ",
-                size(), ".");
+    TWOBP_CHECK(index >= 0 && index < size(), "data.images: ", folder_, ": no sample ", index, ", there are ", size(),
+                ".");
     const std::vector<uint8_t> content = read_whole_file(path(index));
     const EncodedImage encoded(content, path(index));
     const ImageDraw draw = transform_.draw(encoded.height(), encoded.width(), seed_, epoch, index);

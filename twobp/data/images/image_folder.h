@@ -10,18 +10,17 @@
 
 namespace twobp {
 
-// The sub-folders of a folder in the order of their names (as bytes), without names that begin with a dot.
-// Throws Error if the folder cannot be read.
+// The sub-folders of a folder in the order of their names (as bytes), without names that begin with a dot. Throws Error
+// if the folder cannot be read.
 std::vector<std::string> class_folders(const std::string& folder);
 
-// Each class is a sub-folder of a folder, counted from 0. Its pictures are the files directly in it that end
-// in .jpg, .jpeg or .png, in the order of their names. Other files are not read, nor are names that begin
-// with a dot. `pixel_values` (B, C, H, W) float32 and `labels` (B) int64.
+// Each class is a sub-folder of a folder, counted from 0. Its pictures are the files directly in it that end in .jpg,
+// .jpeg or .png, in the order of their names. Other files are not read, nor are names that begin with a dot.
+// `pixel_values` (B, C, H, W) float32 and `labels` (B) int64.
 class ImageFolder : public Dataset {
  public:
-  // `names` are the sub-folders, [class]. Throws Error if there are fewer than two or not `classes` of them,
-  // or if a class has no picture or an empty file. In a folder of few pictures, also if one has no valid
-  // header.
+  // `names` are the sub-folders, [class]. Throws Error if there are fewer than two or not `classes` of them, or if a
+  // class has no picture or an empty file. In a folder of few pictures, also if one has no valid header.
   ImageFolder(std::string folder, std::vector<std::string> names, int64_t classes, ImageTransform transform,
               uint64_t seed);
 
@@ -41,9 +40,8 @@ class ImageFolder : public Dataset {
   std::vector<int64_t> labels_;
 };
 
-// A warning that counts and names what an ImageFolder of this folder does not read although it may hold
-// pictures: files of other formats and folders in the classes, and pictures beside them. Empty if there is
-// nothing.
+// A warning that counts and names what an ImageFolder of this folder does not read although it may hold pictures: files
+// of other formats and folders in the classes, and pictures beside them. Empty if there is nothing.
 std::string pictures_not_read(const std::string& folder);
 
 }  // namespace twobp

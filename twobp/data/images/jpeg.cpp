@@ -21,8 +21,8 @@ void JpegDecoder::on_error(j_common_ptr jpeg) {
   std::longjmp(self->failed_, 1);
 }
 
-// libjpeg invents the missing pixels of a truncated file and only warns; here that is an error. Stray bytes
-// between markers, which cameras write, remain a warning.
+// libjpeg invents the missing pixels of a truncated file and only warns; here that is an error. Stray bytes between
+// markers, which cameras write, remain a warning.
 void JpegDecoder::on_message(j_common_ptr jpeg, int level) {
   if (level >= 0 || jpeg->err->msg_code == JWRN_EXTRANEOUS_DATA || jpeg->err->msg_code == JWRN_ADOBE_XFORM ||
       jpeg->err->msg_code == JWRN_JFIF_MAJOR) {
@@ -71,8 +71,7 @@ bool JpegDecoder::decode_into(uint8_t* to) {
   } else {
     jpeg_start_decompress(&jpeg_);
   }
-  const size_t stride =
-      static_cast<size_t>(jpeg_.output_width) * static_cast<size_t>(jpeg_.output_components);
+  const size_t stride = static_cast<size_t>(jpeg_.output_width) * static_cast<size_t>(jpeg_.output_components);
   while (jpeg_.output_scanline < jpeg_.output_height) {
     JSAMPROW row = to + jpeg_.output_scanline * stride;
     jpeg_read_scanlines(&jpeg_, &row, 1);

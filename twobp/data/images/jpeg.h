@@ -10,8 +10,7 @@
 
 namespace twobp {
 
-// Used once: read_header, then decode_into. Both return false if the file is damaged; error() describes the
-// damage.
+// Used once: read_header, then decode_into. Both return false if the file is damaged; error() describes the damage.
 class JpegDecoder {
  public:
   explicit JpegDecoder(std::span<const uint8_t> bytes) : bytes_(bytes) {}

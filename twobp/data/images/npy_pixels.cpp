@@ -13,13 +13,11 @@ PixelArray read_pixel_arrays(const std::string& folder) {
   const auto pixels = std::make_shared<const NpyArray>(std::filesystem::path(folder) / "pixel_values.npy");
   const NpyArray labels(std::filesystem::path(folder) / "labels.npy");
   const auto& shape = pixels->shape();
-  TWOBP_CHECK(pixels->type() == NpyType::kUInt8 || pixels->type() == NpyType::kFloat32, pixels->path(),
-              ": holds ", npy_type_name(pixels->type()),
-              ", but pictures are uint8 (0 to 255) or float32: convert it.");
+  TWOBP_CHECK(pixels->type() == NpyType::kUInt8 || pixels->type() == NpyType::kFloat32, pixels->path(), ": holds ",
+              npy_type_name(pixels->type()), ", but pictures are uint8 (0 to 255) or float32: convert it.");
   TWOBP_CHECK(shape.size() == 4, pixels->path(), ": shape ", shape_text(shape),
               ", but four dimensions are expected: (pictures, channels, height, width).");
-  TWOBP_CHECK(pixels->elements() > 0, pixels->path(), ": shape ", shape_text(shape),
-              ": there is no picture in it.");
+  TWOBP_CHECK(pixels->elements() > 0, pixels->path(), ": shape ", shape_text(shape), ": there is no picture in it.");
   TWOBP_CHECK(labels.type() != NpyType::kFloat32, labels.path(),
               ": holds float32, but labels are class numbers: save it as int64.");
   TWOBP_CHECK(labels.shape().size() == 1 && labels.shape()[0] == shape[0], labels.path(), ": shape ",
@@ -34,8 +32,7 @@ PixelArray read_pixel_arrays(const std::string& folder) {
   out.channels = shape[1];
   out.height = shape[2];
   out.width = shape[3];
-  labels.visit(0, labels.elements(),
-               [&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
+  labels.visit(0, labels.elements(), [&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
   return out;
 }
 

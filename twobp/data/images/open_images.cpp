@@ -41,10 +41,8 @@ DataSplit open_folder(const DataConfig& data, const ModelInput& model, uint64_t 
   ImageOptions options = options_of(data, model, kUsualSize, kUsualSize);
   if (data.crop.empty()) options.crop = Crop::kResized;
   const bool grey = model.channels == 1;  // uses the statistics of ImageNet's luma
-  if (options.mean.empty())
-    options.mean = grey ? std::vector<double>{0.459} : std::vector<double>{0.485, 0.456, 0.406};
-  if (options.std.empty())
-    options.std = grey ? std::vector<double>{0.226} : std::vector<double>{0.229, 0.224, 0.225};
+  if (options.mean.empty()) options.mean = grey ? std::vector<double>{0.459} : std::vector<double>{0.485, 0.456, 0.406};
+  if (options.std.empty()) options.std = grey ? std::vector<double>{0.226} : std::vector<double>{0.229, 0.224, 0.225};
   auto pictures = std::make_shared<ImageFolder>(data.images, class_names(data, model), model.classes,
                                                 ImageTransform(options), seed);
   const std::vector<int64_t> labels = pictures->labels();
@@ -66,8 +64,8 @@ DataSplit open_pixels(PixelArray train, const DataConfig& data, const ModelInput
   check_pictures(train, model.channels, model.classes);
   const ImageTransform transform = transform_of(train, data, model);
   const std::vector<int64_t> labels = train.labels;
-  return hold_out_by_class(std::make_shared<PixelDataset>(std::move(train), transform, seed), labels,
-                           data.held_out, seed);
+  return hold_out_by_class(std::make_shared<PixelDataset>(std::move(train), transform, seed), labels, data.held_out,
+                           seed);
 }
 
 // Opens pictures with a separate held-out set.
@@ -82,14 +80,13 @@ DataSplit open_pixels(PixelArray train, PixelArray held_out, const DataConfig& d
 
 DataSplit open_idx(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   PixelArray train = read_idx(data.idx, "train");
-  if (data.held_out == 0 || !has_idx(data.idx, "t10k"))
-    return open_pixels(std::move(train), data, model, seed);
+  if (data.held_out == 0 || !has_idx(data.idx, "t10k")) return open_pixels(std::move(train), data, model, seed);
   return open_pixels(std::move(train), read_idx(data.idx, "t10k"), data, model, seed);
 }
 
 DataSplit open_cifar(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  PixelArray train = read_cifar(matching_files(
-      (std::filesystem::path(data.cifar) / "data_batch_*.bin").string(), "data.cifar", ".bin"));
+  PixelArray train = read_cifar(
+      matching_files((std::filesystem::path(data.cifar) / "data_batch_*.bin").string(), "data.cifar", ".bin"));
   const std::string held_out = (std::filesystem::path(data.cifar) / "test_batch.bin").string();
   std::error_code ignored;
   if (data.held_out == 0 || !std::filesystem::exists(held_out, ignored)) {
@@ -100,8 +97,7 @@ DataSplit open_cifar(const DataConfig& data, const ModelInput& model, uint64_t s
 
 DataSplit open_synthetic(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   const int64_t size = data.image_size > 0 ? data.image_size : kUsualSize;
-  const auto images =
-      std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
+  const auto images = std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
   return hold_out_by_class(images, std::vector<int64_t>(kSyntheticSamples), data.held_out, seed);
 }
 

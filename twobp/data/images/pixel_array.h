@@ -28,32 +28,31 @@ struct PixelArray {
   std::vector<int64_t> labels;  // [picture]
 };
 
-// Reads the pictures and labels of MNIST's files in a folder: `part`-images-idx3-ubyte and
-// `part`-labels-idx1-ubyte, where `part` is "train" or "t10k". A dot may replace the dash before "idx", and
-// .gz may follow. Throws Error if a file is missing, is not IDX of bytes, or does not have the length in its
-// header (truncated), or if the numbers of labels and pictures differ.
+// Reads the pictures and labels of MNIST's files in a folder: `part`-images-idx3-ubyte and `part`-labels-idx1-ubyte,
+// where `part` is "train" or "t10k". A dot may replace the dash before "idx", and .gz may follow. Throws Error if a
+// file is missing, is not IDX of bytes, or does not have the length in its header (truncated), or if the numbers of
+// labels and pictures differ.
 PixelArray read_idx(const std::string& folder, const std::string& part);
 // Whether the folder has these files.
 bool has_idx(const std::string& folder, const std::string& part);
 
-// Reads CIFAR-10's binary files in this order: records of a label and 3 x 32 x 32 bytes. Throws Error if a
-// file is missing or is not a whole number of records, or a label is above 9.
+// Reads CIFAR-10's binary files in this order: records of a label and 3 x 32 x 32 bytes. Throws Error if a file is
+// missing or is not a whole number of records, or a label is above 9.
 PixelArray read_cifar(const std::vector<std::string>& files);
 
 // Reads pixel_values.npy (N, C, H, W), uint8 or float32, and labels.npy (N), of integers.
-// Throws Error for another type or shape, no pictures, or another .npy file in the folder, and as NpyArray
-// does.
+// Throws Error for another type or shape, no pictures, or another .npy file in the folder, and as NpyArray does.
 PixelArray read_pixel_arrays(const std::string& folder);
 
 // Advice for a message that the data has `count` classes and the model another number.
 std::string classes_advice(int64_t count);
 
-// Throws Error unless the pictures have `channels` channels or one, all labels are in [0, classes), and at
-// least two labels differ.
+// Throws Error unless the pictures have `channels` channels or one, all labels are in [0, classes), and at least two
+// labels differ.
 void check_pictures(const PixelArray& array, int64_t channels, int64_t classes);
 
-// Mean and standard deviation of each channel's bytes over 255, over at most 10,000 evenly spread pictures. A
-// constant channel has deviation 1.
+// Mean and standard deviation of each channel's bytes over 255, over at most 10,000 evenly spread pictures. A constant
+// channel has deviation 1.
 struct PixelStatistics {
   std::vector<double> mean;
   std::vector<double> std;

@@ -37,27 +37,25 @@ std::string classes_advice(int64_t count) {
 }
 
 void check_pictures(const PixelArray& array, int64_t channels, int64_t classes) {
-  TWOBP_CHECK(array.channels == channels || array.channels == 1, array.path, ": its pictures have ",
-              array.channels, " channels, but model.channels is ", channels, ": for a new model, set it to ",
-              array.channels, "; for model.from, give pictures of ", channels,
-              channels == 1 ? " channel." : " channels or 1.");
+  TWOBP_CHECK(array.channels == channels || array.channels == 1, array.path, ": its pictures have ", array.channels,
+              " channels, but model.channels is ", channels, ": for a new model, set it to ", array.channels,
+              "; for model.from, give pictures of ", channels, channels == 1 ? " channel." : " channels or 1.");
   const auto largest = std::max_element(array.labels.begin(), array.labels.end());
   for (size_t i = 0; i < array.labels.size(); ++i) {
     const int64_t label = array.labels[i];
     TWOBP_CHECK(label >= 0 && label < classes, array.path, ": the label of picture ", i, " is ", label,
-                ", but model.classes is ", classes, " (0 to ", classes - 1, "): ",
-                label < 0 ? "correct the labels." : "correct the labels, or " + classes_advice(*largest + 1));
+                ", but model.classes is ", classes, " (0 to ", classes - 1,
+                "): ", label < 0 ? "correct the labels." : "correct the labels, or " + classes_advice(*largest + 1));
   }
   const auto [least, most] = std::minmax_element(array.labels.begin(), array.labels.end());
-  TWOBP_CHECK(least != array.labels.end() && *least != *most, array.path, ": all ", array.labels.size(),
-              " labels are ", least == array.labels.end() ? 0 : *least,
+  TWOBP_CHECK(least != array.labels.end() && *least != *most, array.path, ": all ", array.labels.size(), " labels are ",
+              least == array.labels.end() ? 0 : *least,
               ", so there is nothing to classify: give pictures of two classes or more.");
 }
 
 PixelStatistics pixel_statistics(const PixelArray& array) {
   constexpr int64_t kMost = 10'000;
-  TWOBP_CHECK(array.type == at::kByte && array.count > 0, array.path,
-              ": statistics are taken of bytes alone.");
+  TWOBP_CHECK(array.type == at::kByte && array.count > 0, array.path, ": statistics are taken of bytes alone.");
   const int64_t used = std::min(array.count, kMost);
   const int64_t plane = array.height * array.width;
   std::vector<std::array<int64_t, 256>> by_channel(static_cast<size_t>(array.channels));
@@ -95,11 +93,9 @@ Fields PixelDataset::read(const std::vector<int64_t>& indices, int64_t epoch) co
   at::Tensor labels = at::empty({count}, at::kLong);
   for (int64_t b = 0; b < count; ++b) {
     const int64_t index = indices[static_cast<size_t>(b)];
-    TWOBP_CHECK(index >= 0 && index < size(), array_.path, ": no sample ", index, ", there are ", size(),
-                ".");
+    TWOBP_CHECK(index >= 0 && index < size(), array_.path, ": no sample ", index, ", there are ", size(), ".");
     float* to = images.data_ptr<float>() + b * transform_.elements();
-    transform_.apply(picture(array_, index),
-                     transform_.draw(array_.height, array_.width, seed_, epoch, index), to);
+    transform_.apply(picture(array_, index), transform_.draw(array_.height, array_.width, seed_, epoch, index), to);
     TWOBP_CHECK(array_.type == at::kByte ||
                     std::all_of(to, to + transform_.elements(), [](float v) { return std::isfinite(v); }),
                 array_.path, ": picture ", index, " has a value that is not finite: correct or remove it.");

@@ -9,9 +9,9 @@
 
 namespace twobp {
 
-// Reads the numbers in the file as they are: gamma, colour profiles and transparency change nothing, as in
-// Pillow's Image.convert. Of numbers of 16 bits it keeps the upper 8. Used once: read_header, then
-// decode_into. Both return false if the file is damaged; error() describes the damage.
+// Reads the numbers in the file as they are: gamma, colour profiles and transparency change nothing, as in Pillow's
+// Image.convert. Of numbers of 16 bits it keeps the upper 8. Used once: read_header, then decode_into. Both return
+// false if the file is damaged; error() describes the damage.
 class PngDecoder {
  public:
   explicit PngDecoder(std::span<const uint8_t> bytes) : rest_(bytes) {}

@@ -1,5 +1,5 @@
-// Turns a picture into a model's input: crop, resize, flip, normalization. Random choices depend on (seed,
-// epoch, sample) alone.
+// Turns a picture into a model's input: crop, resize, flip, normalization. Random choices depend on (seed, epoch,
+// sample) alone.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace twobp {
 enum class Crop : uint8_t {
   kNone,     // the largest square in the centre; the whole picture if it has the right shape
   kShift,    // as kNone, moved by up to `padding` pixels each way; uncovered pixels are black
-  kResized,  // 8 % to 100 % of the area, sides 3:4 to 4:3, anywhere (Szegedy et al., arXiv 1409.4842);
-             // evaluation: the inner 7/8 of the largest square in the centre
+  kResized,  // 8 % to 100 % of the area, sides 3:4 to 4:3, anywhere (Szegedy et al., arXiv 1409.4842); evaluation: the
+             // inner 7/8 of the largest square in the centre
 };
 Crop parse_crop(const std::string& name);  // "none", "shift", "resized"; throws Error otherwise
 
@@ -26,8 +26,8 @@ struct ImageOptions {
   Crop crop = Crop::kNone;
   int64_t padding = 4;
   bool flip = false;  // in training, mirrors pictures left to right with probability 1/2
-  // A channel c of bytes becomes (byte / 255 - mean[c]) / std[c]; a channel of floats becomes (value -
-  // mean[c]) / std[c]. Each has one value for all channels, or one per channel. Empty means 0 and 1.
+  // A channel c of bytes becomes (byte / 255 - mean[c]) / std[c]; a channel of floats becomes (value - mean[c]) /
+  // std[c]. Each has one value for all channels, or one per channel. Empty means 0 and 1.
   std::vector<double> mean;
   std::vector<double> std;
 };
@@ -54,8 +54,8 @@ class ImageTransform {
   // Draws for a picture of this size. `epoch` may be kEvaluation.
   ImageDraw draw(int64_t height, int64_t width, uint64_t seed, int64_t epoch, int64_t sample) const;
 
-  // `image` (channels or 1, H, W) is uint8 or float32, of any strides. A single channel is repeated. Writes
-  // (channels, height, width). Uses only the calling thread.
+  // `image` (channels or 1, H, W) is uint8 or float32, of any strides. A single channel is repeated. Writes (channels,
+  // height, width). Uses only the calling thread.
   void apply(const at::Tensor& image, const ImageDraw& draw, float* to) const;
 
  private:

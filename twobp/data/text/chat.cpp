@@ -33,8 +33,7 @@ std::vector<std::string> additional_chat_templates(const std::string& folder) {
   const std::string within = "additional_chat_templates/";
   std::vector<std::string> names;
   std::error_code none;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
     if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());

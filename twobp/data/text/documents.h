@@ -1,5 +1,5 @@
-// Documents in files: a plain text file is one; the lines of a .jsonl or .ndjson file and the rows of a
-// .parquet file are one each.
+// Documents in files: a plain text file is one; the lines of a .jsonl or .ndjson file and the rows of a .parquet file
+// are one each.
 #pragma once
 
 #include <functional>
@@ -15,15 +15,14 @@ struct Document {
   std::string tools = {};  // of a chat: the list of tools that its assistant may call, as JSON; empty: none
 };
 
-// Whether the name ends in .jsonl, .ndjson or .parquet, in any case, so that documents are in a field of its
-// records.
+// Whether the name ends in .jsonl, .ndjson or .parquet, in any case, so that documents are in a field of its records.
 bool has_records(const std::string& file);
 
-// Calls visit(document) for every document of the files, in order. `field`: the field of the records with the
-// text, or with the messages of a chat, whose tools are in the field "tools": a list, or its JSON as a text.
-// Blank lines are skipped. Parquet is read by Python's package pyarrow. Throws Error for a file that cannot
-// be read, a text that check_text refuses, a line that is no JSON object, and a record without the field or
-// with something else in one of these (file and line named).
+// Calls visit(document) for every document of the files, in order. `field`: the field of the records with the text, or
+// with the messages of a chat, whose tools are in the field "tools": a list, or its JSON as a text. Blank lines are
+// skipped. Parquet is read by Python's package pyarrow. Throws Error for a file that cannot be read, a text that
+// check_text refuses, a line that is no JSON object, and a record without the field or with something else in one of
+// these (file and line named).
 void for_each_document(const std::vector<std::string>& files, const std::string& field,
                        const std::function<void(const Document&)>& visit);
 

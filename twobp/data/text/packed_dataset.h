@@ -30,21 +30,17 @@ struct DocumentTokens {
   // Where a document comes from, for messages: "texts.jsonl:17". None: unknown.
   std::function<std::string(int64_t document)> origin{};
 
-  int64_t begin(int64_t document) const {
-    return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)];
-  }
+  int64_t begin(int64_t document) const { return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)]; }
   int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
 };
 
-// The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
-// document_starts (documents.h). No label crosses into another document: that of a document's last token is
-// -100, and so are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an
-// incomplete sample at the end is left out; a document that goes on in the next sample has a label at the end
-// of this one, but begins there anew.
+// The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed, document_starts
+// (documents.h). No label crosses into another document: that of a document's last token is -100, and so are those of
+// tokens that are no targets and of padding, whose id is 0. With kSplit, an incomplete sample at the end is left out; a
+// document that goes on in the next sample has a label at the end of this one, but begins there anew.
 class PackedDataset : public Dataset {
  public:
-  // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not
-  // cut.
+  // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not cut.
   PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last, Packing packing,
                 int64_t sequence);
 

@@ -1,6 +1,5 @@
-// tokenizer.json lists tokens outside the actual vocabulary as "added_tokens": [{"id": 103, "content":
-// "[MASK]", "special": true, ...}]. The vocabulary is "model": {"vocab": {token: id}} or, for Unigram, a
-// list.
+// tokenizer.json lists tokens outside the actual vocabulary as "added_tokens": [{"id": 103, "content": "[MASK]",
+// "special": true, ...}]. The vocabulary is "model": {"vocab": {token: id}} or, for Unigram, a list.
 #include "twobp/data/text/special_tokens.h"
 
 #include <algorithm>
@@ -29,8 +28,7 @@ int64_t checked_id(const json& value, const std::string& path) {
   return value.get<int64_t>();
 }
 
-// The value of `key` in tokenizer_config.json: a text, or an object with its content. "" if the key is
-// missing.
+// The value of `key` in tokenizer_config.json: a text, or an object with its content. "" if the key is missing.
 std::string configured_name(const std::string& path, const char* key) {
   const std::string beside = (std::filesystem::path(path).parent_path() / "tokenizer_config.json").string();
   std::error_code ignored;
@@ -59,8 +57,7 @@ SpecialTokens read_special_tokens(const std::string& tokenizer) {
   const json tokens = root.value("added_tokens", json::array());
   TWOBP_CHECK(tokens.is_array(), path, ": not a tokenizer: its added_tokens are no list.");
   for (const json& token : tokens) {
-    TWOBP_CHECK(token.is_object() && token.contains("id") && token.contains("content") &&
-                    token["content"].is_string(),
+    TWOBP_CHECK(token.is_object() && token.contains("id") && token.contains("content") && token["content"].is_string(),
                 path, ": not a tokenizer: an added token has no id or content.");
     const int64_t id = checked_id(token["id"], path);
     out.vocab = std::max(out.vocab, id + 1);

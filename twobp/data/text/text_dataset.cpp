@@ -11,8 +11,7 @@
 
 namespace twobp {
 
-TextDataset::TextDataset(const std::string& pattern, int64_t sequence)
-    : pattern_(pattern), sequence_(sequence) {
+TextDataset::TextDataset(const std::string& pattern, int64_t sequence) : pattern_(pattern), sequence_(sequence) {
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
   const std::vector<std::string> paths = matching_files(pattern, "data.text", ".txt");
   files_ = paths.size();
@@ -44,8 +43,8 @@ Fields TextDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/)
 }
 
 std::string TextDataset::description() const {
-  return concat(files_, files_ == 1 ? " file that matches \"" : " files that match \"", pattern_, "\", ",
-                bytes_.size(), " bytes", files_ == 1 ? "" : " in all");
+  return concat(files_, files_ == 1 ? " file that matches \"" : " files that match \"", pattern_, "\", ", bytes_.size(),
+                " bytes", files_ == 1 ? "" : " in all");
 }
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// Plain text as training data. The files form one long sequence of bytes, each byte is a token, and the
-// sequence is cut into samples.
+// Plain text as training data. The files form one long sequence of bytes, each byte is a token, and the sequence is cut
+// into samples.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,12 @@
 
 namespace twobp {
 
-// The `input_ids` of sample i are the S bytes from byte i * S on, and its `labels` are the S bytes from the
-// following byte on. So every byte but the first is a target once. An incomplete sample at the end is left
-// out.
+// The `input_ids` of sample i are the S bytes from byte i * S on, and its `labels` are the S bytes from the following
+// byte on. So every byte but the first is a target once. An incomplete sample at the end is left out.
 class TextDataset : public Dataset {
  public:
-  // Reads the files that match the glob (see matching_files), one after the other. Throws Error if nothing
-  // matches or a file cannot be read.
+  // Reads the files that match the glob (see matching_files), one after the other. Throws Error if nothing matches or a
+  // file cannot be read.
   TextDataset(const std::string& pattern, int64_t sequence);
 
   int64_t size() const override;

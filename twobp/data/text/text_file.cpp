@@ -33,10 +33,9 @@ void check_no_other_format(const InputFile& file) {
 }
 
 void check_text(const InputFile& file) {
-  TWOBP_CHECK(
-      lower_extension(file.path()) != ".json", "data.text: ", file.path(),
-      " would be read as a text with all its syntax: write each document as a line of a .jsonl file, or "
-      "give the name another ending if the syntax is the text.");
+  TWOBP_CHECK(lower_extension(file.path()) != ".json", "data.text: ", file.path(),
+              " would be read as a text with all its syntax: write each document as a line of a .jsonl file, or "
+              "give the name another ending if the syntax is the text.");
   check_no_other_format(file);
   std::string block;
   for (size_t begin = 0; begin < file.size();) {

@@ -8,8 +8,8 @@ namespace twobp {
 // Throws Error that says what to do for a file of a known other format, by its first bytes.
 void check_no_other_format(const InputFile& file);
 
-// Throws Error for a file that is no text: of another format, or with bytes that are not UTF-8 or are zero.
-// The error names the first such byte.
+// Throws Error for a file that is no text: of another format, or with bytes that are not UTF-8 or are zero. The error
+// names the first such byte.
 void check_text(const InputFile& file);
 
 }  // namespace twobp

@@ -12,9 +12,8 @@
 
 namespace twobp {
 
-// The `input_ids` of sample i are the S tokens from token i * S on, and its `labels` are the S tokens from
-// the following token on. A sample may begin in one file and end in the next. An incomplete sample at the end
-// is left out.
+// The `input_ids` of sample i are the S tokens from token i * S on, and its `labels` are the S tokens from the
+// following token on. A sample may begin in one file and end in the next. An incomplete sample at the end is left out.
 class TokenDataset : public Dataset {
  public:
   TokenDataset(std::shared_ptr<const TokenSource> tokens, int64_t sequence);

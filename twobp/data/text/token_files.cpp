@@ -1,5 +1,5 @@
-// Ids are checked on every read. Small files are also read once on opening, so that a bad id is found before
-// training. Large files would take as long as the disk does.
+// Ids are checked on every read. Small files are also read once on opening, so that a bad id is found before training.
+// Large files would take as long as the disk does.
 #include "twobp/data/text/token_files.h"
 
 #include <algorithm>
@@ -44,15 +44,14 @@ std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64
   constexpr int64_t kBlock = 1 << 16;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t here = std::min(kBlock, count - begin);
-    const auto found =
-        visit(file, type, header + begin, here, [&](const auto* tokens) -> std::optional<Outside> {
-          auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
-          for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
-          if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
-          int64_t i = 0;
-          while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
-          return Outside{begin + i, static_cast<int64_t>(tokens[i])};
-        });
+    const auto found = visit(file, type, header + begin, here, [&](const auto* tokens) -> std::optional<Outside> {
+      auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
+      for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
+      if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
+      int64_t i = 0;
+      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+      return Outside{begin + i, static_cast<int64_t>(tokens[i])};
+    });
     if (found) return found;
   }
   return std::nullopt;
@@ -63,8 +62,8 @@ int64_t largest_half(int64_t vocab) {
   return (vocab - 1) >> 16;
 }
 
-// 32-bit ids, read as 16-bit numbers, are valid ids with a small number after each. The vocabulary check
-// cannot find them, so they are detected here.
+// 32-bit ids, read as 16-bit numbers, are valid ids with a small number after each. The vocabulary check cannot find
+// them, so they are detected here.
 bool looks_like_uint32(const InputFile& file, int64_t count, int64_t vocab) {
   if (count < kTellingTokens || count % 2 != 0) return false;
   const int64_t probed = std::min(count, kProbedTokens);
@@ -95,8 +94,8 @@ int64_t token_bytes(TokenType type) {
   return type == TokenType::kUInt16 ? 2 : 4;
 }
 
-TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files,
-                       std::optional<TokenType> given, int64_t vocab)
+TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
+                       int64_t vocab)
     : name_(std::move(name)), vocab_(vocab) {
   for (const auto& path : files) {
     const InputFile& file = files_.emplace_back(path);
@@ -116,8 +115,8 @@ TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files,
                 " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
                 ": it is truncated, or data.token_type is wrong.");
     const int64_t count = bytes / token_bytes(type) - headers_.back();
-    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count, vocab), name_, ": ",
-                path, ": every second number is at most ", largest_half(vocab),
+    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count, vocab), name_, ": ", path,
+                ": every second number is at most ", largest_half(vocab),
                 ", so it holds uint32, not uint16: set data.token_type to uint32.");
     ends_.push_back(tokens() + count);
   }
@@ -133,8 +132,8 @@ void TokenFiles::refuse(size_t file, int64_t position, int64_t id) const {
   const TokenType other = type_ == TokenType::kUInt16 ? TokenType::kUInt32 : TokenType::kUInt16;
   const std::string or_type =
       concat(", or set data.token_type to ", token_type_name(other), " if the file holds those");
-  fail(name_, ": ", files_[file].path(), ": token ", position, " is ", id, ", outside the vocabulary of ",
-       vocab_, " tokens (0 to ", vocab_ - 1,
+  fail(name_, ": ", files_[file].path(), ": token ", position, " is ", id, ", outside the vocabulary of ", vocab_,
+       " tokens (0 to ", vocab_ - 1,
        "): for a new model, set model.vocab to the tokenizer's size; for "
        "model.from, give tokens of that model's tokenizer",
        headers_[file] == 0 ? or_type : "", ".");
@@ -146,8 +145,7 @@ void TokenFiles::copy(int64_t begin, int64_t count, int64_t* to) const {
     const InputFile& file = files_[index];
     const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
     const int64_t here = std::min(count, ends_[index] - begin);
-    visit(file, type_, headers_[index] + at, here,
-          [&](const auto* tokens) { std::copy_n(tokens, here, to); });
+    visit(file, type_, headers_[index] + at, here, [&](const auto* tokens) { std::copy_n(tokens, here, to); });
     // The copy is checked, because the file might change between the check and the use.
     const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
     if (outside != to + here) refuse(index, at + (outside - to), *outside);

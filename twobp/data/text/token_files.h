@@ -22,12 +22,11 @@ int64_t token_bytes(TokenType type);
 // The files follow one another, as those of TextDataset do.
 class TokenFiles : public TokenSource {
  public:
-  // `name` is the data's name for messages: "data.tokens". Without `given`, the type is that of the header,
-  // or uint16 for files without one. Throws Error if a file cannot be read or is empty, its size is no
-  // multiple of the type's, or its header or its first numbers show that it has another type. If all files
-  // are small enough to check quickly, also for an id >= vocab.
-  TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
-             int64_t vocab);
+  // `name` is the data's name for messages: "data.tokens". Without `given`, the type is that of the header, or uint16
+  // for files without one. Throws Error if a file cannot be read or is empty, its size is no multiple of the type's, or
+  // its header or its first numbers show that it has another type. If all files are small enough to check quickly, also
+  // for an id >= vocab.
+  TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given, int64_t vocab);
 
   std::string name() const override { return name_; }
   int64_t tokens() const override { return ends_.empty() ? 0 : ends_.back(); }

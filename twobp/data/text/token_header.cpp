@@ -13,8 +13,7 @@ struct Format {
   int32_t version;
   TokenType type;
 };
-constexpr std::array<Format, 2> kFormats = {
-    {{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
+constexpr std::array<Format, 2> kFormats = {{{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
 
 constexpr int32_t kChoicesMark = 20240522;  // questions with several answers, such as HellaSwag
 
@@ -27,8 +26,7 @@ std::optional<TokenType> read_token_header(const std::string& name, const InputF
   if (file.size() < sizeof(head)) return std::nullopt;
   file.read(0, head.data(), sizeof(head));
   const KnownFormat* other = known_format(file);
-  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ",
-              other->as_tokens);
+  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ", other->as_tokens);
   TWOBP_CHECK(head[0] != kChoicesMark, name, ": ", path,
               " holds llm.c's questions with several answers, not a text: remove it from ", name, ".");
   for (const Format& format : kFormats) {

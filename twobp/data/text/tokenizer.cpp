@@ -39,8 +39,8 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   const auto found = answer.find(key);
   const bool integer = found != answer.end() && found->is_number_integer();
   const int64_t value = integer ? found->get<int64_t>() : -1;
-  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"",
-              key, "\".");
+  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"", key,
+              "\".");
   return value;
 }
 
@@ -94,8 +94,8 @@ std::string tokenizer_file(const std::string& path) {
 }
 
 void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model) {
-  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab,
-              ", but model.vocab is ", of_model, ": for a new model, set model.vocab to ", vocab,
+  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab, ", but model.vocab is ",
+              of_model, ": for a new model, set model.vocab to ", vocab,
               " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
 }
 
@@ -173,8 +173,7 @@ Tokenizer::Encoded Tokenizer::encode_documents(std::span<const Document> documen
       size_t piece = 0;
       for (auto left = static_cast<size_t>(at); piece + 1 < lengths.size() && left >= lengths[piece]; ++piece)
         left -= lengths[piece];
-      fail(documents[owners[piece]].origin,
-           ": is not UTF-8: convert it, for instance with iconv, or remove it.");
+      fail(documents[owners[piece]].origin, ": is not UTF-8: convert it, for instance with iconv, or remove it.");
     });
     for (size_t i = 0; i < owners.size(); ++i) out.counts[owners[i]] += part.counts[i];
     out.ids += part.ids;
@@ -219,14 +218,14 @@ void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::
 }
 
 std::string TokenStream::advance(bool whole) {
-  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are
-  // decoded after earlier ones, whose text is then cut off.
+  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are decoded
+  // after earlier ones, whose text is then cut off.
   const std::span<const int64_t> ids(ids_);
   const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
   const std::string all = tokenizer_.decode(ids.subspan(context_));
   const bool partial = all.ends_with("\uFFFD");
-  auto same = static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first -
-                                  before.begin());
+  auto same =
+      static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first - before.begin());
   while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
   if (same == all.size()) {
     ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer

@@ -32,8 +32,7 @@ Budget budget_of(SearchEffort effort, int tasks) {
   Budget budget = effort == SearchEffort::kQuick ? Budget{80, 3, 4e6, 4000} : Budget{400, 12, 5e7, 80'000};
   // List scheduling costs about ten updates for each op.
   budget.rules = std::clamp(static_cast<int>(budget.op_updates / (10.0 * tasks)), 12, budget.rules);
-  budget.most_iterations =
-      std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
+  budget.most_iterations = std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
   return budget;
 }
 
@@ -48,8 +47,8 @@ PipelineProblem without_caps(const std::vector<int>& rank_of_stage, int micro_ba
   return {rank_of_stage, micro_batches, costs, options, slices};
 }
 
-// A micro-batch begins when the one before it has ended. `problem` has no caps, under which list scheduling
-// may find no order.
+// A micro-batch begins when the one before it has ended. `problem` has no caps, under which list scheduling may find no
+// order.
 TaskOrder one_by_one(const PipelineProblem& problem) {
   GreedyRule rule;
   rule.in_flight = std::numeric_limits<double>::min();  // one micro-batch, however fast
@@ -88,8 +87,7 @@ class AutoScheduler {
       offer(starts_.front().order, "list scheduling");
       improve();
     }
-    // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits
-    // must do.
+    // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits must do.
     for (size_t i = 1; i < starts_.size() && !std::isfinite(result_.seconds); ++i) {
       offer(starts_[i].order, "list scheduling");
     }
@@ -100,9 +98,9 @@ class AutoScheduler {
     }
     if (!std::isfinite(result_.seconds)) offer(one_by_one(uncapped()), "list scheduling");
     if (!std::isfinite(result_.seconds)) throw NoScheduleFits("no schedule fits the caps");
-    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
-                result_.seconds, " seconds was found, which is below the lower bound of ",
-                result_.bound.seconds, ": the bound is wrong for these costs, please report them");
+    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ", result_.seconds,
+                " seconds was found, which is below the lower bound of ", result_.bound.seconds,
+                ": the bound is wrong for these costs, please report them");
     return std::move(result_);
   }
 
@@ -131,11 +129,10 @@ class AutoScheduler {
     starts_.push_back({std::move(order), seconds});
   }
 
-  // Tries every named schedule on the placement, under every policy. They are starts of the search, and the
-  // best is the one to beat.
+  // Tries every named schedule on the placement, under every policy. They are starts of the search, and the best is the
+  // one to beat.
   void try_named() {
-    for (const NamedVariant& variant :
-         named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
+    for (const NamedVariant& variant : named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
       Schedule schedule = make_schedule(variant.name, problem_.stages(), micro_batches_, variant.policy,
                                         problem_.ranks(), search_.slices);
       const Simulation simulation = simulate(schedule, costs_, options_);
@@ -213,13 +210,12 @@ class AutoScheduler {
 // All digits, so that a number in a message is exactly sufficient.
 std::string exactly(double value) {
   std::array<char, 512> buffer{};
-  const auto end =
-      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
   return {buffer.data(), end};
 }
 
-// Names the rank whose cap is furthest below what the least demanding schedule needs, and that need. Under
-// equal caps, a schedule fits from there on.
+// Names the rank whose cap is furthest below what the least demanding schedule needs, and that need. Under equal caps,
+// a schedule fits from there on.
 std::string what_would_fit(const PipelineProblem& uncapped, const std::vector<StageCost>& costs,
                            const SimulationOptions& options) {
   double least = std::numeric_limits<double>::infinity();
@@ -242,8 +238,7 @@ std::string what_would_fit(const PipelineProblem& uncapped, const std::vector<St
   };
   consider(uncapped.to_schedule(one_by_one(uncapped), P2Policy::kPlaced));
   const int micro_batches = uncapped.units() / uncapped.slices();
-  for (const NamedVariant& variant :
-       named_schedules_on(uncapped.rank_of_stage(), micro_batches, uncapped.slices())) {
+  for (const NamedVariant& variant : named_schedules_on(uncapped.rank_of_stage(), micro_batches, uncapped.slices())) {
     consider(make_schedule(variant.name, uncapped.stages(), micro_batches, variant.policy, uncapped.ranks(),
                            uncapped.slices()));
   }
@@ -259,8 +254,8 @@ AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batc
   try {
     return AutoScheduler(rank_of_stage, micro_batches, costs, options, search).run();
   } catch (const NoScheduleFits&) {
-    throw NoScheduleFits(what_would_fit(
-        without_caps(rank_of_stage, micro_batches, costs, options, search.slices), costs, options));
+    throw NoScheduleFits(
+        what_would_fit(without_caps(rank_of_stage, micro_batches, costs, options, search.slices), costs, options));
   }
 }
 

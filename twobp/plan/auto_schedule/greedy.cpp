@@ -155,8 +155,8 @@ class Greedy {
     const double free = problem_.cap(rank) - held_[rank] + (room ? stashed_[rank] : 0);
     return problem_.peak(task, false) <= free && can_finish(rank, task);
   }
-  // Whether the rank can run this I, at the latest as B when no W is pending. Only an I that adds bytes for
-  // earlier slices may have to wait for others.
+  // Whether the rank can run this I, at the latest as B when no W is pending. Only an I that adds bytes for earlier
+  // slices may have to wait for others.
   bool admits_p1(int stage) {
     const int rank = problem_.rank_of_stage()[stage];
     const int task = next_task(Op::kBackwardP1, stage);
@@ -165,20 +165,17 @@ class Greedy {
     return held_[rank] - stashed_[rank] + more <= problem_.cap(rank) && can_finish(rank, task);
   }
 
-  // Whether the micro-batches under way can still be finished after `first`, an F or an I: the oldest first,
-  // each freeing its bytes. Pending W can run, and B leaves none.
+  // Whether the micro-batches under way can still be finished after `first`, an F or an I: the oldest first, each
+  // freeing its bytes. Pending W can run, and B leaves none.
   bool can_finish(int rank, int first) {
     const auto& stages = problem_.stages_of_rank(rank);
     if (stages.size() == 1 && problem_.slices() == 1) return true;
     const int slices = problem_.slices();
     const int of = problem_.stage(first);
-    const auto through = [&](Op op, int s) {
-      return next(op, s) + (s == of && op == problem_.op(first) ? 1 : 0);
-    };
+    const auto through = [&](Op op, int s) { return next(op, s) + (s == of && op == problem_.op(first) ? 1 : 0); };
     double free = problem_.cap(rank) - (held_[rank] - stashed_[rank]) - problem_.bytes(first, true);
     const int begun = through(Op::kForward, stages.front());
-    for (int begin = through(Op::kBackwardP1, stages.front()) / slices * slices; begin < begun;
-         begin += slices) {
+    for (int begin = through(Op::kBackwardP1, stages.front()) / slices * slices; begin < begun; begin += slices) {
       double change = 0;
       double most = 0;
       const auto run = [&](int task) {
@@ -253,9 +250,8 @@ class Greedy {
           blocked = true;
           continue;
         }
-        const bool fuse =
-            !fits || (rule_.fuse > 0 && problem_.capped(rank) && problem_.bytes(task, false) > 0 &&
-                      !w_pending(s) && random_.unit() < rule_.fuse);
+        const bool fuse = !fits || (rule_.fuse > 0 && problem_.capped(rank) && problem_.bytes(task, false) > 0 &&
+                                    !w_pending(s) && random_.unit() < rule_.fuse);
         const bool backward_first = rule_.prefer == GreedyRule::Prefer::kBackward;
         consider(task, fuse,
                  rule_.prefer == GreedyRule::Prefer::kLongestTail
@@ -300,8 +296,7 @@ class Greedy {
     const double end = now_[rank];
     const auto arrives = [&](Op to, int at, int in_place) {
       arrival(to, at, in_place) =
-          end +
-          (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, in_place)));
+          end + (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, in_place)));
       touched_ = problem_.rank_of_stage()[at];
     };
     if (op == Op::kForward) {

@@ -1,6 +1,6 @@
-// Internal to the auto-scheduler: list scheduling. As soon as a rank is free, it takes the ready op that a
-// rule prefers. Many rules are tried. A look ahead decides whether a W fits before the next message, and
-// whether a micro-batch may begin: under a cap, only if those under way can all still be finished.
+// Internal to the auto-scheduler: list scheduling. As soon as a rank is free, it takes the ready op that a rule
+// prefers. Many rules are tried. A look ahead decides whether a W fits before the next message, and whether a
+// micro-batch may begin: under a cap, only if those under way can all still be finished.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct GreedyRule {
   enum class Prefer : uint8_t { kBackward, kForward, kLongestTail };
   Prefer prefer = Prefer::kBackward;
   bool deepest_forward = true;  // with F of several stages ready: the one nearest to the end
-  // The most micro-batches that a rank has begun (from F of its first stage to I of it). The limit is this
-  // factor times the duration of the way there and back, in rounds of the busiest rank; 0: no limit.
+  // The most micro-batches that a rank has begun (from F of its first stage to I of it). The limit is this factor times
+  // the duration of the way there and back, in rounds of the busiest rank; 0: no limit.
   double in_flight = 1;
   // The same, from F to W.
   double unfinished = 0;
@@ -29,8 +29,8 @@ struct GreedyRule {
 // `count` rules to try, the most promising first. After some fixed rules, the others are drawn with `seed`.
 std::vector<GreedyRule> greedy_rules(int count, uint64_t seed);
 
-// Finds an order that fits. Returns no ranks if there is no room for its next op, which happens under caps
-// near the least if the bytes of layers do not add up to zero over F, I and W.
+// Finds an order that fits. Returns no ranks if there is no room for its next op, which happens under caps near the
+// least if the bytes of layers do not add up to zero over F, I and W.
 TaskOrder greedy_order(const PipelineProblem& problem, const GreedyRule& rule);
 
 }  // namespace twobp

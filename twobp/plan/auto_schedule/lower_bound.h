@@ -1,6 +1,5 @@
-// A proven lower bound on the step time of a pipeline. It holds for any order of its ops that keeps
-// micro-batch order within F, I and W of a stage, with or without fused backwards, and with W whole or in
-// pieces.
+// A proven lower bound on the step time of a pipeline. It holds for any order of its ops that keeps micro-batch order
+// within F, I and W of a stage, with or without fused backwards, and with W whole or in pieces.
 //
 // It is the strongest combination of three relaxations:
 //   - critical path: the longest chain of ops that wait for one another, messages included;
@@ -26,12 +25,10 @@ struct LowerBound {
   double critical_path = 0;  // the bound by the longest chain alone
 };
 
-// Of `options`, message_seconds and cap_per_rank count. Takes milliseconds, or some seconds at 64 ranks and
-// 256 micro-batches. Above about 10^9 pairs of ops on the same rank, pairs are ignored; the bound is then
-// weaker but still valid. Throws Error for costs that `simulate` rejects, and for a cap below
-// least_activation_bytes (stage_bytes.h).
-LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
-                       const std::vector<StageCost>& costs, const SimulationOptions& options = {},
-                       int slices = 1);
+// Of `options`, message_seconds and cap_per_rank count. Takes milliseconds, or some seconds at 64 ranks and 256
+// micro-batches. Above about 10^9 pairs of ops on the same rank, pairs are ignored; the bound is then weaker but still
+// valid. Throws Error for costs that `simulate` rejects, and for a cap below least_activation_bytes (stage_bytes.h).
+LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                       const SimulationOptions& options = {}, int slices = 1);
 
 }  // namespace twobp

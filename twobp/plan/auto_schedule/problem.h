@@ -1,8 +1,8 @@
-// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and units
-// ("jobs"): micro-batches, or their slices. Its solution is an order of the ops on every rank. An op is a
-// number: (F, I or W; stage; place). Its place is the number of ops of the same kind and stage before it, in
-// every schedule. That is the unit's own number for F; I and W run the slices of a micro-batch last to first
-// (Schedule::backward_order). Without slices, place and unit are the micro-batch.
+// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and units ("jobs"):
+// micro-batches, or their slices. Its solution is an order of the ops on every rank. An op is a number: (F, I or W;
+// stage; place). Its place is the number of ops of the same kind and stage before it, in every schedule. That is the
+// unit's own number for F; I and W run the slices of a micro-batch last to first (Schedule::backward_order). Without
+// slices, place and unit are the micro-batch.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct TaskOrder {
 class PipelineProblem {
  public:
   // `costs` in rows of one entry for each stage: one row, one for each slice, or one for each slice of each
-  // micro-batch. All micro-batches take the same bytes. Throws Error if `simulate` would reject placement,
-  // costs or caps, or if a cap is below least_activation_bytes.
+  // micro-batch. All micro-batches take the same bytes. Throws Error if `simulate` would reject placement, costs or
+  // caps, or if a cap is below least_activation_bytes.
   PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
                   const SimulationOptions& options, int slices = 1);
 
@@ -35,9 +35,7 @@ class PipelineProblem {
   int tasks() const { return 3 * stages() * units_; }
 
   // `op`: F, I or W, the first three of Op.
-  int task(Op op, int stage, int place) const {
-    return (static_cast<int>(op) * stages() + stage) * units_ + place;
-  }
+  int task(Op op, int stage, int place) const { return (static_cast<int>(op) * stages() + stage) * units_ + place; }
   Op op(int task) const { return static_cast<Op>(task / (stages() * units_)); }
   int stage(int task) const { return task / units_ % stages(); }
   int place(int task) const { return task % units_; }
@@ -56,30 +54,28 @@ class PipelineProblem {
   const StageCost& cost(int stage, int unit) const { return costs_[index(stage, unit)]; }
   const StageBytes& stage_bytes_of(int stage, int unit) const { return bytes_[index(stage, unit)]; }
   double optimizer(int rank) const { return optimizer_[rank]; }
-  // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the
-  // last digits.
+  // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the last
+  // digits.
   double cap(int rank) const { return cap_[rank]; }
   bool capped(int rank) const { return cap_[rank] < std::numeric_limits<double>::infinity(); }
 
   double seconds(int task, bool fused) const;
   // The mean of all units, without fusing.
-  double mean_seconds(Op op, int stage) const {
-    return mean_seconds_[static_cast<int>(op) * stages() + stage];
-  }
+  double mean_seconds(Op op, int stage) const { return mean_seconds_[static_cast<int>(op) * stages() + stage]; }
   // The bytes that the op adds to its rank (or frees), and the most that it adds while it runs.
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
 
-  // The op on another rank that sends a message to this one or receives one from it, or -1; and the message's
-  // duration. Links are assumed to be free: only the simulation knows the waits there.
+  // The op on another rank that sends a message to this one or receives one from it, or -1; and the message's duration.
+  // Links are assumed to be free: only the simulation knows the waits there.
   int sender(int task) const;
   int receiver(int task) const;
   double delay_to(int task) const {  // of the message to `task`; 0 if there is none
     return task < 2 * stages() * units_ ? delay_[at_op(task)] : 0;
   }
 
-  // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused
-  // `b` also comes after the W in earlier places.
+  // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused `b` also
+  // comes after the W in earlier places.
   bool precedes(int a, int b, bool b_fused) const;
 
   // Whether every rank's order fits its cap, op by op.
@@ -87,8 +83,8 @@ class PipelineProblem {
 
   // The order as a schedule named "auto" that is ready to run.
   Schedule to_schedule(const TaskOrder& order, P2Policy policy) const;
-  // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation
-  // broke the order of units.
+  // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation broke the
+  // order of units.
   TaskOrder from_simulation(const Simulation& simulation) const;
 
  private:

@@ -1,5 +1,5 @@
-// Internal to the auto-scheduler: random numbers that are the same on every platform. (The distributions of
-// the standard library are not.)
+// Internal to the auto-scheduler: random numbers that are the same on every platform. (The distributions of the
+// standard library are not.)
 #pragma once
 
 #include <cstddef>

@@ -17,8 +17,7 @@ MostBuffered most_for(const Schedule& schedule, int receiver) {
     if (rank != receiver) ready.push_back(rank);
   }
   const auto visit = [&](int rank, const Instruction& instruction, int) {
-    if (is_send(instruction.op) && schedule.rank_of_stage[other_side(instruction).stage] == receiver)
-      ++waiting;
+    if (is_send(instruction.op) && schedule.rank_of_stage[other_side(instruction).stage] == receiver) ++waiting;
     if (rank == receiver && is_receive(instruction.op)) --waiting;
   };
   const auto advance = [&](int rank) {

@@ -11,8 +11,7 @@ namespace {
 // Both sides of a message go on together.
 class RendezvousWalk {
  public:
-  explicit RendezvousWalk(const Schedule& schedule)
-      : schedule_(schedule), positions_(schedule.ranks.size()) {}
+  explicit RendezvousWalk(const Schedule& schedule) : schedule_(schedule), positions_(schedule.ranks.size()) {}
 
   std::vector<size_t> run() {
     for (int rank = schedule_.rank_count() - 1; rank >= 0; --rank) ready_.push_back(rank);
@@ -89,8 +88,7 @@ Schedule order_for_rendezvous(Schedule schedule) {
         }
         now[rank] += one.op == Op::kBackward ? 2 : 1;
         const bool goes_on = m > instruction.micro_batch && !list.empty() && list.back().op == one.op &&
-                             list.back().stage == one.stage &&
-                             list.back().micro_batch + list.back().count == m;
+                             list.back().stage == one.stage && list.back().micro_batch + list.back().count == m;
         if (goes_on) {
           ++list.back().count;
         } else {

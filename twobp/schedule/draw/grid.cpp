@@ -55,16 +55,14 @@ struct Span {
 
 class TimelineGrid {
  public:
-  TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit,
-               const GridOptions& options)
+  TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit, const GridOptions& options)
       : options_(options), unit_(unit), step_(simulation.step_seconds) {
     TWOBP_CHECK(std::isfinite(unit) && unit > 0, "the unit of a grid must be above 0, got ", unit);
-    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ",
-                simulation.ranks.size(), " ranks, the schedule ", schedule.ranks.size());
+    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ", simulation.ranks.size(),
+                " ranks, the schedule ", schedule.ranks.size());
     const double ranks = static_cast<double>(schedule.ranks.size());
-    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ",
-                simulation.step_seconds / unit, " columns is too large to draw: choose a larger unit than ",
-                unit);
+    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ", simulation.step_seconds / unit,
+                " columns is too large to draw: choose a larger unit than ", unit);
     slices_ = schedule.slices;
     several_stages_a_rank_ = schedule.stages > schedule.rank_count();
     std::vector<int> stages_of_rank(schedule.ranks.size(), 0);
@@ -129,9 +127,7 @@ class TimelineGrid {
     for (long at = begin; at < end;) {
       while (next < row.size() && row[next].end <= at) ++next;
       const bool busy = next < row.size() && row[next].begin <= at;
-      const long stop = busy                ? std::min(row[next].end, end)
-                        : next < row.size() ? std::min(row[next].begin, end)
-                                            : end;
+      const long stop = busy ? std::min(row[next].end, end) : next < row.size() ? std::min(row[next].begin, end) : end;
       if (busy) {
         draw_op(row[next], at, stop, line);
       } else {
@@ -171,8 +167,7 @@ class TimelineGrid {
 
 }  // namespace
 
-std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit,
-                      const GridOptions& options) {
+std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit, const GridOptions& options) {
   return TimelineGrid(schedule, simulation, unit, options).draw();
 }
 

@@ -1,5 +1,5 @@
-// Rectangles and numbers are grouped by colour, and colours are attributes. Every SVG reader understands
-// this, and the files stay small.
+// Rectangles and numbers are grouped by colour, and colours are attributes. Every SVG reader understands this, and the
+// files stay small.
 #include "twobp/schedule/draw/svg.h"
 
 #include <algorithm>
@@ -158,11 +158,10 @@ class Picture {
     const std::string legend = draw_legend(bottom + 40);
     const std::string size =
         concat("width=\"", options_.width, "\" height=\"", coordinate(legend_bottom_ + kMargin), "\"");
-    std::string out =
-        concat("<svg xmlns=\"http://www.w3.org/2000/svg\" ", size, " viewBox=\"0 0 ", options_.width, ' ',
-               coordinate(legend_bottom_ + kMargin),
-               "\" font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"",
-               coordinate(kTextSize), "\" role=\"img\">\n");
+    std::string out = concat("<svg xmlns=\"http://www.w3.org/2000/svg\" ", size, " viewBox=\"0 0 ", options_.width, ' ',
+                             coordinate(legend_bottom_ + kMargin),
+                             "\" font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"",
+                             coordinate(kTextSize), "\" role=\"img\">\n");
     out += concat("<title>", escaped(title()), "</title>\n");
     out += concat("<desc>", escaped(description()), "</desc>\n");
     out += concat("<defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" ",
@@ -170,16 +169,15 @@ class Picture {
                   "\"/><rect width=\"1.5\" height=\"6\" fill=\"", kHatch, "\"/></pattern></defs>\n");
     out += concat("<rect ", size, " fill=\"#ffffff\"/>\n");
     if (!options_.title.empty()) {
-      out += concat("<text x=\"", coordinate(kMargin), "\" y=\"", coordinate(kMargin + 14),
-                    "\" font-size=\"16\" ", "font-weight=\"bold\" fill=\"", kText, "\">",
-                    escaped(options_.title), "</text>\n");
+      out += concat("<text x=\"", coordinate(kMargin), "\" y=\"", coordinate(kMargin + 14), "\" font-size=\"16\" ",
+                    "font-weight=\"bold\" fill=\"", kText, "\">", escaped(options_.title), "</text>\n");
     }
     out += axis;
     out += concat("<g fill=\"url(#idle)\">\n", lanes_, "</g>\n");
     for (const auto& [fill, rects] : rects_) out += concat("<g fill=\"", fill, "\">\n", rects, "</g>\n");
     for (const auto& [fill, numbers] : numbers_) {
-      out += concat("<g fill=\"", fill, "\" font-size=\"", coordinate(number_size_),
-                    "\" text-anchor=\"middle\">\n", numbers, "</g>\n");
+      out += concat("<g fill=\"", fill, "\" font-size=\"", coordinate(number_size_), "\" text-anchor=\"middle\">\n",
+                    numbers, "</g>\n");
     }
     out += concat("<g fill=\"", kText, "\">\n", names_, "</g>\n");
     out += concat("<g fill=\"", kMuted, "\" font-size=\"12\">\n", idle_, "</g>\n");
@@ -188,28 +186,24 @@ class Picture {
 
  private:
   void check() const {
-    TWOBP_CHECK(simulation_.ranks.size() == schedule_.ranks.size(), "the simulation has ",
-                simulation_.ranks.size(), " ranks, the schedule ", schedule_.ranks.size());
+    TWOBP_CHECK(simulation_.ranks.size() == schedule_.ranks.size(), "the simulation has ", simulation_.ranks.size(),
+                " ranks, the schedule ", schedule_.ranks.size());
     TWOBP_CHECK(std::isfinite(options_.until) && options_.until >= 0, "an SVG's time axis cannot end at ",
                 options_.until);
-    TWOBP_CHECK(options_.width >= 300 && options_.width <= 20000,
-                "the width of an SVG must be 300 to 20000, got ", options_.width);
+    TWOBP_CHECK(options_.width >= 300 && options_.width <= 20000, "the width of an SVG must be 300 to 20000, got ",
+                options_.width);
     size_t ops = 0;
     for (const auto& rank : simulation_.ranks) ops += rank.timeline.size();
-    TWOBP_CHECK(ops > 0 || simulation_.step_seconds <= 0,
-                "the simulation has no timeline to draw: simulate with one");
-    TWOBP_CHECK(ops <= kMostOps, "a picture of ", ops,
-                " ops is too large: draw fewer ranks or micro-batches, at most ", kMostOps, " ops");
+    TWOBP_CHECK(ops > 0 || simulation_.step_seconds <= 0, "the simulation has no timeline to draw: simulate with one");
+    TWOBP_CHECK(ops <= kMostOps, "a picture of ", ops, " ops is too large: draw fewer ranks or micro-batches, at most ",
+                kMostOps, " ops");
   }
 
-  std::string title() const {
-    return options_.title.empty() ? concat("Schedule ", schedule_.name) : options_.title;
-  }
+  std::string title() const { return options_.title.empty() ? concat("Schedule ", schedule_.name) : options_.title; }
   std::string description() const {
-    return concat(schedule_.name, " with p2 ", policy_name(schedule_.policy), ": ", schedule_.stages,
-                  " stages on ", schedule_.rank_count(), " ranks, ", schedule_.count_text(),
-                  "; the ranks are idle for ", percent(simulation_.bubble_ratio()),
-                  " of the step on average");
+    return concat(schedule_.name, " with p2 ", policy_name(schedule_.policy), ": ", schedule_.stages, " stages on ",
+                  schedule_.rank_count(), " ranks, ", schedule_.count_text(), "; the ranks are idle for ",
+                  percent(simulation_.bubble_ratio()), " of the step on average");
   }
 
   // Small enough that the longest number fits an op of the usual length, if it is then still readable.
@@ -221,8 +215,7 @@ class Picture {
     if (lengths.empty()) return kNumberSize;
     const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2);
     std::nth_element(lengths.begin(), middle, lengths.end());
-    const auto digits =
-        static_cast<double>(micro_batch_name(schedule_.micro_batches - 1, schedule_.slices).size());
+    const auto digits = static_cast<double>(micro_batch_name(schedule_.micro_batches - 1, schedule_.slices).size());
     const double fitting = (*middle - kNumberSpace) / (digits * kCharacter);
     return std::min({kNumberSize, bar_ * 0.6, std::max(fitting, kSmallestNumber)});
   }
@@ -234,9 +227,8 @@ class Picture {
   void add_row(int rank) {
     const RankSimulation& result = simulation_.ranks[rank];
     const double y = top_ + pitch_ * rank;
-    lanes_ +=
-        concat("<rect x=\"", coordinate(left_), "\" y=\"", coordinate(y), "\" width=\"",
-               coordinate(simulation_.step_seconds * scale_), "\" height=\"", coordinate(bar_), "\"/>\n");
+    lanes_ += concat("<rect x=\"", coordinate(left_), "\" y=\"", coordinate(y), "\" width=\"",
+                     coordinate(simulation_.step_seconds * scale_), "\" height=\"", coordinate(bar_), "\"/>\n");
     double busy = 0;
     for (const SimulatedOp& op : result.timeline) {
       const Color color = shade(kFills[picture_kind(op.op)], chunk_of_stage_[op.stage], chunks_);
@@ -262,15 +254,14 @@ class Picture {
     const double width = (end - begin) * scale_;
     // A gap between neighbours that are wide enough for one.
     const double seam = width > 3 ? 0.7 : 0;
-    rects_[hex(color)] +=
-        concat("<rect x=\"", coordinate(x), "\" y=\"", coordinate(y), "\" width=\"",
-               coordinate(std::max(width - seam, 0.1)), "\" height=\"", coordinate(bar_), "\"/>\n");
+    rects_[hex(color)] += concat("<rect x=\"", coordinate(x), "\" y=\"", coordinate(y), "\" width=\"",
+                                 coordinate(std::max(width - seam, 0.1)), "\" height=\"", coordinate(bar_), "\"/>\n");
     const double size = number_size_;
     if (text.empty() || size < kSmallestNumber - 2) return;
     if (width < static_cast<double>(text.size()) * size * kCharacter + kNumberSpace - 0.01) return;
     numbers_[is_dark(color) ? "#ffffff" : kText] +=
-        concat("<text x=\"", coordinate(x + width / 2), "\" y=\"", coordinate(y + bar_ / 2 + size * 0.36),
-               "\">", text, "</text>\n");
+        concat("<text x=\"", coordinate(x + width / 2), "\" y=\"", coordinate(y + bar_ / 2 + size * 0.36), "\">", text,
+               "</text>\n");
   }
 
   std::string tick(double value, double gap) const {
@@ -295,8 +286,7 @@ class Picture {
     for (int i = 0; i * gap <= end * (1 + 1e-9); ++i) {
       const std::string x = coordinate(left_ + i * gap * scale_);
       lines += concat("<path d=\"M", x, ' ', coordinate(top_ - 4), 'V', coordinate(bottom + 4), "\"/>\n");
-      labels +=
-          concat("<text x=\"", x, "\" y=\"", coordinate(bottom + 18), "\">", tick(i * gap, gap), "</text>\n");
+      labels += concat("<text x=\"", x, "\" y=\"", coordinate(bottom + 18), "\">", tick(i * gap, gap), "</text>\n");
     }
     return concat("<g stroke=\"", kLine, "\" fill=\"none\">\n", lines, "</g>\n<g fill=\"", kMuted,
                   "\" font-size=\"12\" text-anchor=\"middle\">\n", labels, "</g>\n");
@@ -306,19 +296,19 @@ class Picture {
     double x = left_;
     std::string out;
     const auto entry = [&](const std::vector<std::string>& fills, const std::string& text) {
-      const double width = 18.0 * static_cast<double>(fills.size()) + 6 +
-                           static_cast<double>(text.size()) * kTextSize * 0.52 + 20;
+      const double width =
+          18.0 * static_cast<double>(fills.size()) + 6 + static_cast<double>(text.size()) * kTextSize * 0.52 + 20;
       if (x > left_ && x + width > options_.width - kMargin) {
         x = left_;
         y += 22;
       }
       for (const std::string& fill : fills) {
-        out += concat("<rect x=\"", coordinate(x), "\" y=\"", coordinate(y),
-                      "\" width=\"14\" height=\"14\" fill=\"", fill, "\"/>\n");
+        out += concat("<rect x=\"", coordinate(x), "\" y=\"", coordinate(y), "\" width=\"14\" height=\"14\" fill=\"",
+                      fill, "\"/>\n");
         x += 18;
       }
-      out += concat("<text x=\"", coordinate(x + 2), "\" y=\"", coordinate(y + 12), "\" fill=\"", kText,
-                    "\">", text, "</text>\n");
+      out += concat("<text x=\"", coordinate(x + 2), "\" y=\"", coordinate(y + 12), "\" fill=\"", kText, "\">", text,
+                    "</text>\n");
       x += width - 18.0 * static_cast<double>(fills.size());
     };
     const auto shades = [&](Kind kind) {

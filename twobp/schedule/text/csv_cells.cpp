@@ -43,8 +43,7 @@ class Bytes {
 
 class Reader {
  public:
-  Reader(std::istream& in, const std::string& name,
-         const std::function<void(CsvPosition, const std::string&)>& visit)
+  Reader(std::istream& in, const std::string& name, const std::function<void(CsvPosition, const std::string&)>& visit)
       : bytes_(in), name_(name), visit_(visit) {}
 
   void run() {

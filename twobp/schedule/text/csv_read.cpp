@@ -1,5 +1,5 @@
-// Reading the text form: turns cells into instructions, derives the placement from the rows, and proves that
-// the result is a schedule.
+// Reading the text form: turns cells into instructions, derives the placement from the rows, and proves that the result
+// is a schedule.
 #include <algorithm>
 #include <charconv>
 #include <limits>
@@ -23,8 +23,8 @@ constexpr int kHighest = std::numeric_limits<int>::max() - 1;  // so that the nu
 constexpr std::string_view kOverlap = "OVERLAP_F_B";
 
 const std::vector<std::string>& known_ops() {
-  static const std::vector<std::string> ops = {
-      "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+  static const std::vector<std::string> ops = {"F",      "I",      "W",       "B",       "SEND_F",     "RECV_F",
+                                               "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
   return ops;
 }
 
@@ -34,8 +34,8 @@ bool is_passed_over(std::string_view op) {
 }
 
 std::optional<Op> op_of(std::string_view name) {
-  for (const Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2, Op::kBackward, Op::kSendForward,
-                      Op::kRecvForward, Op::kSendBackward, Op::kRecvBackward}) {
+  for (const Op op : {Op::kForward, Op::kBackwardP1, Op::kBackwardP2, Op::kBackward, Op::kSendForward, Op::kRecvForward,
+                      Op::kSendBackward, Op::kRecvBackward}) {
     if (op_name(op) == name) return op;
   }
   return std::nullopt;
@@ -107,8 +107,7 @@ class CsvImport {
     int stage = 0;
     const char* next = number(at, cell, text.data(), end, "stage", stage);
     if (next == text.data()) {
-      reject(at, cell,
-             "does not begin with the number of a stage: a cell is stage, op, micro-batch, as in 0F0",
+      reject(at, cell, "does not begin with the number of a stage: a cell is stage, op, micro-batch, as in 0F0",
              text.find(';') != std::string_view::npos ? ". Put commas between cells, not semicolons" : "");
     }
     const char* const digits = std::find_if(next, end, [](char c) { return c >= '0' && c <= '9'; });
@@ -126,16 +125,15 @@ class CsvImport {
     }
     if (!op) return;
     if (digits == end) reject(at, cell, "names no micro-batch: write ", text, "0");
-    if (overlapped && !is_compute(*op))
-      reject(at, cell, text, " is a message, and ", kOverlap, " holds none");
+    if (overlapped && !is_compute(*op)) reject(at, cell, text, " is a message, and ", kOverlap, " holds none");
     schedule_.ranks[at.row].push_back({*op, stage, micro_batch, 1});
     columns_[at.row].push_back(at.column);
     has_messages_ |= !is_compute(*op);
   }
 
   // Parses digits, if there are any. Returns the position after them.
-  const char* number(CsvPosition at, const std::string& cell, const char* begin, const char* end,
-                     std::string_view what, int& value) const {
+  const char* number(CsvPosition at, const std::string& cell, const char* begin, const char* end, std::string_view what,
+                     int& value) const {
     if (begin == end || *begin < '0' || *begin > '9') return begin;
     const auto [next, error] = std::from_chars(begin, end, value);
     if (error != std::errc() || value > kHighest) {
@@ -267,8 +265,7 @@ class CsvImport {
       const auto& list = schedule_.ranks[rank];
       auto& of_rank = origins.emplace_back();
       for (size_t i = 0; i < list.size(); ++i) {
-        const size_t slot =
-            static_cast<size_t>(list[i].stage) * schedule_.micro_batches + list[i].micro_batch;
+        const size_t slot = static_cast<size_t>(list[i].stage) * schedule_.micro_batches + list[i].micro_batch;
         auto& posted = list[i].op == Op::kForward || list[i].op == Op::kRecvForward ? forward : backward;
         if (is_receive(list[i].op)) {
           if (posted[slot] != 0) of_rank.push_back(posted[slot] - 1);  // posted twice; validate names it
@@ -280,8 +277,7 @@ class CsvImport {
         of_rank.push_back(i);
       }
       for (size_t i = 0; i < list.size(); ++i) {
-        const size_t slot =
-            static_cast<size_t>(list[i].stage) * schedule_.micro_batches + list[i].micro_batch;
+        const size_t slot = static_cast<size_t>(list[i].stage) * schedule_.micro_batches + list[i].micro_batch;
         auto& posted = list[i].op == Op::kRecvForward ? forward : backward;
         if (is_receive(list[i].op) && posted[slot] == i + 1) of_rank.push_back(i);
       }

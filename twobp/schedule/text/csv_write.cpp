@@ -21,12 +21,11 @@ struct Cell {
 
 void append(std::string& row, const Cell& cell) {
   if (!row.empty()) row += ',';
-  row +=
-      cell.reduce_grad ? std::to_string(cell.instruction.stage) + "REDUCE_GRAD" : to_string(cell.instruction);
+  row += cell.reduce_grad ? std::to_string(cell.instruction.stage) + "REDUCE_GRAD" : to_string(cell.instruction);
 }
 
-// Ranks take turns, one cell each. They wait until the inputs of their next cell have been written. A waiting
-// rank is looked at again when one of its inputs is written. The sender writes both ends of a message.
+// Ranks take turns, one cell each. They wait until the inputs of their next cell have been written. A waiting rank is
+// looked at again when one of its inputs is written. The sender writes both ends of a message.
 class Rows {
  public:
   explicit Rows(const Schedule& schedule) : schedule_(schedule), rows_(schedule.ranks.size()) {
@@ -76,9 +75,7 @@ class Rows {
     return cells;
   }
 
-  uint8_t& there(int stage, int m) {
-    return there_[static_cast<size_t>(stage) * schedule_.micro_batches + m];
-  }
+  uint8_t& there(int stage, int m) { return there_[static_cast<size_t>(stage) * schedule_.micro_batches + m]; }
 
   bool ready(const Instruction& i) {
     if (i.op == Op::kForward) return i.stage == 0 || (there(i.stage, i.micro_batch) & kInput) != 0;
@@ -122,9 +119,8 @@ CsvForm parse_csv_form(std::string_view name) {
 }
 
 std::string to_csv(const Schedule& schedule, CsvForm form) {
-  TWOBP_CHECK(
-      schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
-      " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");
+  TWOBP_CHECK(schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
+              " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");
   const Schedule cells = lower(schedule);
   for (int rank = 0; rank < cells.rank_count(); ++rank) {
     TWOBP_CHECK(!cells.ranks[rank].empty(), "schedule '", schedule.name, "': rank ", rank,

@@ -63,18 +63,16 @@ class Cells {
   // The cell that a part of an op belongs to. Both halves of a B belong to the cell of the B.
   size_t cell_of(int rank, const RecordedOp& ran) const {
     const auto text = [&] { return to_string({ran.op, ran.stage, ran.micro_batch}); };
-    TWOBP_CHECK(is_compute(ran.op) && ran.stage >= 0 && ran.stage < schedule_.stages &&
-                    ran.micro_batch >= 0 && ran.micro_batch < schedule_.micro_batches,
+    TWOBP_CHECK(is_compute(ran.op) && ran.stage >= 0 && ran.stage < schedule_.stages && ran.micro_batch >= 0 &&
+                    ran.micro_batch < schedule_.micro_batches,
                 "schedule '", schedule_.name, "' has no ", text(), ", which ran on rank ", rank);
     TWOBP_CHECK(schedule_.rank_of_stage[ran.stage] == rank, text(), " ran on rank ", rank, ", but schedule '",
-                schedule_.name, "' places stage ", ran.stage, " on rank ",
-                schedule_.rank_of_stage[ran.stage]);
+                schedule_.name, "' places stage ", ran.stage, " on rank ", schedule_.rank_of_stage[ran.stage]);
     const size_t p1 = slot(ran.stage, ran.micro_batch, 1);
     const bool whole = ops_[p1] == 1 + static_cast<uint8_t>(Op::kBackward);
     TWOBP_CHECK(ran.op != Op::kBackward || whole, text(), " ran, but schedule '", schedule_.name,
                 "' has a separate I and W in its place");
-    const size_t at =
-        whole && ran.op != Op::kForward ? p1 : slot(ran.stage, ran.micro_batch, kind_of(ran.op));
+    const size_t at = whole && ran.op != Op::kForward ? p1 : slot(ran.stage, ran.micro_batch, kind_of(ran.op));
     TWOBP_CHECK(has(at), "schedule '", schedule_.name, "' has no ", text(), ", which ran on rank ", rank);
     return at;
   }
@@ -100,10 +98,9 @@ Schedule without_instructions(const Schedule& schedule) {
 }  // namespace
 
 Schedule lower(const Schedule& schedule) {
-  TWOBP_CHECK(
-      !schedule.fills(), "schedule '", schedule.name,
-      "' has p2 fill: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
-      "or a recorded order, or choose p2 off, end, cooldown or placed");
+  TWOBP_CHECK(!schedule.fills(), "schedule '", schedule.name,
+              "' has p2 fill: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
+              "or a recorded order, or choose p2 off, end, cooldown or placed");
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Instruction& i : schedule.ranks[rank]) {
@@ -126,8 +123,8 @@ Schedule lower(const Schedule& schedule, const std::vector<std::vector<RecordedO
     }
   }
   for (size_t slot = 0; slot < cells.size(); ++slot) {
-    TWOBP_CHECK(!cells.has(slot) || last[slot] != kNever, to_string(cells.cell(slot)), " of schedule '",
-                schedule.name, "' never ran: the order must have every op of the step");
+    TWOBP_CHECK(!cells.has(slot) || last[slot] != kNever, to_string(cells.cell(slot)), " of schedule '", schedule.name,
+                "' never ran: the order must have every op of the step");
   }
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < ran.size(); ++rank) {
@@ -144,8 +141,8 @@ Schedule lower(const Schedule& schedule, const Simulation& simulation) {
 }
 
 Schedule keep_micro_batches(Schedule schedule, int micro_batches) {
-  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name,
-              "' is for ", schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
+  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name, "' is for ",
+              schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
   if (micro_batches == schedule.micro_batches) return schedule;
   for (auto& list : schedule.ranks) {
     std::erase_if(list, [&](const Instruction& i) { return i.micro_batch >= micro_batches; });

@@ -9,8 +9,7 @@
 
 namespace twobp {
 
-// Thrown by validate, with the place of the fault: rank and index into its list, or -1 if no single cell
-// shows it.
+// Thrown by validate, with the place of the fault: rank and index into its list, or -1 if no single cell shows it.
 class InvalidSchedule : public Error {
  public:
   InvalidSchedule(const std::string& what, int rank, int index) : Error(what), rank(rank), index(index) {}
@@ -40,10 +39,10 @@ struct ValidateOptions {
 //   - F and I have their input (received, or handed over by a stage of the same rank that ran before);
 //   - running all ranks to the end does not deadlock, with sends as the options say;
 //   - no rank needs more buffers than the options allow, however long ops take.
-// A schedule that is valid under rendezvous is valid with buffered sends. For the converse see
-// order_for_rendezvous. Linear in the instructions; with a buffer limit, times the ranks.
-// Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad
-// cell marked between '>' and '<'.
+// A schedule that is valid under rendezvous is valid with buffered sends. For the converse see order_for_rendezvous.
+// Linear in the instructions; with a buffer limit, times the ranks.
+// Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad cell marked
+// between '>' and '<'.
 void validate(const Schedule& schedule, const ValidateOptions& options = {});
 
 }  // namespace twobp
