@@ -23,8 +23,7 @@ struct BenchRow {
   Variant variant;
   std::string cap;
   Batch batch;
-  std::vector<double>
-      batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
+  std::vector<double> batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]

@@ -76,9 +76,8 @@ class Text {
   bool is_end(int64_t token) const { return std::find(ends_.begin(), ends_.end(), token) != ends_.end(); }
 
   void print(int64_t token) {
-    const std::string text = tokenizer_
-                                 ? stream_->add(token)
-                                 : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
+    const std::string text =
+        tokenizer_ ? stream_->add(token) : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
     show(text);
   }
   void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
@@ -115,8 +114,7 @@ void generate(const GenerateOptions& options) {
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
-  const std::vector<std::string> unused =
-      unused_generation_settings(options.model, options.sampling.temperature == 0);
+  const std::vector<std::string> unused = unused_generation_settings(options.model, options.sampling.temperature == 0);
   if (!unused.empty()) {
     log_warning(concat(options.model, "/generation_config.json has ", join(unused),
                        ", which is not supported: transformers would generate another text"));
@@ -134,9 +132,8 @@ void generate(const GenerateOptions& options) {
   });
   text.finish();
   const double rest = now_seconds() - first;
-  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n",
-               static_cast<long long>(count), prompt.size(), first - begin,
-               count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
+  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n", static_cast<long long>(count),
+               prompt.size(), first - begin, count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
 }
 
 }  // namespace
@@ -162,8 +159,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
       ->check(number_from(0, 1e18))  // more than 2^64 would be taken as that
       ->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "tokenizer.json, if it is not in the model's directory");
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json, if it is not in the model's directory");
   command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();

@@ -70,8 +70,7 @@ json machine_to_json() {
       break;
     }
   }
-  return {
-      {"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
+  return {{"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
 }
 
 }  // namespace twobp

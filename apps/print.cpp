@@ -93,8 +93,7 @@ void check_output() {
   const bool flushed = std::fflush(stdout) == 0 && std::cout.good();
   if (!flushed && first_error == 0) first_error = errno;
   if ((flushed && std::ferror(stdout) == 0) || stop_signal() != 0) return;
-  fail("cannot write to standard output",
-       first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
+  fail("cannot write to standard output", first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
 }
 
 }  // namespace twobp

@@ -28,8 +28,7 @@ graph::Pass chain(bool in_place) {
   }
   const JsonNode node(code, "benchmark", "code");
   graph::Input input;
-  graph::Pass pass =
-      graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});
+  graph::Pass pass = graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});
   if (!in_place) {
     for (graph::Instruction& one : pass.code) one.over = -1;
   }

@@ -1,6 +1,5 @@
-// Measures the time of a message between two processes over MPI, by size. The time runs from the send until
-// the message has been received. It is the median over ping-pongs. Prints one JSON object, {"bytes":
-// seconds}.
+// Measures the time of a message between two processes over MPI, by size. The time runs from the send until the message
+// has been received. It is the median over ping-pongs. Prints one JSON object, {"bytes": seconds}.
 //
 //   mpirun -n 2 build/release/benchmarks/link_probe 16 1048576
 #include <cstdio>

@@ -10,10 +10,7 @@
 namespace twobp {
 
 SlowLink::SlowLink(std::unique_ptr<Transport> inner, double latency, double bytes_per_second)
-    : inner_(std::move(inner)),
-      latency_(latency),
-      bytes_per_second_(bytes_per_second),
-      free_at_(inner_->size(), 0.0) {}
+    : inner_(std::move(inner)), latency_(latency), bytes_per_second_(bytes_per_second), free_at_(inner_->size(), 0.0) {}
 
 void SlowLink::set_speed(double latency, double bytes_per_second) {
   latency_ = latency;

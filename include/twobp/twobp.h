@@ -1,5 +1,5 @@
-// The library for a program: models, data, training, schedules. Layers and single parts have headers of their
-// own beside this one.
+// The library for a program: models, data, training, schedules. Layers and single parts have headers of their own
+// beside this one.
 #pragma once
 
 #include "twobp/models/decoder/options.h"

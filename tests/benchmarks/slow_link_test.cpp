@@ -1,5 +1,4 @@
-// The link that benchmarks use between replicas: no message arrives early or in another order, and none is
-// lost.
+// The link that benchmarks use between replicas: no message arrives early or in another order, and none is lost.
 #include "benchmarks/data_parallel/slow_link.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,4 @@
-// Tests profiles of samples that cost unequally, and how the seconds of a step are divided among its
-// micro-batches.
+// Tests profiles of samples that cost unequally, and how the seconds of a step are divided among its micro-batches.
 #include "twobp/pipeline/profile/profile.h"
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Tests processes that were started with different inputs. All of them report the same error before anything
-// is computed. It names the difference and the process.
+// Tests processes that were started with different inputs. All of them report the same error before anything is
+// computed. It names the difference and the process.
 #include "twobp/train/agreement.h"
 
 #include <gtest/gtest.h>
@@ -82,8 +82,7 @@ TEST(Agreement, CountsManyDifferences) {
   Config others = config;
   others.optimizer = {.type = "sgd", .lr = 1, .weight_decay = 2, .beta1 = 0.5, .beta2 = 0.6};
   const std::string error = errors_of(config, 2, others)[0];
-  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos)
-      << error;
+  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos) << error;
   EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
 }
 

@@ -1,5 +1,5 @@
-// Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were
-// computed by hand.
+// Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were computed by
+// hand.
 #include "twobp/train/update/lr_schedule.h"
 
 #include <gtest/gtest.h>
@@ -88,8 +88,7 @@ TEST(LearningRate, WarmUpMayBeLongerThanTheRun) {
 }
 
 TEST(LearningRate, RefusesBadInput) {
-  expect_error([] { learning_rate(make("cosin", 0), 0, 10); },
-               {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
+  expect_error([] { learning_rate(make("cosin", 0), 0, 10); }, {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
   expect_error([] { learning_rate(make("cosine", 0), -1, 10); }, {"step -1"});
 }
 

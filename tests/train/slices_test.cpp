@@ -44,9 +44,8 @@ Config config_of(const std::vector<int>& split, const std::vector<int>& lengths,
   return config;
 }
 
-Outcome train(const Config& config, const std::vector<Batch>& batches, const std::string& schedule,
-              P2Policy policy, const MemoryCap& cap = MemoryCap::automatic(),
-              P2Batching batching = P2Batching::kLoop) {
+Outcome train(const Config& config, const std::vector<Batch>& batches, const std::string& schedule, P2Policy policy,
+              const MemoryCap& cap = MemoryCap::automatic(), P2Batching batching = P2Batching::kLoop) {
   Config with = config;
   with.pipeline.schedule = schedule;
   return test::train(with, batches, {schedule, policy, batching, cap});
@@ -67,8 +66,7 @@ TEST(Slices, HaveTheSameBitsForEverySchedule) {
         expect_same_bits(expected, train(config_of({3, 5}, lengths), batches, schedule, P2Policy::kPlaced),
                          concat(schedule, " placed, M ", micro_batches));
       }
-      for (const char* schedule :
-           {"zb-v", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb", "looped-bfs"}) {
+      for (const char* schedule : {"zb-v", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb", "looped-bfs"}) {
         for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
           expect_same_bits(expected, train(config_of({2, 2, 1, 3}, lengths, 2), batches, schedule, policy),
                            concat(schedule, ", p2 ", policy_name(policy), ", M ", micro_batches));
@@ -156,9 +154,7 @@ class SlowStart : public Layer {
     return layer_->backward_p1(std::move(dy), context, saved);
   }
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
-  void collect_parameters(std::vector<Parameter*>& parameters) override {
-    layer_->collect_parameters(parameters);
-  }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { layer_->collect_parameters(parameters); }
 
  private:
   std::unique_ptr<Layer> layer_;
@@ -189,8 +185,7 @@ TEST(Slices, AreCutByOperationsWhateverTheTimes) {
   EXPECT_EQ(cuts(0.03, "flops", 1), expected);
   EXPECT_EQ(cuts(0.03, "flops", 2), expected);
   const Cuts measured = cuts(0.03, "measured", 1);
-  EXPECT_EQ(measured, equal_cuts(512, 4))
-      << "the injected times fall along the sequence, and a line of cost does not";
+  EXPECT_EQ(measured, equal_cuts(512, 4)) << "the injected times fall along the sequence, and a line of cost does not";
   EXPECT_NE(expected, measured);
   {
     const OperatorsEverywhere operators;  // attention counts itself, and not block by block
@@ -242,15 +237,15 @@ TEST(Slices, AreCutByCost) {
   trainer.step();
   // A run that resumes with other cuts is told so.
   Config other = trainer.config();
-  EXPECT_EQ(check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
-                           facts_of_run(other, *trainer.data().train)),
-            std::vector<std::string>());
+  EXPECT_EQ(
+      check_same_run(facts_of_run(trainer.config(), *trainer.data().train), facts_of_run(other, *trainer.data().train)),
+      std::vector<std::string>());
   other.pipeline.slice_lengths = {1, 1, 62};
-  const auto notes = check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
-                                    facts_of_run(other, *trainer.data().train));
+  const auto notes =
+      check_same_run(facts_of_run(trainer.config(), *trainer.data().train), facts_of_run(other, *trainer.data().train));
   ASSERT_EQ(notes.size(), 1U);
-  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1],
-                                 ",", cuts[3] - cuts[2], "] in the checkpoint")),
+  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1], ",",
+                                 cuts[3] - cuts[2], "] in the checkpoint")),
             std::string::npos)
       << notes[0];
 }
@@ -310,8 +305,7 @@ TEST(Slices, PlanPredictsThePeak) {
         for (size_t rank = 0; rank < split.size(); ++rank)
           fixed.push_back(trainer.pipeline().meter().rank_use(static_cast<int>(rank)).total());
         const StepReport report = trainer.step().report;
-        const auto message =
-            static_cast<double>(config.pipeline.micro_batch_size * config.data.sequence * 32 * 4);
+        const auto message = static_cast<double>(config.pipeline.micro_batch_size * config.data.sequence * 32 * 4);
         for (size_t rank = 0; rank < split.size(); ++rank) {
           const auto measured = static_cast<double>(report.rank_memory[rank].peak - fixed[rank]);
           const double slack = split.size() == 1 ? 0 : kMicroBatches * message;
@@ -424,8 +418,7 @@ TEST(Slices, RefuseBadInput) {
         },
         parts);
   };
-  refused([](Config& c) { c.pipeline.slices = 3; },
-          {"pipeline.slices is 3", "16 positions", "use at most 2"});
+  refused([](Config& c) { c.pipeline.slices = 3; }, {"pipeline.slices is 3", "16 positions", "use at most 2"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;

@@ -28,12 +28,8 @@ class SlowTransport : public Transport {
     std::this_thread::sleep_for(std::chrono::duration<double>(latency_ + bytes / bytes_per_second_));
     inner_.isend(to, tag, std::move(values));
   }
-  bool try_receive(int from, const Tag& tag, Values& values) override {
-    return inner_.try_receive(from, tag, values);
-  }
-  Values receive(int from, const Tag& tag, double timeout) override {
-    return inner_.receive(from, tag, timeout);
-  }
+  bool try_receive(int from, const Tag& tag, Values& values) override { return inner_.try_receive(from, tag, values); }
+  Values receive(int from, const Tag& tag, double timeout) override { return inner_.receive(from, tag, timeout); }
   void abort(const std::string& reason) override { inner_.abort(reason); }
 
  private:

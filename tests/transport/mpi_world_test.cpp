@@ -1,5 +1,4 @@
-// Tests a run's processes as mpirun starts them: their ranks, groups that do not mix, and wrong numbers of
-// processes.
+// Tests a run's processes as mpirun starts them: their ranks, groups that do not mix, and wrong numbers of processes.
 #include <mpi.h>
 
 #include <gtest/gtest.h>
@@ -80,8 +79,7 @@ TEST(MpiWorld, RefusesAWrongNumberOfProcesses) {
   test::expect_error([&] { make_mpi_world(0, 1); }, {"0 replicas of 1 ranks"});
 }
 
-// The receiver does not look until the sender has given up. So a large message does not leave, and the sender
-// says so.
+// The receiver does not look until the sender has given up. So a large message does not leave, and the sender says so.
 TEST(MpiTransport, FlushTimesOutWithAMessage) {
   const auto end = make_mpi_transport(2);
   if (end && end->rank() == 0) {

@@ -128,8 +128,7 @@ std::string expectation(const Key& key, const Field& field, const Json& value) {
           return "an integer" + range_of<Value>();
         } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
           const Json* item = misfit(*to, value);
-          return item != nullptr && item->is_number_integer() ? "integers" + range_of<int>()
-                                                              : "a list of integers";
+          return item != nullptr && item->is_number_integer() ? "integers" + range_of<int>() : "a list of integers";
         } else {
           return concat(key.type == "text" ? "" : "a ", key.type);
         }
@@ -151,12 +150,11 @@ std::string describe_misfit(const Field& field, const Json& value) {
 }
 
 // The name in {"file": "mine.csv"}. For a key that allows files, it means the same as "mine.csv".
-const Json& file_name(const std::string& full_name, const Key& key, const Json& value,
-                      const std::string& origin) {
+const Json& file_name(const std::string& full_name, const Key& key, const Json& value, const std::string& origin) {
   if (key.allowed.file.empty() || !value.is_object()) return value;
   const bool one_text = value.size() == 1 && value.contains("file") && value["file"].is_string();
-  TWOBP_CHECK(one_text && value["file"].get_ref<const std::string&>().ends_with(key.allowed.file), origin,
-              ": \"", full_name, "\" as an object must be {\"file\": \"NAME", key.allowed.file,
+  TWOBP_CHECK(one_text && value["file"].get_ref<const std::string&>().ends_with(key.allowed.file), origin, ": \"",
+              full_name, "\" as an object must be {\"file\": \"NAME", key.allowed.file,
               "\"}, with a file name that ends in ", key.allowed.file, ".");
   return value["file"];
 }
@@ -308,8 +306,7 @@ void assign_value(const std::string& full_name, const Key& key, void* values, co
   const Field field = key.field(values);
   if (std::visit(Assign{text.is_null() ? value : text}, field)) return;
   fail(origin, ": \"", full_name, "\" expects ", expectation(key, field, value), ", got ",
-       describe_misfit(field, value),
-       value.is_number() && key.type == "text" ? ": write it between quotes" : "", ".");
+       describe_misfit(field, value), value.is_number() && key.type == "text" ? ": write it between quotes" : "", ".");
 }
 
 void check_choice(const std::string& full_name, const Key& key, const std::string& name, bool unset_is_fine) {
@@ -317,8 +314,7 @@ void check_choice(const std::string& full_name, const Key& key, const std::strin
   const bool known = std::find(choices.begin(), choices.end(), name) != choices.end();
   const bool file = !key.allowed.file.empty() && name.ends_with(key.allowed.file);
   TWOBP_CHECK(choices.empty() || unset_is_fine || known || file, full_name, " is \"", name,
-              "\", which is unknown: did you mean \"", nearest(name, choices), "\"? It is ",
-              key.allowed.text(), ".");
+              "\", which is unknown: did you mean \"", nearest(name, choices), "\"? It is ", key.allowed.text(), ".");
 }
 
 void check_value(const std::string& full_name, const Key& key, void* values, const void* defaults) {
@@ -329,9 +325,8 @@ void check_value(const std::string& full_name, const Key& key, void* values, con
           const Field usual = key.field(const_cast<void*>(defaults));  // only read
           check_choice(full_name, key, *value, value->empty() && std::get<std::string*>(usual)->empty());
         } else if constexpr (std::is_arithmetic_v<Value> && !std::is_same_v<Value, bool>) {
-          TWOBP_CHECK(key.allowed.contains(static_cast<double>(*value)), full_name, " is ", *value,
-                      ", but must be ", std::is_integral_v<Value> ? "an integer " : "a finite number ",
-                      key.allowed.text(), ".");
+          TWOBP_CHECK(key.allowed.contains(static_cast<double>(*value)), full_name, " is ", *value, ", but must be ",
+                      std::is_integral_v<Value> ? "an integer " : "a finite number ", key.allowed.text(), ".");
         }
       },
       key.field(values));

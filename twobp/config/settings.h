@@ -73,8 +73,8 @@ int64_t parse_bytes(const std::string& text);
 // with which it is read, "optimizer.type \"sgd\"".
 template <typename T>
 void check_used(bool used, const char* key, const T& value, const T& unset, const char* users) {
-  TWOBP_CHECK(used || value == unset, key, " is ", value, ", but only ", users,
-              " uses it: remove it, or set it to ", unset, ".");
+  TWOBP_CHECK(used || value == unset, key, " is ", value, ", but only ", users, " uses it: remove it, or set it to ",
+              unset, ".");
 }
 
 // Internal to this folder: one value of a key, from JSON or from the text of --set.
@@ -86,8 +86,8 @@ nlohmann::ordered_json override_value(const Key& key, const std::string& text);
 
 // Assigns the value to the key's member of the struct `values`. Throws Error for another type. A Choice is
 // left as it is: choose() assigns it.
-void assign_value(const std::string& full_name, const Key& key, void* values,
-                  const nlohmann::ordered_json& given, const std::string& origin);
+void assign_value(const std::string& full_name, const Key& key, void* values, const nlohmann::ordered_json& given,
+                  const std::string& origin);
 
 // Throws Error unless the key allows the text. `unset_is_fine`: whatever the text.
 void check_choice(const std::string& full_name, const Key& key, const std::string& name, bool unset_is_fine);

@@ -50,8 +50,7 @@ Json parse_json_object(std::string_view text, const std::string& origin, int max
 }
 
 template nlohmann::json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
-template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin,
-                                                  int max_depth);
+template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
 
 std::string JsonNode::shown() const {
   constexpr size_t kLongest = 40;
@@ -75,8 +74,7 @@ std::optional<JsonNode> JsonNode::find(const char* key) const {
 
 std::vector<JsonNode> JsonNode::elements(size_t most) const {
   if (!value_.is_array()) refuse("is not a list, but ", shown());
-  if (value_.size() > most)
-    refuse("has ", value_.size(), " elements, more than the ", most, " that are allowed");
+  if (value_.size() > most) refuse("has ", value_.size(), " elements, more than the ", most, " that are allowed");
   std::vector<JsonNode> all;
   all.reserve(value_.size());
   for (const auto& one : value_) all.emplace_back(one, origin_, concat(place_, "[", all.size(), "]"));
@@ -85,8 +83,7 @@ std::vector<JsonNode> JsonNode::elements(size_t most) const {
 
 std::vector<std::pair<std::string, JsonNode>> JsonNode::members(size_t most) const {
   if (!value_.is_object()) refuse("is not an object, but ", shown());
-  if (value_.size() > most)
-    refuse("has ", value_.size(), " members, more than the ", most, " that are allowed");
+  if (value_.size() > most) refuse("has ", value_.size(), " members, more than the ", most, " that are allowed");
   std::vector<std::pair<std::string, JsonNode>> all;
   for (const auto& [key, one] : value_.items()) {
     if (key.empty() || key.size() > 1000) refuse("has a name of ", key.size(), " bytes");
@@ -106,14 +103,12 @@ int64_t JsonNode::integer(int64_t least, int64_t most) const {
   if (!value_.is_number_integer()) refuse("is not a whole number, but ", shown());
   const bool huge = value_.is_number_unsigned() && value_.get<uint64_t>() > INT64_MAX;
   const int64_t number = huge ? INT64_MAX : value_.get<int64_t>();
-  if (huge || number < least || number > most)
-    refuse("is ", value_.dump(), ", outside ", least, " to ", most);
+  if (huge || number < least || number > most) refuse("is ", value_.dump(), ", outside ", least, " to ", most);
   return number;
 }
 
 double JsonNode::number() const {
-  if (!value_.is_number() || !std::isfinite(value_.get<double>()))
-    refuse("is not a finite number, but ", shown());
+  if (!value_.is_number() || !std::isfinite(value_.get<double>())) refuse("is not a finite number, but ", shown());
   return value_.get<double>();
 }
 

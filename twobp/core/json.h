@@ -25,10 +25,8 @@ template <typename Json = nlohmann::json>
 Json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
 
 extern template nlohmann::json parse_json(std::string_view text, const std::string& origin, int max_depth);
-extern template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin,
-                                                  int max_depth);
-extern template nlohmann::json parse_json_object(std::string_view text, const std::string& origin,
-                                                 int max_depth);
+extern template nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, int max_depth);
+extern template nlohmann::json parse_json_object(std::string_view text, const std::string& origin, int max_depth);
 extern template nlohmann::ordered_json parse_json_object(std::string_view text, const std::string& origin,
                                                          int max_depth);
 

@@ -12,8 +12,8 @@ class Pattern {
   // Throws Error if `expression` is not valid.
   explicit Pattern(const std::string& expression);
 
-  // The whole of `text` and its groups, from 1 (an optional group without a match is empty), if all of `text`
-  // matches; otherwise nothing. Text that contains a zero byte does not match.
+  // The whole of `text` and its groups, from 1 (an optional group without a match is empty), if all of `text` matches;
+  // otherwise nothing. Text that contains a zero byte does not match.
   std::vector<std::string> match(const std::string& text) const;
 
  private:

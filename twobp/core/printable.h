@@ -6,8 +6,8 @@
 
 namespace twobp {
 
-// The text with its control characters as escapes: "\n", "\x1b", "\u{202e}". This covers C0 and C1, the
-// characters that change the direction or the line of text, and bytes that are not UTF-8.
+// The text with its control characters as escapes: "\n", "\x1b", "\u{202e}". This covers C0 and C1, the characters that
+// change the direction or the line of text, and bytes that are not UTF-8.
 std::string printable(std::string_view text);
 
 // The same, but newlines and tabs stay.

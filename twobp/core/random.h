@@ -1,5 +1,4 @@
-// Random integers that are the same with every compiler and library. Those of std::uniform_int_distribution
-// are not.
+// Random integers that are the same with every compiler and library. Those of std::uniform_int_distribution are not.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +33,8 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words. Words from the last whole
-// multiple of `bound` on are drawn again, so all values are equally likely.
+// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words. Words from the last whole multiple of
+// `bound` on are drawn again, so all values are equally likely.
 template <typename Engine>
 uint64_t bounded(Engine& engine, uint64_t bound) {
   const uint64_t rest = (std::numeric_limits<uint64_t>::max() % bound + 1) % bound;

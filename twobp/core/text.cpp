@@ -47,8 +47,7 @@ std::string format_seconds(double seconds) {
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   std::array<char, 64> buffer{};
   if (whole < 3600) {
-    std::snprintf(buffer.data(), buffer.size(), "%dm%02ds", static_cast<int>(whole / 60),
-                  static_cast<int>(whole % 60));
+    std::snprintf(buffer.data(), buffer.size(), "%dm%02ds", static_cast<int>(whole / 60), static_cast<int>(whole % 60));
   } else {
     std::snprintf(buffer.data(), buffer.size(), "%lldh%02dm", static_cast<long long>(whole / 3600),
                   static_cast<int>(whole / 60 % 60));

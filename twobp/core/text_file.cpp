@@ -28,8 +28,8 @@ class OpenFile {
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
 
-  // The size of a regular file. None for a stream that this program was given: /dev/stdin, or <(...) of a
-  // shell, which is /dev/fd/N. Throws Error for anything else: it may never end, or never begin.
+  // The size of a regular file. None for a stream that this program was given: /dev/stdin, or <(...) of a shell, which
+  // is /dev/fd/N. Throws Error for anything else: it may never end, or never begin.
   std::optional<uint64_t> size() const {
     struct stat status {};
     check(::fstat(fd_, &status) == 0);
@@ -62,8 +62,7 @@ std::string read_text(const std::string& path, uint64_t max_bytes) {
   const OpenFile file(path);
   const std::optional<uint64_t> size = file.size();
   const auto check_length = [&](uint64_t bytes) {
-    TWOBP_CHECK(bytes <= max_bytes, path, ": longer than the ", max_bytes,
-                " bytes that such a file may have");
+    TWOBP_CHECK(bytes <= max_bytes, path, ": longer than the ", max_bytes, " bytes that such a file may have");
   };
   if (size) check_length(*size);
   constexpr size_t kBlock = size_t{1} << 20U;

@@ -12,8 +12,8 @@ struct Character {
   size_t bytes = 0;  // 0: the byte begins no character
 };
 
-// Decodes the character at the begin of `text`, which is not empty. Rejects forms that are too long,
-// surrogates, and codes above the last one.
+// Decodes the character at the begin of `text`, which is not empty. Rejects forms that are too long, surrogates, and
+// codes above the last one.
 Character first_character(std::string_view text);
 
 }  // namespace twobp

@@ -33,8 +33,8 @@ class ArrayDataset : public Dataset {
   // column, value); if no label is counted; if a mask is neither 0 nor 1 or masks a whole sample; if a token
   // type is outside [0, token_types); for a language model if a padded position has a label; or if the folder
   // has a .npy or .npz file that is not read.
-  ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab,
-               LabelOf label_of = LabelOf::kNextToken, int64_t token_types = 2);
+  ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab, LabelOf label_of = LabelOf::kNextToken,
+               int64_t token_types = 2);
 
   int64_t size() const override { return input_.shape()[0]; }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;

@@ -39,8 +39,7 @@ constexpr std::array<KnownFormat, 13> kFormats = {
      {"\x04\x22\x4d\x18"sv, "is compressed by lz4", kDecompress, kDecompress},
      {"PAR1"sv, "is a parquet file", "use data.text.", "give its name the ending .parquet."},
      {"ARROW1"sv, "is an Arrow file", "use data.text, with a parquet file.", "write it as a parquet file."},
-     {"\x89HDF"sv, "is an HDF5 file", "write its numbers alone, with array.tofile().",
-      "write its text alone."},
+     {"\x89HDF"sv, "is an HDF5 file", "write its numbers alone, with array.tofile().", "write its text alone."},
      {"MMIDIDX"sv, "is the index of Megatron's token files", "give the .bin file alone.",
       "give the .bin file alone, in data.tokens."},
      {"\xff\xfe"sv, "is a text in UTF-16 or UTF-32", "", kConvert},
@@ -54,8 +53,8 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
   TWOBP_CHECK(fd_ >= 0, path_, ": cannot open: ", open_error(errno), ".");
   try {
     struct stat status {};
-    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_,
-                ": cannot read its size: ", std::generic_category().message(errno), ".");
+    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_, ": cannot read its size: ", std::generic_category().message(errno),
+                ".");
     TWOBP_CHECK(S_ISREG(status.st_mode), path_, ": is not a file",
                 S_ISDIR(status.st_mode) ? " but a folder." : " of fixed size: copy its content into one.");
     size_ = static_cast<size_t>(status.st_size);
@@ -70,9 +69,7 @@ InputFile::~InputFile() {
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
 
 InputFile& InputFile::operator=(InputFile&& other) noexcept {
   std::swap(path_, other.path_);

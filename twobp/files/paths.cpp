@@ -50,8 +50,7 @@ constexpr double kLockedFor = 86400;  // in seconds, because tokenizing may take
 
 }  // namespace
 
-std::vector<std::string> matching_files(const std::string& pattern, std::string_view key,
-                                        std::string_view extension) {
+std::vector<std::string> matching_files(const std::string& pattern, std::string_view key, std::string_view extension) {
   std::vector<std::string> paths = matches(pattern, key);
   TWOBP_CHECK(!paths.empty(), key, ": no file matches \"", pattern,
               "\": check the path, which is relative to the folder the program runs in.");
@@ -112,11 +111,8 @@ std::string state_of_file(const fs::path& file) {
   struct stat status {};
   TWOBP_CHECK(::stat(file.c_str(), &status) == 0, file.string(),
               ": cannot open: ", std::generic_category().message(errno), ".");
-  const auto nanoseconds = [](const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  };
-  return concat(status.st_size, ' ', status.st_ino, ' ', nanoseconds(status.st_mtim), ' ',
-                nanoseconds(status.st_ctim));
+  const auto nanoseconds = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return concat(status.st_size, ' ', status.st_ino, ' ', nanoseconds(status.st_mtim), ' ', nanoseconds(status.st_ctim));
 }
 
 }  // namespace twobp

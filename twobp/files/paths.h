@@ -12,8 +12,7 @@ namespace twobp {
 // pattern that is itself the name of a file stands for that file, whatever characters it contains. Throws
 // Error that names the configuration key if nothing matches, only folders match (suggesting "folder/*" plus
 // `extension`), or a folder on the way cannot be read.
-std::vector<std::string> matching_files(const std::string& pattern, std::string_view key,
-                                        std::string_view extension);
+std::vector<std::string> matching_files(const std::string& pattern, std::string_view key, std::string_view extension);
 
 // Advice for a user who gives the name of a model on the Hugging Face Hub in place of a folder.
 // For a message that `path` is missing: how to download the model. Empty if `path` exists, or does not

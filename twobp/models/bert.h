@@ -1,7 +1,7 @@
-// BERT (arXiv 1810.04805) for masked language modelling, made of split layers: embeddings, blocks and a head.
-// A block is an attention half and an MLP half, each followed by its norm. The halves are separate layers, so
-// that a stage may end between them. The head is dense, GELU, norm, decoder, and cross-entropy at the labels
-// that count. Parameter names are those of Hugging Face's BertForMaskedLM.
+// BERT (arXiv 1810.04805) for masked language modelling, made of split layers: embeddings, blocks and a head. A block
+// is an attention half and an MLP half, each followed by its norm. The halves are separate layers, so that a stage may
+// end between them. The head is dense, GELU, norm, decoder, and cross-entropy at the labels that count. Parameter names
+// are those of Hugging Face's BertForMaskedLM.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct BertOptions {
   double init_std = 0.02;
 };
 
-// The batch's fields are input_ids and labels (B, S) int64, and optionally attention_mask and token_type_ids
-// (B, S) int64. Throws Error for sizes below 1, heads that do not divide dim, or a dropout outside [0, 1).
+// The batch's fields are input_ids and labels (B, S) int64, and optionally attention_mask and token_type_ids (B, S)
+// int64. Throws Error for sizes below 1, heads that do not divide dim, or a dropout outside [0, 1).
 ModelSpec bert(const BertOptions& options, const BuildSettings& settings = {});
 
 ModelType bert_type();

@@ -1,5 +1,5 @@
-// The model type "captured": a torch.nn.Module that Python captured as a bundle (docs/bundle.md). The bundle,
-// which model.from names, says what it computes.
+// The model type "captured": a torch.nn.Module that Python captured as a bundle (docs/bundle.md). The bundle, which
+// model.from names, says what it computes.
 #pragma once
 
 #include <memory>

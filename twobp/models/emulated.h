@@ -1,5 +1,5 @@
-// A model whose layers wait instead of computing, and hold bytes instead of values. It serves to study
-// schedules on the real executor and transport with more ranks than cores.
+// A model whose layers wait instead of computing, and hold bytes instead of values. It serves to study schedules on the
+// real executor and transport with more ranks than cores.
 #pragma once
 
 #include <vector>
@@ -20,8 +20,8 @@ struct EmulatedLayer {
   bool operator==(const EmulatedLayer&) const = default;
 };
 
-// Layers with equal numbers are of one kind. The model has no input, and the loss is 0. Throws Error for no
-// layer and for negative numbers.
+// Layers with equal numbers are of one kind. The model has no input, and the loss is 0. Throws Error for no layer and
+// for negative numbers.
 ModelSpec emulated(const std::vector<EmulatedLayer>& layers);
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// Frozen parameters have no W, no gradient and no optimizer state. Layers before the first one with a
-// trainable parameter have no backward pass at all.
+// Frozen parameters have no W, no gradient and no optimizer state. Layers before the first one with a trainable
+// parameter have no backward pass at all.
 #pragma once
 
 #include <string>
@@ -14,15 +14,13 @@ namespace twobp {
 // Whether a name matches a pattern. In the pattern, * stands for any text and ? for any single character.
 bool matches_pattern(std::string_view name, std::string_view pattern);
 
-// Makes the layers of `model` freeze the parameters whose names match one of the patterns, and finds the
-// first trainable layer. Layers of one kind that differ in what is frozen become different kinds, because
-// their costs differ. Throws Error if a pattern matches nothing (naming the existing parameters), or only a
-// part of a packed weight.
+// Makes the layers of `model` freeze the parameters whose names match one of the patterns, and finds the first
+// trainable layer. Layers of one kind that differ in what is frozen become different kinds, because their costs differ.
+// Throws Error if a pattern matches nothing (naming the existing parameters), or only a part of a packed weight.
 void freeze(ModelSpec& model, const std::vector<std::string>& patterns);
 
-// Throws Error if one of lora.targets gives no adapter in the model (naming the existing projections). Also
-// throws Error if it gives one to a weight that is also used elsewhere, because merging the adapter would
-// change both uses.
+// Throws Error if one of lora.targets gives no adapter in the model (naming the existing projections). Also throws
+// Error if it gives one to a weight that is also used elsewhere, because merging the adapter would change both uses.
 void check_lora_targets(const ModelSpec& model, const LoraOptions& lora);
 
 // Freezes everything except the LoRA adapters.

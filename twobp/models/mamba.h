@@ -1,6 +1,6 @@
-// Mamba (arXiv 2312.00752) as a language model: an embedding, blocks and a head. A block is norm, mixer and
-// residual, split into two layers (up to the mixer's first projection, and the rest). The head is norm,
-// projection and cross-entropy. Parameter names are those of Hugging Face's MambaForCausalLM.
+// Mamba (arXiv 2312.00752) as a language model: an embedding, blocks and a head. A block is norm, mixer and residual,
+// split into two layers (up to the mixer's first projection, and the rest). The head is norm, projection and
+// cross-entropy. Parameter names are those of Hugging Face's MambaForCausalLM.
 #pragma once
 
 #include <cstdint>

@@ -38,8 +38,7 @@ void ModelOptions::throw_other_type(const char* wanted) const {
 const std::vector<ModelType>& model_types() {
   static const std::vector<ModelType> all = [] {
     std::vector<ModelType> types = decoder_types();
-    for (const auto& make : {bert_type, mamba_type, resnet_type, mlp_type, captured_type})
-      types.push_back(make());
+    for (const auto& make : {bert_type, mamba_type, resnet_type, mlp_type, captured_type}) types.push_back(make());
     return types;
   }();
   return all;

@@ -14,8 +14,7 @@ constexpr const char* kPadToken = "pad_token_id";
 int64_t read_pad_token(const CheckedJson& file, int64_t vocab, int64_t otherwise) {
   const nlohmann::json* value = file.find(kPadToken);
   if (value == nullptr) return file.object.contains(kPadToken) ? -1 : otherwise;
-  TWOBP_CHECK(value->is_number_integer(), file.origin, ": ", kPadToken, " is ", shown(*value),
-              ", not an integer");
+  TWOBP_CHECK(value->is_number_integer(), file.origin, ": ", kPadToken, " is ", shown(*value), ", not an integer");
   const bool fits = !value->is_number_unsigned() || value->get<uint64_t>() <= INT64_MAX;
   const int64_t token = fits ? value->get<int64_t>() : INT64_MAX;
   TWOBP_CHECK(token >= -vocab && token < vocab, file.origin, ": ", kPadToken, " ", shown(*value),

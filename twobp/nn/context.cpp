@@ -26,8 +26,8 @@ const at::Tensor& Context::field(const std::string& name) const {
   if (found != fields->end()) return found->second;
   std::vector<std::string> present;
   for (const auto& [key, tensor] : *fields) present.push_back(key);
-  fail("the batch has no field \"", name, "\", which a layer needs; it has ",
-       present.empty() ? "none" : join(present), ".");
+  fail("the batch has no field \"", name, "\", which a layer needs; it has ", present.empty() ? "none" : join(present),
+       ".");
 }
 
 double LossFactor::number() const {

@@ -24,10 +24,9 @@ void Saved::keep_context(const Context& context) {
 }
 
 const Context& Saved::context() const {
-  TWOBP_CHECK(
-      context_ != nullptr,
-      "a layer asks for the context of a micro-batch, but none was kept: run forward and backward-p1 first, "
-      "and let one of them call keep_context");
+  TWOBP_CHECK(context_ != nullptr,
+              "a layer asks for the context of a micro-batch, but none was kept: run forward and backward-p1 first, "
+              "and let one of them call keep_context");
   return *context_;
 }
 

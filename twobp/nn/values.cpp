@@ -10,8 +10,7 @@ at::Tensor pinned(const at::Tensor& tensor, at::DeviceType type) {
   constexpr c10::DispatchKeySet kHost(c10::DispatchKey::CPU);
   const at::Tensor copy =
       tensor.is_non_overlapping_and_dense()
-          ? at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), memory, kHost,
-                                              tensor.scalar_type())
+          ? at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), memory, kHost, tensor.scalar_type())
           : at::detail::empty_generic(tensor.sizes(), memory, kHost, tensor.scalar_type(), std::nullopt);
   return copy.copy_(tensor);
 }

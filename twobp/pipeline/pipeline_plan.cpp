@@ -60,9 +60,8 @@ void Pipeline::add_caps(StepPlan& plan) const {
   const Schedule& schedule = plan.schedule;
   const auto simulation = [&] { return in_process_simulation(plan.caps); };
   // If the policy does not ask for filling, W that is to be concatenated stays together.
-  const bool fills =
-      schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
-                           twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
+  const bool fills = schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
+                                          twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
   if (!fills || !on_devices) return;

@@ -26,8 +26,7 @@ PipelineShape auto_shape(const PipelineConfig& config) {
   if (shape.ranks == 0) shape.ranks = shape.stages > 0 ? shape.stages : 2;
   if (shape.stages == 0) shape.stages = shape.ranks;
   const auto placements = possible_placements(shape.stages, shape.ranks);
-  TWOBP_CHECK(!placements.empty(), "pipeline.stages is ", shape.stages, " and pipeline.ranks is ",
-              shape.ranks,
+  TWOBP_CHECK(!placements.empty(), "pipeline.stages is ", shape.stages, " and pipeline.ranks is ", shape.ranks,
               ": schedule 'auto' places the same number of stages on each rank, so use a multiple of it");
   shape.rank_of_stage = place_stages(placements[0], shape.stages, shape.ranks);
   if (shape.micro_batches == 0) shape.micro_batches = 2 * shape.ranks;
@@ -47,9 +46,8 @@ PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource&
   const int usual = usual_stages_per_rank(placement);
   PipelineShape shape{config.ranks, config.stages, {}, config.micro_batches};
   if (shape.ranks == 0) {
-    TWOBP_CHECK(shape.stages % usual == 0, "pipeline.stages is ", shape.stages, ", but schedule '",
-                config.schedule, "' places ", usual, " on each rank: use a multiple of ", usual,
-                ", or set pipeline.ranks");
+    TWOBP_CHECK(shape.stages % usual == 0, "pipeline.stages is ", shape.stages, ", but schedule '", config.schedule,
+                "' places ", usual, " on each rank: use a multiple of ", usual, ", or set pipeline.ranks");
     shape.ranks = shape.stages > 0 ? shape.stages / usual : 2;
   }
   if (shape.stages == 0) shape.stages = usual * shape.ranks;

@@ -16,8 +16,8 @@ struct PipelineShape {
   int micro_batches = 0;
 };
 
-// `schedule` is that of pipeline.schedule; without it, a file is read now. Throws Error if it cannot be read,
-// or if pipeline.stages, ranks or micro_batches do not fit it.
+// `schedule` is that of pipeline.schedule; without it, a file is read now. Throws Error if it cannot be read, or if
+// pipeline.stages, ranks or micro_batches do not fit it.
 PipelineShape pipeline_shape(const PipelineConfig& config);
 PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource& schedule);
 

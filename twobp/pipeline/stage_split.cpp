@@ -39,8 +39,7 @@ std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerC
   return balanced_light_split(seconds, bytes, kSlack);
 }
 
-std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model,
-                                                          const std::vector<Profile>& slices,
+std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model, const std::vector<Profile>& slices,
                                                           const std::vector<int>& split) {
   std::vector<std::vector<LayerCost>> stages;
   for (const Profile& slice : slices) {

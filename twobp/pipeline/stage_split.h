@@ -8,18 +8,16 @@
 
 namespace twobp {
 
-// The number of layers of each stage. The busiest rank is as fast as possible (balanced_split). With one
-// stage on each rank, all splits within 2 % of the best count as equal, because profiles cannot tell them
-// apart. Among these it takes the split whose fullest rank needs the least memory: activations of as many
-// micro-batches as 1F1B holds on that stage, weights, their gradients, and two numbers of optimizer state for
-// each weight. With several stages on each rank, it prefers instead stages of one rank that are equally long.
-// `costs`: by layer.
+// The number of layers of each stage. The busiest rank is as fast as possible (balanced_split). With one stage on each
+// rank, all splits within 2 % of the best count as equal, because profiles cannot tell them apart. Among these it takes
+// the split whose fullest rank needs the least memory: activations of as many micro-batches as 1F1B holds on that
+// stage, weights, their gradients, and two numbers of optimizer state for each weight. With several stages on each
+// rank, it prefers instead stages of one rank that are equally long. `costs`: by layer.
 std::vector<int> measured_split(const ModelSpec& model, const std::vector<LayerCost>& costs,
                                 const std::vector<int>& rank_of_stage);
 
 // The costs of each stage's layers. With slices, those of the first slice come first.
-std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model,
-                                                          const std::vector<Profile>& slices,
+std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model, const std::vector<Profile>& slices,
                                                           const std::vector<int>& split);
 
 }  // namespace twobp

@@ -11,8 +11,8 @@
 
 namespace twobp {
 
-// The result on a rank of the previous step's update. If the update does not stand, the work that the rank
-// did on the new step in vain counts as its start-up.
+// The result on a rank of the previous step's update. If the update does not stand, the work that the rank did on the
+// new step in vain counts as its start-up.
 struct Settled {
   bool stands = true;     // false: the weights have changed since the rank ended that step
   double loss_scale = 1;  // of the next step
@@ -35,9 +35,9 @@ class StepUpdate {
   virtual ~StepUpdate() = default;
   // After the rank's last instruction: sums, clips and applies the gradients.
   virtual UpdateTimes run(int rank) = 0;
-  // Called if the previous step was under way when this one began, after the rank's leading F, before it adds
-  // to a gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on
-  // none, the rank runs the leading F again.
+  // Called if the previous step was under way when this one began, after the rank's leading F, before it adds to a
+  // gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on none, the rank
+  // runs the leading F again.
   virtual Settled settle(int rank) = 0;
 };
 
@@ -58,8 +58,8 @@ struct StepRequest {
   std::shared_ptr<EarlyEnd> early_end{};  // null: nobody asks whether the run is to end
 };
 
-// The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of
-// the whole micro-batches.
+// The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of the whole
+// micro-batches.
 struct StepBatch {
   std::vector<Fields> micro_batches;
   std::vector<Fields> sequences;

@@ -45,15 +45,14 @@ LayerCost at_size(const CostModel& model, const std::vector<LayerCost>& costs, i
 }
 
 // A rise may not make the seconds of any samples negative.
-void check_rise(double seconds, double rise, const std::vector<double>& sample_costs,
-                const std::string& what) {
-  TWOBP_CHECK(std::abs(rise) <= kMostCost, what, " rise is ", rise, " seconds: must be from ", -kMostCost,
-              " to ", kMostCost);
+void check_rise(double seconds, double rise, const std::vector<double>& sample_costs, const std::string& what) {
+  TWOBP_CHECK(std::abs(rise) <= kMostCost, what, " rise is ", rise, " seconds: must be from ", -kMostCost, " to ",
+              kMostCost);
   if (sample_costs.empty()) return;
   for (const double samples : {sample_costs.front(), sample_costs.back()}) {
     const double then = seconds + rise * (samples - 1);
-    TWOBP_CHECK(then >= -kRounding * seconds, what, " would take ", then, " seconds for samples that cost ",
-                samples, " times the mean: the rise is ", rise, " seconds, but must leave at least 0");
+    TWOBP_CHECK(then >= -kRounding * seconds, what, " would take ", then, " seconds for samples that cost ", samples,
+                " times the mean: the rise is ", rise, " seconds, but must leave at least 0");
   }
 }
 
@@ -106,27 +105,25 @@ size_t known_place_of(const CostModel& model, int slices) {
   if (place < model.slice_lengths.size()) return place;
   std::vector<std::string> counts = {"1"};
   for (const auto& lengths : model.slice_lengths) counts.push_back(std::to_string(lengths.size()));
-  fail("there are no costs of ", slices, " slices, but only of ", join(counts),
-       ": measure again with --slices ", slices);
+  fail("there are no costs of ", slices, " slices, but only of ", join(counts), ": measure again with --slices ",
+       slices);
 }
 
 void check_slices(const CostModel& model, const KindCosts& kind, const std::string& where) {
   if (kind.in_slices.empty()) return;  // measured whole, as a layer that computes W again
-  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs for ",
-              kind.in_slices.size(), " ways to cut into slices, but the model has ",
-              model.slice_lengths.size());
+  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs for ", kind.in_slices.size(),
+              " ways to cut into slices, but the model has ", model.slice_lengths.size());
   for (size_t way = 0; way < kind.in_slices.size(); ++way) {
     const auto& slices = kind.in_slices[way];
     const size_t count = model.slice_lengths[way].size();
-    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(),
-                " slices, but this way to cut has ", count);
+    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(), " slices, but this way to cut has ", count);
     for (size_t slice = 0; slice < count; ++slice) {
-      TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ",
-                  count, ": costs at ", slices[slice].size(), " micro-batch sizes, but the model has ",
+      TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ", count,
+                  ": costs at ", slices[slice].size(), " micro-batch sizes, but the model has ",
                   model.micro_batch_sizes.size());
       for (size_t i = 0; i < slices[slice].size(); ++i) {
-        const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
-                                      model.micro_batch_sizes[i], ":");
+        const std::string at =
+            concat(where, " slice ", slice, " of ", count, ", micro-batch size ", model.micro_batch_sizes[i], ":");
         check_costs(slices[slice][i], model.sample_costs, at);
         TWOBP_CHECK(slices[slice][i].p2_units == slices[0][i].p2_units, at, " ", slices[slice][i].p2_units,
                     " p2 units, but slice 0 has ", slices[0][i].p2_units);
@@ -155,8 +152,8 @@ void check_sample_costs(const std::vector<double>& costs) {
   for (size_t i = 0; i < costs.size(); ++i) {
     check_number(costs[i], concat("the cost of samples ", i));
     // Means of equal costs may differ in the last digits.
-    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1] * (1 - kRounding), "the costs of samples fall from ",
-                costs[i - 1], " to ", costs[i], ": give the cheapest first");
+    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1] * (1 - kRounding), "the costs of samples fall from ", costs[i - 1],
+                " to ", costs[i], ": give the cheapest first");
     sum += costs[i];
   }
   const double mean = sum / static_cast<double>(std::max<size_t>(1, costs.size()));
@@ -242,9 +239,8 @@ void check_cost_model(const CostModel& model) {
   check_sample_costs(model.sample_costs);
   for (const auto& [name, kind] : model.kinds) {
     const std::string where = concat("kind '", name, "':");
-    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",
-                kind.at_size.size(), " micro-batch sizes, but the model has ",
-                model.micro_batch_sizes.size());
+    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ", kind.at_size.size(),
+                " micro-batch sizes, but the model has ", model.micro_batch_sizes.size());
     check_number(kind.parameters, where + " number of parameters");
     check_number(kind.parameter_bytes, where + " parameter bytes");
     check_number(kind.gradient_bytes, where + " gradient bytes");
@@ -273,9 +269,7 @@ std::vector<std::vector<LayerCost>> slice_costs_at(const CostModel& model, int m
   std::vector<std::vector<LayerCost>> costs;
   for (int slice = 0; slice < slices; ++slice) {
     costs.push_back(costs_of_layers(
-        model, micro_batch_size, [&](const KindCosts& kind) -> const auto& {
-          return kind.in_slices[place][slice];
-        }));
+        model, micro_batch_size, [&](const KindCosts& kind) -> const auto& { return kind.in_slices[place][slice]; }));
   }
   return costs;
 }
@@ -302,8 +296,8 @@ bool has_slices(const CostModel& model, int slices) {
          });
 }
 
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size, int slices) {
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
+                                   int slices) {
   check_split(split, static_cast<int>(model.layers.size()), static_cast<int>(split.size()));
   std::vector<StageCost> costs;
   for (const auto& layers : slice_costs_at(model, micro_batch_size, slices)) {

@@ -76,8 +76,8 @@ bool has_slices(const CostModel& model, int slices);
 // The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch
 // whose samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate`
 // takes them. Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size, int slices = 1);
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
+                                   int slices = 1);
 
 // The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
 // program's transport (in_process.h).

@@ -124,8 +124,8 @@ KindCosts read_kind(const JsonNode& node, const CostModel& model) {
   if (!in_slices) return kind;
   const auto ways = in_slices->elements();
   if (ways.size() != model.slice_lengths.size())
-    in_slices->refuse("has ", ways.size(), " entries, but must have one for each of the ",
-                      model.slice_lengths.size(), " entries of \"slices\"");
+    in_slices->refuse("has ", ways.size(), " entries, but must have one for each of the ", model.slice_lengths.size(),
+                      " entries of \"slices\"");
   for (const JsonNode& way : ways) {
     const size_t count = model.slice_lengths[kind.in_slices.size()].size();
     auto& slices = kind.in_slices.emplace_back();
@@ -141,11 +141,10 @@ CostModel read_model(const JsonNode& file) {
   if (!format || format->value() != kFormat)
     file.refuse("is no cost model: its \"format\" is not \"", kFormat,
                 "\". Write one with: twobp profile CONFIG --json FILE");
-  file.has_only({"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices",
-                 "sample_costs", "kinds", "layers"});
+  file.has_only({"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices", "sample_costs", "kinds",
+                 "layers"});
   CostModel model;
-  for (const JsonNode& size : file["micro_batch_sizes"].elements())
-    model.micro_batch_sizes.push_back(whole(size));
+  for (const JsonNode& size : file["micro_batch_sizes"].elements()) model.micro_batch_sizes.push_back(whole(size));
   for (const JsonNode& layer : file["layers"].elements())
     model.layers.push_back({layer["name"].text(), layer["kind"].text()});
   model.first_trainable = whole(file["first_trainable"]);

@@ -27,14 +27,13 @@ bool covers(const std::vector<int>& a, const std::vector<int>& b) {
 }  // namespace
 
 const CostModel& model_for(const ModelsByRecompute& models, const PlanChoice& choice) {
-  const auto at = std::find_if(models.begin(), models.end(),
-                               [&](const auto& model) { return model.first == choice.recompute; });
+  const auto at =
+      std::find_if(models.begin(), models.end(), [&](const auto& model) { return model.first == choice.recompute; });
   return at->second;
 }
 
 const OrderBytes& LeastMemory::order_of(const PlanChoice& choice) {
-  const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches,
-                       choice.slices);
+  const std::tuple key(choice.schedule.name(), choice.stages, choice.ranks, choice.micro_batches, choice.slices);
   auto at = orders_.find(key);
   if (at == orders_.end()) {
     at = orders_
@@ -69,9 +68,8 @@ double LeastMemory::of_all_ranks(const PlanChoice& choice) {
 
 bool LeastMemory::split_within(double memory, PlanChoice& choice) {
   const OrderBytes& order = order_of(choice);
-  const auto [at, is_new] =
-      within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices,
-                           choice.recompute, memory > 0});
+  const auto [at, is_new] = within_.try_emplace(
+      {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices, choice.recompute, memory > 0});
   if (is_new) at->second = make_split_within(memory, choice, order);
   if (!at->second.empty()) choice.split = at->second;
   return !at->second.empty();
@@ -133,9 +131,7 @@ OrderBytes::OrderBytes(const Schedule& schedule)
 }
 
 void OrderBytes::add(std::vector<Moment>& moments, Moment moment) {
-  const auto same = [&](const Moment& other) {
-    return other.stage == moment.stage && other.slice == moment.slice;
-  };
+  const auto same = [&](const Moment& other) { return other.stage == moment.stage && other.slice == moment.slice; };
   for (const Moment& other : moments) {
     if (same(other) && covers(other.held, moment.held)) return;
   }

@@ -80,8 +80,7 @@ class LeastMemory {
   // By schedule, stages, ranks, micro-batches and slices.
   std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
   // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>>
-      within_;
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>> within_;
 };
 
 }  // namespace twobp

@@ -77,8 +77,7 @@ class Mover {
 
 }  // namespace
 
-std::vector<int> move_layers(std::vector<int> split, double seconds, int most,
-                             const SecondsOfSplit& seconds_of) {
+std::vector<int> move_layers(std::vector<int> split, double seconds, int most, const SecondsOfSplit& seconds_of) {
   return Mover(std::move(split), seconds, most, seconds_of).run();
 }
 

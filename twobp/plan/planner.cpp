@@ -32,8 +32,7 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
   options.message_seconds = link.latency;
   options.bytes_per_second = link.bytes_per_second;
   if (network.ranks_per_node > 0) {
-    options.shared_links =
-        node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
+    options.shared_links = node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
   }
   const LinkSpeed data = network.data.value_or(node);
   // As in training by default: in buckets, and W in their order.
@@ -48,17 +47,17 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return costs_of_micro_batches(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
-                                typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches,
-                                                                   choice.micro_batch_size}));
+  return costs_of_micro_batches(
+      stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+      typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches, choice.micro_batch_size}));
 }
 
 class Planner {
  public:
   Planner(const CostModel& model, const PlanRequest& request) : request_(request) {
     check_cost_model(model);
-    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ",
-                request.memory, " bytes: must be finite and not negative");
+    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ", request.memory,
+                " bytes: must be finite and not negative");
     std::vector<std::string> modes = request.recompute;
     if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_names();
     for (const std::string& mode : modes) {
@@ -135,8 +134,7 @@ class Planner {
     choice.peak_bytes = peak_of(simulation);
   }
 
-  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule,
-                           const PlanRequest& request) const {
+  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule, const PlanRequest& request) const {
     const CostModel& model = model_for(models_, choice);
     const auto costs = costs_of(model, choice);
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
@@ -160,8 +158,7 @@ class Planner {
       if (least_.split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
     }
     PlanChoice& smallest = *result_.smallest;
-    const Simulation simulation =
-        simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
+    const Simulation simulation = simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
     smallest.step_seconds = simulation.step_seconds;
     smallest.bubble = simulation.bubble_ratio();
   }
@@ -281,8 +278,7 @@ std::string gain_text(const PlanResult& result) {
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy,
-                              choice.slices);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy, choice.slices);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {
@@ -311,11 +307,10 @@ std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& b
   const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
   const auto end = std::find_if(best.begin(), compared,
                                 [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
-  const auto lightest = std::min_element(
-      best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  const auto lightest =
+      std::min_element(best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
   const double light = kSameBytes * lightest->peak_bytes;
-  return std::find_if(best.begin(), end,
-                      [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
+  return std::find_if(best.begin(), end, [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
 }
 
 }  // namespace twobp

@@ -125,7 +125,6 @@ using SecondsOfSplit = std::function<std::optional<double>(const std::vector<int
 // Improves `split`, which takes `seconds`. Moves one layer across one boundary between stages, or one across
 // each of two boundaries, until no such move is faster or `most` splits have been tried. Every stage keeps a
 // layer. Deterministic. The result is never slower than `split`, but often not the best of all.
-std::vector<int> move_layers(std::vector<int> split, double seconds, int most,
-                             const SecondsOfSplit& seconds_of);
+std::vector<int> move_layers(std::vector<int> split, double seconds, int most, const SecondsOfSplit& seconds_of);
 
 }  // namespace twobp

@@ -16,14 +16,13 @@ int usual_stages_per_rank(Placement placement) {
 
 bool placement_fits(Placement placement, int stages, int ranks) {
   if (stages < 1 || ranks < 1) return false;
-  return placement == Placement::kLooped ? stages % ranks == 0
-                                         : stages / usual_stages_per_rank(placement) == ranks &&
-                                               stages % usual_stages_per_rank(placement) == 0;
+  return placement == Placement::kLooped
+             ? stages % ranks == 0
+             : stages / usual_stages_per_rank(placement) == ranks && stages % usual_stages_per_rank(placement) == 0;
 }
 
 std::vector<int> place_stages(Placement placement, int stages, int ranks) {
-  TWOBP_CHECK(stages >= 1 && ranks >= 1, "a pipeline needs at least 1 stage and 1 rank, got ", stages,
-              " and ", ranks);
+  TWOBP_CHECK(stages >= 1 && ranks >= 1, "a pipeline needs at least 1 stage and 1 rank, got ", stages, " and ", ranks);
   TWOBP_CHECK(placement_fits(placement, stages, ranks), stages, " stages on ", ranks, " ranks: a ",
               placement_name(placement), " placement has ",
               placement == Placement::kLinear ? "one stage"

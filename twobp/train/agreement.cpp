@@ -84,8 +84,7 @@ Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule) {
       if (known.insert(parameter->name()).second) numel += parameter->numel();
     }
   }
-  Facts facts = {
-      {"the model", concat(model.layers.size(), " layers, ", numel, " parameters, checksum ", sum.text())}};
+  Facts facts = {{"the model", concat(model.layers.size(), " layers, ", numel, " parameters, checksum ", sum.text())}};
   if (schedule.written() != nullptr) {
     Checksum cells;
     for (const auto& list : schedule.written()->ranks) {

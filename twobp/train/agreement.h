@@ -17,17 +17,17 @@ namespace twobp {
 // Names and this process's values: ("pipeline.p2", "fill").
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Facts that are known at the start: this program and LibTorch, the CPU's kernels, and the configuration.
-// Keys that change no result are left out (reader threads, pinning, progress lines), and so are paths, which
-// may differ between machines.
+// Facts that are known at the start: this program and LibTorch, the CPU's kernels, and the configuration. Keys that
+// change no result are left out (reader threads, pinning, progress lines), and so are paths, which may differ between
+// machines.
 Facts facts_of_program(const Config& config);
 // The model's layers and parameters, and the schedule's cells if it comes from a file.
 Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule);
 // The number of samples, and a checksum of some of them.
 Facts facts_of_data(const Config& config, const DataSplit& data);
 
-// Called by all processes. If two differ, throws the same Error on all. It names the first few facts that
-// differ, and for each the process of lowest rank that disagrees with rank 0.
+// Called by all processes. If two differ, throws the same Error on all. It names the first few facts that differ, and
+// for each the process of lowest rank that disagrees with rank 0.
 void check_agreement(const Processes& processes, const Facts& facts);
 
 }  // namespace twobp

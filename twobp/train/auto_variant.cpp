@@ -32,16 +32,14 @@ const char* standard_name(const Pipeline& pipeline) {
 
 }  // namespace
 
-Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
-                     const std::vector<double>& batch) {
+Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked, const std::vector<double>& batch) {
   const StepOptions given{asked.batching, asked.memory_cap};
   const StepPlan standard = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kOff, given);
   const SimulationOptions options = in_process_simulation(standard.caps);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs(), batch);
   AutoScheduleOptions search{.slices = pipeline.slices()};
   if (asked.memory_cap.is_automatic()) {
-    // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits
-    // with W.
+    // The cap is raised to the memory that the named schedule needs under the same cap if it fills its waits with W.
     const StepPlan filled = pipeline.plan(standard_name(pipeline), micro_batches, P2Policy::kFill, given);
     const Simulation simulation = simulate(filled.schedule, costs, options);
     for (size_t rank = 0; rank < simulation.ranks.size(); ++rank)

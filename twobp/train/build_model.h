@@ -13,8 +13,8 @@ namespace twobp {
 // `precision` is "fp32", "bf16" or "fp16".
 at::ScalarType compute_dtype(const std::string& precision);
 
-// The model for training, in train.precision. Layers that match pipeline.recompute recompute. Throws Error if
-// one of its rules fits no layer.
+// The model for training, in train.precision. Layers that match pipeline.recompute recompute. Throws Error if one of
+// its rules fits no layer.
 ModelSpec build_model(const Config& config);
 
 PipelineOptions pipeline_options(const Config& config, const PipelineShape& shape);

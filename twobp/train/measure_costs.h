@@ -21,12 +21,12 @@ struct MeasureOptions {
   int device = 0;                      // which of the machine's GPUs, if pipeline.device is one
 };
 
-// Measures one layer of each kind on pipeline.device, on typical samples of the configured data (balance.h),
-// as training would, its optimizer step, and the link between two ranks of this process, through the host.
-// Slices are cut for the smallest size, and the same at the others; of recomputation, only that of
-// activations is measured in slices, as only that is trained so. Throws Error for too few samples, for
-// recomputation in addition to a configured one, for a model or sequences that cannot be cut into so many
-// slices, and for errors in building the model or opening the data.
+// Measures one layer of each kind on pipeline.device, on typical samples of the configured data (balance.h), as
+// training would, its optimizer step, and the link between two ranks of this process, through the host. Slices are cut
+// for the smallest size, and the same at the others; of recomputation, only that of activations is measured in slices,
+// as only that is trained so. Throws Error for too few samples, for recomputation in addition to a configured one, for
+// a model or sequences that cannot be cut into so many slices, and for errors in building the model or opening the
+// data.
 CostModel measure_costs(const Config& config, const MeasureOptions& options);
 // The same for a model and data of the caller's own.
 CostModel measure_costs(const Config& config, const ModelSpec& spec, const Dataset& data,

@@ -23,12 +23,10 @@ Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
 
 }  // namespace
 
-SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch,
-                              const PipelineConfig& config, const Device& device, double seconds,
-                              const StepSeconds& step) {
+SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch, const PipelineConfig& config,
+                              const Device& device, double seconds, const StepSeconds& step) {
   Cuts by_hand;
-  if (!config.slice_lengths.empty())
-    by_hand = cuts_by_hand(config.slice_lengths, sequence_length(batch.fields));
+  if (!config.slice_lengths.empty()) by_hand = cuts_by_hand(config.slice_lengths, sequence_length(batch.fields));
   if (config.slices == 1) return {{}, {measure_profile(model, batch, seconds, device)}};
   if (!by_hand.empty()) return measure_slices(model, batch, by_hand, seconds, device);
   const Cuts equal = equal_cuts(sequence_length(batch.fields), config.slices);
@@ -42,12 +40,10 @@ SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
                          const Variant& variant, int micro_batches) {
   const std::vector<int>& placed = options.rank_of_stage;
-  const std::vector<int> split = options.split.empty()
-                                     ? measured_split(model, layer_costs(model, sum_of(slices)), placed)
-                                     : options.split;
-  const Schedule schedule =
-      variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
-                            micro_batches, variant.policy, slices.count());
+  const std::vector<int> split =
+      options.split.empty() ? measured_split(model, layer_costs(model, sum_of(slices)), placed) : options.split;
+  const Schedule schedule = variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
+                                                  micro_batches, variant.policy, slices.count());
   const auto costs = profiled_costs(layer_costs_of_stages(model, slices.profiles, split));
   return simulate(schedule, costs, in_process_simulation()).step_seconds;
 }

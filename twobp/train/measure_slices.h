@@ -11,14 +11,13 @@
 
 namespace twobp {
 
-// The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `batch`, of whole
-// sequences. Without slice_lengths, the fastest cuts by pipeline.slice_cost; without `step` either, slices
-// that cost the same. By operations, which are counted, cuts are the same in all runs. Without slices, the
-// profile of whole sequences. Throws Error if the sequences are too short, or the lengths
+// The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `batch`, of whole sequences. Without
+// slice_lengths, the fastest cuts by pipeline.slice_cost; without `step` either, slices that cost the same. By
+// operations, which are counted, cuts are the same in all runs. Without slices, the profile of whole sequences. Throws
+// Error if the sequences are too short, or the lengths
 // do not add up to one. Measures for about `seconds`, once or twice.
-SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch,
-                              const PipelineConfig& config, const Device& device, double seconds = 0.3,
-                              const StepSeconds& step = {});
+SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch, const PipelineConfig& config,
+                              const Device& device, double seconds = 0.3, const StepSeconds& step = {});
 
 // The seconds of a step of this schedule as simulated, without what lies outside F, I and W.
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,

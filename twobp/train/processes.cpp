@@ -84,8 +84,7 @@ std::string receive_text(Transport& transport, int from, const Tag& tag, double 
 Processes::Processes(Transport& transport, double timeout)
     : transport_(&transport), timeout_(timeout), index_(transport.rank()), count_(transport.size()) {}
 
-// Messages have left when a call returns: ranks must not free this thread's tensors, because their memory is
-// metered.
+// Messages have left when a call returns: ranks must not free this thread's tensors, because their memory is metered.
 std::string Processes::from_first(const std::string& text) const {
   if (count_ == 1) return text;
   at::Tensor bytes = is_first() ? bytes_of(text) : at::Tensor();

@@ -8,8 +8,8 @@
 
 namespace twobp {
 
-// A micro-batch of `size` samples with costs near the mean, at most data.size(). If samples cost unequally,
-// also one of as many copies of the costliest sample: no micro-batch costs more.
+// A micro-batch of `size` samples with costs near the mean, at most data.size(). If samples cost unequally, also one of
+// as many copies of the costliest sample: no micro-batch costs more.
 ProfiledBatch profiled_batch(const Dataset& data, int64_t size);
 
 }  // namespace twobp

@@ -24,8 +24,7 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepPl
                                  in_process_simulation(plan.caps), norm)
                         .gain();
   }
-  decision.on =
-      config.pipeline.run_ahead == "on" || (!config.pipeline.graphs && decision.gain > RunAhead::kLeastGain);
+  decision.on = config.pipeline.run_ahead == "on" || (!config.pipeline.graphs && decision.gain > RunAhead::kLeastGain);
   World& world = pipeline.world();
   if (world.processes->size() > 1) {
     at::Tensor first = at::zeros({2}, at::kDouble);
@@ -42,10 +41,10 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepPl
 
 std::string to_text(const RunAhead& run_ahead) {
   const std::string gain = fixed(run_ahead.gain, 2);
-  return run_ahead.on ? concat("ranks begin the next step without waiting for each other (simulated: ", gain,
-                               "x as fast)")
-                      : concat("ranks wait for each other at the end of a step (simulated: ", gain,
-                               "x as fast if they did not)");
+  return run_ahead.on
+             ? concat("ranks begin the next step without waiting for each other (simulated: ", gain, "x as fast)")
+             : concat("ranks wait for each other at the end of a step (simulated: ", gain,
+                      "x as fast if they did not)");
 }
 
 }  // namespace twobp

@@ -88,19 +88,16 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant, std::option
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  return run_ahead_->on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) &&
-         !wants_events(step);
+  return run_ahead_->on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) && !wants_events(step);
 }
 
 bool Trainer::wants_events(int64_t step) const {
-  return std::any_of(observers_.begin(), observers_.end(),
-                     [&](const auto& o) { return o->wants_events(step); });
+  return std::any_of(observers_.begin(), observers_.end(), [&](const auto& o) { return o->wants_events(step); });
 }
 
 void Trainer::check_still() const {
-  TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1,
-              " is under way, because the trainer runs ahead until step ", last_ahead_,
-              ": call step() until then");
+  TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1, " is under way, because the trainer runs ahead until step ",
+              last_ahead_, ": call step() until then");
 }
 
 bool Trainer::stops_alone() const {
@@ -158,22 +155,20 @@ bool Trainer::read_batch_for(StepUnderWay& step) {
     if (step.targets > 0) return true;
     if (++left_out_ > kMostNamed) continue;
     const int64_t size = data_.train->size();
-    const std::vector<int64_t> order =
-        epoch_order(size, config_.data.shuffle, config_.train.seed, batch / in_epoch);
+    const std::vector<int64_t> order = epoch_order(size, config_.data.shuffle, config_.train.seed, batch / in_epoch);
     const int64_t samples = world().replicas * micro_batches_ * config_.pipeline.micro_batch_size;
     const int64_t begin = batch % in_epoch * samples;
-    step.result.warnings.push_back(
-        concat("batch ", batch % in_epoch + 1, " of epoch ", batch / in_epoch + 1, ", before step ",
-               next_step(), ", has no label that counts (all are -100), so it is left out: samples ",
-               list_of(order, begin, std::min(begin + samples, size)),
-               left_out_ == kMostNamed ? "; further such batches are not named" : ""));
+    step.result.warnings.push_back(concat("batch ", batch % in_epoch + 1, " of epoch ", batch / in_epoch + 1,
+                                          ", before step ", next_step(),
+                                          ", has no label that counts (all are -100), so it is left out: samples ",
+                                          list_of(order, begin, std::min(begin + samples, size)),
+                                          left_out_ == kMostNamed ? "; further such batches are not named" : ""));
   }
   fail("step ", next_step(), ": no batch of a whole epoch has a label that counts (all are -100): check the ",
        "labels of the data");
 }
 
-void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant,
-                    std::optional<double> lr) {
+void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant, std::optional<double> lr) {
   TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
               "nothing is trained: model.freeze matches every parameter");
   StepUnderWay& step = *under_way;

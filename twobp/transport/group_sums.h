@@ -1,6 +1,6 @@
-// Sums and copies that all ranks of a group make together by a library, which knows faster ways between many
-// GPUs than messages (collectives.h). All ranks call the same operations in the same order. The library sums
-// in an order of its own, which should repeat on the same machines with the same library, but not elsewhere.
+// Sums and copies that all ranks of a group make together by a library, which knows faster ways between many GPUs than
+// messages (collectives.h). All ranks call the same operations in the same order. The library sums in an order of its
+// own, which should repeat on the same machines with the same library, but not elsewhere.
 #pragma once
 
 #include <vector>
@@ -18,10 +18,9 @@ class GroupSums {
   // Whether the library takes such a tensor. It depends on its device and dtype alone.
   virtual bool takes(const at::Tensor& tensor) const = 0;
 
-  // Each of these begins when the work is done that the caller has launched in its current stream, and works
-  // in place. The tensors fill their memory without gaps, and have the same sizes and dtypes on every rank.
-  // They are kept until the event has been seen to pass. Throws Aborted, and Error for tensors that do not
-  // fit.
+  // Each of these begins when the work is done that the caller has launched in its current stream, and works in place.
+  // The tensors fill their memory without gaps, and have the same sizes and dtypes on every rank. They are kept until
+  // the event has been seen to pass. Throws Aborted, and Error for tensors that do not fit.
   virtual DeviceEvent all_reduce(const at::Tensor& tensor) = 0;
   // Of each tensor, only that of its owner becomes the sum. The others stay as they are.
   virtual DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners) = 0;

@@ -34,8 +34,7 @@ int read_number(const char* name, const char* text, int least, int most) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, value);
   TWOBP_CHECK(error == std::errc{} && stop == end && text != end && value >= least && value <= most,
-              "environment variable ", name, " is '", text, "', expected a whole number from ", least, " to ",
-              most,
+              "environment variable ", name, " is '", text, "', expected a whole number from ", least, " to ", most,
               ": it is set by the launcher; unset it or start the program with mpirun, srun or torchrun");
   return value;
 }
@@ -91,8 +90,7 @@ Launcher find_launcher(const Environment& environment) {
     const char* local = environment(names->local_rank);
     const char* local_name = names->local_rank;
     if (local == nullptr) local = environment(local_name = kSlurm.local_rank);  // srun through PMI
-    launcher.local_rank =
-        local != nullptr ? read_number(local_name, local, 0, launcher.size - 1) : launcher.rank;
+    launcher.local_rank = local != nullptr ? read_number(local_name, local, 0, launcher.size - 1) : launcher.rank;
   }
   if (const char* address = environment("MASTER_ADDR")) launcher.master_address = address;
   if (const char* port = environment("MASTER_PORT")) {

@@ -1,5 +1,5 @@
-// Finds out which launcher started this process, and the process's rank and count, from the environment that
-// launchers set.
+// Finds out which launcher started this process, and the process's rank and count, from the environment that launchers
+// set.
 #pragma once
 
 #include <functional>
@@ -32,11 +32,10 @@ const char* name_of(Launcher::Kind kind);
 // Returns the value of an environment variable, or null.
 using Environment = std::function<const char*(const char* name)>;
 
-// Reads Open MPI's OMPI_COMM_WORLD_*, PMI's PMI_RANK and PMI_SIZE (MPICH, Intel MPI; local ranks by
-// MPI_LOCALRANKID), MVAPICH's MV2_COMM_WORLD_*, torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-// MASTER_PORT, and the variables of a Slurm job step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; a
-// batch script alone is not a step). If one launcher starts another, the inner one counts. Throws Error that
-// names the variable if one is missing or invalid.
+// Reads Open MPI's OMPI_COMM_WORLD_*, PMI's PMI_RANK and PMI_SIZE (MPICH, Intel MPI; local ranks by MPI_LOCALRANKID),
+// MVAPICH's MV2_COMM_WORLD_*, torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and the variables
+// of a Slurm job step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; a batch script alone is not a step). If one
+// launcher starts another, the inner one counts. Throws Error that names the variable if one is missing or invalid.
 Launcher find_launcher(const Environment& environment);
 Launcher find_launcher();
 

@@ -46,8 +46,8 @@ double one_way(Transport& transport, int64_t numbers, double seconds, int64_t& r
 }  // namespace
 
 LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds) {
-  TWOBP_CHECK(rank0.rank() == 0 && rank1.rank() == 1, "a link is measured between ranks 0 and 1, not ",
-              rank0.rank(), " and ", rank1.rank());
+  TWOBP_CHECK(rank0.rank() == 0 && rank1.rank() == 1, "a link is measured between ranks 0 and 1, not ", rank0.rank(),
+              " and ", rank1.rank());
   std::exception_ptr failed;
   std::thread other([&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -66,8 +66,7 @@ LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds) {
     speed.latency = one_way(rank0, kSmall, 0.45 * seconds, round);
     const double large = one_way(rank0, kLarge, 0.45 * seconds, round);
     if (large > kDistinct * speed.latency) {
-      speed.bytes_per_second =
-          static_cast<double>(sizeof(float) * (kLarge - kSmall)) / (large - speed.latency);
+      speed.bytes_per_second = static_cast<double>(sizeof(float) * (kLarge - kSmall)) / (large - speed.latency);
     }
     rank0.isend(1, {.step = round}, {});
   } catch (...) {

@@ -17,8 +17,8 @@ constexpr int64_t kMostTensorBytes = int64_t{1} << 40;
 enum class Kind : uint8_t { kMessage, kAbort };
 enum class Place : uint8_t { kUndefined, kInline, kApart };
 
-// The beginning of every head. Numbers are in the machine's byte order, because all ranks run on the same
-// kind of machine.
+// The beginning of every head. Numbers are in the machine's byte order, because all ranks run on the same kind of
+// machine.
 struct Prefix {
   uint32_t magic = kMagic;
   uint32_t format = kFormat;
@@ -88,8 +88,8 @@ bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return true;
 }
 
-// Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides
-// which kernels run, and so the bits of the result.
+// Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides which
+// kernels run, and so the bits of the result.
 at::Tensor dense(const at::Tensor& tensor) {
   TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized() && tensor.is_cpu(),
               "a message carries plain tensors of a CPU's memory, not ", tensor.toString());
@@ -106,8 +106,8 @@ bool is_known(int8_t type) {
 
 at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory* memory) {
   reader.require(is_known(prefix.type), "it has a tensor of unknown type ", static_cast<int>(prefix.type));
-  reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ",
-                 static_cast<int>(prefix.dimensions), " dimensions");
+  reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ", static_cast<int>(prefix.dimensions),
+                 " dimensions");
   std::vector<int64_t> sizes(prefix.dimensions);
   std::vector<int64_t> strides(prefix.dimensions);
   reader.take(sizes.data(), sizes.size());
@@ -116,8 +116,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory
   int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
   bool empty = false;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    reader.require(sizes[d] >= 0 && strides[d] >= 0, "it has a tensor of size ", sizes[d], ", stride ",
-                   strides[d]);
+    reader.require(sizes[d] >= 0 && strides[d] >= 0, "it has a tensor of size ", sizes[d], ", stride ", strides[d]);
     empty |= sizes[d] == 0;
   }
   // All dimensions are checked even if one is 0, because their product is a stride.
@@ -183,8 +182,8 @@ OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& value
       message.apart.push_back(std::move(tensor));
     }
   }
-  TWOBP_CHECK(static_cast<int64_t>(message.head.size()) <= kMostHeadBytes, "a message carries ",
-              values.size(), " tensors, too many for one");
+  TWOBP_CHECK(static_cast<int64_t>(message.head.size()) <= kMostHeadBytes, "a message carries ", values.size(),
+              " tensors, too many for one");
   return message;
 }
 
@@ -214,8 +213,7 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, Receiv
   reader.require(prefix.kind == Kind::kMessage, "it is of unknown kind");
   reader.require(prefix.tag_kind <= MessageKind::kNone, "its tag is of unknown kind");
   // Each tensor takes at least its prefix.
-  reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count,
-                 " tensors");
+  reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count, " tensors");
   message.tag = {prefix.step, prefix.stage, prefix.micro_batch, prefix.tag_kind, prefix.group};
   message.number = prefix.number;
   for (uint32_t i = 0; i < prefix.count; ++i) {

@@ -1,5 +1,5 @@
-// A message as bytes, for transports between processes. A head describes the message and contains small
-// tensors. The memory of large tensors is sent separately. Data from a peer is checked before it is used.
+// A message as bytes, for transports between processes. A head describes the message and contains small tensors. The
+// memory of large tensors is sent separately. Data from a peer is checked before it is used.
 #pragma once
 
 #include <cstddef>

@@ -14,8 +14,8 @@ void check_processes(int processes, int replicas, int ranks) {
               " replicas of ", ranks, " ranks");
   TWOBP_CHECK(processes == replicas * ranks, "the configuration makes ", replicas, " x ", ranks, " = ",
               replicas * ranks, " ranks (pipeline.data_parallel x ranks of a pipeline), but ", processes,
-              processes == 1 ? " process was" : " processes were", " started: start ", replicas * ranks,
-              " (mpirun -n ", replicas * ranks, ") or change the configuration");
+              processes == 1 ? " process was" : " processes were", " started: start ", replicas * ranks, " (mpirun -n ",
+              replicas * ranks, ") or change the configuration");
 }
 
 namespace {
@@ -67,8 +67,7 @@ World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks) {
   std::vector<int> processes;
   for (int rank = 0; rank < replicas * ranks; rank += ends->size()) processes.push_back(rank);
   world.processes = std::make_unique<Subgroup>(front, processes, Group::kProcesses);
-  // The copy outlives a world that an exception destroyed, because the other processes must still learn of
-  // the error.
+  // The copy outlives a world that an exception destroyed, because the other processes must still learn of the error.
   world.abort = [ends](const std::string& reason) {
     for (int i = 0; i < ends->size(); ++i) (*ends)[i]->abort(reason);
     const int own = (*ends)[0]->rank();

@@ -12,8 +12,8 @@ namespace twobp {
 // Throws Error unless `processes` equals replicas x ranks.
 void check_processes(int processes, int replicas, int ranks);
 
-// The endpoints of one process's ranks. They wait for each other when they are made and when they are
-// destroyed, so each of them does that on a thread of its own.
+// The endpoints of one process's ranks. They wait for each other when they are made and when they are destroyed, so
+// each of them does that on a thread of its own.
 class Ends {
  public:
   // make(i) for each i < count. Rethrows the first error that is not an abort.
@@ -29,9 +29,8 @@ class Ends {
   std::vector<std::shared_ptr<Transport>> ends_;
 };
 
-// Endpoint e of the run is rank e % ranks of replica e / ranks. `ends` are those of this process, which come
-// one after the other and belong to one replica; every process has as many. Throws Error if the run has
-// another number of ranks.
+// Endpoint e of the run is rank e % ranks of replica e / ranks. `ends` are those of this process, which come one after
+// the other and belong to one replica; every process has as many. Throws Error if the run has another number of ranks.
 World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks);
 // A process of one rank.
 World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks);

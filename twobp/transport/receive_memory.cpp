@@ -74,8 +74,7 @@ int64_t ReceiveMemory::kept_bytes() const {
 
 at::Tensor ReceiveMemory::allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
   at::Tensor tensor = at::empty({0}, type);
-  const auto bytes =
-      static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type)));
+  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type)));
   auto block = std::make_unique<Block>(Block{kept_, bytes, kept_->take(bytes)});
   if (block->memory.get() == nullptr) {
     block->memory = c10::GetCPUAllocator()->allocate(bytes);

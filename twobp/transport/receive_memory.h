@@ -1,5 +1,5 @@
-// Memory for tensors that come from other processes. The last few blocks are reused, because fresh pages cost
-// as much as the copy into them.
+// Memory for tensors that come from other processes. The last few blocks are reused, because fresh pages cost as much
+// as the copy into them.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ class ReceiveMemory {
   // Keeps blocks of up to this many bytes in total.
   explicit ReceiveMemory(int64_t most_kept = 64 << 20);
 
-  // Returns an uninitialized host tensor. Its memory is reported to LibTorch's memory profiling as usual, but
-  // kept blocks are not. The tensor may outlive this object and be released by any thread.
+  // Returns an uninitialized host tensor. Its memory is reported to LibTorch's memory profiling as usual, but kept
+  // blocks are not. The tensor may outlive this object and be released by any thread.
   at::Tensor allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type);
 
   int64_t kept_bytes() const;

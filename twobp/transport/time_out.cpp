@@ -12,8 +12,7 @@ namespace {
 
 constexpr const char* kAdvice = ": that rank is stuck or the time-out (pipeline.timeout) is too short";
 
-constexpr const char* kAdviceOnMany =
-    ": one of them is stuck or the time-out (pipeline.timeout) is too short";
+constexpr const char* kAdviceOnMany = ": one of them is stuck or the time-out (pipeline.timeout) is too short";
 constexpr size_t kMostRanksNamed = 8;
 
 // Rounded, so that the rest of a time-out after an earlier wait is shown as the whole time-out.
@@ -27,16 +26,13 @@ std::string seconds_text(double seconds) {
 
 std::string names_of_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(ranks.size(), kMostRanksNamed); ++i)
-    names.push_back(std::to_string(ranks[i]));
+  for (size_t i = 0; i < std::min(ranks.size(), kMostRanksNamed); ++i) names.push_back(std::to_string(ranks[i]));
   const size_t more = ranks.size() - names.size();
-  return concat(ranks.size() == 1 ? "rank " : "ranks ", join(names),
-                more > 0 ? concat(" and ", more, " more") : "");
+  return concat(ranks.size() == 1 ? "rank " : "ranks ", join(names), more > 0 ? concat(" and ", more, " more") : "");
 }
 
 void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
-  fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from,
-       kAdvice);
+  fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from, kAdvice);
 }
 
 void fail_summing(int rank, double timeout, const std::vector<int>& ranks) {

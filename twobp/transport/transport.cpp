@@ -8,8 +8,8 @@ std::string to_string(const Tag& tag) {
   switch (tag.kind) {
     case MessageKind::kForward:
     case MessageKind::kBackward:
-      return concat(tag.kind == MessageKind::kForward ? "the input" : "the output gradient", " of stage ",
-                    tag.stage, ", micro-batch ", tag.micro_batch, ", step ", tag.step);
+      return concat(tag.kind == MessageKind::kForward ? "the input" : "the output gradient", " of stage ", tag.stage,
+                    ", micro-batch ", tag.micro_batch, ", step ", tag.step);
     case MessageKind::kEvaluation:
       return concat("the input of stage ", tag.stage, ", micro-batch ", tag.micro_batch, ", batch ", tag.step,
                     " of an evaluation");
@@ -41,13 +41,12 @@ std::string to_string(const Tag& tag) {
 }
 
 void Transport::check_receiver(int to) const {
-  TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(),
-              " ranks");
+  TWOBP_CHECK(to >= 0 && to < size(), "rank ", rank(), " sends to rank ", to, ", but there are ", size(), " ranks");
 }
 
 void Transport::check_sender(int from) const {
-  TWOBP_CHECK(from >= 0 && from < size(), "rank ", rank(), " receives from rank ", from, ", but there are ",
-              size(), " ranks");
+  TWOBP_CHECK(from >= 0 && from < size(), "rank ", rank(), " receives from rank ", from, ", but there are ", size(),
+              " ranks");
 }
 
 }  // namespace twobp

@@ -1,6 +1,6 @@
-// A key of the configuration: its name, its place in a struct, and its traits. The owner of a struct lists
-// its keys once (see section.h). Reading, --set, --print-config, --help, the checks and the comparison of
-// runs all use that list.
+// A key of the configuration: its name, its place in a struct, and its traits. The owner of a struct lists its keys
+// once (see section.h). Reading, --set, --print-config, --help, the checks and the comparison of runs all use that
+// list.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class Choice;
 using Field = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::vector<int>*,
                            std::vector<std::string>*, std::vector<double>*, Choice*>;
 
-// The allowed values of a key: one of `choices` unless that is empty, or a number within the bounds. An empty
-// text is allowed if it is the default.
+// The allowed values of a key: one of `choices` unless that is empty, or a number within the bounds. An empty text is
+// allowed if it is the default.
 struct Allowed {
   std::vector<std::string> choices;
   std::string file;  // file names with this ending are also allowed; in JSON also {"file": "name.csv"}
@@ -57,8 +57,7 @@ struct Key {
   Allowed allowed{};
   OnResume on_resume = OnResume::kSame;
   bool per_process = false;  // may differ between the processes of a run: paths and properties of the machine
-  // A key of a model that does not shape the weights, so it may differ from the value in the weights'
-  // directory.
+  // A key of a model that does not shape the weights, so it may differ from the value in the weights' directory.
   bool tunable = false;
 
   Key in(std::string unit) &&;

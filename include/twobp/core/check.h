@@ -1,5 +1,5 @@
-// The library reports every error in one way: TWOBP_CHECK throws twobp::Error with a message built from its
-// arguments. Nothing in the library prints or exits.
+// The library reports every error in one way: TWOBP_CHECK throws twobp::Error with a message built from its arguments.
+// Nothing in the library prints or exits.
 #pragma once
 
 #include <sstream>

@@ -19,13 +19,13 @@ struct LayerSpec {
 
 // Parameters of the same name in different layers are tied: one weight, several uses.
 struct ModelSpec {
-  std::string input_field;  // the batch's field that is the first layer's input; empty: that layer reads the
-                            // batch itself
+  std::string input_field;  // the batch's field that is the first layer's input; empty: that layer reads the batch
+                            // itself
   std::vector<LayerSpec> layers;
   int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
   TargetCount count_targets;  // of a micro-batch; empty: its counted labels
-  int64_t cache_until = 0;    // after this many positions, generation computes them all again, once, because
-                              // their values change for longer sequences; 0: never
+  int64_t cache_until = 0;    // after this many positions, generation computes them all again, once, because their
+                              // values change for longer sequences; 0: never
 };
 
 }  // namespace twobp

@@ -60,9 +60,9 @@ struct ModelConfig {
   std::string from;                 // Hugging Face directory: options and weights; empty: a new model
   ModelOptions type;                // model.type, with the options of that type
   std::vector<std::string> freeze;  // patterns (* and ?) of parameter names to freeze
-  int64_t lora = 0;        // rank of the LoRA adapters, which are then the only trained parameters; 0: none
-  std::string adapter;     // folder of a saved adapter to start from (PEFT); empty: a new one
-  double lora_alpha = 16;  // adapters are scaled by alpha / rank
+  int64_t lora = 0;                 // rank of the LoRA adapters, which are then the only trained parameters; 0: none
+  std::string adapter;              // folder of a saved adapter to start from (PEFT); empty: a new one
+  double lora_alpha = 16;           // adapters are scaled by alpha / rank
   std::vector<std::string> lora_targets = {"q_proj", "v_proj"};
 
   ModelInput input() const;

@@ -14,8 +14,8 @@ namespace twobp {
 
 class DocumentPlaces;
 
-// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the
-// host if layers read their contents there, and otherwise on the rank's device.
+// The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the host if
+// layers read their contents there, and otherwise on the rank's device.
 using Fields = std::map<std::string, at::Tensor>;
 
 // The number of targets in a micro-batch that the loss counts.
@@ -24,16 +24,16 @@ using TargetCount = std::function<int64_t(const Fields& fields)>;
 // The positions [begin, begin + length) of the fields, whose second dimension is the sequence. Views.
 Fields slice_of(const Fields& fields, int64_t begin, int64_t length);
 
-// A part of a micro-batch's sequences, if these are cut into slices (Schedule::slices): the positions
-// [Context::past, Context::past + length). The fields of the Context are those of the slice.
+// A part of a micro-batch's sequences, if these are cut into slices (Schedule::slices): the positions [Context::past,
+// Context::past + length). The fields of the Context are those of the slice.
 struct Slice {
   const Fields* sequences = nullptr;  // the fields of the whole micro-batch; null: no slices
   int64_t positions = 0;              // of the whole sequences
   int64_t length = 0;
 };
 
-// A factor of the loss or of its gradient. It is a number, or, while a device records a step (StepGraph), a
-// float64 scalar on that device, which each replay reads anew. Both give the same bits.
+// A factor of the loss or of its gradient. It is a number, or, while a device records a step (StepGraph), a float64
+// scalar on that device, which each replay reads anew. Both give the same bits.
 class LossFactor {
  public:
   LossFactor(double number) : number_(number) {}
@@ -65,8 +65,8 @@ class LossFactor {
 
 struct Context {
   const Fields* fields = nullptr;
-  // Where the layers of a rank keep the documents of the fields, which the first that needs them makes
-  // (documents.h). Null: each layer makes them for itself.
+  // Where the layers of a rank keep the documents of the fields, which the first that needs them makes (documents.h).
+  // Null: each layer makes them for itself.
   std::shared_ptr<const DocumentPlaces>* documents = nullptr;
   uint64_t seed = 0;
   int64_t step = 0;
@@ -78,8 +78,8 @@ struct Context {
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
   int64_t past = 0;  // positions of the sequences before those of this call: of earlier slices, or generated
-  // Generation computes a few positions per call. Attention finds the positions before `past` in its cache,
-  // which has room for `capacity` positions. The loss layer returns the logits.
+  // Generation computes a few positions per call. Attention finds the positions before `past` in its cache, which has
+  // room for `capacity` positions. The loss layer returns the logits.
   bool generating = false;
   int64_t capacity = 0;
 

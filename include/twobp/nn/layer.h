@@ -5,9 +5,9 @@
 //                memory (norm gains). It releases what only it needed and keeps what backward_p2 needs.
 //   backward_p2  adds dL/dw of one or several micro-batches to the parameters' gradients.
 //
-// Inputs are taken by value. A layer owns the tensors that the caller moves in, and may overwrite those that
-// are exclusively_owned. A layer instance belongs to one rank. Calls for different micro-batches may
-// interleave, each with its own Saved.
+// Inputs are taken by value. A layer owns the tensors that the caller moves in, and may overwrite those that are
+// exclusively_owned. A layer instance belongs to one rank. Calls for different micro-batches may interleave, each with
+// its own Saved.
 #pragma once
 
 #include <memory>
@@ -38,18 +38,18 @@ class Layer {
   // Receives several micro-batches only if they are to be concatenated.
   virtual void backward_p2(std::span<Saved* const> saved);
 
-  // Appends this layer's units of backward-p2 for the micro-batch in `saved`: one per leaf layer, in the
-  // order in which backward_p1 ran. A layer without backward-p2 appends nothing.
+  // Appends this layer's units of backward-p2 for the micro-batch in `saved`: one per leaf layer, in the order in which
+  // backward_p1 ran. A layer without backward-p2 appends nothing.
   virtual void collect_p2(Saved& saved, std::vector<P2Unit>& units);
 
   // Appends the parameters in model order.
   virtual void collect_parameters(std::vector<Parameter*>& parameters);
 
-  // Whether forward accepts an input with padded rows. Backward-p1 then returns a gradient that is padded in
-  // the same way (padded_rows.h).
+  // Whether forward accepts an input with padded rows. Backward-p1 then returns a gradient that is padded in the same
+  // way (padded_rows.h).
   virtual bool takes_padded_rows() const { return false; }
-  // Called once before the first forward if the next layer accepts padded rows. The layer then pads the rows
-  // of its output if that helps backward-p2.
+  // Called once before the first forward if the next layer accepts padded rows. The layer then pads the rows of its
+  // output if that helps backward-p2.
   virtual void pad_rows() {}
 };
 

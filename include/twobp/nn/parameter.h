@@ -1,6 +1,5 @@
-// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per
-// use. They have the same name and separate gradient buffers, so that the uses can be summed in a fixed
-// order.
+// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per use. They
+// have the same name and separate gradient buffers, so that the uses can be summed in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,8 @@
 
 namespace twobp {
 
-// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of
-// `groups` of its outputs, such as heads, those of the projections follow each other.
+// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of `groups` of its
+// outputs, such as heads, those of the projections follow each other.
 struct Projections {
   std::vector<int64_t> outputs{};  // of each projection in all groups; empty: the weight is one projection
   int64_t groups = 1;
@@ -28,26 +27,25 @@ struct ParameterPart {
   Projections projections{};
 };
 
-// A view (rows, the rest) of the same memory. The tensor is contiguous, or has four dimensions in
-// channels-last order; the rest is in memory order.
+// A view (rows, the rest) of the same memory. The tensor is contiguous, or has four dimensions in channels-last order;
+// the rest is in memory order.
 at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
 
 class Parameter {
  public:
-  // `parts` has one element for an ordinary weight, of one row if there are no `sizes`. With `std` > 0, the
-  // initial values are normal with that deviation; with 0, all are `fill`.
+  // `parts` has one element for an ordinary weight, of one row if there are no `sizes`. With `std` > 0, the initial
+  // values are normal with that deviation; with 0, all are `fill`.
   Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
             double fill = 0);
 
   // A weight that starts as `initial` for any seed.
   Parameter(std::string name, at::Tensor initial);
 
-  // A tensor that changes in training without being trained (a batch norm's running statistics). Only forward
-  // writes it, and only in training. It is loaded, saved and checkpointed under its name. The optimizer, the
-  // gradient norm, freezing and adapters ignore it. It may have any dtype, including int64, and no
-  // dimensions; value and master are one tensor.
-  static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
-                          double fill);
+  // A tensor that changes in training without being trained (a batch norm's running statistics). Only forward writes
+  // it, and only in training. It is loaded, saved and checkpointed under its name. The optimizer, the gradient norm,
+  // freezing and adapters ignore it. It may have any dtype, including int64, and no dimensions; value and master are
+  // one tensor.
+  static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype, double fill);
   bool is_buffer() const { return is_buffer_; }
 
   const std::string& name() const { return parts_.front().name; }
@@ -57,8 +55,8 @@ class Parameter {
   bool decays() const { return decays_ && sizes_.size() > 1; }
   // Switches weight decay off for a matrix that is not used in a product, such as a scan's decay rates.
   void never_decay() { decays_ = false; }
-  // Says how the weight is used, if it is no factor of a product, or if its rows are looked up. Neither holds
-  // for positions that are added, and both for an embedding that is tied to the head.
+  // Says how the weight is used, if it is no factor of a product, or if its rows are looked up. Neither holds for
+  // positions that are added, and both for an embedding that is tied to the head.
   void used_as(bool factor, bool table) {
     factor_ = factor;
     table_ = table;
@@ -69,26 +67,26 @@ class Parameter {
   // Whether the weight of a product is stored as (in, out) in place of (out, in).
   bool transposed() const { return transposed_; }
   void store_transposed() { transposed_ = true; }
-  // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in
-  // channels-last order in place of contiguous.
+  // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in channels-last
+  // order in place of contiguous.
   void store_channels_last() { channels_last_ = true; }
-  // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator
-  // depends on the seed and the part's name alone.
+  // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator depends on the
+  // seed and the part's name alone.
   using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
   void initialize_with(Initializer initializer) { initializer_ = std::move(initializer); }
   int64_t numel() const;
   // The rows of each part within `whole`, which is the parameter or a tensor of its shape.
   std::vector<std::pair<std::string, at::Tensor>> parts_of(const at::Tensor& whole) const;
-  // The matrix of each projection within `whole`, a matrix: (outputs, inputs), (inputs, outputs), or (groups,
-  // outputs of a group, inputs). Views.
+  // The matrix of each projection within `whole`, a matrix: (outputs, inputs), (inputs, outputs), or (groups, outputs
+  // of a group, inputs). Views.
   std::vector<at::Tensor> projections_of(const at::Tensor& whole) const;
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
 
   at::Tensor value;   // used by layers, in their dtype; undefined until allocate_value
-  at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers
-                      // that `value` is rounded from; always `value` if frozen
+  at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
+                      // is rounded from; always `value` if frozen
   at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
 
   // The values depend on the seed and the part's name alone, not on the stage or the order of calls.
@@ -105,9 +103,9 @@ class Parameter {
   // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
   void mark_grad_written() { has_grad_ = true; }
 
-  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. On a CPU, each call rounds to that
-  // dtype at most once, on a GPU not at all; the sum has grad's dtype. A gradient of more dimensions counts
-  // as (rows, the rest in memory order).
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. On a CPU, each call rounds to that dtype at
+  // most once, on a GPU not at all; the sum has grad's dtype. A gradient of more dimensions counts as (rows, the rest
+  // in memory order).
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // grad (+)= gradient, which has grad's shape and any float dtype.
   void accumulate(const at::Tensor& gradient);

@@ -1,5 +1,5 @@
-// The tensors that a layer keeps for one micro-batch. Each is marked as needed until backward-p1 or until
-// backward-p2. They are released as early as possible: `take_p1` moves a tensor out for good.
+// The tensors that a layer keeps for one micro-batch. Each is marked as needed until backward-p1 or until backward-p2.
+// They are released as early as possible: `take_p1` moves a tensor out for good.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,7 @@ class Saved {
   void keep_until_p1(at::Tensor tensor) { p1_.push_back(std::move(tensor)); }
   void keep_until_p2(at::Tensor tensor) { p2_.push_back(std::move(tensor)); }
 
-  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it does not exist (backward without
-  // forward).
+  // Moves the i-th until-p1 tensor out, in the order kept. Throws if it does not exist (backward without forward).
   at::Tensor take_p1(size_t i);
   // The i-th until-p2 tensor, in the order kept.
   const at::Tensor& p2(size_t i) const;
@@ -28,8 +27,8 @@ class Saved {
   // The part of the i-th child of a container.
   Saved& child(size_t i);
 
-  // The micro-batch's context, for a layer that repeats earlier work. Its fields live until the end of the
-  // step. Throws if no context was kept.
+  // The micro-batch's context, for a layer that repeats earlier work. Its fields live until the end of the step. Throws
+  // if no context was kept.
   void keep_context(const Context& context);
   void keep_context(const Saved& other) { context_ = other.context_; }
   const Context& context() const;
@@ -38,10 +37,10 @@ class Saved {
   // Generation's data about earlier positions. Survives release().
   at::Tensor cache;
 
-  // Tensors that pass between the slices of a sequence (Context::slice), each of which has its own Saved. F
-  // puts into `to_later` the tensors that the F and I of later slices read. I of later slices adds to
-  // `from_later`, a gradient that this slice's I takes over. Both survive release(). The layer drops them in
-  // I, or forget_slice() does if no I follows.
+  // Tensors that pass between the slices of a sequence (Context::slice), each of which has its own Saved. F puts into
+  // `to_later` the tensors that the F and I of later slices read. I of later slices adds to `from_later`, a gradient
+  // that this slice's I takes over. Both survive release(). The layer drops them in I, or forget_slice() does if no I
+  // follows.
   Values to_later;
   Values from_later;
   // The same layer's Saved of the slice before this one; null for the first.

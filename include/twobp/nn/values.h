@@ -13,16 +13,16 @@ inline bool exclusively_owned(const at::Tensor& tensor) {
   return tensor.defined() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// A copy of a host tensor in pinned memory, from which the type of device copies without a wait of the host.
-// The memory is reused when such copies are done.
+// A copy of a host tensor in pinned memory, from which the type of device copies without a wait of the host. The memory
+// is reused when such copies are done.
 at::Tensor pinned(const at::Tensor& tensor, at::DeviceType type);
 
-// A host tensor on this device, or the tensor itself if it is already there. The caller does not wait for the
-// copy, which is in its current stream.
+// A host tensor on this device, or the tensor itself if it is already there. The caller does not wait for the copy,
+// which is in its current stream.
 at::Tensor on_device(const at::Tensor& tensor, at::Device device);
 
-// The tensor itself if it is contiguous, else a copy. The caller's handle moves through, so an exclusive
-// tensor stays exclusive.
+// The tensor itself if it is contiguous, else a copy. The caller's handle moves through, so an exclusive tensor stays
+// exclusive.
 inline at::Tensor as_contiguous(at::Tensor tensor) {
   if (tensor.is_contiguous()) return tensor;
   return tensor.contiguous();

@@ -27,15 +27,14 @@ struct MemoryUse {
 
   int64_t total() const;
   int64_t held() const {  // bytes of micro-batches, in contrast to the model's own
-    return now[static_cast<int>(MemoryCategory::kActivations)] +
-           now[static_cast<int>(MemoryCategory::kStash)];
+    return now[static_cast<int>(MemoryCategory::kActivations)] + now[static_cast<int>(MemoryCategory::kStash)];
   }
 };
 
-// One thing that a rank did. The events of a rank are in order and disjoint; together with the executor's own
-// time between them they make up the step. A W event is a single unit (one leaf layer, one or several
-// micro-batches). An F, I or optimizer event is the whole stage. It comes in parts if something else ran in
-// between: W under `off` or to make room, or a wait for other ranks.
+// One thing that a rank did. The events of a rank are in order and disjoint; together with the executor's own time
+// between them they make up the step. A W event is a single unit (one leaf layer, one or several micro-batches). An F,
+// I or optimizer event is the whole stage. It comes in parts if something else ran in between: W under `off` or to make
+// room, or a wait for other ranks.
 struct Event {
   enum class Kind : uint8_t { kForward, kBackwardP1, kBackwardP2, kOptimizer, kIdle, kSend, kReceive };
   Kind kind = Kind::kForward;
@@ -51,15 +50,15 @@ struct Event {
   int64_t bytes = 0;     // of the message
   double begin = 0;      // seconds on the monotonic clock
   double end = 0;
-  // Bytes of the rank. `held`: activations and stash at the end. `total`: everything at the end. `peak`: the
-  // highest total since the previous event.
+  // Bytes of the rank. `held`: activations and stash at the end. `total`: everything at the end. `peak`: the highest
+  // total since the previous event.
   int64_t held = 0;
   int64_t total = 0;
   int64_t peak = 0;
 };
 
-// Seconds that a stage spent, and how often. The mean is the cost of one micro-batch. NaN, as in RankTimes,
-// for a step that was launched as a graph (StepReport::timed).
+// Seconds that a stage spent, and how often. The mean is the cost of one micro-batch. NaN, as in RankTimes, for a step
+// that was launched as a graph (StepReport::timed).
 struct StageTimes {
   double forward = 0;
   double backward_p1 = 0;
@@ -72,8 +71,8 @@ struct StageTimes {
 struct RankTimes {
   double begin = 0;  // first instruction
   double end = 0;    // end of the optimizer
-  // Length of the step on this rank. Where steps overlap, it lasts from the end of this rank's part of the
-  // previous step to the end of its part. 0: the whole step.
+  // Length of the step on this rank. Where steps overlap, it lasts from the end of this rank's part of the previous
+  // step to the end of its part. 0: the whole step.
   double span = 0;
   double optimizer = 0;
   double busy = 0;          // F + I + W + optimizer, including W that it ran for other ranks
@@ -101,8 +100,8 @@ struct StepReport {
   std::vector<std::vector<Event>> events;  // by rank; only if asked for
 
   double seconds() const { return end - begin; }
-  // Whether F, I and W were timed one by one. A graph is timed only as a whole, so the seconds of its parts,
-  // busy and idle are NaN.
+  // Whether F, I and W were timed one by one. A graph is timed only as a whole, so the seconds of its parts, busy and
+  // idle are NaN.
   bool timed() const { return !std::isnan(ranks.front().busy); }
   double idle_fraction(int rank) const {
     const RankTimes& times = ranks[rank];

@@ -18,8 +18,8 @@ std::string_view placement_name(Placement placement);
 // The default number of stages on each rank: 1, 2, 2.
 int usual_stages_per_rank(Placement placement);
 
-// Whether `stages` divide into `ranks` as the placement requires: linear one stage on each rank, V two,
-// looped any whole number.
+// Whether `stages` divide into `ranks` as the placement requires: linear one stage on each rank, V two, looped any
+// whole number.
 bool placement_fits(Placement placement, int stages, int ranks);
 
 // The rank of each stage. Throws Error unless placement_fits.

@@ -1,9 +1,8 @@
-// A pipeline schedule as data: a list of instructions for every rank. Generators make it, passes rewrite it,
-// `validate` proves it, `simulate` times it, the grid draws it, and the executor runs it. This folder does
-// not use torch.
+// A pipeline schedule as data: a list of instructions for every rank. Generators make it, passes rewrite it, `validate`
+// proves it, `simulate` times it, the grid draws it, and the executor runs it. This folder does not use torch.
 //
-// The letters are those of PyTorch's pipelining: F forward, I backward-p1 (input gradient), W backward-p2
-// (weight gradient), B = I then W.
+// The letters are those of PyTorch's pipelining: F forward, I backward-p1 (input gradient), W backward-p2 (weight
+// gradient), B = I then W.
 #pragma once
 
 #include <cstdint>
@@ -54,9 +53,9 @@ std::vector<std::string> policy_names();
 // The order in which a rank runs the W that is left after its last I. Any order leaves the same bits.
 enum class P2Order : uint8_t {
   kOldest,  // as queued: one micro-batch after another
-  kBucket,  // layer by layer, the last first, each for all its micro-batches. Gradients are thus complete one
-            // layer after another, and their sums over data-parallel replicas run next to the W of other
-            // layers. The first stage, whose dL/dx no rank needs, does so within its last I. With
+  kBucket,  // layer by layer, the last first, each for all its micro-batches. Gradients are thus complete one layer
+            // after another, and their sums over data-parallel replicas run next to the W of other layers. The first
+            // stage, whose dL/dx no rank needs, does so within its last I. With
             // replicas, earlier waits prefer W of a stage that has no more I.
 };
 
@@ -75,10 +74,10 @@ struct Schedule {
   P2Policy policy = P2Policy::kOff;
   int stages = 1;
   int micro_batches = 1;
-  // With k > 1, each micro-batch is cut along its sequence into k slices, which follow each other like
-  // micro-batches (Seq1F1B, arXiv 2406.03488). `micro_batches` and all instructions then count slices: number
-  // m k + s is slice s of micro-batch m. F runs in this order. I and W run the slices of a micro-batch last
-  // to first, because a slice's gradient needs those of the later slices, which read its keys and values.
+  // With k > 1, each micro-batch is cut along its sequence into k slices, which follow each other like micro-batches
+  // (Seq1F1B, arXiv 2406.03488). `micro_batches` and all instructions then count slices: number m k + s is slice s of
+  // micro-batch m. F runs in this order. I and W run the slices of a micro-batch last to first, because a slice's
+  // gradient needs those of the later slices, which read its keys and values.
   int slices = 1;
   std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
   std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order

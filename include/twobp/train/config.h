@@ -1,5 +1,5 @@
-// The complete configuration of a run: one JSON file with a section for each struct here. Each section's
-// owner lists its keys, with a default, a type and a unit.
+// The complete configuration of a run: one JSON file with a section for each struct here. Each section's owner lists
+// its keys, with a default, a type and a unit.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct TrainConfig {
 };
 
 struct SaveConfig {
-  std::string model;  // folder for config.json and model.safetensors after the last step; empty: none
+  std::string model;              // folder for config.json and model.safetensors after the last step; empty: none
   std::string dtype = "float32";  // of the saved weights
   std::string lora = "merged";    // merged: into the weights; adapter: only PEFT's files
   std::string checkpoints;        // folder; empty: none
@@ -44,23 +44,22 @@ struct Config {
   SaveConfig save;
 };
 
-// Reads the defaults, then the file (unless empty), then each "section.key=value" in turn, then the
-// architecture of model.from if it is set. The result is checked by check_config. Throws Error for an
-// unreadable file, JSON syntax (line and column), an unknown key (naming the nearest), a wrong type, a key
-// that contradicts model.from, or a key of the data that its source does not use.
+// Reads the defaults, then the file (unless empty), then each "section.key=value" in turn, then the architecture of
+// model.from if it is set. The result is checked by check_config. Throws Error for an unreadable file, JSON syntax
+// (line and column), an unknown key (naming the nearest), a wrong type, a key that contradicts model.from, or a key of
+// the data that its source does not use.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 // The same from JSON text, but unused keys of the data are allowed. `origin` names the text in messages.
-Config parse_config(const std::string& json, const std::string& origin,
-                    const std::vector<std::string>& overrides);
+Config parse_config(const std::string& json, const std::string& origin, const std::vector<std::string>& overrides);
 
-// For a trainer with data of the caller's own: the sections model, pipeline, optimizer and train. `model`
-// takes the place of the section of that name. The pipeline does not run ahead unless the text says so,
-// because the caller hands over each batch. Throws Error as load_config does.
+// For a trainer with data of the caller's own: the sections model, pipeline, optimizer and train. `model` takes the
+// place of the section of that name. The pipeline does not run ahead unless the text says so, because the caller hands
+// over each batch. Throws Error as load_config does.
 Config parse_config_without_data(const std::string& json, const std::string& origin,
                                  const ModelOptions* model = nullptr);
 
-// Throws Error for contradictions and values out of range: dim not divisible by heads, both data.text and
-// data.arrays, and so on.
+// Throws Error for contradictions and values out of range: dim not divisible by heads, both data.text and data.arrays,
+// and so on.
 void check_config(const Config& config);
 
 // The whole configuration as JSON with every key, as --print-config prints it.

@@ -1,6 +1,6 @@
-// Communication between the processes of a run, between steps and on the threads that run the program:
-// whether an operation succeeded on all of them, and which of them writes what. All processes call every
-// member in the same order, except for the members that only return a number.
+// Communication between the processes of a run, between steps and on the threads that run the program: whether an
+// operation succeeded on all of them, and which of them writes what. All processes call every member in the same order,
+// except for the members that only return a number.
 #pragma once
 
 #include <functional>
@@ -33,13 +33,13 @@ class Processes {
   // The same with tensors.
   std::vector<Values> tensors_to_first(const Values& tensors) const;
 
-  // Runs `body` on every process. If it throws on any process, this throws on all: on the first of those its
-  // own error, elsewhere Aborted. `body` may take up to 20 time-outs, for example to write files. A working
-  // process sends signs of life, so that waiting processes can tell it from a frozen one.
+  // Runs `body` on every process. If it throws on any process, this throws on all: on the first of those its own error,
+  // elsewhere Aborted. `body` may take up to 20 time-outs, for example to write files. A working process sends signs of
+  // life, so that waiting processes can tell it from a frozen one.
   void together(const std::function<void()>& body) const;
 
-  // Whether this process writes the thing that each name stands for. If several processes hold it, the first
-  // of them writes it. A name may occur twice.
+  // Whether this process writes the thing that each name stands for. If several processes hold it, the first of them
+  // writes it. A name may occur twice.
   std::vector<bool> writes(const std::vector<std::string>& names) const;
 
   // Throws Aborted if a process has failed. Processes may call this separately.

@@ -1,6 +1,6 @@
-// The training loop over a pipeline: data in, steps, evaluation. It prints nothing; the caller shows the
-// results. In a run of several processes or replicas each has a trainer, and all make the same calls in the
-// same order. A call returns the same everywhere, except for reports (see Pipeline::run).
+// The training loop over a pipeline: data in, steps, evaluation. It prints nothing; the caller shows the results. In a
+// run of several processes or replicas each has a trainer, and all make the same calls in the same order. A call
+// returns the same everywhere, except for reports (see Pipeline::run).
 #pragma once
 
 #include <deque>
@@ -69,40 +69,38 @@ class Trainer {
   Trainer(const Config& config, World world);
   // Runs all ranks in this process.
   explicit Trainer(const Config& config);
-  // The same with the caller's own model and data. Of the configuration, only the sections pipeline,
-  // optimizer and train are used, and data.shuffle.
+  // The same with the caller's own model and data. Of the configuration, only the sections pipeline, optimizer and
+  // train are used, and data.shuffle.
   Trainer(const Config& config, const ModelSpec& model, DataSplit data, World world);
   Trainer(const Config& config, const ModelSpec& model, DataSplit data);
   ~Trainer();
 
   // Makes one optimizer step on the next batch with a counted label. Batches without one are left out, with
-  // a warning in the result: they are no steps and change nothing. Throws Error if the loss or a gradient is
-  // not finite, or a whole epoch has no counted label.
+  // a warning in the result: they are no steps and change nothing. Throws Error if the loss or a gradient is not
+  // finite, or a whole epoch has no counted label.
   StepResult step();
-  // From now on, up to step `last`, step() may begin the next step on ranks that have ended theirs
-  // (run_ahead()). Until step `last` is done, only the results of step() may be used. Every process makes the
-  // same call.
+  // From now on, up to step `last`, step() may begin the next step on ranks that have ended theirs (run_ahead()). Until
+  // step `last` is done, only the results of step() may be used. Every process makes the same call.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
-  // Makes one step on the given batch, which must have a counted label. `lr` takes the place of the learning
-  // rate of the configuration.
+  // Makes one step on the given batch, which must have a counted label. `lr` takes the place of the learning rate of
+  // the configuration.
   StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
-  // Calls `body` while the weights are their running means, if optimizer.average is set: to save or to
-  // evaluate them. The weights come back also if `body` throws, unless another process has ended.
+  // Calls `body` while the weights are their running means, if optimizer.average is set: to save or to evaluate them.
+  // The weights come back also if `body` throws, unless another process has ended.
   void with_averages(const std::function<void()>& body);
-  // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights
-  // if there are any. Returns none if it does not exist, or
+  // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights if there
+  // are any. Returns none if it does not exist, or
   // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
-  // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1, with the weights
-  // as they are (with_averages). Returns none if a process wants to stop.
+  // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1, with the weights as they are
+  // (with_averages). Returns none if a process wants to stop.
   std::optional<BatchEvaluation> evaluate(const Batch& batch, int64_t number);
 
-  // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out
-  // whether the run is to stop. One process that says so is enough: see StepResult::stop. A run of one
-  // process and one replica calls it within steps as well, on any thread, and gives up the step, unless the
-  // step overlaps with another one, is launched as a graph, or is traced. After a step that was given up, the
-  // trainer stands where it stood before it.
+  // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out whether
+  // the run is to stop. One process that says so is enough: see StepResult::stop. A run of one process and one replica
+  // calls it within steps as well, on any thread, and gives up the step, unless the step overlaps with another one, is
+  // launched as a graph, or is traced. After a step that was given up, the trainer stands where it stood before it.
   void stop_when(std::function<bool()> asked) { stop_ = std::move(asked); }
   // Whether a process wants to stop, which all of them know, and no step is under way any more.
   bool stopping() const { return stopping_ && under_way_.empty(); }
@@ -118,18 +116,18 @@ class Trainer {
   // See Update::weights.
   const std::vector<Parameter*>& weights() const;
   const DataSplit& data() const { return data_; }
-  // Parameters without tensors in model.from, such as the head of an encoder that was saved without one. They
-  // start as in a new model.
+  // Parameters without tensors in model.from, such as the head of an encoder that was saved without one. They start as
+  // in a new model.
   const std::vector<std::string>& new_parameters() const { return new_parameters_; }
   // Tensors of model.from that the model has no use for, such as an encoder's pooler.
   const std::vector<std::string>& unused_tensors() const { return unused_tensors_; }
-  // For checkpoints, which hold the update and the position. go_on_from() sets a new trainer to another
-  // trainer's position. The update holds weights and optimizer state (see Checkpointer).
+  // For checkpoints, which hold the update and the position. go_on_from() sets a new trainer to another trainer's
+  // position. The update holds weights and optimizer state (see Checkpointer).
   Update& update() { return *update_; }
   TrainingPosition position() const;
   void go_on_from(const TrainingPosition& position);
-  // Every process adds the same observers, because all must know whether a step's events are wanted. Only the
-  // first process notifies them of steps.
+  // Every process adds the same observers, because all must know whether a step's events are wanted. Only the first
+  // process notifies them of steps.
   void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
 
  private:
@@ -157,8 +155,7 @@ class Trainer {
   bool may_give_up(int64_t step) const;
   // Forgets the newest batch of the loader.
   void give_back_batch();
-  void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant,
-             std::optional<double> lr = std::nullopt);
+  void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant, std::optional<double> lr = std::nullopt);
   // Ends the oldest step under way.
   StepResult end();
   void finish(StepUnderWay& step);

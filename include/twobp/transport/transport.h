@@ -1,7 +1,6 @@
-// The exchange of tensors between ranks. One Transport object belongs to one rank and only its thread uses
-// it. There are three exceptions: abort(); subgroups of one endpoint, which may have a thread each; and
-// World::processes, over which a second thread may send. Sends never block. Receives are tested or waited
-// for, and each wait has a time-out.
+// The exchange of tensors between ranks. One Transport object belongs to one rank and only its thread uses it. There
+// are three exceptions: abort(); subgroups of one endpoint, which may have a thread each; and World::processes, over
+// which a second thread may send. Sends never block. Receives are tested or waited for, and each wait has a time-out.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,8 @@
 
 namespace twobp {
 
-// The kind of a message. The comments give the meaning of `stage` and `micro_batch` in its tag if it differs
-// from the names.
+// The kind of a message. The comments give the meaning of `stage` and `micro_batch` in its tag if it differs from the
+// names.
 enum class MessageKind : uint8_t {
   kForward,       // the input of a stage
   kBackward,      // the output gradient of a stage
@@ -70,15 +69,14 @@ class Transport {
 
   // If the message has arrived, moves it into `values` and returns true. Never blocks. Throws Aborted.
   virtual bool try_receive(int from, const Tag& tag, Values& values) = 0;
-  // Waits for the message. Throws Aborted, or after `timeout` seconds Error that names the waiting rank and
-  // the message.
+  // Waits for the message. Throws Aborted, or after `timeout` seconds Error that names the waiting rank and the
+  // message.
   virtual Values receive(int from, const Tag& tag, double timeout) = 0;
 
   // Called between layers of a computation, for transports that move no data on their own.
   virtual void progress() {}
 
-  // Waits until everything that was sent has left this rank, so that the process may end. Throws as receive
-  // does.
+  // Waits until everything that was sent has left this rank, so that the process may end. Throws as receive does.
   virtual void flush(double /*timeout*/) {}
 
   // Sums of these ranks of the transport, by other means than messages (group_sums.h). Null: there are none.
@@ -86,8 +84,8 @@ class Transport {
 
   // Makes the present and future waits of every rank throw Aborted. May be called from any thread.
   virtual void abort(const std::string& reason) = 0;
-  // After an abort: the rank that failed first, and its reason. Ranks that fail at the same time agree on
-  // one, so that one reports. Nothing if the transport does not know.
+  // After an abort: the rank that failed first, and its reason. Ranks that fail at the same time agree on one, so that
+  // one reports. Nothing if the transport does not know.
   struct Failure {
     int rank = 0;
     std::string reason;

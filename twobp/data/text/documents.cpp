@@ -56,11 +56,10 @@ void for_each_line(const InputFile& file, const Visit& visit) {
 
 // The list of tools as JSON, or nothing. Tables often hold it as a text.
 std::string tools_of(const ordered_json& value, const std::string& origin) {
-  const ordered_json list =
-      value.is_string()
-          ? parse_json<ordered_json>(value.get<std::string>(), concat(origin, ": the field \"", kTools, "\""),
-                                     kRecordDepth)
-          : value;
+  const ordered_json list = value.is_string()
+                                ? parse_json<ordered_json>(value.get<std::string>(),
+                                                           concat(origin, ": the field \"", kTools, "\""), kRecordDepth)
+                                : value;
   TWOBP_CHECK(list.is_array() || list.is_null(), origin, ": the field \"", kTools, "\" of a chat holds ",
               list.type_name(), ", but must hold a list of tools, or such a list as a text of JSON.");
   return list.empty() ? "" : list.dump();
@@ -77,8 +76,7 @@ Document document_of(const ordered_json& value, const ordered_json& tools, const
   return {.text = value.dump(), .chat = true, .origin = origin, .tools = tools_of(tools, origin)};
 }
 
-void read_lines(const std::string& path, const std::string& field,
-                const std::function<void(const Document&)>& visit) {
+void read_lines(const std::string& path, const std::string& field, const std::function<void(const Document&)>& visit) {
   const InputFile file(path);
   check_no_other_format(file);
   for_each_line(file, [&](const std::string& line, int64_t number) {
@@ -89,8 +87,7 @@ void read_lines(const std::string& path, const std::string& field,
     if (found == record.end()) {
       std::string names;
       for (const auto& [name, value] : record.items()) {
-        if (names.size() < kMostNames)
-          names += concat(names.empty() ? ", only " : ", ", name.substr(0, kMostNames));
+        if (names.size() < kMostNames) names += concat(names.empty() ? ", only " : ", ", name.substr(0, kMostNames));
       }
       fail(origin, ": has no field \"", field, "\"", names, ": name one in data.field.");
     }
@@ -98,8 +95,7 @@ void read_lines(const std::string& path, const std::string& field,
   });
 }
 
-void read_rows(const std::string& path, const std::string& field,
-               const std::function<void(const Document&)>& visit) {
+void read_rows(const std::string& path, const std::string& field, const std::function<void(const Document&)>& visit) {
   PythonProcess python(path, kParquetScript, {path, field, kTools}, kParquetTimeout);
   for (int64_t row = 1;; ++row) {
     const ordered_json values = ordered_json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
@@ -154,10 +150,9 @@ void check_no_other_format(const InputFile& file) {
 }
 
 void check_text(const InputFile& file) {
-  TWOBP_CHECK(
-      lower_extension(file.path()) != ".json", "data.text: ", file.path(),
-      " would be read as a text with all its syntax: write each document as a line of a .jsonl file, or "
-      "give the name another ending if the syntax is the text.");
+  TWOBP_CHECK(lower_extension(file.path()) != ".json", "data.text: ", file.path(),
+              " would be read as a text with all its syntax: write each document as a line of a .jsonl file, or "
+              "give the name another ending if the syntax is the text.");
   check_no_other_format(file);
   std::string block;
   for (size_t begin = 0; begin < file.size();) {

@@ -120,8 +120,7 @@ SpecialTokens read_special_tokens(const std::string& tokenizer) {
   const json tokens = root.value("added_tokens", json::array());
   TWOBP_CHECK(tokens.is_array(), path, ": not a tokenizer: its added_tokens are no list.");
   for (const json& token : tokens) {
-    TWOBP_CHECK(token.is_object() && token.contains("id") && token.contains("content") &&
-                    token["content"].is_string(),
+    TWOBP_CHECK(token.is_object() && token.contains("id") && token.contains("content") && token["content"].is_string(),
                 path, ": not a tokenizer: an added token has no id or content.");
     const int64_t id = checked_id(token["id"], path);
     out.vocab = std::max(out.vocab, id + 1);

@@ -19,8 +19,7 @@ namespace twobp {
 class MaskedDataset : public Dataset {
  public:
   // `text` provides `input_ids` (B, S - 2). Throws Error if the probability is outside (0, 1].
-  MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens special, double probability,
-                uint64_t seed);
+  MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens special, double probability, uint64_t seed);
 
   int64_t size() const override { return text_->size(); }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;

@@ -16,8 +16,8 @@ Packing parse_packing(std::string_view name) {
   fail("\"", name, "\" is not a way to pack documents: use none, split or whole.");
 }
 
-PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last,
-                             Packing packing, int64_t sequence)
+PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last, Packing packing,
+                             int64_t sequence)
     : text_(std::move(text)),
       first_(first),
       last_(last),
@@ -34,8 +34,7 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t
   }
   if (lengths.empty()) return;
   const int64_t most = lengths[static_cast<size_t>(longest)];
-  const auto too_long =
-      std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
+  const auto too_long = std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
   const std::string others = too_long > 1 ? concat(", as have ", too_long - 1, " others") : "";
   TWOBP_CHECK(most <= sequence, "data.packing is \"", packs_ ? "whole" : "none", "\", but ",
               text_->origin ? text_->origin(first + longest) : concat("document ", first + longest + 1),

@@ -30,9 +30,7 @@ struct DocumentTokens {
   // Where a document comes from, for messages: "texts.jsonl:17". None: unknown.
   std::function<std::string(int64_t document)> origin{};
 
-  int64_t begin(int64_t document) const {
-    return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)];
-  }
+  int64_t begin(int64_t document) const { return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)]; }
   int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
 };
 

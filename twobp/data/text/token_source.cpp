@@ -45,15 +45,14 @@ std::optional<Outside> find_outside(const InputFile& file, TokenType type, int64
   constexpr int64_t kBlock = 1 << 16;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t here = std::min(kBlock, count - begin);
-    const auto found =
-        visit(file, type, header + begin, here, [&](const auto* tokens) -> std::optional<Outside> {
-          auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
-          for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
-          if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
-          int64_t i = 0;
-          while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
-          return Outside{begin + i, static_cast<int64_t>(tokens[i])};
-        });
+    const auto found = visit(file, type, header + begin, here, [&](const auto* tokens) -> std::optional<Outside> {
+      auto largest = tokens[0];  // the compiler vectorizes a maximum, but not a search
+      for (int64_t i = 0; i < here; ++i) largest = std::max(largest, tokens[i]);
+      if (static_cast<int64_t>(largest) < vocab) return std::nullopt;
+      int64_t i = 0;
+      while (static_cast<int64_t>(tokens[i]) < vocab) ++i;
+      return Outside{begin + i, static_cast<int64_t>(tokens[i])};
+    });
     if (found) return found;
   }
   return std::nullopt;
@@ -84,8 +83,7 @@ struct Format {
   int32_t version;
   TokenType type;
 };
-constexpr std::array<Format, 2> kFormats = {
-    {{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
+constexpr std::array<Format, 2> kFormats = {{{20240520, 1, TokenType::kUInt16}, {20240801, 7, TokenType::kUInt32}}};
 
 constexpr int64_t kLlmcHeaderBytes = 1024;
 constexpr int32_t kChoicesMark = 20240522;  // questions with several answers, such as HellaSwag
@@ -101,8 +99,7 @@ std::optional<TokenType> read_token_header(const std::string& name, const InputF
   if (file.size() < sizeof(head)) return std::nullopt;
   file.read(0, head.data(), sizeof(head));
   const KnownFormat* other = known_format(file);
-  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ",
-              other->as_tokens);
+  TWOBP_CHECK(other == nullptr || other->as_tokens.empty(), name, ": ", path, " ", other->is, ": ", other->as_tokens);
   TWOBP_CHECK(head[0] != kChoicesMark, name, ": ", path,
               " holds llm.c's questions with several answers, not a text: remove it from ", name, ".");
   for (const Format& format : kFormats) {
@@ -136,8 +133,8 @@ int64_t token_bytes(TokenType type) {
   return type == TokenType::kUInt16 ? 2 : 4;
 }
 
-TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files,
-                       std::optional<TokenType> given, int64_t vocab)
+TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
+                       int64_t vocab)
     : name_(std::move(name)), vocab_(vocab) {
   for (const auto& path : files) {
     const InputFile& file = files_.emplace_back(path);
@@ -157,8 +154,8 @@ TokenFiles::TokenFiles(std::string name, const std::vector<std::string>& files,
                 " bytes, which is no multiple of the ", token_bytes(type), " of a ", token_type_name(type),
                 ": it is truncated, or data.token_type is wrong.");
     const int64_t count = bytes / token_bytes(type) - headers_.back();
-    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count, vocab), name_, ": ",
-                path, ": every second number is at most ", largest_half(vocab),
+    TWOBP_CHECK(header || type != TokenType::kUInt16 || !looks_like_uint32(file, count, vocab), name_, ": ", path,
+                ": every second number is at most ", largest_half(vocab),
                 ", so it holds uint32, not uint16: set data.token_type to uint32.");
     ends_.push_back(tokens() + count);
   }
@@ -174,8 +171,8 @@ void TokenFiles::refuse(size_t file, int64_t position, int64_t id) const {
   const TokenType other = type_ == TokenType::kUInt16 ? TokenType::kUInt32 : TokenType::kUInt16;
   const std::string or_type =
       concat(", or set data.token_type to ", token_type_name(other), " if the file holds those");
-  fail(name_, ": ", files_[file].path(), ": token ", position, " is ", id, ", outside the vocabulary of ",
-       vocab_, " tokens (0 to ", vocab_ - 1,
+  fail(name_, ": ", files_[file].path(), ": token ", position, " is ", id, ", outside the vocabulary of ", vocab_,
+       " tokens (0 to ", vocab_ - 1,
        "): for a new model, set model.vocab to the tokenizer's size; for "
        "model.from, give tokens of that model's tokenizer",
        headers_[file] == 0 ? or_type : "", ".");
@@ -187,8 +184,7 @@ void TokenFiles::copy(int64_t begin, int64_t count, int64_t* to) const {
     const InputFile& file = files_[index];
     const int64_t at = begin - (index == 0 ? 0 : ends_[index - 1]);
     const int64_t here = std::min(count, ends_[index] - begin);
-    visit(file, type_, headers_[index] + at, here,
-          [&](const auto* tokens) { std::copy_n(tokens, here, to); });
+    visit(file, type_, headers_[index] + at, here, [&](const auto* tokens) { std::copy_n(tokens, here, to); });
     // The copy is checked, because the file might change between the check and the use.
     const int64_t* outside = std::find_if(to, to + here, [this](int64_t id) { return id >= vocab_; });
     if (outside != to + here) refuse(index, at + (outside - to), *outside);
@@ -208,8 +204,8 @@ TokenDataset::TokenDataset(std::shared_ptr<const TokenSource> tokens, int64_t se
   TWOBP_CHECK(sequence >= 1, "data.sequence is ", sequence, ", but must be at least 1.");
 }
 
-TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files,
-                           std::optional<TokenType> given, int64_t sequence, int64_t vocab)
+TokenDataset::TokenDataset(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
+                           int64_t sequence, int64_t vocab)
     : TokenDataset(std::make_shared<TokenFiles>(std::move(name), files, given, vocab), sequence) {}
 
 int64_t TokenDataset::size() const {
@@ -221,8 +217,7 @@ Fields TokenDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
   const at::Tensor rows = at::empty({count, sequence_ + 1}, at::kLong);  // (B, S + 1)
   for (int64_t b = 0; b < count; ++b) {
     const int64_t index = indices[static_cast<size_t>(b)];
-    TWOBP_CHECK(index >= 0 && index < size(), tokens_->name(), ": no sample ", index, ", there are ", size(),
-                ".");
+    TWOBP_CHECK(index >= 0 && index < size(), tokens_->name(), ": no sample ", index, ", there are ", size(), ".");
     tokens_->copy(index * sequence_, sequence_ + 1, rows.data_ptr<int64_t>() + b * (sequence_ + 1));
   }
   return {{"input_ids", rows.narrow(1, 0, sequence_).contiguous()},

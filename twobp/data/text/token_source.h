@@ -33,8 +33,7 @@ class ByteSource : public TokenSource {
   std::string name() const override { return "data.text"; }
   int64_t tokens() const override { return static_cast<int64_t>(bytes_.size()); }
   void copy(int64_t begin, int64_t count, int64_t* to) const override {
-    for (int64_t i = 0; i < count; ++i)
-      to[i] = static_cast<unsigned char>(bytes_[static_cast<size_t>(begin + i)]);
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<unsigned char>(bytes_[static_cast<size_t>(begin + i)]);
   }
   std::string description() const override { return std::to_string(bytes_.size()) + " bytes in all"; }
 
@@ -57,8 +56,7 @@ class TokenFiles : public TokenSource {
   // or uint16 for files without one. Throws Error if a file cannot be read or is empty, its size is no
   // multiple of the type's, or its header or its first numbers show that it has another type. If all files
   // are small enough to check quickly, also for an id >= vocab.
-  TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given,
-             int64_t vocab);
+  TokenFiles(std::string name, const std::vector<std::string>& files, std::optional<TokenType> given, int64_t vocab);
 
   std::string name() const override { return name_; }
   int64_t tokens() const override { return ends_.empty() ? 0 : ends_.back(); }

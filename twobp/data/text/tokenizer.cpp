@@ -37,8 +37,8 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   const auto found = answer.find(key);
   const bool integer = found != answer.end() && found->is_number_integer();
   const int64_t value = integer ? found->get<int64_t>() : -1;
-  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"",
-              key, "\".");
+  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"", key,
+              "\".");
   return value;
 }
 
@@ -105,8 +105,8 @@ std::string tokenizer_file(const std::string& path) {
 }
 
 void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model) {
-  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab,
-              ", but model.vocab is ", of_model, ": for a new model, set model.vocab to ", vocab,
+  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab, ", but model.vocab is ",
+              of_model, ": for a new model, set model.vocab to ", vocab,
               " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
 }
 
@@ -184,8 +184,7 @@ Tokenizer::Encoded Tokenizer::encode_documents(std::span<const Document> documen
       size_t piece = 0;
       for (auto left = static_cast<size_t>(at); piece + 1 < lengths.size() && left >= lengths[piece]; ++piece)
         left -= lengths[piece];
-      fail(documents[owners[piece]].origin,
-           ": is not UTF-8: convert it, for instance with iconv, or remove it.");
+      fail(documents[owners[piece]].origin, ": is not UTF-8: convert it, for instance with iconv, or remove it.");
     });
     for (size_t i = 0; i < owners.size(); ++i) out.counts[owners[i]] += part.counts[i];
     out.ids += part.ids;
@@ -236,8 +235,8 @@ std::string TokenStream::advance(bool whole) {
   const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
   const std::string all = tokenizer_.decode(ids.subspan(context_));
   const bool partial = all.ends_with("\uFFFD");
-  auto same = static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first -
-                                  before.begin());
+  auto same =
+      static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first - before.begin());
   while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
   if (same == all.size()) {
     ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer
@@ -266,8 +265,7 @@ std::vector<std::string> additional_chat_templates(const std::string& folder) {
   const std::string within = "additional_chat_templates/";
   std::vector<std::string> names;
   std::error_code none;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
     if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());

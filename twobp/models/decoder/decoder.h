@@ -1,7 +1,6 @@
-// Decoders of text (LLaMa, arXiv 2302.13971, and its relatives), made of split layers: an embedding, blocks
-// and a head. A block is an attention half and an MLP half. The halves are separate layers, so that a stage
-// may end between them. The head is norm, projection and cross-entropy. family.h has the differences between
-// the families.
+// Decoders of text (LLaMa, arXiv 2302.13971, and its relatives), made of split layers: an embedding, blocks and a head.
+// A block is an attention half and an MLP half. The halves are separate layers, so that a stage may end between them.
+// The head is norm, projection and cross-entropy. family.h has the differences between the families.
 #pragma once
 
 #include <memory>
@@ -14,8 +13,7 @@
 namespace twobp {
 
 // Throws Error for sizes below 1.
-ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& options,
-                  const BuildSettings& settings = {});
+ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& options, const BuildSettings& settings = {});
 ModelSpec llama(const DecoderOptions& options, const BuildSettings& settings = {});
 
 // The MLP half of a block, with its norms and the residual. The options are filled in.

@@ -1,5 +1,5 @@
-// A family of decoders: a model_type of Hugging Face. The properties that all its models share are members
-// here. The properties that vary are options, each a key of config.json. If the options that exist suffice,
+// A family of decoders: a model_type of Hugging Face. The properties that all its models share are members here. The
+// properties that vary are options, each a key of config.json. If the options that exist suffice,
 // a new family needs only an entry in the table of families.cpp.
 #pragma once
 
@@ -24,13 +24,12 @@ enum class FileForm : uint8_t {
   kTanhGelu,     // "gelu" stands for its approximation by tanh
 };
 
-// A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or
-// "". Several keys of one option must agree, and several options of one key too.
+// A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or "". Several
+// keys of one option must agree, and several options of one key too.
 struct FileKey {
   const char* name;
-  const char* option;  // of DecoderOptions; nullptr: must have the value `otherwise`
-  const char* otherwise =
-      nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
+  const char* option;               // of DecoderOptions; nullptr: must have the value `otherwise`
+  const char* otherwise = nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
   FileForm form = FileForm::kSame;
 };
 
@@ -93,7 +92,7 @@ struct DecoderFamily {
   int64_t window_pattern = 2;           // of kAlternating
   bool has_pad_token = true;            // its embedding is not trained
   int64_t default_pad_token = -1;
-  std::vector<const char*> ignored = {};  // further keys of config.json that change nothing here
+  std::vector<const char*> ignored = {};                       // further keys of config.json that change nothing here
   std::string (*rename)(const std::string& stored) = nullptr;  // see TensorNames
 
   bool scales(std::string_view scaling) const {

@@ -1,6 +1,5 @@
-// The rotary embedding in config.json: in the form of transformers 4 (rope_theta and rope_scaling beside the
-// other keys) and of transformers 5 (rope_parameters, by kind of layer if they differ). We write the first,
-// which both read.
+// The rotary embedding in config.json: in the form of transformers 4 (rope_theta and rope_scaling beside the other
+// keys) and of transformers 5 (rope_parameters, by kind of layer if they differ). We write the first, which both read.
 #pragma once
 
 #include <string>
@@ -13,8 +12,7 @@
 
 namespace twobp {
 
-// Throws Error for a kind of stretching or a key of it that we do not have. The sizes of heads have been
-// read.
+// Throws Error for a kind of stretching or a key of it that we do not have. The sizes of heads have been read.
 void read_rope(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& options);
 
 void write_rope(const DecoderFamily& family, const DecoderOptions& options, nlohmann::json& out);

@@ -17,9 +17,8 @@ struct DeviceFacts {
 };
 
 struct DeviceSupport {
-  // A stream that no other code gets until the program ends. LibTorch hands out its 32 streams of a priority
-  // in turn, so the 33rd is the first again. A transfer that waits for its peer would then hold up
-  // computations.
+  // A stream that no other code gets until the program ends. LibTorch hands out its 32 streams of a priority in turn,
+  // so the 33rd is the first again. A transfer that waits for its peer would then hold up computations.
   c10::Stream (*make_stream)(c10::Device device, bool high_priority);
   DeviceFacts (*facts)(c10::Device device);
   // Cuts the device into parts, as GpuParts::cut() does. Null if that is impossible.

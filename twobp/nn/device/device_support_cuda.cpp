@@ -15,8 +15,7 @@ c10::Stream make_cuda_stream(c10::Device device, bool high_priority) {
   int highest = 0;
   C10_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   cudaStream_t stream = nullptr;
-  C10_CUDA_CHECK(
-      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high_priority ? highest : lowest));
+  C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, high_priority ? highest : lowest));
   return c10::cuda::getStreamFromExternal(stream, device.index()).unwrap();
 }
 

@@ -12,8 +12,7 @@
 namespace twobp {
 namespace {
 
-// A function of the driver, which LibTorch loads and does not link. The header may redirect a function to
-// another name.
+// A function of the driver, which LibTorch loads and does not link. The header may redirect a function to another name.
 template <typename Function>
 Function* driver_function(const char* name) {
   static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -39,8 +38,7 @@ class GreenContexts : public GpuParts {
     CUdevice device = 0;
     check(TWOBP_DRIVER(cuDeviceGet)(&device, gpu.index()), "cuDeviceGet");
     CUdevResource all{};
-    check(TWOBP_DRIVER(cuDeviceGetDevResource)(device, &all, CU_DEV_RESOURCE_TYPE_SM),
-          "cuDeviceGetDevResource");
+    check(TWOBP_DRIVER(cuDeviceGetDevResource)(device, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource");
     const std::vector<CUdevResource> groups = split(all, static_cast<unsigned>(parts));
     for (size_t i = 0; i < groups.size(); ++i) {
       CUdevResource group = groups[i];
@@ -72,15 +70,13 @@ class GreenContexts : public GpuParts {
   }
 
  private:
-  // Each part gets as many multiprocessors as possible. CUDA rounds up to the units that the GPU schedules
-  // together.
+  // Each part gets as many multiprocessors as possible. CUDA rounds up to the units that the GPU schedules together.
   static std::vector<CUdevResource> split(CUdevResource& all, unsigned parts) {
     for (unsigned each = all.sm.smCount / parts; each > 0; --each) {
       std::vector<CUdevResource> groups(parts);
       CUdevResource rest{};
       unsigned count = parts;
-      const CUresult result =
-          TWOBP_DRIVER(cuDevSmResourceSplitByCount)(groups.data(), &count, &all, &rest, 0, each);
+      const CUresult result = TWOBP_DRIVER(cuDevSmResourceSplitByCount)(groups.data(), &count, &all, &rest, 0, each);
       if (result == CUDA_SUCCESS && count == parts) return groups;
     }
     fail("pipeline.gpu_parts: a GPU of ", all.sm.smCount, " multiprocessors cannot be cut into ", parts,

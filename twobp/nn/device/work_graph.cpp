@@ -20,8 +20,7 @@ void record_graphs_by(at::DeviceType type, GraphRecorder recorder) {
   recorders()[type] = recorder;
 }
 
-std::unique_ptr<WorkGraph> record_graph(const std::vector<at::Device>& devices,
-                                        const std::function<void()>& work) {
+std::unique_ptr<WorkGraph> record_graph(const std::vector<at::Device>& devices, const std::function<void()>& work) {
   GraphRecorder recorder = nullptr;
   {
     const std::lock_guard lock(mutex);

@@ -20,8 +20,8 @@ void mark_end(Allocator& all, c10::DeviceIndex device) {
   if constexpr (requires { all.markCaptureEnd(device); }) all.markCaptureEnd(device);
 }
 
-// A pool for what recorded streams allocate on devices other than the current one, because LibTorch's graphs
-// have no pool there.
+// A pool for what recorded streams allocate on devices other than the current one, because LibTorch's graphs have no
+// pool there.
 class OtherPool {
  public:
   OtherPool(c10::DeviceIndex device, at::cuda::MempoolId_t id) : device_(device), id_(id) {
@@ -59,8 +59,8 @@ class OtherPool {
   bool records_ = true;
 };
 
-// On each device, the work allocates from a pool that belongs to the graph. Unused cached memory is freed
-// first, because a recording cannot use it.
+// On each device, the work allocates from a pool that belongs to the graph. Unused cached memory is freed first,
+// because a recording cannot use it.
 class CudaGraph : public WorkGraph {
  public:
   CudaGraph(const std::vector<at::Device>& devices, const std::function<void()>& work) {

@@ -13,8 +13,8 @@ namespace {
 void check_labels(const at::Tensor& labels, int64_t classes, int64_t ignore) {
   const int64_t* target = labels.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < labels.numel(); ++r) {
-    TWOBP_CHECK(target[r] == ignore || (target[r] >= 0 && target[r] < classes), "label ", target[r],
-                " at position ", r, " of the micro-batch is outside the vocabulary of ", classes);
+    TWOBP_CHECK(target[r] == ignore || (target[r] >= 0 && target[r] < classes), "label ", target[r], " at position ", r,
+                " of the micro-batch is outside the vocabulary of ", classes);
   }
 }
 
@@ -39,15 +39,15 @@ void soft_cap(at::Tensor& logits, double cap) {
   });
 }
 
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore,
-                         const LossFactor& scale, bool gradient, double cap) {
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, const LossFactor& scale,
+                         bool gradient, double cap) {
   const int64_t cols = logits.size(-1);
   const int64_t rows = labels.numel();
   if (labels.is_cpu()) check_labels(labels, cols, ignore);
   if (by_operators(logits)) {
     const at::Tensor slope = cap > 0 ? operators::soft_cap(logits, cap) : at::Tensor();
-    at::Tensor loss = operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()), ignore,
-                                               scale, gradient);
+    at::Tensor loss =
+        operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()), ignore, scale, gradient);
     if (slope.defined() && gradient) logits.mul_(slope);
     return loss;
   }
@@ -71,8 +71,8 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t i
         }
         return;
       }
-      kernels<S>().cross_entropy(x + begin * stride, stride, target + begin, loss + begin, end - begin, cols,
-                                 ignore, factor, gradient);
+      kernels<S>().cross_entropy(x + begin * stride, stride, target + begin, loss + begin, end - begin, cols, ignore,
+                                 factor, gradient);
     });
   });
   double sum = 0;

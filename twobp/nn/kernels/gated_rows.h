@@ -16,8 +16,7 @@ struct GatedGradient {
 
 // act = open(g, u), for x (rows, 2 * cols) with rows `stride` numbers apart and act (rows, cols).
 template <typename T, typename S, typename Open>
-void gated_rows(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols,
-                Open open) {
+void gated_rows(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols, Open open) {
   for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
     const S* __restrict g = x;
     const S* __restrict u = x + cols;
@@ -28,8 +27,8 @@ void gated_rows(const S* __restrict x, int64_t stride, S* __restrict act, int64_
 
 // (dg | du) = gradient(g, u, dact), a GatedGradient. dx may be x.
 template <typename T, typename S, typename Gradient>
-void gated_rows_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride,
-                         int64_t rows, int64_t cols, Gradient gradient) {
+void gated_rows_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride, int64_t rows,
+                         int64_t cols, Gradient gradient) {
   for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
     const S* g = x;
     const S* u = x + cols;

@@ -58,8 +58,8 @@ void glu_backward(const at::Tensor& packed, const at::Tensor& dact, Gate gate, a
   const int64_t cols = packed.size(-1) / 2;
   std::vector<int64_t> sizes = packed.sizes().vec();
   sizes.back() = cols;
-  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of ",
-              layer_of(gate), ", ", at::IntArrayRef(sizes));
+  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of ", layer_of(gate),
+              ", ", at::IntArrayRef(sizes));
   if (by_operators(packed)) return operators::glu_backward(packed, dact, gate, dx);
   dispatch_float(packed.scalar_type(), layer_of(gate), [&](auto zero) {
     using S = decltype(zero);

@@ -1,5 +1,5 @@
-// Gated linear units (arXiv 2002.05202) on tensors: by our kernels, or by LibTorch's operators for tensors
-// that are not in a CPU's memory.
+// Gated linear units (arXiv 2002.05202) on tensors: by our kernels, or by LibTorch's operators for tensors that are not
+// in a CPU's memory.
 #pragma once
 
 #include <string>

@@ -1,7 +1,6 @@
-// Our own CPU kernels, for operations that ATen does not compute in one pass over memory. Pointers are raw
-// and matrices are row-major. A call works on the rows that it is given, and the caller splits rows over
-// threads. Every result depends on its row alone (the caller sums over rows), so the split does not change a
-// bit.
+// Our own CPU kernels, for operations that ATen does not compute in one pass over memory. Pointers are raw and matrices
+// are row-major. A call works on the rows that it is given, and the caller splits rows over threads. Every result
+// depends on its row alone (the caller sums over rows), so the split does not change a bit.
 //
 // The same source is compiled for several instruction sets; `kernels<T>()` selects the best one for this CPU.
 #pragma once
@@ -14,8 +13,8 @@
 
 namespace twobp {
 
-// A block of attention's scores (rows, cols), one row per query and one column per key. Describes which keys
-// a query attends to, and how its scores are transformed.
+// A block of attention's scores (rows, cols), one row per query and one column per key. Describes which keys a query
+// attends to, and how its scores are transformed.
 template <typename T>
 struct ScoreBlock {
   int64_t rows = 0;
@@ -38,50 +37,48 @@ struct Kernels {
   // Each row of x += row (cols). The rows of x are `stride` numbers apart.
   void (*add_row)(S* x, int64_t stride, const T* row, int64_t rows, int64_t cols);
 
-  // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4.
-  // x, y (rows, cols); gain (cols); rstd (rows)
+  // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps), a row at a time. RMSNorm, arXiv 1910.07467, eq. 4. x, y
+  // (rows, cols); gain (cols); rstd (rows)
   void (*rms_norm_forward)(const S* x, const T* gain, S* y, T* rstd, int64_t rows, int64_t cols, double eps);
 
-  // dx = rstd * (g - xhat * mean(g * xhat)), g = dy * gain, xhat = x * rstd; dgain += sum over rows of dy *
-  // xhat. dx may be dy or x.
-  void (*rms_norm_backward)(const S* dy, const S* x, const T* gain, const T* rstd, S* dx, T* dgain,
-                            int64_t rows, int64_t cols);
+  // dx = rstd * (g - xhat * mean(g * xhat)), g = dy * gain, xhat = x * rstd; dgain += sum over rows of dy * xhat. dx
+  // may be dy or x.
+  void (*rms_norm_backward)(const S* dy, const S* x, const T* gain, const T* rstd, S* dx, T* dgain, int64_t rows,
+                            int64_t cols);
 
-  // Rotates the first 2 * half numbers of `heads` heads of each row in place: halves (a, b) -> (a cos - b
-  // sin, b cos + a sin) (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at
-  // position r % positions. x (rows, stride); heads begin `step` numbers apart; cos, sin (positions, half)
+  // Rotates the first 2 * half numbers of `heads` heads of each row in place: halves (a, b) -> (a cos - b sin, b cos +
+  // a sin) (RoPE, arXiv 2104.09864, in the half-split layout of Hugging Face). Row r is at position r % positions. x
+  // (rows, stride); heads begin `step` numbers apart; cos, sin (positions, half)
   // A sign of -1 rotates back.
-  void (*rope)(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride,
-               int64_t heads, int64_t step, int64_t half, int64_t positions);
+  void (*rope)(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride, int64_t heads,
+               int64_t step, int64_t half, int64_t positions);
 
-  // In place: scores become p = softmax(s) over the columns that a row sees, with dropout applied, and 0 in
-  // the other columns. s = scale * scores, capped, + shift. log_sum[r] = log(sum(exp(s))) over the columns
-  // that row r sees.
+  // In place: scores become p = softmax(s) over the columns that a row sees, with dropout applied, and 0 in the other
+  // columns. s = scale * scores, capped, + shift. log_sum[r] = log(sum(exp(s))) over the columns that row r sees.
   void (*softmax_forward)(const ScoreBlock<T>& block, T* scores, T* log_sum);
 
-  // Recomputes p from the scores and log_sum. scores become p after dropout. dp, the gradient of p after
-  // dropout, becomes the gradient of the scores: scale * p * (mask * dp - dot(dy, y)), times the slope of the
-  // cap. y is the attention's output and dy its gradient, with rows of `dim` numbers that are `y_stride`
-  // apart.
-  void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y,
-                           const T* dy, int64_t dim, int64_t y_stride);
+  // Recomputes p from the scores and log_sum. scores become p after dropout. dp, the gradient of p after dropout,
+  // becomes the gradient of the scores: scale * p * (mask * dp - dot(dy, y)), times the slope of the cap. y is the
+  // attention's output and dy its gradient, with rows of `dim` numbers that are `y_stride` apart.
+  void (*softmax_backward)(const ScoreBlock<T>& block, T* scores, T* dp, const T* log_sum, const T* y, const T* dy,
+                           int64_t dim, int64_t y_stride);
 
-  // act = silu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols).
-  // SwiGLU, arXiv 2002.05202.
+  // act = silu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols). SwiGLU,
+  // arXiv 2002.05202.
   void (*swiglu_forward)(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols);
 
   // dx (rows, 2 * cols) may be x. Its rows are `dx_stride` apart.
   void (*swiglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
                           int64_t cols);
 
-  // For each row; rows are `stride` numbers apart. *loss = log(sum(exp(logits))) - logits[target]. If
-  // `gradient`, logits become (softmax - onehot(target)) * scale. A row whose target is `ignore` gets loss 0
-  // and gradient 0. loss (rows) is in double.
-  void (*cross_entropy)(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
-                        int64_t cols, int64_t ignore, double scale, bool gradient);
+  // For each row; rows are `stride` numbers apart. *loss = log(sum(exp(logits))) - logits[target]. If `gradient`,
+  // logits become (softmax - onehot(target)) * scale. A row whose target is `ignore` gets loss 0 and gradient 0. loss
+  // (rows) is in double.
+  void (*cross_entropy)(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+                        int64_t ignore, double scale, bool gradient);
 
-  // x = cap * tanh(x / cap), in place. slope (n) = 1 - tanh(x / cap)^2, its derivative. Gemma 2, arXiv
-  // 2408.00118, section 2.
+  // x = cap * tanh(x / cap), in place. slope (n) = 1 - tanh(x / cap)^2, its derivative. Gemma 2, arXiv 2408.00118,
+  // section 2.
   void (*soft_cap)(S* x, T* slope, int64_t n, T cap);
   // x *= factor, elementwise.
   void (*multiply)(S* x, const T* factor, int64_t n);

@@ -1,5 +1,5 @@
-// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain loops that
-// the compiler vectorises. exp calls glibc's vector math if it exists.
+// The kernels of kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain loops that the
+// compiler vectorises. exp calls glibc's vector math if it exists.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -74,8 +74,8 @@ void rms_norm_backward(const S* dy, const S* x, const T* __restrict gain, const 
 }
 
 template <typename S, typename T = Compute<S>>
-void rope(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride,
-          int64_t heads, int64_t step, int64_t half, int64_t positions) {
+void rope(S* x, const T* cos, const T* sin, T sign, int64_t rows, int64_t row_begin, int64_t stride, int64_t heads,
+          int64_t step, int64_t half, int64_t positions) {
   for (int64_t r = 0; r < rows; ++r, x += stride) {
     const int64_t position = (row_begin + r) % positions;
     const T* __restrict c = cos + position * half;
@@ -163,8 +163,8 @@ struct Weighed {
 
 // One row of softmax_backward, from the first column that it sees on. weigh(score, c) is of column c.
 template <bool kCapped, typename T, typename Weigh>
-inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const ScoreBlock<T>& block,
-                                 int64_t r, int64_t seen, Weigh weigh) {
+inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const ScoreBlock<T>& block, int64_t r,
+                                 int64_t seen, Weigh weigh) {
   const T scale = block.scale;
   const auto row = static_cast<uint32_t>(block.row_begin + r);
   if (block.dropout.threshold == 0) {
@@ -191,12 +191,11 @@ inline void softmax_backward_row(T* __restrict p, T* __restrict ds, T dot, const
 }
 
 template <bool kCapped, typename T>
-void softmax_backward_as(const ScoreBlock<T>& block, T* scores, T* dp, const T* __restrict log_sum,
-                         const T* y, const T* dy, int64_t dim, int64_t y_stride) {
+void softmax_backward_as(const ScoreBlock<T>& block, T* scores, T* dp, const T* __restrict log_sum, const T* y,
+                         const T* dy, int64_t dim, int64_t y_stride) {
   const T scale = block.scale, cap = block.cap;
   const T to_cap = kCapped ? scale / cap : T(1);
-  for (int64_t r = 0; r < block.rows;
-       ++r, scores += block.cols, dp += block.cols, y += y_stride, dy += y_stride) {
+  for (int64_t r = 0; r < block.rows; ++r, scores += block.cols, dp += block.cols, y += y_stride, dy += y_stride) {
     T dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t d = 0; d < dim; ++d) dot += y[d] * dy[d];
@@ -240,8 +239,7 @@ void swiglu_forward(const S* x, int64_t stride, S* act, int64_t rows, int64_t co
 }
 
 template <typename S, typename T = Compute<S>>
-void swiglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
-                     int64_t cols) {
+void swiglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows, int64_t cols) {
   gated_rows_backward<T>(x, stride, dact, dx, dx_stride, rows, cols, [](T gate, T up, T dy) {
     const T s = sigmoid(gate);
     const T silu = gate * s;
@@ -250,8 +248,8 @@ void swiglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t d
 }
 
 template <typename S, typename T = Compute<S>>
-void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows,
-                   int64_t cols, int64_t ignore, double scale, bool gradient) {
+void cross_entropy(S* logits, int64_t stride, const int64_t* targets, double* loss, int64_t rows, int64_t cols,
+                   int64_t ignore, double scale, bool gradient) {
   constexpr bool kExact = std::is_same_v<S, T>;  // storing loses no precision
   for (int64_t r = 0; r < rows; ++r, logits += stride) {
     S* __restrict row = logits;
@@ -323,17 +321,15 @@ double sum_of_squares(const S* __restrict x, int64_t n) {
 
 template <typename S, typename T = Compute<S>>
 constexpr Kernels<S> table() {
-  return {
-      add_rows<S>,        add_row<S>,          rms_norm_forward<S>, rms_norm_backward<S>, rope<S>,
-      softmax_forward<T>, softmax_backward<T>, swiglu_forward<S>,   swiglu_backward<S>,   cross_entropy<S>,
-      soft_cap<S>,        multiply<S>,         sum_of_squares<S>};
+  return {add_rows<S>,        add_row<S>,          rms_norm_forward<S>, rms_norm_backward<S>, rope<S>,
+          softmax_forward<T>, softmax_backward<T>, swiglu_forward<S>,   swiglu_backward<S>,   cross_entropy<S>,
+          soft_cap<S>,        multiply<S>,         sum_of_squares<S>};
 }
 
 }  // namespace
 
 namespace TWOBP_ISA {
-const KernelTable<Kernels> kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
-                                            table<Half>()};
+const KernelTable<Kernels> kernels_table = {table<float>(), table<double>(), table<BFloat16>(), table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

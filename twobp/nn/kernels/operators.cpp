@@ -49,16 +49,15 @@ OperatorsEverywhere::~OperatorsEverywhere() {
 
 namespace operators {
 
-void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
-                      at::Tensor& rstd) {
+void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y, at::Tensor& rstd) {
   if (rms_norm_forward_by_cuda(x, gain, eps, y, rstd)) return;
   const at::Tensor from = wide(as_rows(x));
   rstd.copy_(from.square().mean(1).add_(eps).rsqrt_());
   as_rows(y).copy_((from * rstd.unsqueeze(1)).mul_(gain));
 }
 
-at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
-                             const at::Tensor& rstd, at::Tensor& dx) {
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
+                             at::Tensor& dx) {
   if (at::Tensor sums; rms_norm_backward_by_cuda(dy, x, gain, rstd, dx, sums)) return sums;
   const at::Tensor gradient = wide(as_rows(dy));
   const at::Tensor xhat = wide(as_rows(x)) * rstd.unsqueeze(1);
@@ -68,8 +67,8 @@ at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at
   return dgain;
 }
 
-void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
-                        at::Tensor& y, at::Tensor& statistics) {
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps, at::Tensor& y,
+                        at::Tensor& statistics) {
   if (layer_norm_forward_by_cuda(x, gain, bias, eps, y, statistics)) return;
   const at::Tensor from = wide(as_rows(x));
   const at::Tensor mean = from.mean(1, true);
@@ -92,13 +91,12 @@ at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const 
   return sums;
 }
 
-void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
-          double direction) {
+void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, double direction) {
   if (rope_by_cuda(x, cos, sin, heads, direction)) return;
   const int64_t half = cos.size(1);
   const at::Tensor rows = x.narrow(2, heads.first, x.size(2) - heads.first);
-  const at::Tensor halves = rows.as_strided({x.size(0), x.size(1), heads.count, 2, half},
-                                            {x.stride(0), x.stride(1), heads.step, half, 1});
+  const at::Tensor halves =
+      rows.as_strided({x.size(0), x.size(1), heads.count, 2, half}, {x.stride(0), x.stride(1), heads.step, half, 1});
   const at::Tensor a = wide(halves.select(3, 0));
   const at::Tensor b = wide(halves.select(3, 1));
   const at::Tensor c = cos.unsqueeze(1);  // (positions, 1, half)
@@ -111,8 +109,8 @@ const char* approximation(Gate gate) {
   return gate == Gate::kGelu ? "none" : "tanh";
 }
 
-// The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may
-// be rounded differently from the rest.
+// The gate is copied to a matrix of its own. In a part of a wider matrix, the numbers at the ends of rows may be
+// rounded differently from the rest.
 void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act) {
   if (glu_forward_by_cuda(x, gate, act)) return;
   const std::vector<at::Tensor> parts = wide(as_rows(x)).chunk(2, 1);
@@ -128,8 +126,7 @@ void glu_backward(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Te
   const at::Tensor gradient = wide(as_rows(dact));
   const at::Tensor of_gate = gradient * parts[1];
   const bool silu = gate == Gate::kSilu;
-  const at::Tensor dg =
-      silu ? at::silu_backward(of_gate, g) : at::gelu_backward(of_gate, g, approximation(gate));
+  const at::Tensor dg = silu ? at::silu_backward(of_gate, g) : at::gelu_backward(of_gate, g, approximation(gate));
   const at::Tensor du = gradient * (silu ? at::silu(g) : at::gelu(g, approximation(gate)));
   as_rows(dx).copy_(at::cat({dg, du}, 1));
 }
@@ -138,8 +135,7 @@ void gelu_forward(const at::Tensor& x, at::Tensor& y, GeluForm form) {
   y.copy_(at::gelu(wide(x), form == GeluForm::kTanh ? "tanh" : "none").view(y.sizes()));
 }
 
-void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act,
-                   GeluForm form) {
+void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act, GeluForm form) {
   const char* approximate = form == GeluForm::kTanh ? "tanh" : "none";
   const at::Tensor from = wide(x);
   const at::Tensor gradient = at::gelu_backward(wide(dy).view(from.sizes()), from, approximate);
@@ -147,16 +143,16 @@ void gelu_backward(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at
   dx.copy_(gradient.view(dx.sizes()));
 }
 
-// As in dropout.h, but in int64, because LibTorch's unsigned integers lack the operators. A device launches
-// some 90 of them for any number of columns.
+// As in dropout.h, but in int64, because LibTorch's unsigned integers lack the operators. A device launches some 90 of
+// them for any number of columns.
 at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int64_t cols,
                            const at::TensorOptions& options) {
   if (at::Tensor factors; dropout_factors_by_cuda(mask, which, cols, options, factors)) return factors;
   constexpr int64_t kChunk = 1024;
   constexpr int64_t kLow = 0xffffffff;
   const auto integers = options.dtype(at::kLong);
-  // The upper and the lower half of x times a constant, which both have 32 bits. The constant is above 2^31,
-  // so that x times (constant - 2^32) does not overflow; it lacks x times 2^32.
+  // The upper and the lower half of x times a constant, which both have 32 bits. The constant is above 2^31, so that x
+  // times (constant - 2^32) does not overflow; it lacks x times 2^32.
   const auto multiply = [&](const at::Tensor& x, int64_t constant) {
     const at::Tensor product = x * (constant - (kLow + 1));
     return std::pair(at::bitwise_right_shift(product, 32).add_(x), product & kLow);
@@ -188,8 +184,7 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
     }
     const at::Tensor words = at::cat({a, b, c, d}, 2);
     const int64_t half = std::min(count, 4 * groups);
-    return at::cat({(words & 0xffff).narrow(2, 0, half),
-                    at::bitwise_right_shift(words, 16).narrow(2, 0, count - half)},
+    return at::cat({(words & 0xffff).narrow(2, 0, half), at::bitwise_right_shift(words, 16).narrow(2, 0, count - half)},
                    2)
         .view({rows, chunks * count});
   };
@@ -203,7 +198,7 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
 
 at::Tensor sum_of_squares(const at::Tensor& x) {
   if (at::Tensor sum; sum_of_squares_by_cuda(x, sum)) return sum;
-  constexpr int64_t kAtOnce = 1 << 22;  // numbers that are copied to float64 at the same time
+  constexpr int64_t kAtOnce = 1 << 22;                    // numbers that are copied to float64 at the same time
   const at::Tensor all = x.as_strided({x.numel()}, {1});  // in memory order
   at::Tensor sum;
   for (const at::Tensor& part : all.split(kAtOnce)) {
@@ -213,8 +208,8 @@ at::Tensor sum_of_squares(const at::Tensor& x) {
   return sum;
 }
 
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
-                         const LossFactor& scale, bool gradient) {
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,
+                         bool gradient) {
   if (at::Tensor loss; cross_entropy_by_cuda(logits, targets, ignore, scale, gradient, loss)) return loss;
   at::Tensor rows = as_rows(logits);
   const at::Tensor ignored = targets.eq(ignore);
@@ -236,8 +231,7 @@ at::Tensor soft_cap(at::Tensor& x, double cap) {
 }
 
 void add_rows_at(at::Tensor& rows, const at::Tensor& ids, const at::Tensor& from) {
-  // Both add in the order of `ids`, into `rows` itself. On a GPU, only the second does, and on CPUs the
-  // first.
+  // Both add in the order of `ids`, into `rows` itself. On a GPU, only the second does, and on CPUs the first.
   if (rows.is_cpu()) {
     rows.index_add_(0, ids, wide(from));
   } else {

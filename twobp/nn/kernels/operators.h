@@ -1,7 +1,7 @@
-// The functions of the kernels, computed by LibTorch's operators on whole tensors. They serve tensors that
-// are not in a CPU's memory, and CPUs if the environment sets TWOBP_KERNELS=operators. Shapes, meanings and
-// permitted aliases are those of kernels.h, encoder_kernels.h and packed_attention.h (scan_operators.h and
-// image_operators.h have the other kernels). Sums have the same dtype as in the kernels.
+// The functions of the kernels, computed by LibTorch's operators on whole tensors. They serve tensors that are not in a
+// CPU's memory, and CPUs if the environment sets TWOBP_KERNELS=operators. Shapes, meanings and permitted aliases are
+// those of kernels.h, encoder_kernels.h and packed_attention.h (scan_operators.h and image_operators.h have the other
+// kernels). Sums have the same dtype as in the kernels.
 #pragma once
 
 #include <string>
@@ -17,12 +17,11 @@
 
 namespace twobp {
 
-// Whether a layer computes this tensor by the operators. Throws Error if the value of TWOBP_KERNELS is
-// unknown.
+// Whether a layer computes this tensor by the operators. Throws Error if the value of TWOBP_KERNELS is unknown.
 bool by_operators(const at::Tensor& tensor);
 
-// The kernels that a run on this device (pipeline.device) uses: "avx2", "operators", ... The bits of a run
-// depend on them.
+// The kernels that a run on this device (pipeline.device) uses: "avx2", "operators", ... The bits of a run depend on
+// them.
 std::string kernels_in_use(const std::string& device);
 
 // While this object lives, by_operators() is true for every tensor. For tests, with nothing else running.
@@ -42,22 +41,20 @@ inline at::Tensor wide(const at::Tensor& tensor) {
 }
 
 // x, y (rows, cols), gain (cols), rstd (rows).
-void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
-                      at::Tensor& rstd);
+void rms_norm_forward(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y, at::Tensor& rstd);
 // Returns dL/dgain.
-at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
-                             const at::Tensor& rstd, at::Tensor& dx);
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
+                             at::Tensor& dx);
 
 // x (rows, cols); statistics (2, rows): mean and rstd.
-void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
-                        at::Tensor& y, at::Tensor& statistics);
+void layer_norm_forward(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps, at::Tensor& y,
+                        at::Tensor& statistics);
 // Returns dL/dgain and dL/dbias, (2, cols).
 at::Tensor layer_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                const at::Tensor& statistics, at::Tensor& dx);
 
 // As rope() of rope.h. `direction` 1: forward, -1: backward.
-void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
-          double direction);
+void rope(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, double direction);
 
 // x (rows, 2 * cols), act (rows, cols).
 void glu_forward(const at::Tensor& x, Gate gate, at::Tensor& act);
@@ -80,8 +77,8 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
 at::Tensor sum_of_squares(const at::Tensor& x);
 
 // logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
-at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
-                         const LossFactor& scale, bool gradient);
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,
+                         bool gradient);
 // x = cap * tanh(x / cap), in place. Returns its derivative.
 at::Tensor soft_cap(at::Tensor& x, double cap);
 

@@ -8,8 +8,8 @@
 namespace twobp {
 namespace {
 
-// The gain's gradient is summed over blocks of this many rows, then over the blocks. The sum is the same for
-// any thread count.
+// The gain's gradient is summed over blocks of this many rows, then over the blocks. The sum is the same for any thread
+// count.
 constexpr int64_t kGainBlockRows = 64;
 
 at::Tensor norm_backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
@@ -30,8 +30,8 @@ at::Tensor norm_backward_rows(const at::Tensor& dy, const at::Tensor& x, const a
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kGainBlockRows;
         const int64_t count = std::min(kGainBlockRows, rows - row);
-        kernels<S>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row,
-                                       to + row * cols, sums + block * cols, count, cols);
+        kernels<S>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row, to + row * cols,
+                                       sums + block * cols, count, cols);
       }
     });
   });
@@ -55,16 +55,16 @@ std::pair<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor
       S* to = mutable_numbers<S>(y);
       auto* scale = mutable_numbers<Compute<S>>(rstd);
       for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-        kernels<S>().rms_norm_forward(from + begin * cols, weight, to + begin * cols, scale + begin,
-                                      end - begin, cols, eps);
+        kernels<S>().rms_norm_forward(from + begin * cols, weight, to + begin * cols, scale + begin, end - begin, cols,
+                                      eps);
       });
     });
   }
   return {std::move(y), std::move(rstd)};
 }
 
-at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
-                             const at::Tensor& rstd, at::Tensor& dx) {
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
+                             at::Tensor& dx) {
   return by_operators(x) ? operators::rms_norm_backward(dy, x, gain, rstd, dx)
                          : norm_backward_rows(dy, x, gain, rstd, dx);
 }

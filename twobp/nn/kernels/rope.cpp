@@ -6,8 +6,7 @@
 
 namespace twobp {
 
-void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
-          bool back) {
+void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, bool back) {
   if (by_operators(packed)) return operators::rope(packed, cos, sin, heads, back ? -1 : 1);
   dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
     using S = decltype(zero);
@@ -19,8 +18,8 @@ void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, cons
     const auto* s = numbers<Compute<S>>(sin);
     const auto sign = static_cast<Compute<S>>(back ? -1 : 1);
     for_rows(packed.size(0) * positions, 2 * heads.count * half, [&](int64_t begin, int64_t end) {
-      kernels<S>().rope(x + begin * stride, c, s, sign, end - begin, begin, stride, heads.count, heads.step,
-                        half, positions);
+      kernels<S>().rope(x + begin * stride, c, s, sign, end - begin, begin, stride, heads.count, heads.step, half,
+                        positions);
     });
   });
 }

@@ -1,5 +1,5 @@
-// Code that the kernels' loops over a row share. It is for files that are compiled once per instruction set:
-// everything here is local to the file, so that the linker cannot mix the copies.
+// Code that the kernels' loops over a row share. It is for files that are compiled once per instruction set: everything
+// here is local to the file, so that the linker cannot mix the copies.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ inline double hyperbolic_tangent(double x) {
   return ::tanh(x);
 }
 
-// The largest number of a row. The search goes lane by lane, because the compiler does not vectorise a
-// maximum over numbers that may be NaN.
+// The largest number of a row. The search goes lane by lane, because the compiler does not vectorise a maximum over
+// numbers that may be NaN.
 template <typename S, typename T = Compute<S>>
 inline T largest_of(const S* __restrict row, int64_t cols) {
   constexpr int64_t kLanes = 32;

@@ -10,8 +10,8 @@ Values AddNorm::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor x = as_contiguous(std::move(values[0]));
   norm_.check(x);
   Values branch = branch_->forward({x}, context, saved.child(0));
-  TWOBP_CHECK(branch[0].sizes() == x.sizes(), "the branch of AddNorm ", norm_.name(), " returns ",
-              branch[0].sizes(), " for an input ", x.sizes(), ", so the two cannot be added");
+  TWOBP_CHECK(branch[0].sizes() == x.sizes(), "the branch of AddNorm ", norm_.name(), " returns ", branch[0].sizes(),
+              " for an input ", x.sizes(), ", so the two cannot be added");
   at::Tensor from = as_contiguous(std::move(branch[0]));
   at::Tensor sum = exclusively_owned(from) ? from : at::empty_like(x);
   at::Tensor y = at::empty_like(x);
@@ -39,9 +39,7 @@ Values AddNorm::backward_p1(Values values, Context& context, Saved& saved) {
   const DropoutMask mask = rate_.mask(context);
   LayerNormRows::Rows drop_again;
   if (drops) {
-    drop_again = [&](int64_t begin, int64_t end) {
-      dropout_rows(dsum, {}, branch, norm_.dim(), mask, begin, end);
-    };
+    drop_again = [&](int64_t begin, int64_t end) { dropout_rows(dsum, {}, branch, norm_.dim(), mask, begin, end); };
   }
   norm_.backward(dy, sum, statistics, dsum, {}, drop_again);
   sum.reset();

@@ -1,6 +1,6 @@
-// y = LayerNorm(x + dropout(branch(x))): half of a post-norm block (arXiv 1706.03762, section 3.1). Dropout,
-// sum and norm take one pass over memory forward and one backward. The sum overwrites the branch's output,
-// and the branch's gradient overwrites the sum.
+// y = LayerNorm(x + dropout(branch(x))): half of a post-norm block (arXiv 1706.03762, section 3.1). Dropout, sum and
+// norm take one pass over memory forward and one backward. The sum overwrites the branch's output, and the branch's
+// gradient overwrites the sum.
 #pragma once
 
 #include <memory>

@@ -29,8 +29,7 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double d
               " key-value heads: the first number must be a multiple of the second");
   const int64_t rotary = shape.rotary_dims();
   TWOBP_CHECK(shape.head_dim > 0 && rotary <= shape.head_dim && rotary % 2 == 0,
-              "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ",
-              shape.head_dim);
+              "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ", shape.head_dim);
   TWOBP_CHECK(shape.window >= 0, "attention has a window of ", shape.window,
               " keys: it must be at least 1, or 0 for no window");
   TWOBP_CHECK(!shape.interleaved || shape.heads == shape.kv_heads,
@@ -68,8 +67,7 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
               "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
               "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
-  PackedAttention attention =
-      shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
+  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
   if (!context.sliced()) return attention;
   attention.earlier = earlier_keys(saved, attention, packed.size(0), dtype_);
   const at::ScalarType type = attention_type(packed, attention);  // depends on whether there are any
@@ -81,8 +79,7 @@ at::Tensor Attention::blind(const at::Tensor& padding, const PackedAttention& at
   const at::Tensor tokens = padding.logical_not().cumsum(1);
   const at::Tensor up_to_own = tokens.narrow(1, past, tokens.size(1) - past);
   const auto options = tokens.options();
-  at::Tensor first =
-      attention.documents ? attention.documents->starts_on(tokens.device()) : at::zeros_like(up_to_own);
+  at::Tensor first = attention.documents ? attention.documents->starts_on(tokens.device()) : at::zeros_like(up_to_own);
   if (shape_.window > 0) {
     const int64_t begin = past + 1 - shape_.window;
     first = at::maximum(first, at::arange(begin, begin + up_to_own.size(1), options).unsqueeze(0));
@@ -125,8 +122,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   const at::Tensor in = packed.to(attention_type(packed, attention));
   at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, in.scalar_type());
-  at::Tensor log_sum_exp =
-      at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
+  at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   packed_attention_forward(in, attention, out, log_sum_exp);
   if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
   if (!out.is_same(y)) y.copy_(out);
@@ -138,8 +134,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.past;
-  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ",
-              positions);
+  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ", positions);
   TWOBP_CHECK(past + positions <= context.capacity, "generation at position ", past + positions,
               " is beyond the cache of ", context.capacity);
   const int64_t kv = shape_.kv_heads;
@@ -156,8 +151,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
   cache.select(0, 1).narrow(2, past, positions).copy_(part(columns.v_column(0), kv));
   if (past == 0) return attend(packed, context, saved).first;
   // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
-  const at::Tensor q =
-      part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
+  const at::Tensor q = part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
   const int64_t first = shape_.window > 0 ? std::max<int64_t>(0, past + 1 - shape_.window) : 0;
   const at::Tensor seen = cache.narrow(3, first, past + 1 - first);
   return attend_one(q, seen.select(0, 0), seen.select(0, 1)).reshape({batch, 1, shape_.heads * head_dim});
@@ -166,8 +160,8 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
 at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
   const double scale = shape_.scale > 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
   if (shape_.cap == 0 && q.is_cpu()) {
-    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false, /*attn_mask=*/{}, scale));
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false,
+                                                                       /*attn_mask=*/{}, scale));
   }
   const at::ScalarType type = compute_type(dtype_);
   at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale);
@@ -182,8 +176,8 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t head_dim = shape_.head_dim;
   TWOBP_CHECK(values[0].dim() == 3 && values[0].size(0) == batch && values[0].size(1) == positions &&
                   values[0].size(2) == shape_.heads * head_dim,
-              "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
-              positions, ", ", shape_.heads * head_dim, ")");
+              "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ", positions,
+              ", ", shape_.heads * head_dim, ")");
   const at::Tensor padding = padding_of(context, batch, context.past + positions, packed.device());
   PackedAttention attention = form(context, padding, packed, saved);
   const at::ScalarType type = attention_type(packed, attention);

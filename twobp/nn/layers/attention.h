@@ -1,14 +1,14 @@
-// Causal self-attention with rotary embedding and grouped queries, within a window if there is one. Takes the
-// packed projections (B, S, (H + 2 K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own.
-// q and k are rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds
-// them. Dropout acts on the probabilities.
+// Causal self-attention with rotary embedding and grouped queries, within a window if there is one. Takes the packed
+// projections (B, S, (H + 2 K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own. q and k are
+// rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds them. Dropout acts on
+// the probabilities.
 //
 // No query attends to the batch's padding (padding.h) or, in a batch of packed documents, to another document
 // (documents.h). A query that sees nothing but padding gives zeros, as
 // in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
 //
-// A slice (Context::slice) reads keys and values of the slices before it where these lie: in the packed
-// projections that they keep for their I. Its I adds to the gradients of these keys and values.
+// A slice (Context::slice) reads keys and values of the slices before it where these lie: in the packed projections
+// that they keep for their I. Its I adds to the gradients of these keys and values.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -33,9 +33,8 @@ struct AttentionShape {
   int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
   PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {},
                          std::shared_ptr<const DocumentPlaces> documents = {}) const {
-    return {
-        heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
-        scale, cap,      interleaved};
+    return {heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
+            scale, cap,      interleaved};
   }
   int64_t packed() const { return causal().packed(); }
 };
@@ -43,8 +42,7 @@ struct AttentionShape {
 class Attention : public Layer {
  public:
   // `dropout` is the probability, and `name` distinguishes this layer's mask from those of other layers.
-  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0,
-            std::string_view name = "attention");
+  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0, std::string_view name = "attention");
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -56,10 +54,9 @@ class Attention : public Layer {
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context,
-                                           const Saved& saved) const;
-  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
-  // attends to all positions up to the last one of `packed`.
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context, const Saved& saved) const;
+  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then attends to
+  // all positions up to the last one of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, Saved& saved) const;
   // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
   at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;

@@ -1,6 +1,6 @@
-// A convolution of max(0, norm(x)). Batch norm, ReLU and convolution are one layer, so that the convolution's
-// input need not be kept between forward and backward-p1. Backward-p1 recomputes that input from x and writes
-// it over x, in a pass that reads x anyway.
+// A convolution of max(0, norm(x)). Batch norm, ReLU and convolution are one layer, so that the convolution's input
+// need not be kept between forward and backward-p1. Backward-p1 recomputes that input from x and writes it over x, in a
+// pass that reads x anyway.
 //   p1: dx, gain's and bias's gradients        p2: dW += ...
 #pragma once
 
@@ -12,8 +12,8 @@ namespace twobp {
 
 class BatchNormReluConv2d : public Layer {
  public:
-  BatchNormReluConv2d(const std::string& norm, const std::string& convolution,
-                      const ConvolutionOptions& options, at::ScalarType dtype)
+  BatchNormReluConv2d(const std::string& norm, const std::string& convolution, const ConvolutionOptions& options,
+                      at::ScalarType dtype)
       : norm_(norm, options.in, dtype), convolution_(convolution, options, dtype) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;

@@ -7,8 +7,8 @@ namespace twobp {
 namespace {
 
 void check_ids(const at::Tensor& ids, int64_t count, const char* field, const char* of) {
-  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, field,
-              " must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ", ids.sizes());
+  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, field, " must be int64 (batch, sequence), got ",
+              c10::toString(ids.scalar_type()), " ", ids.sizes());
   const at::Tensor in_order = ids.contiguous();
   const int64_t* id = in_order.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < ids.numel(); ++i) {
@@ -24,21 +24,19 @@ void add_row(T* __restrict to, const S* __restrict from, int64_t cols) {
 
 }  // namespace
 
-BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps,
-                             double dropout, double init_std, at::ScalarType dtype)
+BertEmbedding::BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps, double dropout,
+                             double init_std, at::ScalarType dtype)
     : words_({{prefix + ".word_embeddings.weight", shape.vocab}}, {shape.vocab, shape.dim}, dtype, init_std),
-      positions_({{prefix + ".position_embeddings.weight", shape.positions}}, {shape.positions, shape.dim},
-                 dtype, init_std),
-      types_({{prefix + ".token_type_embeddings.weight", shape.types}}, {shape.types, shape.dim}, dtype,
-             init_std),
+      positions_({{prefix + ".position_embeddings.weight", shape.positions}}, {shape.positions, shape.dim}, dtype,
+                 init_std),
+      types_({{prefix + ".token_type_embeddings.weight", shape.types}}, {shape.types, shape.dim}, dtype, init_std),
       padding_(shape.padding),
       norm_(prefix + ".LayerNorm", shape.dim, eps, dtype),
       rate_(dropout, prefix + ".dropout") {
   for (Parameter* table : {&words_, &positions_, &types_}) table->used_as(/*factor=*/false, /*table=*/true);
 }
 
-LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tensor& types,
-                                          at::Tensor& sum) const {
+LayerNormRows::Rows BertEmbedding::gather(const at::Tensor& ids, const at::Tensor& types, at::Tensor& sum) const {
   const int64_t sequence = ids.size(1);
   const int64_t cols = norm_.dim();
   if (by_operators(sum)) {
@@ -82,8 +80,7 @@ Values BertEmbedding::forward(Values, Context& context, Saved& saved) {
   if (typed != context.fields->end()) {
     types = typed->second.contiguous();
     check_ids(types, types_.sizes()[0], "token_type_ids", "types");
-    TWOBP_CHECK(types.sizes() == ids.sizes(), "token_type_ids ", types.sizes(), " do not fit input_ids ",
-                ids.sizes());
+    TWOBP_CHECK(types.sizes() == ids.sizes(), "token_type_ids ", types.sizes(), " do not fit input_ids ", ids.sizes());
     types = on_device(types, words_.value.device());
   }
   ids = on_device(ids, words_.value.device());
@@ -111,16 +108,14 @@ Values BertEmbedding::backward_p1(Values values, Context& context, Saved& saved)
   at::Tensor sum = saved.take_p1(0);
   at::Tensor statistics = saved.take_p1(1);
   at::Tensor dy = as_contiguous(std::move(values[0]));
-  TWOBP_CHECK(dy.sizes() == sum.sizes(), "the gradient ", dy.sizes(),
-              " does not fit the output of BertEmbedding ", words_.name(), ", ", sum.sizes());
+  TWOBP_CHECK(dy.sizes() == sum.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BertEmbedding ",
+              words_.name(), ", ", sum.sizes());
   const bool drops = rate_.active(context);
   const DropoutMask mask = rate_.mask(context);
   at::Tensor gradient = exclusively_owned(dy) ? dy : at::empty_like(dy);
   LayerNormRows::Rows drop_again;
   if (drops) {
-    drop_again = [&](int64_t begin, int64_t end) {
-      dropout_rows(dy, {}, gradient, norm_.dim(), mask, begin, end);
-    };
+    drop_again = [&](int64_t begin, int64_t end) { dropout_rows(dy, {}, gradient, norm_.dim(), mask, begin, end); };
   }
   norm_.backward(drops ? gradient : dy, sum, statistics, gradient, drop_again);
   if (has_p2()) saved.keep_until_p2(std::move(gradient));

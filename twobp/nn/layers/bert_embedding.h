@@ -1,7 +1,7 @@
-// BERT's input: y = dropout(LayerNorm(word[input_ids] + position[0, 1, ...] + type[token_type_ids])), from
-// the batch's fields input_ids and token_type_ids (B, S) int64 -> (B, S, C). Missing token_type_ids count as
-// 0. This is the first layer of a model, so it has no input values. Backward-p2 adds the rows of the sum's
-// gradient in order, including those of repeated tokens.
+// BERT's input: y = dropout(LayerNorm(word[input_ids] + position[0, 1, ...] + type[token_type_ids])), from the batch's
+// fields input_ids and token_type_ids (B, S) int64 -> (B, S, C). Missing token_type_ids count as
+// 0. This is the first layer of a model, so it has no input values. Backward-p2 adds the rows of the sum's gradient in
+// order, including those of repeated tokens.
 #pragma once
 
 #include "twobp/nn/layers/dropout_rate.h"
@@ -20,8 +20,8 @@ struct BertEmbeddingShape {
 class BertEmbedding : public Layer {
  public:
   // `prefix`: "bert.embeddings".
-  BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps, double dropout,
-                double init_std, at::ScalarType dtype);
+  BertEmbedding(const std::string& prefix, const BertEmbeddingShape& shape, double eps, double dropout, double init_std,
+                at::ScalarType dtype);
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;

@@ -31,8 +31,7 @@ Values BidirectionalAttention::forward(Values values, Context& context, Saved& s
   const std::vector<int64_t> sizes = {batch, positions, shape_.width()};
   const PackedAttention attention = settings(context, packed);
   const at::Tensor in = packed.to(attention_type(packed, attention));
-  at::Tensor log_sum =
-      at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
+  at::Tensor log_sum = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   at::Tensor out = at::empty(sizes, packed.options());
   if (in.is_same(packed)) {
     packed_attention_forward(in, attention, out, log_sum);

@@ -1,8 +1,8 @@
-// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) = (q | k
-// | v) and returns (B, S, H D). It has no weights of its own. The batch's optional field `attention_mask` (B,
-// S) int64 is 0 at padding, and no query attends to padding. Dropout acts on the probabilities (ATen's fused
-// attention refuses it on CPUs). Neither probabilities nor masks are kept: backward-p1 recomputes them. It
-// writes dL/d(q | k | v) over q, k and v if no other object holds them.
+// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) = (q | k | v) and
+// returns (B, S, H D). It has no weights of its own. The batch's optional field `attention_mask` (B, S) int64 is 0 at
+// padding, and no query attends to padding. Dropout acts on the probabilities (ATen's fused attention refuses it on
+// CPUs). Neither probabilities nor masks are kept: backward-p1 recomputes them. It writes dL/d(q | k | v) over q, k and
+// v if no other object holds them.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
@@ -20,8 +20,8 @@ struct BidirectionalAttentionShape {
 
 class BidirectionalAttention : public Layer {
  public:
-  // `dropout` is the dropout probability of the attention probabilities. `name` distinguishes this layer's
-  // mask from those of other layers.
+  // `dropout` is the dropout probability of the attention probabilities. `name` distinguishes this layer's mask from
+  // those of other layers.
   BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout, std::string_view name,
                          at::ScalarType dtype);
 

@@ -23,8 +23,7 @@ Values Conv2d::backward_p1(Values dy, Context&, Saved& saved) {
 
 Values Conv2d::backward_p1(at::Tensor dy, Saved& saved, at::Tensor add_to) {
   const bool trainable = convolution_.weight().trainable();
-  TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of convolution ",
-              convolution_.weight().name(),
+  TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of convolution ", convolution_.weight().name(),
               " does not find exactly one saved tensor, its input: it runs once after each forward");
   const at::Tensor x = trainable ? saved.p2(0) : saved.take_p1(0);
   Values dx;

@@ -10,8 +10,7 @@ namespace twobp {
 class Conv2d : public Layer {
  public:
   // `gives_gradient` is false for a model's first layer. Its backward-p1 computes no dx and returns nothing.
-  Conv2d(const std::string& name, const ConvolutionOptions& options, at::ScalarType dtype,
-         bool gives_gradient = true)
+  Conv2d(const std::string& name, const ConvolutionOptions& options, at::ScalarType dtype, bool gives_gradient = true)
       : convolution_(name, options, dtype), gives_gradient_(gives_gradient) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;

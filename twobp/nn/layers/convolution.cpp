@@ -12,8 +12,8 @@
 namespace twobp {
 namespace {
 
-// Measured with AVX-512. From this number of output pixels on, oneDNN is faster than products of gathered
-// windows, because the cost of reordering the weight no longer matters.
+// Measured with AVX-512. From this number of output pixels on, oneDNN is faster than products of gathered windows,
+// because the cost of reordering the weight no longer matters.
 constexpr int64_t kOneDnnPixels = 512;
 
 // Windows are gathered for samples with this many output pixels at once. That is enough for a fast product.
@@ -95,9 +95,8 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
               " takes (batch, height, width, ", options_.in, "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == weight.scalar_type(), "convolution ", weight_.name(), " has dtype ",
               c10::toString(weight.scalar_type()), ", got ", c10::toString(x.scalar_type()));
-  TWOBP_CHECK(std::min(x.size(1), x.size(2)) + 2 * options_.padding >= options_.kernel, "convolution ",
-              weight_.name(), " has a kernel of ", options_.kernel,
-              ", which is larger than the image: ", x.sizes());
+  TWOBP_CHECK(std::min(x.size(1), x.size(2)) + 2 * options_.padding >= options_.kernel, "convolution ", weight_.name(),
+              " has a kernel of ", options_.kernel, ", which is larger than the image: ", x.sizes());
   const std::vector<int64_t> sizes = output_sizes(x.sizes());
   const int64_t pixels = sizes[0] * sizes[1] * sizes[2];
   if (by_library(x, x.sizes(), pixels)) {
@@ -122,12 +121,10 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
   return y;
 }
 
-at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes,
-                                       at::Tensor add_to) const {
+at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const {
   const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(dy.sizes() == at::IntArrayRef(output_sizes(x_sizes)), "the gradient ", dy.sizes(),
-              " does not fit the output of convolution ", weight_.name(), ", ",
-              at::IntArrayRef(output_sizes(x_sizes)));
+              " does not fit the output of convolution ", weight_.name(), ", ", at::IntArrayRef(output_sizes(x_sizes)));
   const int64_t pixels = dy.size(0) * dy.size(1) * dy.size(2);
   const at::Tensor matrix = as_matrix_of_rows(weight);
   const int64_t s = options_.stride;
@@ -155,8 +152,8 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
-      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p},
-                                      {1, 1}, false, {0, 0}, 1, {true, false, false});
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p}, {1, 1},
+                                      false, {0, 0}, 1, {true, false, false});
     }();
     at::Tensor dx = channels_last(std::get<0>(gradients));
     return add_to.defined() ? add_to.add_(dx) : dx;
@@ -204,8 +201,8 @@ void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy)
   if (by_library(dy, x.sizes(), pixels)) {
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight_.value.numel() / options_.out);
-      return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s},
-                                      {p, p}, {1, 1}, false, {0, 0}, 1, {false, true, false});
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s}, {p, p},
+                                      {1, 1}, false, {0, 0}, 1, {false, true, false});
     }();
     weight_.accumulate(std::get<1>(gradients));
     return;

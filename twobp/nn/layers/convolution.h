@@ -1,11 +1,10 @@
-// The weight of a convolution and its three operations, for the layers that own a convolution. Images are in
-// the layout (batch, height, width, channels). There is no bias; windows have kernel x kernel pixels, with
-// zeros beyond the border.
+// The weight of a convolution and its three operations, for the layers that own a convolution. Images are in the layout
+// (batch, height, width, channels). There is no bias; windows have kernel x kernel pixels, with zeros beyond the
+// border.
 //
-// A 1 x 1 convolution is a matrix product over pixels. Other convolutions are a product over gathered windows
-// if the image has few pixels and the weight is large, if the image is smaller than the kernel, and for
-// dtypes that oneDNN lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows
-// in memory.
+// A 1 x 1 convolution is a matrix product over pixels. Other convolutions are a product over gathered windows if the
+// image has few pixels and the weight is large, if the image is smaller than the kernel, and for dtypes that oneDNN
+// lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows in memory.
 #pragma once
 
 #include "twobp/nn/kernels/image/image_kernels.h"
@@ -20,14 +19,14 @@ struct ConvolutionOptions {
 
 class Convolution {
  public:
-  // The weight has Hugging Face's shape (out, in, kernel, kernel). It starts as Kaiming's normal numbers for
-  // a ReLU, by fan-out: deviation sqrt(2 / (kernel^2 out)), arXiv 1502.01852.
+  // The weight has Hugging Face's shape (out, in, kernel, kernel). It starts as Kaiming's normal numbers for a ReLU, by
+  // fan-out: deviation sqrt(2 / (kernel^2 out)), arXiv 1502.01852.
   Convolution(const std::string& name, const ConvolutionOptions& options, at::ScalarType dtype);
 
   // x (B, H, W, in) -> (B, H', W', out). Throws Error for another shape or dtype.
   at::Tensor forward(const at::Tensor& x) const;
-  // dx from dy (B, H', W', out), for an x of these sizes. If `add_to` is defined, dx is added to it and it is
-  // returned. It must have x's sizes, be contiguous and belong to the caller.
+  // dx from dy (B, H', W', out), for an x of these sizes. If `add_to` is defined, dx is added to it and it is returned.
+  // It must have x's sizes, be contiguous and belong to the caller.
   at::Tensor input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to = {}) const;
   // dW += ...; x and dy are contiguous.
   void add_weight_gradient(const at::Tensor& x, const at::Tensor& dy);
@@ -39,8 +38,8 @@ class Convolution {
 
  private:
   bool is_product() const { return options_.kernel == 1 && options_.padding == 0; }
-  // Whether LibTorch's convolution is used: oneDNN's on a CPU, for an output of `pixels` pixels from an x of
-  // these sizes. Never on a CPU where a tap meets only zeros (every_tap_meets).
+  // Whether LibTorch's convolution is used: oneDNN's on a CPU, for an output of `pixels` pixels from an x of these
+  // sizes. Never on a CPU where a tap meets only zeros (every_tap_meets).
   bool by_library(const at::Tensor& image, at::IntArrayRef x_sizes, int64_t pixels) const;
   WindowShape window(at::IntArrayRef x_sizes) const;
   // The pixels of x that a 1 x 1 convolution reads, (rows, in).

@@ -9,9 +9,9 @@ Values CountedPositions::forward(Values values, Context& context, Saved& saved) 
   if (context.generating) return branch_->forward(std::move(values), context, saved.child(0));
   at::Tensor x = std::move(values[0]);
   const at::Tensor& labels = context.field("labels");
-  TWOBP_CHECK(labels.scalar_type() == at::kLong && x.dim() == 3 && labels.sizes() == x.sizes().slice(0, 2),
-              "labels ", labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()),
-              " do not fit the head's input ", x.sizes(), ": one int64 label per position is needed");
+  TWOBP_CHECK(labels.scalar_type() == at::kLong && x.dim() == 3 && labels.sizes() == x.sizes().slice(0, 2), "labels ",
+              labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()), " do not fit the head's input ",
+              x.sizes(), ": one int64 label per position is needed");
   const at::Tensor flat = labels.reshape({-1});
   at::Tensor rows = flat.ne(kIgnoreLabel).nonzero().view({-1});  // in order
   const Fields fields = {{"labels", flat.index_select(0, rows)}};

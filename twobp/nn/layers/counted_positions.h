@@ -1,7 +1,6 @@
-// Runs a model's head only at positions whose label counts. In masked language modelling, about one label in
-// seven counts. x (B, S, C) with the batch's `labels` (B, S) -> the branch's loss on (n, C) and labels (n).
-// dL/dx is 0 at the other positions. How much the head computes and keeps depends on the micro-batch's
-// labels.
+// Runs a model's head only at positions whose label counts. In masked language modelling, about one label in seven
+// counts. x (B, S, C) with the batch's `labels` (B, S) -> the branch's loss on (n, C) and labels (n). dL/dx is 0 at the
+// other positions. How much the head computes and keeps depends on the micro-batch's labels.
 #pragma once
 
 #include <memory>

@@ -22,10 +22,9 @@ Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
     return {std::move(logits)};
   }
   const at::Tensor labels = context.field("labels").contiguous();
-  TWOBP_CHECK(
-      labels.scalar_type() == at::kLong && labels.sizes() == logits.sizes().slice(0, logits.dim() - 1),
-      "labels ", labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ",
-      logits.sizes(), ": one int64 label per position is needed");
+  TWOBP_CHECK(labels.scalar_type() == at::kLong && labels.sizes() == logits.sizes().slice(0, logits.dim() - 1),
+              "labels ", labels.sizes(), " of dtype ", c10::toString(labels.scalar_type()), " do not fit logits ",
+              logits.sizes(), ": one int64 label per position is needed");
   const int64_t right = context.training ? 0 : count_right(logits, labels);
   logits = own_even_rows(std::move(logits));
   if (form_.scale != 1) logits.mul_(form_.scale);

@@ -8,8 +8,8 @@ std::shared_ptr<const DocumentPlaces> documents_of(const Context& context, int64
   if (context.fields == nullptr) return {};
   const auto found = context.fields->find(kDocumentStarts);
   if (found == context.fields->end()) return {};
-  TWOBP_CHECK(found->second.scalar_type() == at::kLong && found->second.dim() == 2 &&
-                  found->second.size(0) == batch && found->second.size(1) == positions,
+  TWOBP_CHECK(found->second.scalar_type() == at::kLong && found->second.dim() == 2 && found->second.size(0) == batch &&
+                  found->second.size(1) == positions,
               kDocumentStarts, " must be int64 (", batch, ", ", positions, "), got ",
               c10::toString(found->second.scalar_type()), " ", found->second.sizes());
   if (context.documents != nullptr && *context.documents) return *context.documents;
@@ -21,8 +21,8 @@ std::shared_ptr<const DocumentPlaces> documents_of(const Context& context, int64
       const int64_t start = all[sample * positions + i];
       const int64_t position = context.past + i;
       TWOBP_CHECK(start >= before && start <= position, kDocumentStarts, " of sample ", sample, " is ", start,
-                  " at position ", position, ": it must be from ", before,
-                  " (its value at the position before) to ", position, " (the position itself)");
+                  " at position ", position, ": it must be from ", before, " (its value at the position before) to ",
+                  position, " (the position itself)");
       before = start;
     }
   }

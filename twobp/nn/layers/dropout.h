@@ -1,5 +1,5 @@
-// y = mask * x / (1 - p) as a layer of its own (dropout_rate.h). Both passes write over what they are given,
-// if no other object holds it.
+// y = mask * x / (1 - p) as a layer of its own (dropout_rate.h). Both passes write over what they are given, if no
+// other object holds it.
 #pragma once
 
 #include "twobp/nn/layer.h"

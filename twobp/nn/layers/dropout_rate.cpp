@@ -61,8 +61,7 @@ void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& 
   }
   dispatch_float(x.scalar_type(), "Dropout", [&](auto zero) {
     using S = decltype(zero);
-    encoder_kernels<S>().dropout(numbers<S>(x) + begin * cols,
-                                 add.defined() ? numbers<S>(add) + begin * cols : nullptr,
+    encoder_kernels<S>().dropout(numbers<S>(x) + begin * cols, add.defined() ? numbers<S>(add) + begin * cols : nullptr,
                                  mutable_numbers<S>(y) + begin * cols, end - begin, cols, mask, begin);
   });
 }

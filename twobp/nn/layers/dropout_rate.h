@@ -1,6 +1,5 @@
-// Dropout as a part of a layer: y = mask * x / (1 - p), where the mask is 0 with probability p. In evaluation
-// y = x. The mask depends on (seed, step, micro-batch, the layer's name) alone. Backward-p1 recomputes it, so
-// nothing is kept.
+// Dropout as a part of a layer: y = mask * x / (1 - p), where the mask is 0 with probability p. In evaluation y = x.
+// The mask depends on (seed, step, micro-batch, the layer's name) alone. Backward-p1 recomputes it, so nothing is kept.
 #pragma once
 
 #include <string_view>
@@ -26,8 +25,8 @@ class DropoutRate {
   uint32_t threshold_;
 };
 
-// y = mask * x, or y = mask * x + add if `add` is defined, for rows [begin, end) of (rows, cols). y may be x.
-// All tensors are contiguous.
+// y = mask * x, or y = mask * x + add if `add` is defined, for rows [begin, end) of (rows, cols). y may be x. All
+// tensors are contiguous.
 void dropout_rows(const at::Tensor& x, const at::Tensor& add, const at::Tensor& y, int64_t cols,
                   const DropoutMask& mask, int64_t begin, int64_t end);
 

@@ -41,8 +41,8 @@ std::vector<EarlierKeys> earlier_keys(const Saved& saved, const PackedAttention&
     const at::Tensor& rows = before->to_later[0];
     const bool packed = rows.size(2) == attention.packed();
     TWOBP_CHECK(rows.size(0) == batch && (packed || rows.size(2) == kv_columns(attention)),
-                "attention over a slice finds keys ", rows.sizes(), " of an earlier slice, but needs (batch ",
-                batch, ", positions, ", kv_columns(attention), " or ", attention.packed(), ")");
+                "attention over a slice finds keys ", rows.sizes(), " of an earlier slice, but needs (batch ", batch,
+                ", positions, ", kv_columns(attention), " or ", attention.packed(), ")");
     earlier.push_back({rows.to(type), packed, {}});
   }
   std::reverse(earlier.begin(), earlier.end());

@@ -25,9 +25,8 @@ Embedding::Embedding(std::string name, int64_t vocab, int64_t dim, double init_s
 
 Values Embedding::forward(Values, Context& context, Saved& saved) {
   const at::Tensor& ids = context.field("input_ids");
-  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2,
-              "input_ids must be int64 (batch, sequence), got ", c10::toString(ids.scalar_type()), " ",
-              ids.sizes());
+  TWOBP_CHECK(ids.scalar_type() == at::kLong && ids.dim() == 2, "input_ids must be int64 (batch, sequence), got ",
+              c10::toString(ids.scalar_type()), " ", ids.sizes());
   if (ids.is_cpu()) check_ids(ids, weight_.value.size(0));
   const at::Tensor at = on_device(ids, weight_.value.device());
   if (context.keeps() && weight_.trainable()) saved.keep_until_p2(at);
@@ -41,8 +40,8 @@ Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
   TWOBP_CHECK(saved.p2_count() == 1, "backward-p1 of Embedding ", weight_.name(),
               " does not find exactly one saved tensor, the ids: it runs once after each forward");
   const at::Tensor& ids = saved.p2(0);
-  TWOBP_CHECK(dy[0].numel() == ids.numel() * weight_.value.size(1), "the gradient ", dy[0].sizes(),
-              " of Embedding ", weight_.name(), " does not fit its output for ids ", ids.sizes());
+  TWOBP_CHECK(dy[0].numel() == ids.numel() * weight_.value.size(1), "the gradient ", dy[0].sizes(), " of Embedding ",
+              weight_.name(), " does not fit its output for ids ", ids.sizes());
   saved.keep_until_p2(std::move(dy[0]));
   return {};
 }

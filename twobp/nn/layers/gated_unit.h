@@ -1,6 +1,6 @@
-// act = gate(g) * u from packed (..., 2F) = (g | u), the output of the MLP's first projection (arXiv
-// 2002.05202): SwiGLU, or GeGLU with another gate. Backward-p1 writes dL/d(g | u) over the saved (g | u) if
-// no other object holds it.
+// act = gate(g) * u from packed (..., 2F) = (g | u), the output of the MLP's first projection (arXiv 2002.05202):
+// SwiGLU, or GeGLU with another gate. Backward-p1 writes dL/d(g | u) over the saved (g | u) if no other object holds
+// it.
 #pragma once
 
 #include "twobp/nn/kernels/glu.h"

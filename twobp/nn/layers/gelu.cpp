@@ -8,8 +8,8 @@
 namespace twobp {
 namespace {
 
-// Pieces have a fixed size for any number of threads, because exp and erf of a number at the end of a loop
-// may be rounded differently from those within it.
+// Pieces have a fixed size for any number of threads, because exp and erf of a number at the end of a loop may be
+// rounded differently from those within it.
 template <typename Body>
 void for_pieces(int64_t numbers, Body&& body) {
   constexpr int64_t kPiece = 4096;
@@ -34,8 +34,7 @@ void gelu_into(const at::Tensor& x, at::Tensor& y, GeluForm form) {
   });
 }
 
-void gelu_backward_into(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act,
-                        GeluForm form) {
+void gelu_backward_into(const at::Tensor& x, const at::Tensor& dy, at::Tensor& dx, at::Tensor& act, GeluForm form) {
   if (by_operators(x)) return operators::gelu_backward(x, dy, dx, act, form);
   dispatch_float(x.scalar_type(), "Gelu", [&](auto zero) {
     using S = decltype(zero);
@@ -61,8 +60,7 @@ Values Gelu::forward(Values values, Context& context, Saved& saved) {
 Values Gelu::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor x = saved.take_p1(0);
   at::Tensor dy = as_contiguous(std::move(values[0]));
-  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of Gelu, ",
-              x.sizes());
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of Gelu, ", x.sizes());
   at::Tensor dx = exclusively_owned(dy) ? dy : at::empty(x.sizes(), x.options());
   at::Tensor no_value;
   gelu_backward_into(x, dy, dx, no_value, form_);

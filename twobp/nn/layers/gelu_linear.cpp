@@ -24,8 +24,8 @@ Values GeluLinear::backward_p1(Values dy, Context& context, Saved& saved) {
     saved.child(0).keep_until_p2(act);  // filled below; p1 of the Linear does not read it
   }
   Values dx = linear_.backward_p1(std::move(dy), context, saved.child(0));
-  TWOBP_CHECK(dx[0].sizes() == x.sizes(), "the gradient ", dx[0].sizes(),
-              " does not fit the input of GeluLinear, ", x.sizes());
+  TWOBP_CHECK(dx[0].sizes() == x.sizes(), "the gradient ", dx[0].sizes(), " does not fit the input of GeluLinear, ",
+              x.sizes());
   gelu_backward_into(x, dx[0], dx[0], act, form_);
   return dx;
 }

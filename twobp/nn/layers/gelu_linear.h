@@ -1,5 +1,5 @@
-// y = gelu(x) W^T + b. Only x is kept between forward and backward-p1. Backward-p1 reads x for gelu' and in
-// the same pass writes gelu(x) for backward-p2, over x if no other object holds it.
+// y = gelu(x) W^T + b. Only x is kept between forward and backward-p1. Backward-p1 reads x for gelu' and in the same
+// pass writes gelu(x) for backward-p2, over x if no other object holds it.
 #pragma once
 
 #include "twobp/nn/layers/gelu.h"
@@ -10,8 +10,8 @@ namespace twobp {
 class GeluLinear : public Layer {
  public:
   // The parameters are those of Linear.
-  GeluLinear(GeluForm form, std::vector<ParameterPart> parts, int64_t in, double init_std,
-             at::ScalarType dtype, bool bias, bool transposed = false)
+  GeluLinear(GeluForm form, std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
+             bool bias, bool transposed = false)
       : form_(form), linear_(std::move(parts), in, init_std, dtype, bias, transposed) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;

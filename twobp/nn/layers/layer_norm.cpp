@@ -9,8 +9,8 @@
 namespace twobp {
 namespace {
 
-// The parameters' gradients are summed over blocks of this many rows, then over the blocks. The sum is the
-// same for any thread count.
+// The parameters' gradients are summed over blocks of this many rows, then over the blocks. The sum is the same for any
+// thread count.
 constexpr int64_t kGainRows = 64;
 
 // The number of rows that fit into the first-level cache together with the results computed from them.
@@ -28,14 +28,12 @@ LayerNormRows::LayerNormRows(const std::string& name, int64_t dim, double eps, a
       eps_(eps) {}
 
 void LayerNormRows::check(const at::Tensor& x) const {
-  TWOBP_CHECK(x.dim() > 0 && x.size(-1) == dim(), "LayerNorm ", name_, " takes (..., ", dim(), "), got ",
-              x.sizes());
+  TWOBP_CHECK(x.dim() > 0 && x.size(-1) == dim(), "LayerNorm ", name_, " takes (..., ", dim(), "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "LayerNorm ", name_, " has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(x.scalar_type()));
 }
 
-at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows& before,
-                                  const Rows& after) const {
+at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows& before, const Rows& after) const {
   const int64_t cols = dim();
   const int64_t rows = x.numel() / cols;
   at::Tensor statistics = at::empty({2, rows}, gain_.value.options());
@@ -57,8 +55,8 @@ at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows
       for (int64_t begin = first; begin < last;) {
         const int64_t end = std::min(last, begin + cached_rows(cols));
         if (before) before(begin, end);
-        encoder_kernels<S>().layer_norm_forward(from + begin * cols, gain, bias, to + begin * cols,
-                                                mean + begin, rstd + begin, end - begin, cols, eps_);
+        encoder_kernels<S>().layer_norm_forward(from + begin * cols, gain, bias, to + begin * cols, mean + begin,
+                                                rstd + begin, end - begin, cols, eps_);
         if (after) after(begin, end);
         begin = end;
       }
@@ -67,8 +65,8 @@ at::Tensor LayerNormRows::forward(const at::Tensor& x, at::Tensor& y, const Rows
   return statistics;
 }
 
-void LayerNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics,
-                             at::Tensor& dx, const Rows& before, const Rows& after) {
+void LayerNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics, at::Tensor& dx,
+                             const Rows& before, const Rows& after) {
   at::Tensor sums;  // of gain and bias
   if (by_operators(x)) {
     const int64_t rows = x.numel() / dim();
@@ -82,9 +80,8 @@ void LayerNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at
   if (bias_.trainable()) bias_.grad_to_add().add_(sums[1]);
 }
 
-at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& x,
-                                        const at::Tensor& statistics, at::Tensor& dx, const Rows& before,
-                                        const Rows& after) const {
+at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& statistics,
+                                        at::Tensor& dx, const Rows& before, const Rows& after) const {
   const int64_t cols = dim();
   const int64_t rows = x.numel() / cols;
   const int64_t blocks = (rows + kGainRows - 1) / kGainRows;
@@ -105,9 +102,9 @@ at::Tensor LayerNormRows::backward_rows(const at::Tensor& dy, const at::Tensor& 
         for (int64_t begin = block * kGainRows; begin < block_end;) {
           const int64_t end = std::min(block_end, begin + cached_rows(cols));
           if (before) before(begin, end);
-          encoder_kernels<S>().layer_norm_backward(
-              gradient + begin * cols, from + begin * cols, gain, mean + begin, rstd + begin,
-              to + begin * cols, dgain + block * cols, dbias + block * cols, end - begin, cols);
+          encoder_kernels<S>().layer_norm_backward(gradient + begin * cols, from + begin * cols, gain, mean + begin,
+                                                   rstd + begin, to + begin * cols, dgain + block * cols,
+                                                   dbias + block * cols, end - begin, cols);
           if (after) after(begin, end);
           begin = end;
         }

@@ -29,8 +29,8 @@ Values LearnedPositions::forward(Values values, Context& context, Saved& saved) 
   TWOBP_CHECK(x.dim() == 3 && x.size(2) == weight_.sizes()[1], "the positions ", weight_.name(),
               " take (batch, sequence, ", weight_.sizes()[1], "), got ", x.sizes());
   const int64_t past = context.past;
-  TWOBP_CHECK(past + x.size(1) <= weight_.sizes()[0], "a sequence of ", past + x.size(1),
-              " tokens is longer than the ", weight_.sizes()[0], " positions of ", weight_.name());
+  TWOBP_CHECK(past + x.size(1) <= weight_.sizes()[0], "a sequence of ", past + x.size(1), " tokens is longer than the ",
+              weight_.sizes()[0], " positions of ", weight_.name());
   at::Tensor rows = weight_.value.narrow(0, past, x.size(1));
   if (context.keeps()) saved.keep_until_p1(rows);  // a view of the weight: it says that forward ran
   if (const at::Tensor own = within_documents(context, x); own.defined()) {
@@ -53,9 +53,7 @@ Values LearnedPositions::backward_p1(Values dy, Context& context, Saved& saved) 
     if (const at::Tensor own = within_documents(context, gradient); own.defined()) {
       weight_.grad_to_add().index_add_(0, own, gradient.flatten(0, 1).to(type));
     } else {
-      weight_.grad_to_add()
-          .narrow(0, context.past, gradient.size(1))
-          .add_(gradient.sum(0, /*keepdim=*/false, type));
+      weight_.grad_to_add().narrow(0, context.past, gradient.size(1)).add_(gradient.sum(0, /*keepdim=*/false, type));
     }
   }
   return dy;

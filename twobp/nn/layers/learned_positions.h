@@ -1,7 +1,6 @@
-// y = x + P[position]: x (B, S, C), a learned vector for each position (GPT-2). Positions count from the
-// first column, or from where a packed document begins (documents.h), and in generation from what came
-// before. Backward-p1 adds the sum over the batch to the vectors' gradient, so no work remains for
-// backward-p2.
+// y = x + P[position]: x (B, S, C), a learned vector for each position (GPT-2). Positions count from the first column,
+// or from where a packed document begins (documents.h), and in generation from what came before. Backward-p1 adds the
+// sum over the batch to the vectors' gradient, so no work remains for backward-p2.
 #pragma once
 
 #include "twobp/nn/layer.h"

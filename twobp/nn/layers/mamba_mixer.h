@@ -1,13 +1,11 @@
-// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x). That
-// projection is a layer of its own, because it is about half of the work. (u | z) (B, S, 2 * inner) -> (B, S,
-// dim):
+// Mamba's mixer (arXiv 2312.00752, figure 3) after its first projection, (u | z) = in_proj(x). That projection is a
+// layer of its own, because it is about half of the work. (u | z) (B, S, 2 * inner) -> (B, S, dim):
 //   u = conv1d(u)     (dt | B | C) = x_proj(u)     y = scan(u, dt_proj(dt), B, C, z)     out_proj(y)
-// This is a container that hands out W projection by projection. Gradients overwrite their values, so that
-// backward-p1 needs little additional memory. The gradient of (u | z) overwrites its value if no other object
-// holds it.
+// This is a container that hands out W projection by projection. Gradients overwrite their values, so that backward-p1
+// needs little additional memory. The gradient of (u | z) overwrites its value if no other object holds it.
 //
-// At the batch's padding (padding.h), (u | z) and the convolution's output are 0, as in transformers. in_proj
-// has no bias, so this is its output for an input of 0.
+// At the batch's padding (padding.h), (u | z) and the convolution's output are 0, as in transformers. in_proj has no
+// bias, so this is its output for an input of 0.
 #pragma once
 
 #include "twobp/nn/layers/causal_conv1d.h"
@@ -26,8 +24,8 @@ struct MambaMixerShape {
 
 class MambaMixer : public Layer {
  public:
-  // Parameters have Hugging Face's names: `name`.conv1d.weight, .A_log and so on. The bias of dt_proj belongs
-  // to the scan.
+  // Parameters have Hugging Face's names: `name`.conv1d.weight, .A_log and so on. The bias of dt_proj belongs to the
+  // scan.
   MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
              const LoraOptions& lora = {});
 

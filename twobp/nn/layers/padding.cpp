@@ -6,8 +6,8 @@
 namespace twobp {
 namespace {
 
-// exp(kPadding) is 0 in every precision. The number is finite, so that a query that sees nothing but padding
-// gives finite results.
+// exp(kPadding) is 0 in every precision. The number is finite, so that a query that sees nothing but padding gives
+// finite results.
 constexpr double kPadding = -30000;
 
 }  // namespace
@@ -20,10 +20,9 @@ at::Tensor padding_of(const Context& context, int64_t batch, int64_t positions, 
   const at::Tensor mask = context.sliced() && found->second.dim() == 2 && found->second.size(1) >= positions
                               ? found->second.narrow(1, 0, positions)
                               : found->second;
-  TWOBP_CHECK(mask.scalar_type() == at::kLong && mask.dim() == 2 && mask.size(0) == batch &&
-                  mask.size(1) == positions,
-              "attention_mask must be int64 (", batch, ", ", positions, "), got ",
-              c10::toString(mask.scalar_type()), " ", mask.sizes());
+  TWOBP_CHECK(mask.scalar_type() == at::kLong && mask.dim() == 2 && mask.size(0) == batch && mask.size(1) == positions,
+              "attention_mask must be int64 (", batch, ", ", positions, "), got ", c10::toString(mask.scalar_type()),
+              " ", mask.sizes());
   const at::Tensor padding = mask.eq(0);
   if (padding.is_cpu() && !padding.any().item<bool>()) return {};
   return on_device(padding, device);

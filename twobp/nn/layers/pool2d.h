@@ -1,5 +1,5 @@
-// Pooling of images (batch, height, width, channels): the largest number under a moving window, and the mean
-// of the whole image.
+// Pooling of images (batch, height, width, channels): the largest number under a moving window, and the mean of the
+// whole image.
 #pragma once
 
 #include "twobp/nn/kernels/image/image_kernels.h"
@@ -7,8 +7,7 @@
 
 namespace twobp {
 
-// (B, H, W, C) -> (B, H', W', C). Keeps one byte per output number: the index of the largest pixel within its
-// window.
+// (B, H, W, C) -> (B, H', W', C). Keeps one byte per output number: the index of the largest pixel within its window.
 class MaxPool2d : public Layer {
  public:
   // The window has at most 15 x 15 pixels. The padding is at most half of that, as in PyTorch.
@@ -28,8 +27,8 @@ class AveragePool2d : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
 };
 
-// The first layer of an image model. Takes pixel_values (B, C, H, W), or (B, H, W) of one channel. Returns
-// them in the dtype and the layout of the other layers, (B, H, W, C). Has no backward pass.
+// The first layer of an image model. Takes pixel_values (B, C, H, W), or (B, H, W) of one channel. Returns them in the
+// dtype and the layout of the other layers, (B, H, W, C). Has no backward pass.
 class ImageInput : public Layer {
  public:
   ImageInput(int64_t channels, at::ScalarType dtype) : channels_(channels), dtype_(dtype) {}

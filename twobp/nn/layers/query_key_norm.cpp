@@ -9,8 +9,8 @@
 namespace twobp {
 namespace {
 
-// The gains' gradients are summed over blocks of this many rows, then over the blocks. The sums are the same
-// for any number of threads.
+// The gains' gradients are summed over blocks of this many rows, then over the blocks. The sums are the same for any
+// number of threads.
 constexpr int64_t kQueryKeyBlockRows = 64;
 
 // A part of the rows as (rows, norms, cols).
@@ -20,8 +20,8 @@ at::Tensor norms_of(const at::Tensor& rows, int64_t first, int64_t count, int64_
 
 }  // namespace
 
-QueryKeyNorm::QueryKeyNorm(const std::string& query, const std::string& key, const QueryKeyNormShape& shape,
-                           double eps, at::ScalarType dtype, GainForm form)
+QueryKeyNorm::QueryKeyNorm(const std::string& query, const std::string& key, const QueryKeyNormShape& shape, double eps,
+                           at::ScalarType dtype, GainForm form)
     : shape_(shape),
       dtype_(dtype),
       eps_(eps),
@@ -56,8 +56,7 @@ Values QueryKeyNorm::forward(Values values, Context& context, Saved& saved) {
       at::Tensor x = norms_of(before, part.first, part.count, part.cols).reshape({-1, part.cols});
       at::Tensor y = at::empty_like(x);
       operators::rms_norm_forward(x, gain, eps_, y, scales);
-      norms_of(as_matrix(packed), part.first, part.count, part.cols)
-          .copy_(y.view({rows, part.count, part.cols}));
+      norms_of(as_matrix(packed), part.first, part.count, part.cols).copy_(y.view({rows, part.count, part.cols}));
       continue;
     }
     dispatch_float(dtype_, "QueryKeyNorm", [&](auto zero) {
@@ -69,8 +68,8 @@ Values QueryKeyNorm::forward(Values values, Context& context, Saved& saved) {
       const int64_t stride = row_stride(packed);
       for_rows(rows, part.count * part.cols, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-          kernels<S>().rms_norm_forward(from + r * width(), weight, to + r * stride, scale + r * part.count,
-                                        part.count, part.cols, eps_);
+          kernels<S>().rms_norm_forward(from + r * width(), weight, to + r * stride, scale + r * part.count, part.count,
+                                        part.cols, eps_);
         }
       });
     });
@@ -113,9 +112,9 @@ Values QueryKeyNorm::backward_p1(Values values, Context&, Saved& saved) {
         const int64_t stride = row_stride(dx);
         at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
           for (int64_t r = begin * kQueryKeyBlockRows; r < std::min(rows, end * kQueryKeyBlockRows); ++r) {
-            kernels<S>().rms_norm_backward(to + r * stride, from + r * width(), weight,
-                                           scale + r * part.count, to + r * stride,
-                                           sum + r / kQueryKeyBlockRows * part.cols, part.count, part.cols);
+            kernels<S>().rms_norm_backward(to + r * stride, from + r * width(), weight, scale + r * part.count,
+                                           to + r * stride, sum + r / kQueryKeyBlockRows * part.cols, part.count,
+                                           part.cols);
           }
         });
       });

@@ -1,7 +1,7 @@
-// RMSNorm of queries and keys before attention: of each head (Qwen3, arXiv 2505.09388; Gemma 3), or of all
-// queries and all keys of a position (OLMo 2, arXiv 2501.00656). Takes the packed projections (B, S, (H + 2
-// K) D) = (q | k | v) and normalises q and k in place. q and k as they were are kept until backward-p1, which
-// computes the gains' gradients in the same pass.
+// RMSNorm of queries and keys before attention: of each head (Qwen3, arXiv 2505.09388; Gemma 3), or of all queries and
+// all keys of a position (OLMo 2, arXiv 2501.00656). Takes the packed projections (B, S, (H + 2 K) D) = (q | k | v) and
+// normalises q and k in place. q and k as they were are kept until backward-p1, which computes the gains' gradients in
+// the same pass.
 #pragma once
 
 #include "twobp/nn/layers/rms_norm.h"

@@ -29,8 +29,8 @@ ResidualBlock::ResidualBlock(const std::string& name, const ResidualBlockOptions
               " channels, which is not a multiple of 4");
   const std::vector<ConvolutionOptions> all = convolutions(o);
   for (size_t i = 1; i < all.size(); ++i) {
-    inner_.push_back(std::make_unique<BatchNormReluConv2d>(norm_name(name, i - 1), convolution_name(name, i),
-                                                           all[i], dtype));
+    inner_.push_back(
+        std::make_unique<BatchNormReluConv2d>(norm_name(name, i - 1), convolution_name(name, i), all[i], dtype));
   }
   if (o.projects()) {
     const std::string shortcut = name + ".shortcut.";
@@ -73,8 +73,7 @@ Values ResidualBlock::backward_p1(Values values, Context& context, Saved& saved)
   values.clear();
   // dL/d(sum) overwrites dy, and dL/dz overwrites z.
   at::Tensor g = exclusively_owned(dy) ? std::move(dy) : at::empty_like(dy);
-  const at::Tensor sums =
-      last_.backward_sums_add_relu(dy.defined() ? dy : g, z, scales, other, other_scales, g);
+  const at::Tensor sums = last_.backward_sums_add_relu(dy.defined() ? dy : g, z, scales, other, other_scales, g);
   last_.backward(g, z, scales, sums, /*relu=*/false, z);
   if (projection_) {
     const at::Tensor other_sums = projection_->norm.backward_sums(g, other, other_scales, /*relu=*/false);

@@ -1,6 +1,6 @@
-// A ResNet's block (arXiv 1512.03385): y = max(0, norm(conv(... max(0, norm(conv(x))))) + shortcut(x)). The
-// shortcut is x itself, or norm(conv(x)) if the block changes the size or the number of channels. Every
-// convolution hands out its W separately. The block keeps:
+// A ResNet's block (arXiv 1512.03385): y = max(0, norm(conv(... max(0, norm(conv(x))))) + shortcut(x)). The shortcut is
+// x itself, or norm(conv(x)) if the block changes the size or the number of channels. Every convolution hands out its W
+// separately. The block keeps:
 //   until p1: the last convolution's output and, with a projection, the projection's output. The gradients
 //   then overwrite them.
 //   until p2: x, and the input and output gradient of each convolution. (Until p1, the tensor from which the

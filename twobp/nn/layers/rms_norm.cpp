@@ -15,10 +15,10 @@ RmsNorm::RmsNorm(std::string name, int64_t dim, double eps, at::ScalarType dtype
 Values RmsNorm::forward(Values values, Context& context, Saved& saved) {
   at::Tensor x = as_contiguous(std::move(values[0]));
   const int64_t cols = x.size(-1);
-  TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(),
-              "), got ", x.sizes());
-  TWOBP_CHECK(x.scalar_type() == dtype_, "RmsNorm ", gain_.name(), " has dtype ", c10::toString(dtype_),
-              ", got ", c10::toString(x.scalar_type()));
+  TWOBP_CHECK(cols == gain_.value.numel(), "RmsNorm ", gain_.name(), " takes (..., ", gain_.value.numel(), "), got ",
+              x.sizes());
+  TWOBP_CHECK(x.scalar_type() == dtype_, "RmsNorm ", gain_.name(), " has dtype ", c10::toString(dtype_), ", got ",
+              c10::toString(x.scalar_type()));
   auto [y, rstd] = rms_norm(x, gain_.gain(), eps_);
   if (context.keeps()) {
     saved.keep_until_p1(std::move(x));

@@ -1,6 +1,6 @@
-// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain is the
-// weight, or 1 + weight (Gemma). Backward-p1 computes the weight's gradient in the same pass over x and dy,
-// so no work remains for backward-p2.
+// y = x / sqrt(mean(x^2) + eps) * gain over the last dimension (arXiv 1910.07467, eq. 4). The gain is the weight, or 1
+// + weight (Gemma). Backward-p1 computes the weight's gradient in the same pass over x and dy, so no work remains for
+// backward-p2.
 #pragma once
 
 #include "twobp/nn/layer.h"

@@ -6,11 +6,9 @@ namespace twobp {
 
 Values SquaredError::forward(Values x, Context& context, Saved& saved) {
   const at::Tensor& target = context.field("target");
-  TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ",
-              x[0].sizes());
-  TWOBP_CHECK(target.scalar_type() == x[0].scalar_type(), "target of dtype ",
-              c10::toString(target.scalar_type()), " does not fit the output's ",
-              c10::toString(x[0].scalar_type()));
+  TWOBP_CHECK(target.sizes() == x[0].sizes(), "target ", target.sizes(), " does not fit the output ", x[0].sizes());
+  TWOBP_CHECK(target.scalar_type() == x[0].scalar_type(), "target of dtype ", c10::toString(target.scalar_type()),
+              " does not fit the output's ", c10::toString(x[0].scalar_type()));
   const LossFactor scale =
       context.loss_weight * static_cast<double>(target.size(0)) / static_cast<double>(target.numel());
   at::Tensor difference = x[0] - on_device(target, x[0].device());

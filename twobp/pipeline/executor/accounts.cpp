@@ -8,8 +8,7 @@
 
 namespace twobp {
 
-Accounts::Accounts(int rank, const std::vector<std::unique_ptr<Stage>>& stages, MemoryMeter& meter,
-                   Device device)
+Accounts::Accounts(int rank, const std::vector<std::unique_ptr<Stage>>& stages, MemoryMeter& meter, Device device)
     : rank_(rank), stages_(stages), meter_(meter), device_(std::move(device)), events_(rank, meter) {}
 
 void Accounts::begin_step(bool want_events, bool timed) {
@@ -47,8 +46,7 @@ void Accounts::op_begins(twobp::Op op, int stage, int micro_batch, bool w_pendin
   op_ = {forward ? &StageTimes::forward : &StageTimes::backward_p1, local(stage), now};
   if (forward) ++stage_times_[op_.stage].micro_batches;
   events_.open(forward ? Event::Kind::kForward : Event::Kind::kBackwardP1, stage, micro_batch, now);
-  device_times_.open(op_.seconds, static_cast<int>(op_.stage),
-                     w_pending ? IdleCause::kMessage : IdleCause::kNothing);
+  device_times_.open(op_.seconds, static_cast<int>(op_.stage), w_pending ? IdleCause::kMessage : IdleCause::kNothing);
 }
 
 void Accounts::op_pauses() {
@@ -86,8 +84,7 @@ void Accounts::w_ends(const MadeUnit& unit, std::span<const WUnits> together) {
 
 void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, double begin, double end) {
   const double each = (end - begin) / static_cast<double>(together.size());
-  // A reordered schedule may concatenate micro-batches that are not successive. Each successive run becomes
-  // an event.
+  // A reordered schedule may concatenate micro-batches that are not successive. Each successive run becomes an event.
   for (size_t i = 0, next = 0; i < together.size(); i = next) {
     const WUnits& first = together[i];
     for (next = i + 1; next < together.size(); ++next) {
@@ -101,8 +98,7 @@ void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, dou
     event.unit = unit.leaf;
     event.begin = begin + static_cast<double>(i) * each;
     event.end = next == together.size() ? end : begin + static_cast<double>(next) * each;
-    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer),
-                        std::move(event));
+    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer), std::move(event));
   }
 }
 
@@ -159,8 +155,7 @@ RankAccount Accounts::end_step(size_t instructions) {
   times_.allocations = BlockCache::allocations() - allocations_;
   times_.busy += times_.optimizer;
   if (!device_.asynchronous()) {
-    for (const StageTimes& times : stage_times_)
-      times_.busy += times.forward + times.backward_p1 + times.backward_p2;
+    for (const StageTimes& times : stage_times_) times_.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
   if (!timed_) {
     times_.busy = kUnknown;

@@ -1,5 +1,5 @@
-// A rank's accounts of a step: seconds, causes of idle time, memory, and events if they are wanted. Written
-// from what the loop tells (LoopObserver), never by the loop itself.
+// A rank's accounts of a step: seconds, causes of idle time, memory, and events if they are wanted. Written from what
+// the loop tells (LoopObserver), never by the loop itself.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// Times of a rank's F, I and W, which follow each other in its compute stream, by its device's own clock. The
-// host's clock would not do, because the host only launches the work and runs ahead of it. On a CPU, where a
-// call lasts as long as its work, all of this does nothing.
+// Times of a rank's F, I and W, which follow each other in its compute stream, by its device's own clock. The host's
+// clock would not do, because the host only launches the work and runs ahead of it. On a CPU, where a call lasts as
+// long as its work, all of this does nothing.
 #pragma once
 
 #include <array>
@@ -19,11 +19,11 @@ class DeviceTimes {
     std::array<double, kIdleCauses> idle{};
   };
 
-  // Begins a step on `device`; all earlier work on it is done. `on`: false while a step is recorded as a
-  // graph, because the device never reaches the events recorded then.
+  // Begins a step on `device`; all earlier work on it is done. `on`: false while a step is recorded as a graph, because
+  // the device never reaches the events recorded then.
   void start(const Device& device, bool on);
-  // Times an F or I of a stage (an index into the argument of take()), from open to close, without the time
-  // between pause and resume. `before`: the cause if the device was idle before it.
+  // Times an F or I of a stage (an index into the argument of take()), from open to close, without the time between
+  // pause and resume. `before`: the cause if the device was idle before it.
   void open(double StageTimes::*seconds, int stage, IdleCause before);
   void pause();
   void resume();

@@ -1,5 +1,5 @@
-// Records what a rank does in a step, event by event. Records nothing unless someone asked for it. Only the
-// rank's thread uses it.
+// Records what a rank does in a step, event by event. Records nothing unless someone asked for it. Only the rank's
+// thread uses it.
 #pragma once
 
 #include <string>
@@ -24,8 +24,8 @@ class EventLog {
   double now() const { return on_ ? now_seconds() : 0; }
   std::vector<Event> take() { return std::move(events_); }
 
-  // An F, an I or the optimizer, from open to close. Other events may interrupt it between pause and resume.
-  // Each stretch becomes an event.
+  // An F, an I or the optimizer, from open to close. Other events may interrupt it between pause and resume. Each
+  // stretch becomes an event.
   void open(Event::Kind kind, int stage, int micro_batch, double begin);
   void pause(double at);
   void resume(double at) { open_.begin = at; }
@@ -50,8 +50,8 @@ class EventLog {
   std::unordered_map<const Layer*, std::string> names_;  // of leaves
 };
 
-// Fills a rank's events so that they last from the step's begin to its end. The rank is idle while its thread
-// wakes up, and after `done`.
+// Fills a rank's events so that they last from the step's begin to its end. The rank is idle while its thread wakes up,
+// and after `done`.
 void stretch_to_step(std::vector<Event>& events, double begin, double done, double end);
 
 }  // namespace twobp

@@ -1,5 +1,4 @@
-// The byte cap: the most bytes of activations and stash that a rank may hold. To stay below, it runs old W
-// first.
+// The byte cap: the most bytes of activations and stash that a rank may hold. To stay below, it runs old W first.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +8,8 @@
 namespace twobp {
 
 // A number of bytes, the same for every rank, or automatic. The automatic cap is the total that standard
-// backpropagation needs on its fullest rank, times a factor, less the rank's own parameters, gradients and
-// optimizer state.
+// backpropagation needs on its fullest rank, times a factor, less the rank's own parameters, gradients and optimizer
+// state.
 class MemoryCap {
  public:
   constexpr MemoryCap(int64_t bytes)  // NOLINT(google-explicit-constructor): a cap is a number of bytes
@@ -37,8 +36,8 @@ inline std::ostream& operator<<(std::ostream& out, const MemoryCap& cap) {
   return out << cap.times() << 'x';
 }
 
-// pipeline.memory_cap: "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "1000000" ->
-// bytes. Throws Error otherwise.
+// pipeline.memory_cap: "auto", "1.05x" -> MemoryCap::automatic(); "0" -> no cap; "512MiB", "1000000" -> bytes. Throws
+// Error otherwise.
 MemoryCap parse_memory_cap(const std::string& text);
 // pipeline.bucket: "25MiB", "1000000" -> bytes, at least 1. Throws Error otherwise.
 int64_t parse_bucket(const std::string& text);

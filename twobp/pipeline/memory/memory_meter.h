@@ -1,6 +1,6 @@
-// Exact bytes of each stage. LibTorch reports every allocation and release of a tensor on a watched thread.
-// The meter books it on the stage and category that the thread works for. It only counts memory. It does not
-// see scratch space inside the math libraries.
+// Exact bytes of each stage. LibTorch reports every allocation and release of a tensor on a watched thread. The meter
+// books it on the stage and category that the thread works for. It only counts memory. It does not see scratch space
+// inside the math libraries.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,8 @@ class MemoryMeter {
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  // While it lives, the meter sees allocations and releases of this thread. Memory that a watched thread
-  // allocated must be released on a watched thread, or it stays on the books.
+  // While it lives, the meter sees allocations and releases of this thread. Memory that a watched thread allocated must
+  // be released on a watched thread, or it stays on the books.
   class Watch {
    public:
     explicit Watch(const MemoryMeter& meter);
@@ -46,11 +46,11 @@ class MemoryMeter {
     MemoryCategory category_;
   };
 
-  // Moves the tensor's memory to another stage and category, if it is on the books. For an activation that is
-  // handed on or has become p2 stash.
+  // Moves the tensor's memory to another stage and category, if it is on the books. For an activation that is handed on
+  // or has become p2 stash.
   void rebook(const at::Tensor& tensor, int stage, MemoryCategory category);
-  // The same for a message from elsewhere. It may not be on the books yet, or may be on another meter's,
-  // which is then relieved of it.
+  // The same for a message from elsewhere. It may not be on the books yet, or may be on another meter's, which is then
+  // relieved of it.
   void book(const at::Tensor& tensor, int stage, MemoryCategory category);
 
   MemoryUse stage_use(int stage) const;

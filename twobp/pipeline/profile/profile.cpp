@@ -52,9 +52,9 @@ struct Specimen {
   std::vector<std::unique_ptr<OfSlice>> slices;
 };
 
-// A chain of layers with at least one of each kind, as short as is easy to find. Each takes the output of the
-// one before it, so the kinds of two neighbours are neighbours in the model, too: a captured model may have
-// the kinds A B C B C B D, where C cannot precede D.
+// A chain of layers with at least one of each kind, as short as is easy to find. Each takes the output of the one
+// before it, so the kinds of two neighbours are neighbours in the model, too: a captured model may have the kinds A B C
+// B C B D, where C cannot precede D.
 std::vector<size_t> layers_to_measure(const ModelSpec& model) {
   std::vector<size_t> chain(model.layers.size());
   std::iota(chain.begin(), chain.end(), size_t{0});
@@ -66,8 +66,7 @@ std::vector<size_t> layers_to_measure(const ModelSpec& model) {
       if (kind(i) != kind(j)) continue;  // if they are equal, what follows j may follow i
       std::map<std::string, size_t> between;
       for (size_t k = i + 1; k <= j; ++k) ++between[kind(k)];
-      if (!std::all_of(between.begin(), between.end(),
-                       [&](const auto& one) { return one.second < left[one.first]; }))
+      if (!std::all_of(between.begin(), between.end(), [&](const auto& one) { return one.second < left[one.first]; }))
         continue;
       for (const auto& [name, count] : between) left[name] -= count;
       chain.erase(chain.begin() + static_cast<std::ptrdiff_t>(i) + 1,
@@ -101,9 +100,7 @@ class Measurement {
     return now_in(unit_) - begin_;
   }
   // Bytes. Below 0 only if other work disturbed the measurement.
-  double peak() {
-    return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_));
-  }
+  double peak() { return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_)); }
   double held() const { return static_cast<double>(meter_.held(0) - begin_held_); }
 
  private:
@@ -120,9 +117,8 @@ std::string measured(const Specimen& specimen, const char* op) {
 }
 
 // F of one slice through all specimens. Nothing is recorded without a unit.
-void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context,
-                 const std::string& input_field, MemoryMeter& meter, const Device& device,
-                 std::optional<Unit> unit) {
+void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context, const std::string& input_field,
+                 MemoryMeter& meter, const Device& device, std::optional<Unit> unit) {
   Values x;
   // A copy, so that it is held and released like the output of a previous layer.
   if (!input_field.empty())
@@ -327,13 +323,12 @@ class OneThread {
 
 }  // namespace
 
-Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds,
-                        const Device& device) {
+Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds, const Device& device) {
   return measure_slices(model, batch, {}, seconds, device).profiles.front();
 }
 
-SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
-                             double seconds, const Device& device) {
+SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts, double seconds,
+                             const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();

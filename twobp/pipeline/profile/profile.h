@@ -1,5 +1,5 @@
-// Measured costs of one micro-batch in each kind of layer: seconds of F, I and W, and bytes. They give the
-// split into stages, the byte cap, and the growth that the executor makes room for.
+// Measured costs of one micro-batch in each kind of layer: seconds of F, I and W, and bytes. They give the split into
+// stages, the byte cap, and the growth that the executor makes room for.
 #pragma once
 
 #include <map>
@@ -28,10 +28,10 @@ struct ProfiledBatch {
   ProfiledBatch(Fields all) : fields(std::move(all)) {}  // NOLINT(google-explicit-constructor)
 };
 
-// Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads:
-// once to warm up, then until `seconds` have passed, at least 3 and at most 25 times. On a device, each op
-// runs in the compute stream, and its time includes the wait for its end. The bytes are those of
-// `batch.fields`; the seconds are those at the mean cost.
+// Runs a short chain of layers with each kind, in model order, on the calling thread and its compute threads: once to
+// warm up, then until `seconds` have passed, at least 3 and at most 25 times. On a device, each op runs in the compute
+// stream, and its time includes the wait for its end. The bytes are those of `batch.fields`; the seconds are those at
+// the mean cost.
 Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds = 0.3,
                         const Device& device = {});
 

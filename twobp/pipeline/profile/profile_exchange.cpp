@@ -24,8 +24,7 @@ void unpack_profile(const at::Tensor& packed, Profile& profile) {
   TWOBP_CHECK(packed.dim() == 2 && packed.size(0) == static_cast<int64_t>(profile.size()) &&
                   packed.size(1) == kFields && packed.scalar_type() == at::kDouble,
               "received a profile of sizes ", packed.sizes(), ", but expected ", profile.size(),
-              " kinds of layers with ", kFields,
-              " numbers each: the processes run different models or programs");
+              " kinds of layers with ", kFields, " numbers each: the processes run different models or programs");
   const at::Tensor dense = packed.contiguous();
   const auto* from = dense.const_data_ptr<double>();
   for (auto& [kind, cost] : profile) {

@@ -12,10 +12,9 @@ namespace {
 Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t length = kSliceBlock) {
   const auto slices = static_cast<int64_t>(wanted.size()) - 1;
   const int64_t blocks = positions / length;
-  TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
-              " positions has ", blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
-              blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"),
-              ", or give longer sequences");
+  TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions, " positions has ",
+              blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
+              blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"), ", or give longer sequences");
   Cuts cuts = {0};
   for (int64_t s = 1; s < slices; ++s) {
     const auto block = static_cast<int64_t>(std::lround(wanted[s] / static_cast<double>(length)));
@@ -25,9 +24,9 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t len
   return cuts;
 }
 
-// Slices of unequal length must bring this much. What lines do not show costs more than smaller gains: the
-// speed of products depends on the number of rows, by up to 4 %. Slices of equal length also keep their cuts,
-// and so the bits of a run, whatever a profile measures.
+// Slices of unequal length must bring this much. What lines do not show costs more than smaller gains: the speed of
+// products depends on the number of rows, by up to 4 %. Slices of equal length also keep their cuts, and so the bits of
+// a run, whatever a profile measures.
 constexpr double kFaster = 0.98;
 
 // What positions cost: a + b x at position x, so a slice [p, q) costs a (q - p) + b (q^2 - p^2) / 2.
@@ -91,8 +90,7 @@ Cuts scaled_cuts(const Cuts& cuts, int64_t positions) {
   if (cuts.back() == positions) return cuts;
   std::vector<double> wanted;
   for (const int64_t cut : cuts) {
-    wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) /
-                     static_cast<double>(cuts.back()));
+    wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) / static_cast<double>(cuts.back()));
   }
   const auto slices = static_cast<int64_t>(cuts.size()) - 1;
   return on_blocks(wanted, positions, positions >= slices * kSliceBlock ? kSliceBlock : 1);

@@ -28,34 +28,33 @@ int64_t sequence_length(const Fields& fields);
 // `slices` slices of about equal length. Throws Error if there are fewer blocks than slices.
 Cuts equal_cuts(int64_t positions, int slices);
 
-// The same cuts, in proportion, of sequences of another length. Throws Error if there are fewer positions
-// than slices.
+// The same cuts, in proportion, of sequences of another length. Throws Error if there are fewer positions than slices.
 Cuts scaled_cuts(const Cuts& cuts, int64_t positions);
 
-// Cuts that make each slice of these profiles cost `growth` times as much as the previous one, if the cost of
-// a position grows linearly along the sequence, as it does in causal attention. The measured cuts, if nothing
-// costs anything.
+// Cuts that make each slice of these profiles cost `growth` times as much as the previous one, if the cost of a
+// position grows linearly along the sequence, as it does in causal attention. The measured cuts, if nothing costs
+// anything.
 Cuts growing_cuts(const ModelSpec& model, const SliceProfiles& measured, double growth);
 
-// Estimates the slices at other cuts from the measured ones: seconds and units of W, without bytes. (Seconds
-// or operations, here and below.)
+// Estimates the slices at other cuts from the measured ones: seconds and units of W, without bytes. (Seconds or
+// operations, here and below.)
 SliceProfiles expected_slices(const SliceProfiles& measured, const Cuts& cuts);
 
 // The seconds of a step with these slices.
 using StepSeconds = std::function<double(const SliceProfiles& slices)>;
 
-// The cuts with the shortest expected step, given slices of equal length. Unequal slices cost the same, or
-// the same factor more or less than the previous one, which helps where stages cost unequally. Equal lengths
-// stay unless others gain 2 %.
+// The cuts with the shortest expected step, given slices of equal length. Unequal slices cost the same, or the same
+// factor more or less than the previous one, which helps where stages cost unequally. Equal lengths stay unless others
+// gain 2 %.
 Cuts fastest_cuts(const ModelSpec& model, const SliceProfiles& equal_lengths, const StepSeconds& step);
 
-// As measure_profile, slice by slice: `batch` has whole sequences. F runs the slices first to last, I and W
-// last to first.
-SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
-                             double seconds = 0.3, const Device& device = {});
+// As measure_profile, slice by slice: `batch` has whole sequences. F runs the slices first to last, I and W last to
+// first.
+SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts, double seconds = 0.3,
+                             const Device& device = {});
 
-// The same with the additions and multiplications of products and attention (FLOPs) in place of seconds. They
-// are counted in one pass on one thread, and are equal in all runs.
+// The same with the additions and multiplications of products and attention (FLOPs) in place of seconds. They are
+// counted in one pass on one thread, and are equal in all runs.
 SliceProfiles count_operations_of_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
                                          const Device& device = {});
 

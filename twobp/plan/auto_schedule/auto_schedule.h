@@ -43,9 +43,8 @@ struct LowerBound {
 // 256 micro-batches. Above about 10^9 pairs of ops on the same rank, pairs are ignored; the bound is then
 // weaker but still valid. Throws Error for costs that `simulate` rejects, and for a cap below
 // least_activation_bytes (stage_bytes.h).
-LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
-                       const std::vector<StageCost>& costs, const SimulationOptions& options = {},
-                       int slices = 1);
+LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                       const SimulationOptions& options = {}, int slices = 1);
 
 enum class SearchEffort : uint8_t {
   kQuick,  // list scheduling and a short search: for the many calls of a planner
@@ -67,9 +66,8 @@ struct AutoSchedule {
   Schedule schedule;
   double seconds = 0;  // simulated
   LowerBound bound;
-  std::string method;  // the winner: "local search", "list scheduling" or "named"
-  std::string
-      best_named;  // the best named schedule that fits, with its policy: "1f1b fill"; empty if none does
+  std::string method;        // the winner: "local search", "list scheduling" or "named"
+  std::string best_named;    // the best named schedule that fits, with its policy: "1f1b fill"; empty if none does
   double named_seconds = 0;  // its time; 0 if there is none
   long iterations = 0;       // moves of the local search
 

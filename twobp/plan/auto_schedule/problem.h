@@ -38,9 +38,7 @@ class PipelineProblem {
   int tasks() const { return 3 * stages() * units_; }
 
   // `op`: F, I or W, the first three of Op.
-  int task(Op op, int stage, int place) const {
-    return (static_cast<int>(op) * stages() + stage) * units_ + place;
-  }
+  int task(Op op, int stage, int place) const { return (static_cast<int>(op) * stages() + stage) * units_ + place; }
   Op op(int task) const { return static_cast<Op>(task / (stages() * units_)); }
   int stage(int task) const { return task / units_ % stages(); }
   int place(int task) const { return task % units_; }
@@ -66,9 +64,7 @@ class PipelineProblem {
 
   double seconds(int task, bool fused) const;
   // The mean of all units, without fusing.
-  double mean_seconds(Op op, int stage) const {
-    return mean_seconds_[static_cast<int>(op) * stages() + stage];
-  }
+  double mean_seconds(Op op, int stage) const { return mean_seconds_[static_cast<int>(op) * stages() + stage]; }
   // The bytes that the op adds to its rank (or frees), and the most that it adds while it runs.
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
@@ -147,8 +143,8 @@ double order_seconds(const PipelineProblem& problem, const TaskOrder& order);
 
 // Makes up to `iterations` moves from `start`, which must fit. Ends early at `good_enough` seconds. The
 // result is never worse than `start`, and the same for the same seed.
-SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations,
-                           double good_enough, uint64_t seed);
+SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations, double good_enough,
+                           uint64_t seed);
 
 // Internal to the auto-scheduler: list scheduling. As soon as a rank is free, it takes the ready op that a
 // rule prefers. Many rules are tried. A look ahead decides whether a W fits before the next message, and

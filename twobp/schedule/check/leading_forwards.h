@@ -1,5 +1,5 @@
-// The beginning of a step in which only F runs. It can be run again, because it adds to no gradient and
-// computes no loss.
+// The beginning of a step in which only F runs. It can be run again, because it adds to no gradient and computes no
+// loss.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ struct LeadingForwards {
   std::vector<std::vector<Instruction>> unreceived;
 };
 
-// The leading forwards are F of all stages but the last one (of each copy of the model) and their messages.
-// They extend in every rank's list as far as all ranks get with these alone, so none of them waits for an I.
+// The leading forwards are F of all stages but the last one (of each copy of the model) and their messages. They extend
+// in every rank's list as far as all ranks get with these alone, so none of them waits for an I.
 LeadingForwards leading_forwards(const Schedule& schedule);
 
 }  // namespace twobp

@@ -73,8 +73,7 @@ class RankWalk {
   bool can_go(int rank) const {
     if (done(rank)) return false;
     const Instruction& next = at(rank);
-    return !is_receive(next.op) ||
-           (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
+    return !is_receive(next.op) || (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
   }
 
   // Visits (rank, instruction, micro_batch) at the rank's position and moves the rank on by one. Returns the
@@ -146,9 +145,7 @@ std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&
   RankWalk ranks(schedule);
   using Entry = std::pair<double, int>;  // for equal times, the lower rank comes first
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
-  const auto queue = [&](int rank) {
-    ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank);
-  };
+  const auto queue = [&](int rank) { ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank); };
   std::vector<bool> queued(schedule.ranks.size(), false);
   for (int rank = 0; rank < schedule.rank_count(); ++rank) {
     if (!ranks.can_go(rank)) continue;

@@ -10,8 +10,8 @@ namespace twobp {
 
 Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
   Schedule schedule = empty_schedule("dualpipe-v", place_stages(Placement::kV, stages, ranks), micro_batches);
-  TWOBP_CHECK(micro_batches >= 2 * ranks, "schedule 'dualpipe-v' on ", ranks, " ranks needs at least ",
-              2 * ranks, " micro-batches (two for each rank), got ", micro_batches,
+  TWOBP_CHECK(micro_batches >= 2 * ranks, "schedule 'dualpipe-v' on ", ranks, " ranks needs at least ", 2 * ranks,
+              " micro-batches (two for each rank), got ", micro_batches,
               ": use more, or 'zb-v', which takes any number");
   const PhaseStep f0{Op::kForward, 0};
   const PhaseStep f1{Op::kForward, 1};
@@ -23,8 +23,8 @@ Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
   for (int rank = 0; rank < ranks; ++rank) {
     const int below = ranks - 1 - rank;
     const bool odd = rank % 2 == 1;
-    // The last rank + 1 pairs of B. The first half are whole B; the second half are I, so that dL/dx leaves
-    // sooner. An even rank's middle pair is one of each.
+    // The last rank + 1 pairs of B. The first half are whole B; the second half are I, so that dL/dx leaves sooner. An
+    // even rank's middle pair is one of each.
     const int whole = (rank + 1) / 2;
     schedule.ranks[rank].reserve(6 * static_cast<size_t>(micro_batches));
     append_phases(schedule, rank, {rank, stages - 1 - rank},

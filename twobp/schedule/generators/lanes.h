@@ -7,8 +7,8 @@
 
 namespace twobp {
 
-// The time of micro-batch m: bursts of `burst` micro-batches begin every `period` units. Within a burst they
-// are `apart` units apart.
+// The time of micro-batch m: bursts of `burst` micro-batches begin every `period` units. Within a burst they are
+// `apart` units apart.
 struct Rhythm {
   int period = 1;
   int burst = 1;

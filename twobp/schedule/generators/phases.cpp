@@ -3,8 +3,7 @@
 
 namespace twobp {
 
-void append_phases(Schedule& schedule, int rank, std::array<int, 2> stages,
-                   const std::vector<Phase>& phases) {
+void append_phases(Schedule& schedule, int rank, std::array<int, 2> stages, const std::vector<Phase>& phases) {
   auto& list = schedule.ranks[rank];
   std::array<int, 2> forwards{};
   std::array<int, 2> backwards{};

@@ -25,8 +25,8 @@ void book_imbalance(Simulation& simulation) {
   for (auto& rank : simulation.ranks) {
     double left = busiest - rank.busy;
     if (left <= 1e-12 * busiest) continue;  // the same work, summed in another order
-    for (const BubbleCause from : {BubbleCause::kNothing, BubbleCause::kDependency, BubbleCause::kStartUp,
-                                   BubbleCause::kCommunication}) {
+    for (const BubbleCause from :
+         {BubbleCause::kNothing, BubbleCause::kDependency, BubbleCause::kStartUp, BubbleCause::kCommunication}) {
       double& seconds = rank.bubble[static_cast<int>(from)];
       const double taken = std::min(seconds, left);
       seconds -= taken;

@@ -15,8 +15,8 @@ class GradientSums {
  public:
   GradientSums(const Schedule& schedule, const std::vector<StageCost>& costs, const DataParallel& parallel);
 
-  // Book the ops of a stage, from `begin` on: pieces of a micro-batch's W; I of all layers, which completes
-  // the layers without W; I and W of all layers. Calls of a rank come in the order of time.
+  // Book the ops of a stage, from `begin` on: pieces of a micro-batch's W; I of all layers, which completes the layers
+  // without W; I and W of all layers. Calls of a rank come in the order of time.
   void pieces_ran(int stage, const StageModel& model, int first, int count, double begin);
   void p1_ran(int stage, const StageModel& model, double begin);
   void backward_ran(int stage, const StageModel& model, double begin);
@@ -30,8 +30,8 @@ class GradientSums {
             std::vector<RankSimulation>& results) const;
 
  private:
-  // The time when each rank has its sums, on the rank's own link; 0 for a rank without sums. `stage_done`, by
-  // stage: the end of its last W; `now`, by rank: the end of its last op.
+  // The time when each rank has its sums, on the rank's own link; 0 for a rank without sums. `stage_done`, by stage:
+  // the end of its last W; `now`, by rank: the end of its last op.
   std::vector<double> done(const std::vector<double>& stage_done, const std::vector<double>& now) const;
   std::vector<double> by_stage(const std::vector<double>& stage_done, const std::vector<double>& now) const;
 

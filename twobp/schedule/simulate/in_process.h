@@ -8,8 +8,8 @@
 
 namespace twobp {
 
-// A message takes no time of its own. Its memory is on its sender's account until the receiver takes it.
-// `caps` in bytes, by rank; 0, or empty: none. Without timeline.
+// A message takes no time of its own. Its memory is on its sender's account until the receiver takes it. `caps` in
+// bytes, by rank; 0, or empty: none. Without timeline.
 inline SimulationOptions in_process_simulation(const std::vector<int64_t>& caps = {}) {
   SimulationOptions options;
   options.message_holder = MessageHolder::kSender;

@@ -13,8 +13,8 @@ class Links {
   // Throws Error for links with ranks that do not exist, a pair twice, or impossible speeds.
   Links(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
 
-  // Sends a message at `now` from the stage to the next one. `cost` is its cost_index. Returns its time of
-  // arrival. Calls for one link must come in the order of time.
+  // Sends a message at `now` from the stage to the next one. `cost` is its cost_index. Returns its time of arrival.
+  // Calls for one link must come in the order of time.
   double send_forward(size_t cost, double now) { return send(forward_[cost], now); }
   // The same, to the previous stage.
   double send_backward(size_t cost, double now) { return send(backward_[cost], now); }

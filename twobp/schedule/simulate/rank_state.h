@@ -38,8 +38,7 @@ struct RankState {
 inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& op) {
   if (timeline.empty()) return false;
   SimulatedOp& last = timeline.back();
-  if (last.op != op.op || last.stage != op.stage || last.micro_batch != op.micro_batch ||
-      last.end != op.begin) {
+  if (last.op != op.op || last.stage != op.stage || last.micro_batch != op.micro_batch || last.end != op.begin) {
     return false;
   }
   last.end = op.end;
@@ -51,8 +50,7 @@ inline bool prolong_last(std::vector<SimulatedOp>& timeline, const SimulatedOp& 
 inline size_t compute_ops(const std::vector<Instruction>& list) {
   size_t ops = 0;
   for (const Instruction& instruction : list) {
-    if (is_compute(instruction.op))
-      ops += instruction.op == Op::kBackward ? 2 : static_cast<size_t>(instruction.count);
+    if (is_compute(instruction.op)) ops += instruction.op == Op::kBackward ? 2 : static_cast<size_t>(instruction.count);
   }
   return ops;
 }

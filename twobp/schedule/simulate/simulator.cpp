@@ -1,8 +1,8 @@
-// A rank's clock moves only with its own ops and with the messages it waits for. W that a rank runs in a wait
-// affects others only by the time when the rank goes on. So no event queue is needed: ranks run one after the
-// other, each until it needs a message that is not sent yet (walk.h), and a wait is filled once the arrival
-// time is known. Ranks advance in the order of time only if they interact in other ways than through
-// messages: on a shared link, or in each other's memory.
+// A rank's clock moves only with its own ops and with the messages it waits for. W that a rank runs in a wait affects
+// others only by the time when the rank goes on. So no event queue is needed: ranks run one after the other, each until
+// it needs a message that is not sent yet (walk.h), and a wait is filled once the arrival time is known. Ranks advance
+// in the order of time only if they interact in other ways than through messages: on a shared link, or in each other's
+// memory.
 #include "twobp/schedule/simulate/simulator.h"
 
 #include <algorithm>
@@ -26,8 +26,7 @@ namespace {
 
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options,
-            bool fills)
+  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options, bool fills)
       : schedule_(schedule),
         costs_(costs),
         options_(options),
@@ -332,8 +331,8 @@ class Simulator {
     RankState& state = ranks_[rank];
     fill_wait_for(rank, message);
     if (message.arrived <= state.now) return;
-    book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.started,
-                                    !queues_[rank].empty(), state.splits_p2});
+    book_wait(result_.ranks[rank],
+              {state.now, message.arrived, message.sent, state.started, !queues_[rank].empty(), state.splits_p2});
     state.now = message.arrived;
   }
 

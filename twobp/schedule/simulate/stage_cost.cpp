@@ -7,8 +7,7 @@ namespace twobp {
 namespace {
 
 // How many times as long an op takes if the samples cost so many times the mean.
-double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds,
-              double LayerCost::*rise) {
+double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds, double LayerCost::*rise) {
   double all = 0;
   double more = 0;
   for (const LayerCost& layer : stage.layers) {

@@ -30,8 +30,8 @@ double last(const std::vector<double>& ends) {
 
 }  // namespace
 
-StepPeriods step_periods(const Schedule& schedule, const std::vector<StageCost>& costs,
-                         SimulationOptions options, NormNeed norm) {
+StepPeriods step_periods(const Schedule& schedule, const std::vector<StageCost>& costs, SimulationOptions options,
+                         NormNeed norm) {
   options.timeline = false;
   const Simulation alone = simulate(schedule, costs, options);
   options.check = false;

@@ -1,5 +1,5 @@
-// Reads a checkpoint's folder: its tensors by name, whichever process wrote them. checkpoint_format.h
-// describes the contents.
+// Reads a checkpoint's folder: its tensors by name, whichever process wrote them. checkpoint_format.h describes the
+// contents.
 #pragma once
 
 #include <filesystem>
@@ -13,8 +13,7 @@
 
 namespace twobp {
 
-// The folder is untrusted. Missing, truncated or changed files are detected before any of their contents are
-// used.
+// The folder is untrusted. Missing, truncated or changed files are detected before any of their contents are used.
 class Checkpoint {
  public:
   using File = CheckpointFile;
@@ -40,8 +39,7 @@ class Checkpoint {
   bool contains(File file, const std::string& name) const { return where_.contains({file, name}); }
   const std::string& file_with(File file, const std::string& name) const;
 
-  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before
-  // `read`.
+  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before `read`.
   void check_tensors(File file, const NamedTensors& expected) const;
   // Throws Error if there are tensors other than these.
   void check_no_others(File file, const std::set<std::string>& known) const;
@@ -65,8 +63,8 @@ class Checkpoint {
   std::map<std::pair<File, std::string>, const Part*> where_;
 };
 
-// Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the
-// checkpoint is whole.
+// Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the checkpoint is
+// whole.
 std::vector<std::string> problems_of(const std::filesystem::path& folder);
 
 }  // namespace twobp

@@ -1,6 +1,6 @@
-// The folder of a run's checkpoints: step-00000100 and so on. A checkpoint is written under another name and
-// renamed when all of it is on disk. The last few are kept. A folder with a checkpoint's name is whole, even
-// if a process or the machine dies.
+// The folder of a run's checkpoints: step-00000100 and so on. A checkpoint is written under another name and renamed
+// when all of it is on disk. The last few are kept. A folder with a checkpoint's name is whole, even if a process or
+// the machine dies.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,14 @@ namespace twobp {
 
 class CheckpointFolder {
  public:
-  // For the first process of a run. Makes the folder, locks it against other runs, and removes what killed
-  // writers left. Throws Error if the folder cannot be made or written to, or is in use for `patience`
-  // seconds: a run that was killed holds the lock until the last of its threads has ended.
+  // For the first process of a run. Makes the folder, locks it against other runs, and removes what killed writers
+  // left. Throws Error if the folder cannot be made or written to, or is in use for `patience` seconds: a run that was
+  // killed holds the lock until the last of its threads has ended.
   CheckpointFolder(const std::string& path, int64_t keep, int processes = 1, double patience = 5);
-  // For another process. `run_id` is that of the first process. Throws Error if this is not the first
-  // process's folder, for example because file systems are not shared. It may take until `patience` seconds
-  // later that this machine sees what that process wrote.
-  CheckpointFolder(const std::string& path, const CheckpointPart& part, const std::string& run_id,
-                   double patience = 5);
+  // For another process. `run_id` is that of the first process. Throws Error if this is not the first process's folder,
+  // for example because file systems are not shared. It may take until `patience` seconds later that this machine sees
+  // what that process wrote.
+  CheckpointFolder(const std::string& path, const CheckpointPart& part, const std::string& run_id, double patience = 5);
   ~CheckpointFolder();
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
@@ -36,16 +35,15 @@ class CheckpointFolder {
   // Steps of the existing checkpoints, ascending.
   std::vector<int64_t> steps() const;
 
-  // The newest whole checkpoint, or none if there are no checkpoints. Adds a warning with the reason for each
-  // newer checkpoint that is not whole. Throws Error if there are checkpoints but none is whole.
+  // The newest whole checkpoint, or none if there are no checkpoints. Adds a warning with the reason for each newer
+  // checkpoint that is not whole. Throws Error if there are checkpoints but none is whole.
   std::optional<Checkpoint> newest(std::vector<std::string>& warnings);
   // Opens the checkpoint that the first process chose.
   Checkpoint open(int64_t step);
 
-  // Adds this process's part, and calls `written` when it is on disk. The first process then waits for the
-  // other parts and makes them a checkpoint. It removes checkpoints that are too old, and those of later
-  // steps (damaged ones that newest() skipped). Throws Error that names the file; existing checkpoints are
-  // not changed.
+  // Adds this process's part, and calls `written` when it is on disk. The first process then waits for the other parts
+  // and makes them a checkpoint. It removes checkpoints that are too old, and those of later steps (damaged ones that
+  // newest() skipped). Throws Error that names the file; existing checkpoints are not changed.
   void add(const CheckpointContent& content, const PartsWait& wait = {},
            const std::function<void()>& written = nullptr);
 
@@ -70,8 +68,8 @@ class CheckpointFolder {
 
 // Steps of the checkpoints in a folder, ascending. Throws Error if the folder cannot be listed.
 std::vector<int64_t> checkpoint_steps(const std::filesystem::path& folder);
-// Returns `folder` if it is a checkpoint's folder, and the newest checkpoint if it is a folder of
-// checkpoints. Throws Error if it is neither.
+// Returns `folder` if it is a checkpoint's folder, and the newest checkpoint if it is a folder of checkpoints. Throws
+// Error if it is neither.
 std::filesystem::path find_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace twobp

@@ -7,10 +7,9 @@
 //   state.json             step, data position, configuration, size and CRC-32 of each file, and its own
 //                          CRC-32. Without it, there is no checkpoint.
 //
-// With many processes, each writes its own files: process 1 of 4 writes weights-00001-of-00004.safetensors.
-// It holds the tensors that no earlier process has. A process without tensors of a kind writes no file of
-// that kind. During the writing, part-00001-of-00004.json says that the files of process 1 are on disk, with
-// their sizes and checksums.
+// With many processes, each writes its own files: process 1 of 4 writes weights-00001-of-00004.safetensors. It holds
+// the tensors that no earlier process has. A process without tensors of a kind writes no file of that kind. During the
+// writing, part-00001-of-00004.json says that the files of process 1 are on disk, with their sizes and checksums.
 //
 // The random state is (train.seed, step): all random numbers are drawn from these.
 #pragma once
@@ -66,8 +65,7 @@ FileFacts facts_of(const std::filesystem::path& path);
 // CRC-32 of zlib and gzip, continued from `crc`.
 uint32_t crc32_of(const void* data, size_t bytes, uint32_t crc = 0);
 
-// state.json. The contents are untrusted: reading throws Error that names the file and says what is wrong
-// with it.
+// state.json. The contents are untrusted: reading throws Error that names the file and says what is wrong with it.
 void write_state(const std::filesystem::path& path, const CheckpointState& state, const FileList& files);
 struct StateAndFiles {
   CheckpointState state;

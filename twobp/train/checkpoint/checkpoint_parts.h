@@ -1,6 +1,6 @@
-// Writes a checkpoint's folder. Every process writes its part. When the first process finds all parts, it
-// adds state.json, which completes the checkpoint. Processes communicate only through the file system,
-// because the background writer threads send no messages.
+// Writes a checkpoint's folder. Every process writes its part. When the first process finds all parts, it adds
+// state.json, which completes the checkpoint. Processes communicate only through the file system, because the
+// background writer threads send no messages.
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,9 @@ struct FrozenFile {
   FileFacts facts;
 };
 
-// Writes and syncs the process's files. If there are several parts, it then writes the part file. Makes the
-// folder if no other process has. Returns the files. Throws Error (disk full, ...) that names the file; files
-// written until then are kept.
+// Writes and syncs the process's files. If there are several parts, it then writes the part file. Makes the folder if
+// no other process has. Returns the files. Throws Error (disk full, ...) that names the file; files written until then
+// are kept.
 FileList write_part(const std::filesystem::path& folder, const CheckpointContent& content,
                     const CheckpointPart& part = {}, const FrozenFile& frozen = {});
 
@@ -40,10 +40,10 @@ struct PartsWait {
   const std::atomic<bool>* hurry = nullptr;  // once true, a few seconds are enough
 };
 
-// For the first of `count` processes, after write_part. Waits for the others' parts, writes state.json and
-// syncs the folder. `files` are its own. Throws Error if a part is missing, damaged or of another step, or if
-// another process could not write its part.
-void commit_parts(const std::filesystem::path& folder, const CheckpointState& state, int count,
-                  FileList files, const PartsWait& wait = {});
+// For the first of `count` processes, after write_part. Waits for the others' parts, writes state.json and syncs the
+// folder. `files` are its own. Throws Error if a part is missing, damaged or of another step, or if another process
+// could not write its part.
+void commit_parts(const std::filesystem::path& folder, const CheckpointState& state, int count, FileList files,
+                  const PartsWait& wait = {});
 
 }  // namespace twobp

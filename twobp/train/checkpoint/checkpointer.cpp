@@ -43,8 +43,8 @@ NamedTensors named(const std::vector<LiveTensor>& live, bool frozen) {
   return tensors;
 }
 
-// Copies into `copies`, each tensor on its rank's thread. This is parallel, and not reported to the memory
-// meter, which counts what a step needs.
+// Copies into `copies`, each tensor on its rank's thread. This is parallel, and not reported to the memory meter, which
+// counts what a step needs.
 void copy_all(Pipeline& pipeline, const std::vector<const LiveTensor*>& sources, NamedTensors& copies) {
   copies.resize(sources.size());
   pipeline.on_ranks([&](int rank) {
@@ -153,8 +153,7 @@ Checkpointer::Writer::~Writer() {
 }
 
 std::vector<std::string> Checkpointer::Writer::resume(Trainer& trainer) {
-  // All processes must use the same checkpoint. The first process reads every file, the others those that
-  // they need.
+  // All processes must use the same checkpoint. The first process reads every file, the others those that they need.
   std::vector<std::string> notes;
   std::optional<Checkpoint> checkpoint;
   std::string step;
@@ -169,9 +168,9 @@ std::vector<std::string> Checkpointer::Writer::resume(Trainer& trainer) {
     const CheckpointState& state = checkpoint->state();
     run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
     for (std::string& note : check_same_run(state.run, run_)) notes.push_back(std::move(note));
-    TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ",
-                trainer.config().train.steps, ", but the checkpoint ", checkpoint->folder().string(),
-                " is of a later step, ", state.position.step, ": raise train.steps");
+    TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ", trainer.config().train.steps,
+                ", but the checkpoint ", checkpoint->folder().string(), " is of a later step, ", state.position.step,
+                ": raise train.steps");
   });
   set_to(trainer, *checkpoint);
   if (!processes_.is_first()) notes.clear();
@@ -232,8 +231,7 @@ void Checkpointer::Writer::finish(Trainer& trainer) {
 }
 
 void Checkpointer::Writer::wait_for_all() {
-  // Waits for the parts first: if a process cannot write its part, that is known before the others wait for
-  // it.
+  // Waits for the parts first: if a process cannot write its part, that is known before the others wait for it.
   processes_.together([&] { wait(Phase::kOthers); });
   processes_.together([&] { wait(Phase::kIdle); });
 }
@@ -282,9 +280,7 @@ void Checkpointer::Writer::check_error() {
 
 void Checkpointer::Writer::wait(Phase phase) {
   std::unique_lock lock(mutex_);
-  const auto reached = [&] {
-    return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers);
-  };
+  const auto reached = [&] { return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers); };
   // A process that dies leaves no part, so the others need not wait for it.
   while (!changed_.wait_for(lock, kLook, reached)) processes_.throw_if_aborted();
   check_error();
@@ -309,9 +305,8 @@ void Checkpointer::Writer::work() {
     try {
       folder_->add(content_, others, [&] { enter(Phase::kOthers); });
     } catch (const std::exception& e) {
-      error = std::make_exception_ptr(
-          Error(concat("the checkpoint of step ", content_.state.position.step,
-                       " could not be written, earlier ones are unchanged: ", e.what())));
+      error = std::make_exception_ptr(Error(concat("the checkpoint of step ", content_.state.position.step,
+                                                   " could not be written, earlier ones are unchanged: ", e.what())));
     } catch (...) {
       error = std::current_exception();
     }

@@ -1,5 +1,5 @@
-// Checks whether a run may resume from a checkpoint. Some settings must be the same so that the run continues
-// to the bit. Some may be changed on purpose, and the rest do not matter.
+// Checks whether a run may resume from a checkpoint. Some settings must be the same so that the run continues to the
+// bit. Some may be changed on purpose, and the rest do not matter.
 #pragma once
 
 #include <string>
@@ -22,11 +22,10 @@ struct RunFacts {
 // Reads a few samples.
 RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant = {});
 
-// Throws Error that names the difference if one of these differs: the model, the data (the number of samples
-// and a checksum of 16 of them; the files may have moved), the seed, the precision, the batch (of all
-// data-parallel replicas together) or the type of optimizer. Everything that does not change a result may
-// differ. So may optimizer.lr and the like, train.steps, threads, the CPU, and a schedule that gives up the
-// order of micro-batches, but these give notes.
+// Throws Error that names the difference if one of these differs: the model, the data (the number of samples and a
+// checksum of 16 of them; the files may have moved), the seed, the precision, the batch (of all data-parallel replicas
+// together) or the type of optimizer. Everything that does not change a result may differ. So may optimizer.lr and the
+// like, train.steps, threads, the CPU, and a schedule that gives up the order of micro-batches, but these give notes.
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now);
 
 }  // namespace twobp

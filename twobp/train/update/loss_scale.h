@@ -1,5 +1,4 @@
-// The factor of all gradients in float16. It keeps small gradients from being lost (arXiv 1710.03740, section
-// 3.2).
+// The factor of all gradients in float16. It keeps small gradients from being lost (arXiv 1710.03740, section 3.2).
 #pragma once
 
 #include <cstdint>

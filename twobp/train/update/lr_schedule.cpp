@@ -16,8 +16,8 @@ double learning_rate(const OptimizerConfig& config, int64_t step, int64_t total_
   TWOBP_CHECK(step >= 0, "learning_rate: step ", step, ", but steps are counted from 0.");
   const std::vector<std::string> known = {"constant", "linear", "cosine", "wsd", "inverse_sqrt"};
   const std::string& schedule = config.schedule;
-  TWOBP_CHECK(std::find(known.begin(), known.end(), schedule) != known.end(), "optimizer.schedule is \"",
-              schedule, "\", which is unknown: did you mean \"", nearest(schedule, known), "\"?");
+  TWOBP_CHECK(std::find(known.begin(), known.end(), schedule) != known.end(), "optimizer.schedule is \"", schedule,
+              "\", which is unknown: did you mean \"", nearest(schedule, known), "\"?");
   if (step < config.warmup) {
     return config.lr * static_cast<double>(step + 1) / static_cast<double>(config.warmup + 1);
   }

@@ -14,10 +14,10 @@ namespace twobp {
 //   cosine         min_lr + (lr - min_lr) * (1 + cos(pi * p)) / 2
 //   wsd            lr up to step total_steps - decay, then linear
 //   inverse_sqrt   lr * sqrt(t / (t + step - w)), with t = w, or 10000 without warm-up
-// where p = (step - begin) / (total_steps - begin), at most 1, and the fall begins at w, or with wsd
-// (warm-up, stable, decay; arXiv 2404.06395, section 4) at total_steps - decay, but not before w. min_lr is
-// reached at step total_steps, one past the last. inverse_sqrt is transformers' get_inverse_sqrt_schedule.
-// Throws Error for an unknown schedule or a negative step.
+// where p = (step - begin) / (total_steps - begin), at most 1, and the fall begins at w, or with wsd (warm-up, stable,
+// decay; arXiv 2404.06395, section 4) at total_steps - decay, but not before w. min_lr is reached at step total_steps,
+// one past the last. inverse_sqrt is transformers' get_inverse_sqrt_schedule. Throws Error for an unknown schedule or a
+// negative step.
 double learning_rate(const OptimizerConfig& config, int64_t step, int64_t total_steps);
 
 }  // namespace twobp

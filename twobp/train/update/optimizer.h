@@ -35,11 +35,11 @@ class Optimizer {
   // Drops the gradients.
   void skip();
 
-  // Adds all tensors that step() changes. `gradients`: includes the gradients, which step() changes if it
-  // multiplies them by a factor.
+  // Adds all tensors that step() changes. `gradients`: includes the gradients, which step() changes if it multiplies
+  // them by a factor.
   void add_to(Savepoint& savepoint, bool gradients) const;
-  // Undoes the last step() after the savepoint was rolled back to before it. The next step() replaces it,
-  // with the same gradients. Nothing may have been added to them since.
+  // Undoes the last step() after the savepoint was rolled back to before it. The next step() replaces it, with the same
+  // gradients. Nothing may have been added to them since.
   void undo();
 
   // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd and

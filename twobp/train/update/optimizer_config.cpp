@@ -25,9 +25,7 @@ const Section& optimizer_section() {
        TWOBP_KEY(OptimizerConfig, beta2, "adam, adamw, muon: decay of the mean squared gradient")
            .from_to_below(0, 1)
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, eps, "adam, adamw, muon: added to the denominator")
-           .above(0)
-           .noted_on_resume(),
+       TWOBP_KEY(OptimizerConfig, eps, "adam, adamw, muon: added to the denominator").above(0).noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, momentum, "sgd: momentum").from_to_below(0, 1),
        TWOBP_KEY(OptimizerConfig, muon_momentum, "muon: momentum").from_to_below(0, 1).noted_on_resume(),
        TWOBP_KEY(OptimizerConfig, average,
@@ -45,8 +43,7 @@ const Section& optimizer_section() {
            .in("steps")
            .from(0, kMaxSteps)
            .noted_on_resume(),
-       TWOBP_KEY(OptimizerConfig, decay,
-                 "wsd: length of the fall at the end of the run; 0: a tenth of train.steps")
+       TWOBP_KEY(OptimizerConfig, decay, "wsd: length of the fall at the end of the run; 0: a tenth of train.steps")
            .in("steps")
            .from(0, kMaxSteps)
            .noted_on_resume(),

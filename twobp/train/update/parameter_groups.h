@@ -1,5 +1,5 @@
-// How the optimizer treats each parameter: with optimizer.weight_decay if it is a matrix or kernel, and with
-// none if it is a bias or norm gain, unless optimizer.groups says otherwise for its name.
+// How the optimizer treats each parameter: with optimizer.weight_decay if it is a matrix or kernel, and with none if it
+// is a bias or norm gain, unless optimizer.groups says otherwise for its name.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,6 @@
-// A rank's part of the update: the sums of its gradients over the uses of tied weights and over replicas, the
-// global norm, clipping and the optimizer. Only the rank's thread uses it. Sums are taken in model order, so
-// that the bits do not depend on the number of stages.
+// A rank's part of the update: the sums of its gradients over the uses of tied weights and over replicas, the global
+// norm, clipping and the optimizer. Only the rank's thread uses it. Sums are taken in model order, so that the bits do
+// not depend on the number of stages.
 #pragma once
 
 #include <memory>
@@ -41,8 +41,8 @@ struct UpdateSettings {
 
 class RankUpdate {
  public:
-  // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets
-  // the pipeline sum gradients in buckets. Pipeline and uses outlive it.
+  // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets the
+  // pipeline sum gradients in buckets. Pipeline and uses outlive it.
   RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
              const UpdateSettings& settings);
   ~RankUpdate();
@@ -79,9 +79,9 @@ class RankUpdate {
   void sum_buckets();
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not
-  // finite. With shards, each replica computes those of its share and waits for the others': then they have
-  // read this replica's gradients, too.
+  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not finite.
+  // With shards, each replica computes those of its share and waits for the others': then they have read this replica's
+  // gradients, too.
   bool sum_squares(at::Tensor& squares);
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;

@@ -22,9 +22,8 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
       averages_(config.average > 0),
       shards_(config.shard && pipeline.world().replicas > 1) {
   ParameterGroups(config).check(uses_.names);
-  pipeline.on_ranks([&](int rank) {
-    ranks_[rank] = std::make_unique<RankUpdate>(pipeline_, uses_, rank, config, settings_);
-  });
+  pipeline.on_ranks(
+      [&](int rank) { ranks_[rank] = std::make_unique<RankUpdate>(pipeline_, uses_, rank, config, settings_); });
 }
 
 Update::~Update() = default;
@@ -34,9 +33,8 @@ RankUpdate& Update::first_rank() const {
 }
 
 bool Update::ties_ranks() const {
-  return std::ranges::any_of(uses_.all, [](const UsedWeight& weight) {
-    return weight.ranks_of_tied(weight.uses.front().rank).size() > 1;
-  });
+  return std::ranges::any_of(
+      uses_.all, [](const UsedWeight& weight) { return weight.ranks_of_tied(weight.uses.front().rank).size() > 1; });
 }
 
 void Update::make_savepoints(bool float16) {
@@ -50,8 +48,8 @@ void Update::use(const LossScale& scale) {
 
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
-  result.squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
-                             at::TensorOptions().dtype(at::kDouble));
+  result.squares =
+      at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())}, at::TensorOptions().dtype(at::kDouble));
   result.may_presume = may_presume;
   return result;
 }

@@ -4,8 +4,7 @@
 
 namespace twobp {
 
-WeightAverage::WeightAverage(double decay, const std::vector<Optimizer::Item>& items)
-    : decay_(decay), items_(items) {
+WeightAverage::WeightAverage(double decay, const std::vector<Optimizer::Item>& items) : decay_(decay), items_(items) {
   for (const Optimizer::Item& item : items_) {
     const MemoryMeter::Scope scope(item.stage, MemoryCategory::kOptimizer);
     means_.push_back(at::zeros_like(item.parameter->master));

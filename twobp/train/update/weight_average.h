@@ -1,5 +1,5 @@
-// A running mean of the weights of one rank. Evaluation and saving use it in place of the weights
-// (optimizer.average). After the first step it is a copy of the weights, and after each later one
+// A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
+// After the first step it is a copy of the weights, and after each later one
 //   mean <- decay * mean + (1 - decay) * weights
 // as in torch.optim.swa_utils.AveragedModel.
 #pragma once

@@ -1,5 +1,4 @@
-// The weights of a model and where they are used. A weight that several layers use is tied (parameters of one
-// name).
+// The weights of a model and where they are used. A weight that several layers use is tied (parameters of one name).
 #pragma once
 
 #include <set>
@@ -27,8 +26,7 @@ struct UsedWeight {
 
   // The rank's first parameter for the weight; it has the gradient. Null if the rank has none.
   Parameter* on(int rank) const;
-  // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one
-  // of them.
+  // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one of them.
   std::set<int> ranks_of_tied(int rank) const;
 };
 

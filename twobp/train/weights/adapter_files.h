@@ -13,8 +13,8 @@
 
 namespace twobp {
 
-// The weights under their parts' names, each with its adapter added (float32). A model without adapters gives
-// the same results with them. Weights without adapters are unchanged.
+// The weights under their parts' names, each with its adapter added (float32). A model without adapters gives the same
+// results with them. Weights without adapters are unchanged.
 NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model);
 
 // The type that save.dtype names. Throws Error if there is none.
@@ -23,19 +23,17 @@ at::ScalarType parse_saved_dtype(const std::string& name);
 // Throws Error if a weight to be saved has a value that is not finite.
 void check_trained(const NamedTensors& weights);
 
-// Writes only the adapters into `directory`. In a run of many processes all call it, each with the weights
-// that it holds, and the first writes. Throws Error, also if the directory holds a model.
-void save_adapter(const std::string& directory, const ModelConfig& model,
-                  const std::vector<Parameter*>& weights, const std::string& dtype = "float32",
-                  const Processes& processes = {});
+// Writes only the adapters into `directory`. In a run of many processes all call it, each with the weights that it
+// holds, and the first writes. Throws Error, also if the directory holds a model.
+void save_adapter(const std::string& directory, const ModelConfig& model, const std::vector<Parameter*>& weights,
+                  const std::string& dtype = "float32", const Processes& processes = {});
 
-// Throws Error if the directory holds a model, to which transformers would add an adapter that is saved
-// there.
+// Throws Error if the directory holds a model, to which transformers would add an adapter that is saved there.
 void check_adapter_folder(const std::string& directory);
 
-// Loads the adapters among `weights` from a PEFT directory. Its rank, alpha and targets must be the model's,
-// and no other key of adapter_config.json may change what the adapter computes. `spec` is the whole model;
-// `weights` may be a part. Throws Error.
+// Loads the adapters among `weights` from a PEFT directory. Its rank, alpha and targets must be the model's, and no
+// other key of adapter_config.json may change what the adapter computes. `spec` is the whole model; `weights` may be a
+// part. Throws Error.
 void load_adapter(const std::string& directory, const ModelConfig& model, const ModelSpec& spec,
                   const std::vector<Parameter*>& weights);
 

@@ -16,8 +16,8 @@ constexpr int kHeadTag = 0;  // payloads have tags from 1
 constexpr double kPoliteAfter = 200e-6;
 // Seconds of spinning if processes share cores.
 constexpr double kSharedCoreSpin = 50e-6;
-// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a
-// late message costs little time.
+// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a late
+// message costs little time.
 constexpr double kSleepPart = 0.01;
 constexpr double kLeastSleep = 5e-6;  // seconds
 constexpr double kMostSleep = 1e-3;
@@ -75,8 +75,8 @@ void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
 
 void MpiEndpoint::send_parts(Outgoing& out, int payload_tag) {
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag,
-                      communicator_, &request),
+  check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag, communicator_,
+                      &request),
             "send a message");
   requests_.add(request, out);
   for (const at::Tensor& tensor : out.tensors) {
@@ -96,14 +96,13 @@ void MpiEndpoint::take_heads() {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
-    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kHeadTag, communicator_, &there, &message, &status),
-              "look for messages");
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kHeadTag, communicator_, &there, &message, &status), "look for messages");
     if (there == 0) return;
     int bytes = 0;
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "count what it received");
     const int from = status.MPI_SOURCE;
-    TWOBP_CHECK(bytes >= 0 && bytes <= kMostHeadBytes, "a message from rank ", from,
-                " makes no sense: a head of ", bytes, " bytes");
+    TWOBP_CHECK(bytes >= 0 && bytes <= kMostHeadBytes, "a message from rank ", from, " makes no sense: a head of ",
+                bytes, " bytes");
     auto head = std::make_unique<Head>();
     head->bytes.resize(bytes);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -270,8 +269,7 @@ void MpiEndpoint::abort(const std::string& reason) {
     // Only the abort message must be sent. Other messages may wait for a dead rank.
     wait(kAbortGrace, [&] {
       poll();
-      return std::none_of(outgoing_.begin(), outgoing_.end(),
-                          [](const auto& out) { return out->tensors.empty(); });
+      return std::none_of(outgoing_.begin(), outgoing_.end(), [](const auto& out) { return out->tensors.empty(); });
     });
   } catch (const std::exception&) {
     // The error to report is the reason for the abort.

@@ -1,9 +1,8 @@
 // The transport of one process over an MPI communicator. Private: other code uses mpi.h.
 //
-// A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that
-// is too large for the head. A receiver takes heads as they arrive and posts the receives for their tensors
-// at once, even before the rank asks for the message. So messages need no buffers of MPI, and move while the
-// rank computes.
+// A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that is too
+// large for the head. A receiver takes heads as they arrive and posts the receives for their tensors at once, even
+// before the rank asks for the message. So messages need no buffers of MPI, and move while the rank computes.
 #pragma once
 
 #include <deque>

@@ -22,8 +22,8 @@ class MpiRequests {
  public:
   // `bytes` is the number of bytes that a receive must deliver, and -1 for a send.
   void add(MPI_Request request, Transfer& transfer, int bytes = -1);
-  // Tests the requests and counts the finished ones off their transfers. Appends transfers without open
-  // requests to `done`.
+  // Tests the requests and counts the finished ones off their transfers. Appends transfers without open requests to
+  // `done`.
   void test(std::vector<Transfer*>& done);
   bool empty() const { return requests_.empty(); }
 

@@ -26,14 +26,14 @@ void NcclGroup::first_calls(at::Device memory, double deadline) {
   broadcast({number}, {0}, {}, seconds);
 }
 
-DeviceEvent NcclGroup::launch(const std::vector<at::Tensor>& tensors, const DeviceEvent& ready,
-                              const char* what, MessageKind kind, double seconds,
+DeviceEvent NcclGroup::launch(const std::vector<at::Tensor>& tensors, const DeviceEvent& ready, const char* what,
+                              MessageKind kind, double seconds,
                               const std::function<int(size_t i, void* data, void* stream)>& call) {
   check_usable();
   for (const at::Tensor& tensor : tensors)
     TWOBP_CHECK(nccl_type(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense(), what,
-                " takes dense tensors of numbers, not ", tensor.sizes(), " with strides ", tensor.strides(),
-                " of ", toString(tensor.scalar_type()));
+                " takes dense tensors of numbers, not ", tensor.sizes(), " with strides ", tensor.strides(), " of ",
+                toString(tensor.scalar_type()));
   const OnStream here(stream());
   const double begin = awake_seconds();
   stream().wait(ready);
@@ -48,27 +48,23 @@ DeviceEvent NcclGroup::launch(const std::vector<at::Tensor>& tensors, const Devi
 }
 
 DeviceEvent NcclGroup::all_reduce(const at::Tensor& tensor, const DeviceEvent& ready, double seconds) {
-  return launch(
-      {tensor}, ready, "ncclAllReduce", MessageKind::kSum, seconds, [&](size_t, void* data, void* stream) {
-        return api().all_reduce(data, data, tensor.numel(), type_of(tensor), NcclApi::kSum, comm(), stream);
-      });
+  return launch({tensor}, ready, "ncclAllReduce", MessageKind::kSum, seconds, [&](size_t, void* data, void* stream) {
+    return api().all_reduce(data, data, tensor.numel(), type_of(tensor), NcclApi::kSum, comm(), stream);
+  });
 }
 
 DeviceEvent NcclGroup::reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners,
                               const DeviceEvent& ready, double seconds) {
-  return launch(tensors, ready, "ncclReduce", MessageKind::kSum, seconds,
-                [&](size_t i, void* data, void* stream) {
-                  return api().reduce(data, data, tensors[i].numel(), type_of(tensors[i]), NcclApi::kSum,
-                                      owners[i], comm(), stream);
-                });
+  return launch(tensors, ready, "ncclReduce", MessageKind::kSum, seconds, [&](size_t i, void* data, void* stream) {
+    return api().reduce(data, data, tensors[i].numel(), type_of(tensors[i]), NcclApi::kSum, owners[i], comm(), stream);
+  });
 }
 
 DeviceEvent NcclGroup::broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots,
                                  const DeviceEvent& ready, double seconds) {
   return launch(tensors, ready, "ncclBroadcast", MessageKind::kWeights, seconds,
                 [&](size_t i, void* data, void* stream) {
-                  return api().broadcast(data, data, tensors[i].numel(), type_of(tensors[i]), roots[i],
-                                         comm(), stream);
+                  return api().broadcast(data, data, tensors[i].numel(), type_of(tensors[i]), roots[i], comm(), stream);
                 });
 }
 

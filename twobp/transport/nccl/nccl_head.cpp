@@ -130,8 +130,7 @@ Values ReceivedHead::allocate(at::Device device, at::DeviceType by_nccl) {
   Values tensors;
   for (size_t i = 0; i < on_device.size(); ++i) {
     const Shape& shape = shapes[i];
-    values[on_device[i]] =
-        at::empty_strided(shape.sizes, shape.strides, at::TensorOptions(shape.type).device(place));
+    values[on_device[i]] = at::empty_strided(shape.sizes, shape.strides, at::TensorOptions(shape.type).device(place));
     tensors.push_back(values[on_device[i]]);
   }
   return tensors;

@@ -23,9 +23,8 @@ void NcclLink::put(const at::Tensor& tensor, double deadline) {
   const size_t bytes = tensor.nbytes();
   if (bytes == 0) return;
   void* stream = this->stream().native();
-  const int result = sender_
-                         ? api().send(tensor.const_data_ptr(), bytes, NcclApi::kByte, 1, comm(), stream)
-                         : api().receive(tensor.mutable_data_ptr(), bytes, NcclApi::kByte, 0, comm(), stream);
+  const int result = sender_ ? api().send(tensor.const_data_ptr(), bytes, NcclApi::kByte, 1, comm(), stream)
+                             : api().receive(tensor.mutable_data_ptr(), bytes, NcclApi::kByte, 0, comm(), stream);
   check(result, sender_ ? "ncclSend" : "ncclRecv", deadline);
 }
 

@@ -1,13 +1,13 @@
-// One direction between two ranks: a communicator of the two ranks. By the rules of NCCL and of streams,
-// transfers arrive in the order in which they were launched.
+// One direction between two ranks: a communicator of the two ranks. By the rules of NCCL and of streams, transfers
+// arrive in the order in which they were launched.
 #pragma once
 
 #include "twobp/transport/nccl/nccl_communicator.h"
 
 namespace twobp {
 
-// For the kernels of a link. Left alone, NCCL may take 32 of an H100's 132 multiprocessors, and a rank in the
-// middle of a pipeline has four links.
+// For the kernels of a link. Left alone, NCCL may take 32 of an H100's 132 multiprocessors, and a rank in the middle of
+// a pipeline has four links.
 inline constexpr int kNcclLinkCtas = 2;
 
 class NcclLink : public NcclCommunicator {
@@ -15,11 +15,11 @@ class NcclLink : public NcclCommunicator {
   NcclLink(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, bool sender,
            const std::string& name);
 
-  // Launches the sending of the tensors' memory in the stream. The device must have made the tensors already.
-  // The link keeps them until they are sent.
+  // Launches the sending of the tensors' memory in the stream. The device must have made the tensors already. The link
+  // keeps them until they are sent.
   void send(Values values, const Tag& tag);
-  // The same for memory to receive into, which was allocated for stream(). The event passes when the memory
-  // has been written.
+  // The same for memory to receive into, which was allocated for stream(). The event passes when the memory has been
+  // written.
   DeviceEvent receive(const Values& values, const Tag& tag);
 
  private:

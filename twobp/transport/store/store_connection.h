@@ -1,6 +1,6 @@
 // The meeting place of the processes of a run that was started without MPI: a key-value store at
-// MASTER_ADDR:MASTER_PORT, found through the environment that torchrun and srun set. It is LibTorch's
-// TCPStore, which PyTorch's programs use too.
+// MASTER_ADDR:MASTER_PORT, found through the environment that torchrun and srun set. It is LibTorch's TCPStore, which
+// PyTorch's programs use too.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,12 @@ struct StorePlace {
 // For a process that `launcher` started. Throws Error if the launcher does not give the address of rank 0.
 StorePlace store_place(const Launcher& launcher);
 
-// One process's connection to the store. Any thread may use it. A waiting call blocks calls from other
-// threads, so a thread with long waits needs its own connection.
+// One process's connection to the store. Any thread may use it. A waiting call blocks calls from other threads, so a
+// thread with long waits needs its own connection.
 class StoreConnection {
  public:
-  // Returns when all ranks have connected. Throws Error if the port is in use, the store does not answer,
-  // ranks are missing after `timeout` seconds (named), two ranks are the same, or they were started with
-  // different sizes.
+  // Returns when all ranks have connected. Throws Error if the port is in use, the store does not answer, ranks are
+  // missing after `timeout` seconds (named), two ranks are the same, or they were started with different sizes.
   StoreConnection(const StorePlace& place, double timeout);
   // If this process runs the store, waits for the others to leave, at most ten seconds.
   ~StoreConnection();

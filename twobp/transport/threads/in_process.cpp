@@ -82,8 +82,8 @@ std::vector<std::unique_ptr<Transport>> make_in_process_transports(int ranks, do
   auto group = std::make_shared<Mailboxes>(ranks);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int r = 0; r < ranks; ++r)
-    transports.push_back(std::make_unique<InProcessTransport>(group, r, spin_seconds,
-                                                              devices.empty() ? Device() : devices.at(r)));
+    transports.push_back(
+        std::make_unique<InProcessTransport>(group, r, spin_seconds, devices.empty() ? Device() : devices.at(r)));
   return transports;
 }
 

@@ -31,9 +31,8 @@ bool Mailbox::wait(int from, const Tag& tag, Message& message, double timeout, d
   }
   std::unique_lock lock(mutex_);
   bool taken = false;
-  wait_patiently(changed_, lock, timeout, [&] {
-    return aborted.load(std::memory_order_acquire) || (taken = take_locked(from, tag, message));
-  });
+  wait_patiently(changed_, lock, timeout,
+                 [&] { return aborted.load(std::memory_order_acquire) || (taken = take_locked(from, tag, message)); });
   return taken;
 }
 

@@ -1,5 +1,5 @@
-// Messages that have arrived at one rank and have not been received yet. Any thread adds them; the rank's
-// thread takes them.
+// Messages that have arrived at one rank and have not been received yet. Any thread adds them; the rank's thread takes
+// them.
 #pragma once
 
 #include <atomic>
@@ -24,10 +24,9 @@ class Mailbox {
   void put(Message message);
   // Moves the oldest message with this sender and tag into `message`. Returns false if there is none.
   bool take(int from, const Tag& tag, Message& message);
-  // Waits for the message, at first spinning for `spin` seconds. Returns false after `timeout` seconds, or
-  // once `aborted` is set. The thread that sets `aborted` must call wake().
-  bool wait(int from, const Tag& tag, Message& message, double timeout, double spin,
-            const std::atomic<bool>& aborted);
+  // Waits for the message, at first spinning for `spin` seconds. Returns false after `timeout` seconds, or once
+  // `aborted` is set. The thread that sets `aborted` must call wake().
+  bool wait(int from, const Tag& tag, Message& message, double timeout, double spin, const std::atomic<bool>& aborted);
   void wake();
 
  private:

@@ -1,7 +1,6 @@
-// Selects the device of a rank and orders its work, with streams and events. This uses LibTorch's
-// device-generic interface, so building it needs neither CUDA's headers nor its libraries. On a CPU, where a
-// call returns when its work is done, all operations are empty. Copies of an object refer to the same device,
-// stream or event.
+// Selects the device of a rank and orders its work, with streams and events. This uses LibTorch's device-generic
+// interface, so building it needs neither CUDA's headers nor its libraries. On a CPU, where a call returns when its
+// work is done, all operations are empty. Copies of an object refer to the same device, stream or event.
 //
 // A rank's work on a GPU runs in these streams. They wait for each other only through events:
 //   compute   F, I and W, in the order in which they are launched
@@ -33,11 +32,9 @@ class DeviceEvent {
   void wait_on_host() const {
     if (event_) event_->synchronize();
   }
-  // The time between the events on the device's clock. Both events must have passed. Both must have been
-  // recorded with time, on the same device.
-  double seconds_since(const DeviceEvent& earlier) const {
-    return earlier.event_->elapsedTime(*event_) / 1e3;
-  }
+  // The time between the events on the device's clock. Both events must have passed. Both must have been recorded with
+  // time, on the same device.
+  double seconds_since(const DeviceEvent& earlier) const { return earlier.event_->elapsedTime(*event_) / 1e3; }
 
  private:
   friend class DeviceStream;
@@ -62,8 +59,8 @@ class DeviceStream {
   void record_again(DeviceEvent& event) const { event.event_->record(*stream_); }
   // Work that is launched from now on begins after `event`. The calling thread does not wait.
   void wait(const DeviceEvent& event) const;
-  // Call this if the stream reads or writes a tensor that may have been allocated for another stream. The
-  // tensor's memory is then reused only after the work that was launched before the tensor was freed.
+  // Call this if the stream reads or writes a tensor that may have been allocated for another stream. The tensor's
+  // memory is then reused only after the work that was launched before the tensor was freed.
   void uses(const at::Tensor& tensor) const;
   // Whether all launched work is done. Never blocks.
   bool idle() const { return !stream_ || stream_->query(); }
@@ -95,8 +92,8 @@ class Device {
  public:
   Device() = default;  // the CPU
 
-  // `type` is "cpu", "cuda" or another device type of LibTorch. `index` selects one of several GPUs. Throws
-  // Error if the device does not exist.
+  // `type` is "cpu", "cuda" or another device type of LibTorch. `index` selects one of several GPUs. Throws Error if
+  // the device does not exist.
   static Device open(const std::string& type, int index);
   // `type` is any device type for which LibTorch has streams.
   static Device open(at::DeviceType type, int index);
@@ -104,9 +101,9 @@ class Device {
   // How many devices of this type there are, without opening one. Throws Error as open().
   static int count(const std::string& type);
 
-  // Opens one device for each rank of this process. With fewer GPUs than ranks, the ranks take GPUs in turn
-  // and several share one. Each then has its own streams and, with `in_parts`, its own multiprocessors
-  // (GpuParts). The result is empty for the CPU.
+  // Opens one device for each rank of this process. With fewer GPUs than ranks, the ranks take GPUs in turn and several
+  // share one. Each then has its own streams and, with `in_parts`, its own multiprocessors (GpuParts). The result is
+  // empty for the CPU.
   static std::vector<Device> open_for(const std::string& type, int ranks, bool in_parts = false);
 
   at::Device where() const { return where_; }
@@ -119,14 +116,13 @@ class Device {
   // Makes an extra stream for a special purpose, which no other code gets.
   DeviceStream make_stream(bool high_priority) const;
 
-  // Makes what libraries keep for the calling thread and the compute stream: cuBLAS has a handle and a
-  // workspace of 32 MiB, which would otherwise be booked on the layer that comes first.
+  // Makes what libraries keep for the calling thread and the compute stream: cuBLAS has a handle and a workspace of 32
+  // MiB, which would otherwise be booked on the layer that comes first.
   void prepare_libraries() const;
 
-  // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them
-  // from peer to peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait.
-  // Tensors that are already on this device, or on the host, are returned unchanged, and `current()` waits
-  // for `ready`.
+  // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them from peer to
+  // peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait. Tensors that are
+  // already on this device, or on the host, are returned unchanged, and `current()` waits for `ready`.
   Values fetch(Values values, const DeviceEvent& ready) const;
 
  private:

@@ -1,6 +1,6 @@
-// y = x W^T, or x W^T + b: x (..., in) -> y (..., out). Several projections of the same input form one
-// Linear, whose weight stacks their rows. There is one GEMM forward, one for dx (separate gradients would
-// have to be summed), and one for W.
+// y = x W^T, or x W^T + b: x (..., in) -> y (..., out). Several projections of the same input form one Linear, whose
+// weight stacks their rows. There is one GEMM forward, one for dx (separate gradients would have to be summed), and one
+// for W.
 //   p1: dx = dy W, db += sum of dy's rows        p2: dW += dy^T x
 #pragma once
 
@@ -14,8 +14,8 @@ class Linear : public Layer {
  public:
   // The weight is (sum of the parts' rows, in). The parts of a bias have the weight's names, with ".bias" for
   // ".weight". A `transposed` weight, of one part, is (in, rows), as in GPT-2.
-  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
-         bool bias = false, bool transposed = false);
+  Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype, bool bias = false,
+         bool transposed = false);
   // A bias with its own names. It has as many rows as the weight, and at least one part.
   Linear(std::vector<ParameterPart> parts, int64_t in, double init_std, at::ScalarType dtype,
          std::vector<ParameterPart> bias);

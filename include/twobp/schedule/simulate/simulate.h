@@ -1,5 +1,5 @@
-// Simulates the time, idle time and bytes of a schedule from given costs. It is a discrete-event simulation
-// of the executor's instruction lists, with the executor's rules (fill, byte cap).
+// Simulates the time, idle time and bytes of a schedule from given costs. It is a discrete-event simulation of the
+// executor's instruction lists, with the executor's rules (fill, byte cap).
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace twobp {
 
-// A link that several pairs of ranks share, such as the network card of a node. It carries one message at a
-// time, in the order in which they are sent.
+// A link that several pairs of ranks share, such as the network card of a node. It carries one message at a time, in
+// the order in which they are sent.
 struct SharedLink {
   std::string name;                          // for error messages
   std::vector<std::pair<int, int>> between;  // ordered pairs of ranks: from, to
@@ -24,22 +24,22 @@ struct SharedLink {
   double bytes_per_second = 0;               // 0: no limit
 };
 
-// Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep
-// the same time. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring
-// takes latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
+// Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep the same
+// time. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring takes latency + 2 (d
+// - 1) / d x gradient_bytes / bytes_per_second.
 struct DataParallel {
   int replicas = 1;
   double latency = 0;           // seconds, of one sum
   double bytes_per_second = 0;  // 0: no limit
   bool overlap = true;          // sums run in parallel with the rank's other ops; else after the last of them
-  // Above 0: the sums are of buckets instead of stages. A bucket takes layers of one stage, from the rank's
-  // last layer on, until it has at least this many gradient bytes. It starts when the last W of its layers is
-  // done and the previous bucket has left the link. The latency of a sum overlaps the transfer of the next.
+  // Above 0: the sums are of buckets instead of stages. A bucket takes layers of one stage, from the rank's last layer
+  // on, until it has at least this many gradient bytes. It starts when the last W of its layers is done and the
+  // previous bucket has left the link. The latency of a sum overlaps the transfer of the next.
   double bucket_bytes = 0;
 };
 
-// The rank on whose account a message is between its send and its receive. A change that one rank makes in
-// another's memory counts from the next op of that other rank on.
+// The rank on whose account a message is between its send and its receive. A change that one rank makes in another's
+// memory counts from the next op of that other rank on.
 enum class MessageHolder : uint8_t {
   kNobody,
   kSender,    // until the receiver takes it: the in-process transport
@@ -58,24 +58,23 @@ struct SimulationOptions {
   double message_seconds = 0;        // latency: from the end of the sending op until the receiver has it
   std::vector<double> cap_per_rank;  // most bytes a rank may hold; empty or 0: no cap
 
-  // The speed of the links. Each ordered pair of ranks has its own link, with the latency above, which
-  // carries one message at a time. 0: no limit. Pairs named by a shared link use that one.
+  // The speed of the links. Each ordered pair of ranks has its own link, with the latency above, which carries one
+  // message at a time. 0: no limit. Pairs named by a shared link use that one.
   double bytes_per_second = 0;
   std::vector<SharedLink> shared_links;
   DataParallel data_parallel;
   MessageHolder message_holder = MessageHolder::kNobody;
   P2Order p2_order = P2Order::kOldest;  // ignored for a recorded order, which has its own
 
-  // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must
-  // come as in the schedule. W comes after its I begins: it may have run between the layers of an I, to make
-  // room. W runs before the receive that it was recorded before. If receives were not recorded, a wait under
-  // `fill` runs the W recorded before the next F or I, and the rest of it runs right before that op. Empty:
-  // no recorded order.
+  // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must come as in
+  // the schedule. W comes after its I begins: it may have run between the layers of an I, to make room. W runs before
+  // the receive that it was recorded before. If receives were not recorded, a wait under `fill` runs the W recorded
+  // before the next F or I, and the rest of it runs right before that op. Empty: no recorded order.
   std::vector<std::vector<RecordedOp>> recorded;
 
-  // For a step that follows another one without a barrier (step_periods.h). By rank: the time when it may
-  // begin; empty: all at 0. Before `norm_known` no rank passes its leading F (check/leading_forwards.h),
-  // because the norm of the previous step's gradients decides its weights.
+  // For a step that follows another one without a barrier (step_periods.h). By rank: the time when it may begin; empty:
+  // all at 0. Before `norm_known` no rank passes its leading F (check/leading_forwards.h), because the norm of the
+  // previous step's gradients decides its weights.
   std::vector<double> begin;
   double norm_known = 0;
 
@@ -84,8 +83,8 @@ struct SimulationOptions {
   bool check = true;             // validate the schedule first; false only for one that is certainly valid
 };
 
-// The causes of a rank's idle time. IdleCause describes a wait while it happens. This describes it after the
-// step. The five causes add up to the idle time.
+// The causes of a rank's idle time. IdleCause describes a wait while it happens. This describes it after the step. The
+// five causes add up to the idle time.
 //   imbalance      the work of the busiest rank less that of this one: no order of the ops could remove it.
 //                  It is subtracted from the other four, first from `nothing`, then dependency, start-up,
 //                  communication;
@@ -99,15 +98,15 @@ inline constexpr int kBubbleCauses = 5;
 // "start-up", "dependency", "communication", "imbalance", "nothing left to fill"
 std::string_view bubble_cause_name(BubbleCause cause);
 
-// One op as it ran. W pieces of a micro-batch that ran back to back are one entry. B becomes an I entry
-// followed by a W entry.
+// One op as it ran. W pieces of a micro-batch that ran back to back are one entry. B becomes an I entry followed by a W
+// entry.
 struct SimulatedOp {
   Op op = Op::kForward;
   int stage = 0;
   int micro_batch = 0;
   double begin = 0;
   double end = 0;
-  int part = 0;  // of an F or I that W interrupted to make room (only with StageCost::layers); counted from 0
+  int part = 0;           // of an F or I that W interrupted to make room (only with StageCost::layers); counted from 0
   int pieces = 0;         // of W
   double held_bytes = 0;  // of the rank at its end; an output counts until it is sent
 };
@@ -149,38 +148,35 @@ struct Simulation {
   double bubble_ratio() const;
 };
 
-// `costs` has one entry for each stage, or a row of these for each micro-batch, in order. Fewer rows, whose
-// number divides that of the micro-batches, repeat: so one row for each slice. What is of a stage alone
-// (optimizer, gradient_bytes, fixed_bytes, update_bytes) is read from the first row, and a stage has the same
-// layers and p2_units in all rows. Bytes: F adds activation_bytes at its start, I
-// replaces them by stash_bytes at its end, each W piece frees its share. A received message is held until its
-// op begins. A message to be sent is held from its op's end until its send (or, within a rank, until the next
-// stage's op begins).
+// `costs` has one entry for each stage, or a row of these for each micro-batch, in order. Fewer rows, whose number
+// divides that of the micro-batches, repeat: so one row for each slice. What is of a stage alone (optimizer,
+// gradient_bytes, fixed_bytes, update_bytes) is read from the first row, and a stage has the same layers and p2_units
+// in all rows. Bytes: F adds activation_bytes at its start, I
+// replaces them by stash_bytes at its end, each W piece frees its share. A received message is held until its op
+// begins. A message to be sent is held from its op's end until its send (or, within a rank, until the next stage's op
+// begins).
 //
-// Before an F, an I or a receive that would push the rank over its cap, the oldest pending W runs piece by
-// piece until the op fits, whatever the policy. With layers this also happens inside an op, where the last
-// resort is the W of the same I, for the layers it has passed. Waits run W if fills_waits says so. An op that
-// cannot fit at all runs anyway (see reject_over_cap). B works layer by layer: it frees its activations at
-// its end, has no stash and so never needs room. A schedule without any backward holds an F's bytes only
-// while it runs, and has no optimizer.
+// Before an F, an I or a receive that would push the rank over its cap, the oldest pending W runs piece by piece until
+// the op fits, whatever the policy. With layers this also happens inside an op, where the last resort is the W of the
+// same I, for the layers it has passed. Waits run W if fills_waits says so. An op that cannot fit at all runs anyway
+// (see reject_over_cap). B works layer by layer: it frees its activations at its end, has no stash and so never needs
+// room. A schedule without any backward holds an F's bytes only while it runs, and has no optimizer.
 //
-// Zero is a valid cost. Time and memory grow linearly with the number of instructions. With shared links or a
-// message holder, all ranks advance in the order of time, which adds a factor of the logarithm of the ranks.
+// Zero is a valid cost. Time and memory grow linearly with the number of instructions. With shared links or a message
+// holder, all ranks advance in the order of time, which adds a factor of the logarithm of the ranks.
 //
 // Throws Error if costs are missing, negative or not finite, or the schedule is not valid (see validate).
 Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
                     const SimulationOptions& options = {});
 
-// Whether waiting ranks run W. They do under `fill`. Under `end` and `cooldown` they do if the W that these
-// hold back takes some rank over its cap: there, making room would delay that rank alone, and all others
-// would wait for it.
-bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
-                 const SimulationOptions& options);
+// Whether waiting ranks run W. They do under `fill`. Under `end` and `cooldown` they do if the W that these hold back
+// takes some rank over its cap: there, making room would delay that rank alone, and all others would wait for it.
+bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
 
-// The smallest caps, by rank, under which no op exceeds its rank's cap: the bytes that remain if every W that
-// can run before an F, an I or a receive does run. If W needs bytes itself (LayerCost::p2_peak), a slightly
-// lower cap may suffice. With a message holder, a rank's bytes also depend on the clocks of others, and the
-// caps hold for this one run.
+// The smallest caps, by rank, under which no op exceeds its rank's cap: the bytes that remain if every W that can run
+// before an F, an I or a receive does run. If W needs bytes itself (LayerCost::p2_peak), a slightly lower cap may
+// suffice. With a message holder, a rank's bytes also depend on the clocks of others, and the caps hold for this one
+// run.
 std::vector<double> smallest_caps(const Schedule& schedule, const std::vector<StageCost>& costs,
                                   SimulationOptions options = {});
 

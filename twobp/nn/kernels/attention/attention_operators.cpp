@@ -1,5 +1,5 @@
-// Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of
-// scores is in memory. A causal block computes only with the keys that a window lets it see.
+// Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of scores is in
+// memory. A causal block computes only with the keys that a window lets it see.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kQueries = 128;
 
-// Queries [first, first + count) and the keys [key, key + keys) that they may attend to. With slices, queries
-// count from the slice's first, and keys from the first of all.
+// Queries [first, first + count) and the keys [key, key + keys) that they may attend to. With slices, queries count
+// from the slice's first, and keys from the first of all.
 struct Block {
   int64_t first, count, key, keys;
 
@@ -25,8 +25,7 @@ void for_blocks(int64_t positions, const PackedAttention& attention, Visit&& vis
   for (int64_t first = 0; first < positions; first += kQueries) {
     const int64_t count = std::min(kQueries, positions - first);
     const int64_t at = attention.past() + first;
-    const int64_t key =
-        attention.causal && attention.window > 0 ? std::max<int64_t>(0, at - attention.window + 1) : 0;
+    const int64_t key = attention.causal && attention.window > 0 ? std::max<int64_t>(0, at - attention.window + 1) : 0;
     visit(Block{first, count, key, (attention.causal ? at + count : positions) - key});
   }
 }
@@ -58,8 +57,8 @@ struct Heads {
     v = heads.v.transpose(1, 2).repeat_interleave(group, 1);
   }
 
-  // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope`
-  // becomes that of the cap, if there is one.
+  // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope` becomes that
+  // of the cap, if there is one.
   at::Tensor scores(const PackedAttention& attention, const Block& block, at::Tensor* slope = nullptr) const {
     constexpr double kHidden = -std::numeric_limits<double>::infinity();
     const at::Tensor keys = block.of_keys(k, 2).transpose(2, 3);
@@ -87,8 +86,7 @@ struct Heads {
 };
 
 // The dropout factor, 0 or the scale, of each probability of the block. Undefined without dropout.
-at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int64_t positions,
-                      const Block& block) {
+at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int64_t positions, const Block& block) {
   const DropoutMask& mask = attention.dropout;
   if (mask.threshold == 0) return {};
   const auto integers = p.options().dtype(at::kLong);
@@ -99,8 +97,7 @@ at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int
   const at::Tensor starts = starts_of(attention, block, p.device());
   if (!starts.defined()) return factors.narrow(1, 0, block.keys).reshape(p.sizes());
   const at::Tensor columns = at::arange(block.key, block.key + block.keys, integers) - starts;
-  return factors.view({p.size(0), p.size(1), p.size(2), cols})
-      .gather(3, columns.clamp_min(0).expand(p.sizes()));
+  return factors.view({p.size(0), p.size(1), p.size(2), cols}).gather(3, columns.clamp_min(0).expand(p.sizes()));
 }
 
 }  // namespace
@@ -148,8 +145,7 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
     const at::Tensor k = block.of_keys(heads.k, 2);
     const at::Tensor v = block.of_keys(heads.v, 2);
     at::Tensor slope;
-    const at::Tensor p =
-        heads.scores(attention, block, &slope).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
+    const at::Tensor p = heads.scores(attention, block, &slope).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
     const at::Tensor factors = factors_of(p, attention, positions, block);
     at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
     if (factors.defined()) dp.mul_(factors);

@@ -39,8 +39,7 @@ bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& atte
     form.window = attention.window;
   }
   const int64_t positions = packed.size(1);
-  return fused_kernels_compute(type, packed.size(0), positions, attention.heads, attention.past() + positions,
-                               form);
+  return fused_kernels_compute(type, packed.size(0), positions, attention.heads, attention.past() + positions, form);
 }
 
 void fused_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
@@ -51,14 +50,12 @@ void fused_attention_forward(const at::Tensor& packed, const PackedAttention& at
   log_sum_exp.copy_(sums);
 }
 
-void fused_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
-                              const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
-                              at::Tensor& dpacked) {
+void fused_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
+                              const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
   const PackedHeads heads(packed, attention);
   const std::vector<int64_t> by_head{attention.heads, attention.head_dim};
-  const auto [dq, dk, dv] =
-      fused_heads_backward(dout.unflatten(2, by_head), heads.q, heads.k, heads.v, out.unflatten(2, by_head),
-                           log_sum_exp, form_of(packed, attention));
+  const auto [dq, dk, dv] = fused_heads_backward(dout.unflatten(2, by_head), heads.q, heads.k, heads.v,
+                                                 out.unflatten(2, by_head), log_sum_exp, form_of(packed, attention));
   give_gradients(attention, dq, dk, dv, dpacked);
 }
 

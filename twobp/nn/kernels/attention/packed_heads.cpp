@@ -17,9 +17,8 @@ at::Tensor keys_of(const at::Tensor& packed, const PackedAttention& attention, b
   const int64_t column = value ? attention.v_column(0) : attention.k_column(0);
   std::vector<at::Tensor> all;
   for (const EarlierKeys& earlier : attention.earlier) {
-    all.push_back(earlier.packed
-                      ? heads_of(earlier.rows, column, count, dim, attention.interleaved)
-                      : heads_of(earlier.rows, value ? count * dim : 0, count, dim, /*interleaved=*/false));
+    all.push_back(earlier.packed ? heads_of(earlier.rows, column, count, dim, attention.interleaved)
+                                 : heads_of(earlier.rows, value ? count * dim : 0, count, dim, /*interleaved=*/false));
   }
   all.push_back(heads_of(packed, column, count, dim, attention.interleaved));
   return all.size() == 1 ? all[0] : at::cat(all, 1);

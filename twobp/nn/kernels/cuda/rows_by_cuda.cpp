@@ -63,8 +63,8 @@ bool rms_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, doubl
   const auto on = rows_of(x, x.size(-1));
   if (!on || !contiguous({x, gain, y, rstd})) return false;
   const c10::DeviceGuard here(x.device());
-  return queued(cuda_rms_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), eps,
-                                      y.mutable_data_ptr(), rstd.mutable_data_ptr()));
+  return queued(cuda_rms_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), eps, y.mutable_data_ptr(),
+                                      rstd.mutable_data_ptr()));
 }
 
 bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
@@ -79,13 +79,13 @@ bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const 
   return true;
 }
 
-bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias,
-                                double eps, at::Tensor& y, at::Tensor& statistics) {
+bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
+                                at::Tensor& y, at::Tensor& statistics) {
   const auto on = rows_of(x, x.size(-1));
   if (!on || !contiguous({x, gain, bias, y, statistics})) return false;
   const c10::DeviceGuard here(x.device());
-  return queued(cuda_layer_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), bias.const_data_ptr(),
-                                        eps, y.mutable_data_ptr(), statistics.mutable_data_ptr()));
+  return queued(cuda_layer_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), bias.const_data_ptr(), eps,
+                                        y.mutable_data_ptr(), statistics.mutable_data_ptr()));
 }
 
 bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
@@ -95,8 +95,7 @@ bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, cons
   const c10::DeviceGuard here(x.device());
   const at::Tensor of_blocks = at::empty({2, cuda_gain_blocks(on->rows), on->cols}, gain.options());
   queued(cuda_layer_norm_backward(*on, dy.const_data_ptr(), x.const_data_ptr(), gain.const_data_ptr(),
-                                  statistics.const_data_ptr(), dx.mutable_data_ptr(),
-                                  of_blocks.mutable_data_ptr()));
+                                  statistics.const_data_ptr(), dx.mutable_data_ptr(), of_blocks.mutable_data_ptr()));
   sums = of_blocks.sum(1);
   return true;
 }
@@ -106,8 +105,7 @@ bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, c
   const auto on = rows_of(x, x.size(-1));
   if (!on || !has_even_rows(x) || !contiguous({cos, sin})) return false;
   const c10::DeviceGuard here(x.device());
-  const CudaRope rope = {row_stride(x), heads.count, heads.step, heads.first,
-                         cos.size(1),   x.size(1),   direction};
+  const CudaRope rope = {row_stride(x), heads.count, heads.step, heads.first, cos.size(1), x.size(1), direction};
   return queued(cuda_rope(*on, rope, x.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr()));
 }
 
@@ -126,17 +124,16 @@ bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate
                                   dx.mutable_data_ptr(), row_stride(dx)));
 }
 
-bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore,
-                           const LossFactor& scale, bool gradient, at::Tensor& loss) {
+bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,
+                           bool gradient, at::Tensor& loss) {
   const auto on = rows_of(logits, logits.size(-1));
   if (!on || !has_even_rows(logits) || !contiguous({targets})) return false;
   const c10::DeviceGuard here(logits.device());
   const at::Tensor losses = at::empty({on->rows}, logits.options().dtype(at::kDouble));
   const at::Tensor& factor = scale.on_device();
   const double number = factor.defined() ? 1 : scale.number();
-  queued(cuda_cross_entropy(*on, logits.mutable_data_ptr(), row_stride(logits),
-                            targets.const_data_ptr<int64_t>(), ignore, number,
-                            factor.defined() ? factor.const_data_ptr<double>() : nullptr, gradient,
+  queued(cuda_cross_entropy(*on, logits.mutable_data_ptr(), row_stride(logits), targets.const_data_ptr<int64_t>(),
+                            ignore, number, factor.defined() ? factor.const_data_ptr<double>() : nullptr, gradient,
                             losses.mutable_data_ptr<double>()));
   loss = losses.sum();
   return true;

@@ -8,8 +8,8 @@ bool rows_by_cuda() {
 bool rms_norm_forward_by_cuda(const at::Tensor&, const at::Tensor&, double, at::Tensor&, at::Tensor&) {
   return false;
 }
-bool rms_norm_backward_by_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               at::Tensor&, at::Tensor&) {
+bool rms_norm_backward_by_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, at::Tensor&,
+                               at::Tensor&) {
   return false;
 }
 bool layer_norm_forward_by_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, at::Tensor&,
@@ -32,8 +32,7 @@ bool glu_backward_by_cuda(const at::Tensor&, const at::Tensor&, Gate, at::Tensor
 bool cross_entropy_by_cuda(at::Tensor&, const at::Tensor&, int64_t, const LossFactor&, bool, at::Tensor&) {
   return false;
 }
-bool dropout_factors_by_cuda(const DropoutMask&, const at::Tensor&, int64_t, const at::TensorOptions&,
-                             at::Tensor&) {
+bool dropout_factors_by_cuda(const DropoutMask&, const at::Tensor&, int64_t, const at::TensorOptions&, at::Tensor&) {
   return false;
 }
 bool sum_of_squares_by_cuda(const at::Tensor&, at::Tensor&) {

@@ -1,5 +1,5 @@
-// The random masks of dropout, from a counter-based generator. A mask is a function of (seed, step,
-// micro-batch, layer, row, column) alone, so backward-p1 recomputes it instead of keeping it.
+// The random masks of dropout, from a counter-based generator. A mask is a function of (seed, step, micro-batch, layer,
+// row, column) alone, so backward-p1 recomputes it instead of keeping it.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace twobp {
 
-// What follows is for files that are compiled once per instruction set. It is local to each file, so that the
-// linker cannot mix the copies.
+// What follows is for files that are compiled once per instruction set. It is local to each file, so that the linker
+// cannot mix the copies.
 namespace {
 
-// Fills `words` with `groups` times four random words: words[i * groups + g] is word i of group first + g of
-// a row. Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
-// which finds no defect from 7 rounds on).
+// Fills `words` with `groups` times four random words: words[i * groups + g] is word i of group first + g of a row.
+// Philox4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, which finds no
+// defect from 7 rounds on).
 inline void random_words(const DropoutMask& mask, uint32_t row, uint32_t first, int64_t groups,
                          uint32_t* __restrict words) {
   constexpr uint64_t kMultiply0 = 0xD2511F53;
@@ -50,9 +50,9 @@ inline void random_words(const DropoutMask& mask, uint32_t row, uint32_t first, 
   }
 }
 
-// Calls body(column, keep) for the first `used` columns of a row that has `cols`. `keep` is 0 or mask.scale.
-// There are two loops, so that the compiler vectorises them. Eight columns share a group; the first half of a
-// chunk takes the lower 16 bits.
+// Calls body(column, keep) for the first `used` columns of a row that has `cols`. `keep` is 0 or mask.scale. There are
+// two loops, so that the compiler vectorises them. Eight columns share a group; the first half of a chunk takes the
+// lower 16 bits.
 template <typename T, typename Body>
 inline void for_each_kept(const DropoutMask& mask, uint32_t row, int64_t cols, int64_t used, Body&& body) {
   constexpr int64_t kChunk = 1024;

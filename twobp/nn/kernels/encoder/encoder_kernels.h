@@ -1,5 +1,5 @@
-// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU (also as a gate), dropout. They are
-// compiled for several instruction sets, and `encoder_kernels<S>()` selects one.
+// Kernels of BERT's layers, under the rules of kernels.h: LayerNorm, GELU (also as a gate), dropout. They are compiled
+// for several instruction sets, and `encoder_kernels<S>()` selects one.
 #pragma once
 
 #include "twobp/nn/kernels/encoder/dropout.h"
@@ -14,23 +14,23 @@ enum class GeluForm : uint8_t {
 
 template <typename S, typename T = Compute<S>>
 struct EncoderKernels {
-  // y = xhat * gain + bias, xhat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps), a row at a
-  // time. LayerNorm, arXiv 1607.06450. x, y (rows, cols); gain, bias (cols); mean, rstd (rows)
+  // y = xhat * gain + bias, xhat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps), a row at a time.
+  // LayerNorm, arXiv 1607.06450. x, y (rows, cols); gain, bias (cols); mean, rstd (rows)
   void (*layer_norm_forward)(const S* x, const T* gain, const T* bias, S* y, T* mean, T* rstd, int64_t rows,
                              int64_t cols, double eps);
 
-  // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy * gain; dgain += sum over rows of dy * xhat,
-  // dbias += sum over rows of dy. dx may be dy or x.
-  void (*layer_norm_backward)(const S* dy, const S* x, const T* gain, const T* mean, const T* rstd, S* dx,
-                              T* dgain, T* dbias, int64_t rows, int64_t cols);
+  // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy * gain; dgain += sum over rows of dy * xhat, dbias += sum
+  // over rows of dy. dx may be dy or x.
+  void (*layer_norm_backward)(const S* dy, const S* x, const T* gain, const T* mean, const T* rstd, S* dx, T* dgain,
+                              T* dbias, int64_t rows, int64_t cols);
 
   // y may be x.
   void (*gelu_forward)(const S* x, S* y, int64_t n, GeluForm form);
   // dx = dy * gelu'(x); dx may be dy. act = gelu(x); act may be x, or null if it is not wanted.
   void (*gelu_backward)(const S* x, const S* dy, S* dx, S* act, int64_t n, GeluForm form);
 
-  // act = gelu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols).
-  // GeGLU, arXiv 2002.05202.
+  // act = gelu(g) * u for packed rows (g | u), `stride` numbers apart: x (rows, 2 * cols), act (rows, cols). GeGLU,
+  // arXiv 2002.05202.
   void (*geglu_forward)(const S* x, int64_t stride, S* act, int64_t rows, int64_t cols, GeluForm form);
   // dx (rows, 2 * cols) may be x. Its rows are `dx_stride` apart.
   void (*geglu_backward)(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,

@@ -1,5 +1,5 @@
-// The kernels of encoder_kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain
-// loops that the compiler vectorises. exp and erf call glibc's vector math if it exists.
+// The kernels of encoder_kernels.h, compiled once per instruction set (TWOBP_ISA names it). They are plain loops that
+// the compiler vectorises. exp and erf call glibc's vector math if it exists.
 #include <algorithm>
 #include <cmath>
 
@@ -11,9 +11,8 @@ namespace twobp {
 namespace {
 
 template <typename S, typename T = Compute<S>>
-void layer_norm_forward(const S* __restrict x, const T* __restrict gain, const T* __restrict bias,
-                        S* __restrict y, T* __restrict mean, T* __restrict rstd, int64_t rows, int64_t cols,
-                        double eps) {
+void layer_norm_forward(const S* __restrict x, const T* __restrict gain, const T* __restrict bias, S* __restrict y,
+                        T* __restrict mean, T* __restrict rstd, int64_t rows, int64_t cols, double eps) {
   for (int64_t r = 0; r < rows; ++r, x += cols, y += cols) {
     T sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -35,8 +34,8 @@ void layer_norm_forward(const S* __restrict x, const T* __restrict gain, const T
 
 template <typename S, typename T = Compute<S>>
 void layer_norm_backward(const S* dy, const S* x, const T* __restrict gain, const T* __restrict mean,
-                         const T* __restrict rstd, S* dx, T* __restrict dgain, T* __restrict dbias,
-                         int64_t rows, int64_t cols) {
+                         const T* __restrict rstd, S* dx, T* __restrict dgain, T* __restrict dbias, int64_t rows,
+                         int64_t cols) {
   for (int64_t r = 0; r < rows; ++r, x += cols, dy += cols, dx += cols) {
     const T middle = mean[r];
     const T scale = rstd[r];
@@ -75,8 +74,8 @@ inline T bell(T x) {
 inline double erf_gate(double x, double) {
   return 0.5 * (1 + ::erf(x * kHalfRoot));
 }
-// erfc(u) = t P(t) exp(-u^2), t = 1 / (1 + 0.375 u), in the form of Abramowitz and Stegun 7.1.26. We fitted
-// P, of degree 8, to a relative error of 1.2e-8 for u from 0 to 10.
+// erfc(u) = t P(t) exp(-u^2), t = 1 / (1 + 0.375 u), in the form of Abramowitz and Stegun 7.1.26. We fitted P, of
+// degree 8, to a relative error of 1.2e-8 for u from 0 to 10.
 inline float erf_gate(float x, float bell_x) {
   const float u = std::fabs(x) * float(kHalfRoot);
   const float t = 1 / (1 + 0.375f * u);
@@ -185,8 +184,8 @@ void geglu_forward(const S* x, int64_t stride, S* act, int64_t rows, int64_t col
 }
 
 template <typename S, typename T, typename Form>
-void geglu_backward_as(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
-                       int64_t cols, Form form) {
+void geglu_backward_as(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows, int64_t cols,
+                       Form form) {
   gated_rows_backward<T>(x, stride, dact, dx, dx_stride, rows, cols, [=](T gate, T up, T dy) {
     const Factors<T> factors = form(gate);
     return GatedGradient<T>{dy * up * factors.slope, dy * gate * factors.gate};
@@ -194,8 +193,8 @@ void geglu_backward_as(const S* x, int64_t stride, const S* dact, S* dx, int64_t
 }
 
 template <typename S, typename T = Compute<S>>
-void geglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows,
-                    int64_t cols, GeluForm form) {
+void geglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx_stride, int64_t rows, int64_t cols,
+                    GeluForm form) {
   if (form == GeluForm::kErf) {
     geglu_backward_as<S, T>(x, stride, dact, dx, dx_stride, rows, cols, ErfFactors<T>());
   } else {
@@ -204,8 +203,7 @@ void geglu_backward(const S* x, int64_t stride, const S* dact, S* dx, int64_t dx
 }
 
 template <typename S, typename T = Compute<S>>
-void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const DropoutMask& mask,
-             int64_t row_begin) {
+void dropout(const S* x, const S* add, S* y, int64_t rows, int64_t cols, const DropoutMask& mask, int64_t row_begin) {
   if (mask.threshold == 0) {
 #pragma omp simd
     for (int64_t i = 0; i < rows * cols; ++i) {

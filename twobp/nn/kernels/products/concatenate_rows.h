@@ -7,8 +7,8 @@
 
 namespace twobp {
 
-// Copies the rows of (rows_i, cols) tensors below each other into new memory. The rows of the result are
-// padded (padded_rows.h).
+// Copies the rows of (rows_i, cols) tensors below each other into new memory. The rows of the result are padded
+// (padded_rows.h).
 at::Tensor concatenate_rows(std::span<const at::Tensor> parts);
 
 }  // namespace twobp

@@ -38,11 +38,11 @@ Features detect() {
   return features;
 }
 
-// The number of terms that a product sums at once. It is less than all terms if a is stored as its transpose
-// and one side is narrow, as in W of a projection from or to few numbers. MKL first copies the wide side,
-// with all its terms, into the order of its multiplications. A narrow product uses each copied number only a
-// few times. If the copy exceeds a core's caches, waiting for it takes most of the time. 192 KiB of float32
-// stay in the caches (benchmarks/product_benchmark).
+// The number of terms that a product sums at once. It is less than all terms if a is stored as its transpose and one
+// side is narrow, as in W of a projection from or to few numbers. MKL first copies the wide side, with all its terms,
+// into the order of its multiplications. A narrow product uses each copied number only a few times. If the copy exceeds
+// a core's caches, waiting for it takes most of the time. 192 KiB of float32 stay in the caches
+// (benchmarks/product_benchmark).
 constexpr int64_t kNarrow = 64;
 constexpr int64_t kNumbersAtOnce = 48 * 1024;
 

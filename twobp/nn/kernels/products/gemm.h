@@ -1,13 +1,12 @@
-// Matrix products of any dtype. A CPU without instructions for reduced precision would take several times as
-// long as in float32. There the operands are widened first, which never rounds more.
+// Matrix products of any dtype. A CPU without instructions for reduced precision would take several times as long as in
+// float32. There the operands are widened first, which never rounds more.
 #pragma once
 
 #include <ATen/ATen.h>
 
 namespace twobp {
 
-// Whether this CPU multiplies numbers of this dtype without widening them first. Always true for float32 and
-// float64.
+// Whether this CPU multiplies numbers of this dtype without widening them first. Always true for float32 and float64.
 bool has_instructions_for(at::ScalarType dtype);
 
 // The dtype in which matrix products of `dtype` are computed on this CPU: `dtype` itself or float32.

@@ -1,5 +1,4 @@
-// Runs a kernel over the rows of a matrix: dispatches on the dtype and splits the rows over the rank's
-// threads.
+// Runs a kernel over the rows of a matrix: dispatches on the dtype and splits the rows over the rank's threads.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +25,8 @@ constexpr at::ScalarType scalar_type_of() {
 // Checks what all kernels require: numbers of this type, in a CPU's memory.
 template <typename S>
 void check_numbers(const at::Tensor& tensor) {
-  TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ",
-              c10::toString(scalar_type_of<S>()), ", got ", c10::toString(tensor.scalar_type()));
+  TWOBP_CHECK(tensor.scalar_type() == scalar_type_of<S>(), "a kernel takes ", c10::toString(scalar_type_of<S>()),
+              ", got ", c10::toString(tensor.scalar_type()));
   TWOBP_CHECK(tensor.is_cpu(), "a kernel for CPUs got a tensor on ", tensor.device().str(),
               ": this layer does not run there yet");
 }
@@ -56,8 +55,7 @@ void dispatch_float(at::ScalarType type, const char* who, Body&& body) {
   } else if (type == at::kHalf) {
     body(Half{});
   } else {
-    fail(who, ": dtype ", c10::toString(type),
-         " is not supported, only float32, float64, bfloat16 and float16");
+    fail(who, ": dtype ", c10::toString(type), " is not supported, only float32, float64, bfloat16 and float16");
   }
 }
 

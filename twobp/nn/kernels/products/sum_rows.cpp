@@ -15,8 +15,7 @@ constexpr int64_t kBlockRows = 64;
 
 void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
   TWOBP_CHECK(matrix.dim() == 2 && sum.dim() == 1 && sum.size(0) == matrix.size(1),
-              "the sum of the rows of a tensor of sizes ", matrix.sizes(), " cannot be added to sizes ",
-              sum.sizes());
+              "the sum of the rows of a tensor of sizes ", matrix.sizes(), " cannot be added to sizes ", sum.sizes());
   if (by_operators(matrix)) {
     sum.add_(matrix.sum(0, /*keepdim=*/false, sum.scalar_type()));
     return;
@@ -34,8 +33,8 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t row = block * kBlockRows;
-        kernels<S>().add_rows(x + row * stride, stride, block_sums + block * cols,
-                              std::min(kBlockRows, rows - row), cols);
+        kernels<S>().add_rows(x + row * stride, stride, block_sums + block * cols, std::min(kBlockRows, rows - row),
+                              cols);
       }
     });
   });
@@ -44,8 +43,7 @@ void add_sum_of_rows(at::Tensor& sum, const at::Tensor& matrix) {
 
 void add_row(at::Tensor& matrix, const at::Tensor& row) {
   TWOBP_CHECK(matrix.dim() == 2 && has_even_rows(matrix) && row.dim() == 1 && row.size(0) == matrix.size(1),
-              "a row of sizes ", row.sizes(), " cannot be added to the rows of a tensor of sizes ",
-              matrix.sizes());
+              "a row of sizes ", row.sizes(), " cannot be added to the rows of a tensor of sizes ", matrix.sizes());
   if (by_operators(matrix)) {
     matrix.add_(row);
     return;

@@ -6,8 +6,7 @@ bool scan_forward_by_cuda(const ScanTensors&, const at::Tensor&, const at::Tenso
                           const at::Tensor&) {
   return false;
 }
-bool scan_backward_by_cuda(const ScanTensors&, const at::Tensor&, const at::Tensor&,
-                           const ScanGradientTensors&) {
+bool scan_backward_by_cuda(const ScanTensors&, const at::Tensor&, const at::Tensor&, const ScanGradientTensors&) {
   return false;
 }
 

@@ -1,5 +1,4 @@
-// Converts tensors to the arguments of scan_kernels.h, one sequence at a time. Rows may be parts of wider
-// rows.
+// Converts tensors to the arguments of scan_kernels.h, one sequence at a time. Rows may be parts of wider rows.
 #pragma once
 
 #include <ATen/ATen.h>

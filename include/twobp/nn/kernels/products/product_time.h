@@ -1,5 +1,5 @@
-// The time that a thread has spent in matrix products and convolutions. These are the fast part of a training
-// step; the rest is passes over memory.
+// The time that a thread has spent in matrix products and convolutions. These are the fast part of a training step; the
+// rest is passes over memory.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ struct ProductTime {
   }
 };
 
-// Returns the time of the calling thread since it began. The work of its helper threads within attention is
-// not included.
+// Returns the time of the calling thread since it began. The work of its helper threads within attention is not
+// included.
 ProductTime product_time();
 
-// Adds the additions and multiplications of products that no timer sees: those of attention by operators and
-// by fused kernels.
+// Adds the additions and multiplications of products that no timer sees: those of attention by operators and by fused
+// kernels.
 void count_operations(double operations);
 
 // Times one product for as long as this object lives. Timers must not be nested.
