@@ -13,7 +13,6 @@
 #include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/checkpoint/convert.h"

@@ -9,7 +9,6 @@
 #include "apps/plan_options.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/trace/compare.h"

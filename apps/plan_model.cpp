@@ -13,7 +13,6 @@
 #include "apps/table.h"
 #include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"

@@ -6,7 +6,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {

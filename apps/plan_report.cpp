@@ -12,7 +12,6 @@
 #include "apps/print.h"
 #include "apps/table.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/schedule/check/buffering.h"

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/rendezvous.h"

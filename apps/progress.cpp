@@ -5,7 +5,6 @@
 
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 
 namespace twobp {

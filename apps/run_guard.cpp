@@ -13,8 +13,8 @@
 
 #include "apps/log.h"
 #include "apps/stop_signals.h"
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/transport.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "apps/print.h"
-#include "twobp/core/printable.h"
+#include "twobp/core/text.h"
 
 namespace twobp {
 

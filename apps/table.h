@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/core/figures.h"  // the cells are made with these functions
+#include "twobp/core/text.h"  // the cells are made with these functions
 
 namespace twobp {
 

@@ -10,7 +10,6 @@
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"

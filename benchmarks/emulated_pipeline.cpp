@@ -12,7 +12,7 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/text.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"

@@ -10,7 +10,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/models/decoder/decoder.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 

@@ -13,11 +13,11 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/json_report.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/step_periods.h"

@@ -27,7 +27,7 @@ THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
-GROUP = "twobp/transport/nccl/nccl_group.cpp"
+GROUP = "twobp/transport/nccl/nccl_communicator.cpp"
 GPUS = "twobp/train/gpu_world.cpp"
 LINES = [
     ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),

@@ -2,7 +2,7 @@
 #include "twobp/plan/adviser.h"
 
 #include "tests/schedule/support.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/core/measure.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/trace/recorder.h"
 
 namespace twobp::test {

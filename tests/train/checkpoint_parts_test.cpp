@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/train/checkpoint/convert.h"
 
 namespace twobp::TWOBP_FILE {

@@ -8,7 +8,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/update/savepoint.h"

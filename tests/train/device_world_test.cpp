@@ -14,7 +14,7 @@
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/data.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"

@@ -11,7 +11,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"

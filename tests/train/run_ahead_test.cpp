@@ -9,7 +9,7 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/models/emulated.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"

@@ -10,7 +10,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/data.h"
 #include "twobp/models/mamba.h"
 #include "twobp/nn/kernels/operators.h"

@@ -10,8 +10,8 @@
 #include <thread>
 #include <unistd.h>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {

@@ -4,7 +4,7 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
+#include "twobp/core/text.h"
 
 namespace twobp {
 

@@ -9,8 +9,8 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/random.h"
+#include "twobp/core/text.h"
 #include "twobp/files/json_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"

@@ -13,7 +13,7 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/cache_folder.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
+#include "twobp/core/text.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/conv2d.h"

@@ -9,8 +9,8 @@
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/device/device_support.h"
-#include "twobp/pipeline/memory/memory_cap.h"
 #include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/named_schedules.h"
 

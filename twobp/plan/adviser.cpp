@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
 

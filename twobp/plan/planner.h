@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/core/link_speed.h"
+#include "twobp/core/measure.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/schedule/schedule_source.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/trace/simulated.h"
 

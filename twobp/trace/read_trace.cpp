@@ -7,7 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json_text.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/text.h"
 #include "twobp/trace/trace.h"
 
 namespace twobp {

@@ -7,7 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/simulate/in_process.h"

@@ -8,14 +8,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/device/device_support.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"

@@ -3,9 +3,8 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/pipeline/profile/profile_exchange.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/pipeline/stage_split.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"

@@ -1,9 +1,9 @@
 #include "twobp/train/run_ahead.h"
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/step_periods.h"
 #include "twobp/transport/collectives.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"

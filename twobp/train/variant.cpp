@@ -6,7 +6,7 @@
 #include "twobp/core/check.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -1,7 +1,7 @@
-// Measures the cost of a link between two ranks by ping-pong.
+// Measures links between ranks by ping-pong: their cost, and the difference of the clocks at their ends.
 #pragma once
 
-#include "twobp/core/link_speed.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -10,5 +10,12 @@ namespace twobp {
 // 1. Takes about `seconds` in total and returns medians. The transports must not be used otherwise. Throws what their
 // waits throw.
 LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds = 0.2);
+
+// The difference between the monotonic clocks of two processes. On another machine the clock began at another time.
+
+// Rank 0 and `peer` of `transport` call this at the same time. Rank 0 gets the seconds by which the peer's
+// now_seconds() is ahead of its own. The error is at most half the round trip of a message (the shortest of a few). The
+// peer gets 0. Throws what waits throw.
+double clock_ahead(Transport& transport, int peer, double timeout);
 
 }  // namespace twobp

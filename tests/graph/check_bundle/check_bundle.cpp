@@ -12,8 +12,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/program_layer.h"
 #include "twobp/graph/read_graph.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "twobp/core/check.h"
-#include "twobp/core/utf8.h"
+#include "twobp/core/text.h"
 #include "twobp/data/extension.h"
 #include "twobp/files/known_format.h"
 

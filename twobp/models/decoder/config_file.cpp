@@ -12,7 +12,6 @@
 
 #include "twobp/config/key.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/models/decoder/rope_file.h"
 #include "twobp/models/decoder/windows_file.h"

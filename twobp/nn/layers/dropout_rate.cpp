@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/nn/kernels/encoder/encoder_kernels.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/random.h"
 
 namespace twobp {

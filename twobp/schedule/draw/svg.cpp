@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 
 namespace twobp {

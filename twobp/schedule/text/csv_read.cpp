@@ -10,7 +10,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/text/csv.h"

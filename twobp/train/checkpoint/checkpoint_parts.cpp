@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"

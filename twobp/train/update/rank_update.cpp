@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/pipeline/executor/rank_executor.h"

@@ -14,7 +14,6 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
 #include "twobp/core/text.h"
 #include "twobp/data/images/class_names.h"
 #include "twobp/data/text/chat.h"

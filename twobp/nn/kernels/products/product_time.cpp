@@ -1,6 +1,6 @@
 #include "twobp/nn/kernels/products/product_time.h"
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,4 @@
-#include "twobp/core/awake_clock.h"
-
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {
