@@ -22,7 +22,7 @@
 #include "twobp/data/images/image_folder.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/partition/partition.h"

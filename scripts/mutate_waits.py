@@ -54,7 +54,7 @@ LINES = [
     ("NCCL: what is sent is kept", LINK, "launched(std::move(values), begin, tag);", "launched({}, begin, tag);"),
     ("NCCL: its own sums wait for their tensors", GROUP, "stream().wait(ready);", "(void)ready;"),
     ("operators are loaded before transfers", GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
-    ("inputs are copied from pinned memory", "twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
+    ("inputs are copied from pinned memory", "twobp/nn/layer.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]
 TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test",

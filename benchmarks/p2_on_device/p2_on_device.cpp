@@ -21,8 +21,8 @@
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/device/work_graph.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/device/gpu.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp {
 namespace {

@@ -7,12 +7,11 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

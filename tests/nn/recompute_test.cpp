@@ -9,8 +9,8 @@
 #include "twobp/models/recompute.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {

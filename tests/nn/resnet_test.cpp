@@ -5,7 +5,6 @@
 
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp::TWOBP_FILE {

@@ -16,7 +16,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/data/data.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"

@@ -12,7 +12,7 @@
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
 #include "twobp/core/measure.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"

@@ -13,7 +13,7 @@
 #include "twobp/core/measure.h"
 #include "twobp/data/data.h"
 #include "twobp/models/mamba.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"

@@ -2,7 +2,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/data/data.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 

@@ -9,12 +9,11 @@
 #include "twobp/core/check.h"
 #include "twobp/models/common_keys.h"
 #include "twobp/models/pad_token.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp {

@@ -5,7 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/pipeline_shape.h"

@@ -8,7 +8,7 @@
 #include "twobp/config/bytes.h"
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"

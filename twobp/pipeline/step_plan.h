@@ -53,7 +53,7 @@ int64_t parse_bucket(const std::string& text);
 // How pending W of one layer runs if several micro-batches are due together.
 enum class P2Batching : uint8_t {
   kLoop,    // one call each
-  kConcat,  // one call, which gathers their rows by copying (nn/kernels/products/concatenate_rows.h)
+  kConcat,  // one call, which gathers their rows by copying (nn/kernels/products/rows.h)
 };
 std::string_view batching_name(P2Batching batching);
 // Throws Error, which suggests the nearest name.

@@ -11,7 +11,7 @@
 #include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/rank_threads.h"

@@ -8,8 +8,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpoint.h"
 

@@ -7,8 +7,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
