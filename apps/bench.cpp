@@ -21,10 +21,10 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 #include "twobp/transport/launcher.h"
 
 namespace twobp {

@@ -11,7 +11,7 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/auto_variant.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {

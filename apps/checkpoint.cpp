@@ -14,8 +14,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
-#include "twobp/train/checkpoint/convert.h"
 
 namespace twobp {
 namespace {

@@ -19,7 +19,6 @@
 #include "twobp/plan/planner.h"
 #include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
 
 namespace twobp {
 namespace {

@@ -18,7 +18,6 @@
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/transport/launcher.h"
 

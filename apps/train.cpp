@@ -29,13 +29,12 @@
 #include "twobp/train/agreement.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/run_ahead.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -11,7 +11,7 @@
 #include <benchmark/benchmark.h>
 
 #include "twobp/core/measure.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {

@@ -1,8 +1,8 @@
 // A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside the
 // vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"

@@ -3,7 +3,7 @@
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/reference.h"
-#include "twobp/models/bert.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"

@@ -1,12 +1,11 @@
 // Properties of BERT's layers only: padding, positions, counted labels, saved bytes, parameters and their names, bad
 // input.
-#include "twobp/models/bert.h"
-
 #include <cmath>
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"

@@ -2,7 +2,7 @@
 // are overwritten in place. y and dx are dropped at once, so that only tensors that the layer keeps are counted.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "tests/nn/layer_cases.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "tests/trace/support.h"
-#include "twobp/models/emulated.h"
+#include "twobp/models/freeze.h"
 #include "twobp/trace/read_trace.h"
 #include "twobp/trace/simulated.h"
 #include "twobp/trace/trace.h"

@@ -13,8 +13,8 @@
 #include "twobp/data/text/python.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {

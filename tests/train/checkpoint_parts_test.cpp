@@ -9,7 +9,7 @@
 
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/core/measure.h"
-#include "twobp/train/checkpoint/convert.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

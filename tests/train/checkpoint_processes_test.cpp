@@ -11,10 +11,10 @@
 #include "twobp/core/measure.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -16,7 +16,6 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,6 +1,4 @@
 // Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are free.
-#include "twobp/train/checkpoint/same_run.h"
-
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/text/csv.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

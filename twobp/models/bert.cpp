@@ -1,14 +1,11 @@
 // Reads BertForMaskedLM of transformers, encoders without its head (BertModel, also as sentence-transformers saves
 // them, without "bert." in their names), and models with additional heads. A missing head starts as in a new model.
-#include "twobp/models/bert.h"
-
 #include <array>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
-#include "twobp/models/pad_token.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"

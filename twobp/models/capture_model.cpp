@@ -1,7 +1,5 @@
 // An entry of the cache is a folder: a bundle, and entry.json, which says what it was made from. It is valid if this
 // equals what a new one would be made from.
-#include "twobp/models/capture_model.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -1,9 +1,7 @@
-#include "twobp/models/mamba.h"
-
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"

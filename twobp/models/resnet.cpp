@@ -1,5 +1,3 @@
-#include "twobp/models/resnet.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -8,6 +6,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/linear.h"

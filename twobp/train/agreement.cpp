@@ -16,7 +16,6 @@
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
-#include "twobp/train/checkpoint/same_run.h"
 
 namespace twobp {
 namespace {

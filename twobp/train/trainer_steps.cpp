@@ -7,7 +7,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"
-#include "twobp/train/update/lr_schedule.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/update.h"
 #include "twobp/transport/collectives.h"
 

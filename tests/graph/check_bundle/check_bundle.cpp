@@ -18,7 +18,7 @@
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_weights.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/models/decoder/decoder.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,7 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/config_file.h"
-#include "twobp/models/decoder/names.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"

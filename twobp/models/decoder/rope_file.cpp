@@ -1,5 +1,3 @@
-#include "twobp/models/decoder/rope_file.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/models/decoder/config_file.h"
 
 namespace twobp {
 namespace {

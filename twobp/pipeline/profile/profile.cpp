@@ -7,11 +7,13 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/data/balance.h"
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -426,6 +428,19 @@ std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>&
     counted[rank] = true;
   }
   return costs;
+}
+
+ProfiledBatch profiled_batch(const Dataset& data, int64_t size) {
+  const std::vector<int64_t> typical = typical_samples(data, size);
+  ProfiledBatch batch(data.read(typical, 0));
+  const double mean = mean_cost(data);
+  if (mean == 0) return batch;
+  const auto count = static_cast<int64_t>(typical.size());
+  const std::vector<int64_t> costliest(typical.size(), costliest_sample(data));
+  batch.cost = batch_costs(data, typical, count, mean).front();
+  batch.costly_cost = batch_costs(data, costliest, count, mean).front();
+  if (batch.costly_cost > batch.cost) batch.costly = data.read(costliest, 0);
+  return batch;
 }
 
 }  // namespace twobp

@@ -2,6 +2,7 @@
 // stages, the byte cap, and the growth that the executor makes room for.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/data/data.h"
 #include "twobp/models/model.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
@@ -61,5 +63,11 @@ std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>&
 std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
                                       const std::vector<int>& rank_of_stage, const StepReport& report,
                                       const std::vector<double>& batch = {});
+
+// The samples on which a profile measures.
+
+// A micro-batch of `size` samples with costs near the mean, at most data.size(). If samples cost unequally, also one of
+// as many copies of the costliest sample: no micro-batch costs more.
+ProfiledBatch profiled_batch(const Dataset& data, int64_t size);
 
 }  // namespace twobp

@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/checkpoint_parts.h"
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -13,6 +11,7 @@
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/same_run.h"
-
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -12,6 +10,7 @@
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpoint.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp {
 namespace {

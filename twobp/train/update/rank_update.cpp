@@ -12,8 +12,7 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/update/parameter_groups.h"
-#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/train/update/optimizer.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -25,7 +25,7 @@
 #include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -1,4 +1,4 @@
-#include "twobp/transport/measure_link.h"
+#include "twobp/pipeline/profile/measure_link.h"
 
 #include <exception>
 #include <limits>

@@ -1,4 +1,4 @@
-// The learning rate of each step.
+// What changes from step to step: the learning rate, and the factor of gradients in float16.
 #pragma once
 
 #include <cstdint>
@@ -19,5 +19,26 @@ namespace twobp {
 // one past the last. inverse_sqrt is transformers' get_inverse_sqrt_schedule. Throws Error for an unknown schedule or a
 // negative step.
 double learning_rate(const OptimizerConfig& config, int64_t step, int64_t total_steps);
+
+// The factor of all gradients in float16. It keeps small gradients from being lost (arXiv 1710.03740, section 3.2).
+struct LossScale {
+  bool adapts = false;  // true for training in float16
+  double value = 1;
+  int64_t good_steps = 0;  // since the scale last changed
+
+  // Called after a step. `overflowed`: its gradients were not finite, so it was skipped.
+  void adapt(bool overflowed) {
+    if (!adapts) return;
+    if (overflowed) {
+      value /= 2;
+      good_steps = 0;
+    } else if (++good_steps == kGrowthSteps) {
+      value *= 2;
+      good_steps = 0;
+    }
+  }
+
+  static constexpr int64_t kGrowthSteps = 2000;
+};
 
 }  // namespace twobp
