@@ -13,6 +13,9 @@
 namespace twobp {
 
 class Pipeline;
+struct ModelSpec;
+struct PipelineOptions;
+struct SliceProfiles;
 
 struct Variant {
   ScheduleSource schedule = "1f1b";
