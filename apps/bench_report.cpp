@@ -12,13 +12,12 @@
 #include "apps/json_report.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/auto_variant.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {

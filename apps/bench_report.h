@@ -15,8 +15,8 @@
 
 namespace twobp {
 
-// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are
-// not measured: the parts of a step that is launched as a graph, and products on a GPU.
+// A row is a way to run a step, with its measurements. kUnknown (core/text.h) stands for values that are not
+// measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as given on the command line

@@ -11,10 +11,9 @@
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
-#include "twobp/train/checkpoint/convert.h"
 
 namespace twobp {
 namespace {

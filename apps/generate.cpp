@@ -15,8 +15,7 @@
 #include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/printable.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/models/hf_config.h"
@@ -24,7 +23,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
 #include "twobp/train/run_world.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/launcher.h"
 
 namespace twobp {

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 #include "twobp/pipeline/pipeline.h"
 
 namespace twobp {

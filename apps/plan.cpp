@@ -14,7 +14,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/run_world.h"
 #include "twobp/transport/launcher.h"

@@ -13,7 +13,6 @@
 #include "apps/print.h"
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
@@ -21,7 +20,6 @@
 #include "twobp/plan/planner.h"
 #include "twobp/plan/stage_bytes.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
 
 namespace twobp {
 namespace {

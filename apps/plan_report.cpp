@@ -10,7 +10,6 @@
 #include "apps/plan.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/draw/grid.h"

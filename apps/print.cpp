@@ -13,7 +13,7 @@
 
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
+#include "twobp/core/text.h"
 #include "twobp/transport/launcher.h"
 
 namespace twobp {

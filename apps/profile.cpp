@@ -15,9 +15,7 @@
 #include "apps/print.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/transport/launcher.h"
 

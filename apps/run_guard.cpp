@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "apps/log.h"
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/transport.h"

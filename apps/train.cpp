@@ -17,20 +17,19 @@
 #include "twobp/core/text.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/train/agreement.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/run_ahead.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

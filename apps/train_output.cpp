@@ -13,9 +13,7 @@
 #include "apps/print.h"
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
 

@@ -11,7 +11,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/layers/residual_block.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 

@@ -10,8 +10,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/core/measure.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/mpi/mpi.h"
 

@@ -13,8 +13,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/mpi/mpi.h"

@@ -14,9 +14,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/core/measure.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {

@@ -8,7 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {

@@ -1,10 +1,9 @@
 // The input is the header that precedes tensors sent by NCCL. It contains numbers, and it describes as many tensors as
 // the first byte says.
-#include "twobp/transport/nccl/nccl_head.h"
-
 #include <cstring>
 
 #include "fuzz/input.h"
+#include "twobp/transport/nccl/nccl_link.h"
 
 using namespace twobp;
 

@@ -1,7 +1,7 @@
 // Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward, 2BP that
 // runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a pipeline run as threads.
 // They share one memory, so their links are slowed down (slow_link.h). Layers wait instead of computing
-// (models/emulated.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs. Each
+// (models/freeze.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs. Each
 // measured figure stands next to the simulated one for the same costs.
 //
 //   build/release/benchmarks/data_parallel/exposed_communication --json table.json
@@ -17,15 +17,14 @@
 #include "apps/json_report.h"
 #include "benchmarks/data_parallel/slow_link.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/data/data.h"
-#include "twobp/models/emulated.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"

@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 

@@ -18,12 +18,11 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/device/work_graph.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/device/gpu.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/world.h"

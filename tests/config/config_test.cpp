@@ -15,7 +15,7 @@
 #include "tests/train/helpers.h"
 #include "twobp/config/key.h"
 #include "twobp/models/captured.h"
-#include "twobp/pipeline/memory/memory_cap.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,8 +1,7 @@
-#include "twobp/core/pattern.h"
-
 #include <gtest/gtest.h>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,15 +1,15 @@
 // A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside the
 // vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 

@@ -6,8 +6,7 @@
 #include <functional>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp::TWOBP_FILE {

@@ -3,12 +3,11 @@
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/reference.h"
-#include "twobp/models/bert.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::test {

@@ -6,8 +6,8 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
+#include "twobp/nn/layers/attention.h"
 
 namespace twobp::test::reference {
 

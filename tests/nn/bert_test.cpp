@@ -1,18 +1,16 @@
 // Properties of BERT's layers only: padding, positions, counted labels, saved bytes, parameters and their names, bad
 // input.
-#include "twobp/models/bert.h"
-
 #include <cmath>
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -2,8 +2,7 @@
 #include <ATen/record_function.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/concatenate_rows.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/linear.h"
 
 namespace twobp::TWOBP_FILE {

@@ -8,10 +8,10 @@
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,10 +1,9 @@
 // Tests BERT's kernels for every instruction set that this CPU supports, in float and double. Masks must be equal bit
 // for bit. The other results are compared with plain loops in long double.
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
-
 #include <numbers>
 
 #include "tests/nn/kernel_test_util.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,12 +1,10 @@
 // Tests matrix products in any library against float64. The error must be within the bound for any order of summation.
-#include "twobp/nn/kernels/products/gemm.h"
-
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/one_dnn.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -2,7 +2,7 @@
 // with autograd of a reference in float64 and float32.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/check_layer.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,7 +1,7 @@
 // The layers for images, for the tests that cover every layer. Layers with batch statistics have their own tests in
 // batch_norm_test.cpp.
 #include "tests/nn/layer_cases.h"
-#include "twobp/nn/layers/conv2d.h"
+#include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/pool2d.h"
 
 namespace twobp::test {

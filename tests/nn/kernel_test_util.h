@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "twobp/nn/kernels/instruction_sets.h"
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp {
 

@@ -2,10 +2,10 @@
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

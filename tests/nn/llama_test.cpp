@@ -5,8 +5,8 @@
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/reference.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/models/freeze.h"
 #include "twobp/nn/layers/lora_linear.h"
 

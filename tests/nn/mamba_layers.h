@@ -5,7 +5,6 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/nn/layers/mamba_mixer.h"
-#include "twobp/nn/layers/selective_scan.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::test {

@@ -2,13 +2,13 @@
 // are overwritten in place. y and dx are dropped at once, so that only tensors that the layer keeps are counted.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {

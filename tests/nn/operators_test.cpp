@@ -1,6 +1,6 @@
 // Tests layers on LibTorch's operators. Dropout's masks must equal those of the kernels, and on a device other than the
 // CPU, layers must compute the same as the operators on a CPU.
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 #include <atomic>
 
@@ -12,7 +12,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/dropout_rate.h"
+#include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/parameter.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,13 +1,11 @@
 // Tests rows whose distance is an odd number of cache lines: which layers use them, and that all numbers stay the same.
-#include "twobp/nn/kernels/products/padded_rows.h"
-
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/one_dnn.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {

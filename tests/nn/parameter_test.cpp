@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -5,12 +5,12 @@
 #include <map>
 
 #include "tests/nn/layer_cases.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,11 +1,9 @@
 // Properties of batch norms, the bytes that ResNet's layers keep (counted by hand), and the model as a list of layers.
-#include "twobp/models/resnet.h"
-
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp::TWOBP_FILE {

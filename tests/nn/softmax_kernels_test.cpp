@@ -1,7 +1,7 @@
 // Tests attention's softmax, forward and backward, for every instruction set that this CPU supports: causal and whole
 // rows, with terms that are added to the scores, and with dropout.
 #include "tests/nn/kernel_test_util.h"
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -3,15 +3,12 @@
 #include <ATen/Parallel.h>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gated_unit.h"
-#include "twobp/nn/layers/gelu.h"
-#include "twobp/nn/layers/layer_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/pool2d.h"
-#include "twobp/nn/layers/rms_norm.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/models/emulated.h"
+#include "twobp/models/freeze.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -4,9 +4,9 @@
 // The bound is that of tests/train/concat_test.cpp. A gradient is a sum of n rows in another order. Its rounding errors
 // have random signs and reach 2 n u of the largest element (u = 6e-8).
 #include "tests/pipeline/support.h"
-#include "twobp/nn/layers/gated_unit.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {

@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/transport/collectives.h"

@@ -6,7 +6,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/in_process.h"
 
 namespace twobp::TWOBP_FILE {

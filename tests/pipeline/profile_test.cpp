@@ -5,8 +5,6 @@
 #include <thread>
 
 #include "tests/pipeline/support.h"
-#include "twobp/pipeline/profile/profile_exchange.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/pipeline/memory/byte_cap.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {

@@ -14,8 +14,8 @@
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/check/validate.h"

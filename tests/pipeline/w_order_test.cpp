@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "tests/pipeline/support.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/schedule/simulate/simulator.h"

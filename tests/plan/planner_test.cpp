@@ -8,8 +8,8 @@
 #include <tuple>
 
 #include "tests/plan/support.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/recompute_mode.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/partition/partition.h"

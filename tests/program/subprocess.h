@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 
 namespace twobp::test {

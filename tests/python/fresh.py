@@ -1,5 +1,6 @@
 """Runs scripts in new processes that need not import torch, which takes seconds: forks of a server that has done nothing else."""
 import contextlib
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -33,7 +34,10 @@ def _main(script, arguments, said, cwd, environment):
         os.chdir(cwd)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(pathlib.Path(script).parent))
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        gc.collect()  # a process of multiprocessing ends without it, and its trainers without a word to the other ranks
 
 
 def finish(processes, timeout):

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,7 +1,5 @@
 // Tests adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings that are
 // refused because they would give another adapter. Also tests the files that are written for PEFT.
-#include "twobp/train/weights/adapter_files.h"
-
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -11,6 +9,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -11,10 +11,10 @@
 #include "tests/train/training.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/simulate/in_process.h"
-#include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -11,10 +11,10 @@
 #include "tests/train/training.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/text/python.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {

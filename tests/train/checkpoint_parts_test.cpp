@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
-#include "twobp/train/checkpoint/convert.h"
+#include "twobp/core/measure.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -8,13 +8,13 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -14,7 +14,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
 
 namespace twobp::test {

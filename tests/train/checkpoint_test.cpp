@@ -10,7 +10,7 @@
 #include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
 
 namespace twobp::TWOBP_FILE {

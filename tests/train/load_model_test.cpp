@@ -1,7 +1,5 @@
 // Tests loading of weights from a directory: the parts of packed weights, every float type, frozen weights and
 // adapters. Also tests the errors for a directory that does not fit.
-#include "twobp/train/weights/load_model.h"
-
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -17,6 +15,7 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

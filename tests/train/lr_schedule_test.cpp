@@ -1,10 +1,9 @@
 // Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were computed by
 // hand.
-#include "twobp/train/update/lr_schedule.h"
-
 #include <gtest/gtest.h>
 
 #include "helpers.h"
+#include "twobp/train/update/rates.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

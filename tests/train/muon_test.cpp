@@ -1,7 +1,5 @@
 // Tests Muon against its formula in float64, and the choice of the matrices that it updates.
 // tests/python/test_optimizers.py compares whole runs with torch.optim.Muon.
-#include "twobp/train/update/muon.h"
-
 #include <cmath>
 #include <functional>
 #include <map>

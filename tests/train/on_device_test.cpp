@@ -11,12 +11,11 @@
 #include "tests/train/helpers.h"
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/core/measure.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {

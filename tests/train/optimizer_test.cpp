@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/train/update/parameter_groups.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

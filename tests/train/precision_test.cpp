@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/loss_scale.h"
+#include "twobp/train/update/rates.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -12,8 +12,8 @@
 #include "twobp/models/hf_config.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/weights/load_model.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

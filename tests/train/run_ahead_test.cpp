@@ -1,7 +1,5 @@
 // Tests ranks that begin the next step after their own part of this one. The bits are the same, no result is read too
 // early, and every error is still reported.
-#include "twobp/train/run_ahead.h"
-
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -9,11 +7,12 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/core/clock.h"
-#include "twobp/models/emulated.h"
+#include "twobp/core/measure.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

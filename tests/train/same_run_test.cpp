@@ -1,7 +1,4 @@
-// Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are
-// free.
-#include "twobp/train/checkpoint/same_run.h"
-
+// Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are free.
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -11,6 +8,7 @@
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/csv.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

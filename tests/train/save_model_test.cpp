@@ -17,7 +17,7 @@
 #include "tests/train/training.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

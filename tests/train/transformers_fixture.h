@@ -18,7 +18,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::test {
 

@@ -11,7 +11,7 @@
 
 #include "tests/expect_error.h"
 #include "tests/transport/transports.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {

@@ -14,7 +14,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/store/store_transport.h"
 #include "twobp/transport/threads/in_process.h"
 

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/transport/transports.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,5 +1,5 @@
 // Tests the ping-pong on a link whose latency and bandwidth are known.
-#include "twobp/transport/measure_link.h"
+#include "twobp/pipeline/profile/measure_link.h"
 
 #include <chrono>
 #include <memory>

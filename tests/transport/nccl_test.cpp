@@ -11,10 +11,9 @@
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/nccl/nccl_group.h"
-#include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/transport/nccl/nccl_communicator.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/in_process.h"
 

@@ -21,7 +21,7 @@
 
 #include "tests/transport/device_transports.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/process_world.h"
 #include "twobp/transport/store/store_transport.h"

@@ -10,7 +10,7 @@
 #include "twobp/core/text.h"
 #include "twobp/data/data.h"
 #include "twobp/files/paths.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 namespace {

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/data/data.h"
 

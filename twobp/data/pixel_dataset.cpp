@@ -11,7 +11,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/data/array_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
 

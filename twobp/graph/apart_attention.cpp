@@ -10,8 +10,8 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/attention/fused_heads.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::graph {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/nn/values.h"
 

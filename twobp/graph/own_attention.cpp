@@ -8,9 +8,9 @@
 #include "twobp/graph/apart_attention.h"
 #include "twobp/graph/own_arguments.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
-#include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/layers/earlier_keys.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {

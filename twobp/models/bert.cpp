@@ -1,20 +1,16 @@
 // Reads BertForMaskedLM of transformers, encoders without its head (BertModel, also as sentence-transformers saves
 // them, without "bert." in their names), and models with additional heads. A missing head starts as in a new model.
-#include "twobp/models/bert.h"
-
 #include <array>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
-#include "twobp/models/pad_token.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp {

@@ -1,7 +1,5 @@
-// An entry of the cache is a folder: a bundle, and entry.json, which says what it was made from. It is valid
-// if this equals what a new one would be made from.
-#include "twobp/models/capture_model.h"
-
+// An entry of the cache is a folder: a bundle, and entry.json, which says what it was made from. It is valid if this
+// equals what a new one would be made from.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -13,7 +11,7 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/input_file.h"

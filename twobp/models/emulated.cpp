@@ -1,5 +1,3 @@
-#include "twobp/models/emulated.h"
-
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -7,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/models/freeze.h"
 
 namespace twobp {
 namespace {

@@ -1,15 +1,13 @@
-#include "twobp/models/mamba.h"
-
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/mamba_mixer.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp {

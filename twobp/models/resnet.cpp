@@ -1,17 +1,16 @@
-#include "twobp/models/resnet.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
+#include "twobp/core/text.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/conv2d.h"
-#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/pool2d.h"
 #include "twobp/nn/layers/residual_block.h"
 #include "twobp/nn/layers/sequential.h"

@@ -5,8 +5,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {

@@ -3,18 +3,18 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/figures.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/profile/measure_link.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/report_exchange.h"
-#include "twobp/pipeline/stage_split.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/placement.h"
 #include "twobp/schedule/simulate/in_process.h"
-#include "twobp/transport/clock_ahead.h"
 
 namespace twobp {
 namespace {

@@ -8,9 +8,9 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
-#include "twobp/pipeline/memory/memory_cap.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/named_schedules.h"
 
@@ -57,7 +57,7 @@ void check_slices(const PipelineConfig& pipeline) {
   if (!lengths.empty()) {
     TWOBP_CHECK(std::cmp_equal(lengths.size(), pipeline.slices), "pipeline.slice_lengths lists ", lengths.size(),
                 " slices, but pipeline.slices is ", pipeline.slices,
-                ": give one length per slice, or [] to cut by pipeline.slice_cost.");
+                ": give one length per slice, or [] to cut by cost.");
     for (size_t slice = 0; slice < lengths.size(); ++slice) {
       TWOBP_CHECK(lengths[slice] >= 1 && lengths[slice] <= kMaxWidth, "pipeline.slice_lengths gives slice ", slice, " ",
                   lengths[slice], " positions, but every slice has at least 1.");
@@ -130,14 +130,9 @@ const Section& pipeline_section() {
            .in("slices")
            .from(1, kMaxCount)
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by slice_cost")
+       TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by cost in operations")
            .in("positions")
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, slice_cost,
-                 "the cost by which sequences are cut; flops: the operations of products and attention, which "
-                 "give the same cuts in all runs; measured: seconds, which differ from run to run")
-           .one_of({"flops", std::string(kMeasuredSliceCost)})
-           .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2,
                  "when weight gradients are computed; off: standard backpropagation; auto: as a schedule "
                  "file has them (placed, or off if it has no W), else fill")

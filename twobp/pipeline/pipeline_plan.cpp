@@ -4,10 +4,12 @@
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/in_process.h"
 #include "twobp/schedule/simulate/p2_places.h"
@@ -102,6 +104,19 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
   std::vector<int64_t> bytes(values, values + ranks());
   if (together) known_fixed_ = bytes;
   return bytes;
+}
+
+std::vector<std::string> batching_names() {
+  return {"loop", "concat"};
+}
+
+std::string_view batching_name(P2Batching batching) {
+  static const std::vector<std::string> names = batching_names();
+  return names[static_cast<size_t>(batching)];
+}
+
+P2Batching parse_batching(std::string_view name) {
+  return static_cast<P2Batching>(index_of_name("p2 batching", name, batching_names()));
 }
 
 }  // namespace twobp

@@ -15,7 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/transport/collectives.h"
 

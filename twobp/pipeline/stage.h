@@ -2,10 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "twobp/core/check.h"
 #include "twobp/models/model.h"
+#include "twobp/nn/thrown.h"
 #include "twobp/pipeline/profile/profile.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -52,5 +56,19 @@ class Stage {
   std::vector<std::unique_ptr<Saved>> saved_;
   int slices_ = 1;
 };
+
+// Errors of layers name the layer.
+
+// Runs `body`. Its errors begin with where(), such as "stage 1, layer model.layers.0".
+template <typename Where, typename Body>
+decltype(auto) naming_layer(const Where& where, const Body& body) {
+  try {
+    return body();
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    fail(where(), ": ", message_of_thrown());
+  }
+}
 
 }  // namespace twobp

@@ -9,7 +9,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/json.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/plan/cost_model.h"
 
 namespace twobp {

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"

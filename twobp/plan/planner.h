@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "twobp/core/link_speed.h"
+#include "twobp/core/measure.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/schedule_source.h"
 
 namespace twobp {

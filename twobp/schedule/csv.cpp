@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 

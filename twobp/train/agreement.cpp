@@ -12,11 +12,10 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/checked_json.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
-#include "twobp/train/checkpoint/same_run.h"
 
 namespace twobp {
 namespace {

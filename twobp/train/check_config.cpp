@@ -8,7 +8,7 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/train/update/parameter_groups.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {

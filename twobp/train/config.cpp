@@ -6,8 +6,8 @@
 
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
-#include "twobp/models/capture_model.h"
+#include "twobp/core/text.h"
+#include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/train/check_config.h"
 

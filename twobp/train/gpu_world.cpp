@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/processes.h"
 #include "twobp/transport/mpi/mpi.h"

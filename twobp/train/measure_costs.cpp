@@ -1,5 +1,3 @@
-#include "twobp/train/measure_costs.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -8,21 +6,18 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/pipeline/profile/measure_link.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/slices.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/measure_slices.h"
-#include "twobp/train/profiled_batch.h"
 #include "twobp/train/update/optimizer.h"
-#include "twobp/transport/measure_link.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp {

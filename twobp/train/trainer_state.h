@@ -2,9 +2,8 @@
 #pragma once
 
 #include "twobp/pipeline/step_plan.h"
-#include "twobp/train/run_ahead.h"
 #include "twobp/train/trainer.h"
-#include "twobp/train/update/loss_scale.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 

@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"
-#include "twobp/train/update/lr_schedule.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/update.h"
 #include "twobp/transport/collectives.h"
 

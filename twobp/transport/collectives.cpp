@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {

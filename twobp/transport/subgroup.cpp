@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {

@@ -36,7 +36,7 @@ struct ModelInput {
   int64_t width = 256;               // of vectors
   int64_t token_types = 0;           // of token_type_ids; 0: not read
   int64_t longest = 0;               // longest sequence; 0: any
-  bool documents = false;            // reads document_starts (nn/layers/documents.h)
+  bool documents = false;            // reads document_starts (nn/layers/attention_inputs.h)
   std::vector<FieldInput> fields{};  // of kFields
   std::string type = "llama";        // model.type, for messages
   std::string from;                  // model.from, which may contain a tokenizer; empty: a new model

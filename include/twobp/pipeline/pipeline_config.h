@@ -10,10 +10,8 @@
 
 namespace twobp {
 
-// pipeline.schedule: search for a schedule (train/auto_variant.h).
+// pipeline.schedule: search for a schedule (train/variant.h).
 inline constexpr std::string_view kAutoSchedule = "auto";
-// pipeline.slice_cost: cut sequences by measured seconds.
-inline constexpr std::string_view kMeasuredSliceCost = "measured";
 
 struct PipelineConfig {
   int ranks = 0;                       // devices; 0: as the stages require, or 2 if those are 0 too
@@ -27,8 +25,7 @@ struct PipelineConfig {
   int micro_batches = 0;               // 0: the schedule's default
   int64_t micro_batch_size = 4;        // sequences
   int slices = 1;                      // of each micro-batch's sequences, in training
-  std::vector<int> slice_lengths;      // positions, by hand; empty: by slice_cost
-  std::string slice_cost = "flops";    // flops, measured
+  std::vector<int> slice_lengths;      // positions, by hand; empty: by their cost
   std::string p2 = "auto";             // auto: the schedule's own (ScheduleSource::default_policy)
   std::string p2_batching = "loop";    // loop, concat
   std::string p2_order = "auto";       // of the W left at the end: oldest, bucket; auto: bucket with data_parallel

@@ -292,6 +292,11 @@ class Trainer(transformers.Trainer):
         self._update_model()
         return super().predict(*args, **keywords)
 
+    def end(self) -> None:
+        """Ends the pipeline's connections, too: a process that ends without this could cut off one that is behind."""
+        self.pipeline = None
+        super().end()
+
     def save_model(self, *args, **keywords) -> None:
         """Any process may call this alone. During training, the others then send their weights before their next
         step."""

@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "twobp/graph/apart_attention.h"
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::test {
 

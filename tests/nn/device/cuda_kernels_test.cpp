@@ -6,10 +6,9 @@
 #include "tests/nn/device/attention_cases.h"
 #include "tests/nn/typed_options.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/attention/packed_heads.h"
-#include "twobp/nn/kernels/cuda/rows_by_cuda.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/rows_by_cuda.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

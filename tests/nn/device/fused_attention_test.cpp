@@ -1,7 +1,5 @@
 // Attention as a GPU computes it, by stand-ins for ATen's fused kernels on a CPU (fused_kernels_on_cpus.h), against the
 // operators and against plain products in float64.
-#include "twobp/nn/kernels/attention/fused_attention.h"
-
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -14,10 +12,10 @@
 #include "twobp/core/text.h"
 #include "twobp/graph/apart_attention.h"
 #include "twobp/nn/kernels/attention/fused_heads.h"
-#include "twobp/nn/kernels/attention/packed_heads.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tests/nn/device/stand_in_queues.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/device/stand_in_queues.h"
-#include "twobp/nn/device/work_graph.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/json.h"
-#include "twobp/core/utf8.h"
+#include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/paths.h"

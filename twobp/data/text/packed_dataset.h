@@ -11,7 +11,7 @@
 #include "twobp/data/data.h"
 #include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 

@@ -17,8 +17,8 @@
 #include <unistd.h>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 
 extern char** environ;

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/data/text/documents.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"

@@ -1,5 +1,3 @@
-#include "twobp/models/decoder/decoder.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,17 +5,13 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/config_file.h"
-#include "twobp/models/decoder/names.h"
-#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
-#include "twobp/nn/layers/gelu_linear.h"
-#include "twobp/nn/layers/layer_norm.h"
-#include "twobp/nn/layers/learned_positions.h"
-#include "twobp/nn/layers/query_key_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
 #include "twobp/nn/layers/sequential.h"
 
 namespace twobp {

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "twobp/config/key.h"
 #include "twobp/models/decoder/options.h"
+#include "twobp/models/model_type.h"
+#include "twobp/models/model_weights.h"
 #include "twobp/nn/layers/attention.h"
 
 namespace twobp {
@@ -125,5 +128,25 @@ AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions
 
 // The features of a head that turn. The options are filled in.
 int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& options);
+
+// Decoders of text (LLaMa, arXiv 2302.13971, and its relatives), made of split layers: an embedding, blocks and a head.
+// A block is an attention half and an MLP half. The halves are separate layers, so that a stage may end between them.
+// The head is norm, projection and cross-entropy. family.h has the differences between the families.
+
+// Throws Error for sizes below 1.
+ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& options, const BuildSettings& settings = {});
+ModelSpec llama(const DecoderOptions& options, const BuildSettings& settings = {});
+
+// The MLP half of a block, with its norms and the residual. The options are filled in.
+std::unique_ptr<Layer> decoder_mlp(const DecoderFamily& family, const DecoderOptions& options,
+                                   const BuildSettings& settings, const std::string& block);
+
+// A model type for each family, in the order of the table.
+std::vector<ModelType> decoder_types();
+
+// The tensors of a decoder's Hugging Face directory that are not its parameters, or have other names.
+
+// The options are filled in.
+TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& options);
 
 }  // namespace twobp

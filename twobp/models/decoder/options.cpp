@@ -7,9 +7,8 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/models/common_keys.h"
 #include "twobp/models/decoder/family.h"
-#include "twobp/models/pad_token.h"
+#include "twobp/models/models.h"
 
 namespace twobp {
 namespace {

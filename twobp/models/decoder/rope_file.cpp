@@ -1,13 +1,11 @@
-#include "twobp/models/decoder/rope_file.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
+#include "twobp/models/decoder/config_file.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/models/decoder/windows_file.h"
-
 #include <algorithm>
 #include <set>
 
@@ -7,6 +5,7 @@
 
 #include "twobp/config/key.h"
 #include "twobp/core/check.h"
+#include "twobp/models/decoder/config_file.h"
 
 namespace twobp {
 namespace {

@@ -1,20 +1,10 @@
-// Causal self-attention with rotary embedding and grouped queries, within a window if there is one. Takes the packed
-// projections (B, S, (H + 2 K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own. q and k are
-// rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds them. Dropout acts on
-// the probabilities.
-//
-// No query attends to the batch's padding (padding.h) or, in a batch of packed documents, to another document
-// (documents.h). A query that sees nothing but padding gives zeros, as
-// in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
-//
-// A slice (Context::slice) reads keys and values of the slices before it where these lie: in the packed projections
-// that they keep for their I. Its I adds to the gradients of these keys and values.
+// Self-attention of packed projections: causal, and bidirectional.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/layer.h"
-#include "twobp/nn/layers/dropout_rate.h"
+#include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/rope.h"
 
 namespace twobp {
@@ -71,6 +61,37 @@ class Attention : public Layer {
   at::Tensor cos_;  // (positions, rotary dims / 2)
   at::Tensor sin_;
   int64_t length_ = 0;  // the length of the sequence that their frequencies are for
+};
+
+// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) = (q | k | v) and
+// returns (B, S, H D). It has no weights of its own. The batch's optional field `attention_mask` (B, S) int64 is 0 at
+// padding, and no query attends to padding. Dropout acts on the probabilities (ATen's fused attention refuses it on
+// CPUs). Neither probabilities nor masks are kept: backward-p1 recomputes them. It writes dL/d(q | k | v) over q, k and
+// v if no other object holds them.
+struct BidirectionalAttentionShape {
+  int64_t heads = 1;     // H
+  int64_t head_dim = 1;  // D
+
+  int64_t width() const { return heads * head_dim; }
+};
+
+class BidirectionalAttention : public Layer {
+ public:
+  // `dropout` is the dropout probability of the attention probabilities. `name` distinguishes this layer's mask from
+  // those of other layers.
+  BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout, std::string_view name,
+                         at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  bool takes_padded_rows() const override { return true; }
+
+ private:
+  PackedAttention settings(const Context& context, const at::Tensor& packed) const;
+
+  BidirectionalAttentionShape shape_;
+  DropoutRate rate_;
+  at::ScalarType dtype_;
 };
 
 }  // namespace twobp

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/image/image_operators.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 // Sums are taken over blocks of this many rows, then over the blocks. The result is the same for any thread count.
 constexpr int64_t kStatisticsRows = 64;
 
-int64_t rows_of(const at::Tensor& x) {
+int64_t rows_in(const at::Tensor& x) {
   return x.numel() / x.size(-1);
 }
 
@@ -63,7 +63,7 @@ void BatchNormRows::collect_parameters(std::vector<Parameter*>& parameters) {
 // algorithm for computing sample variances" (1979).
 void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* variance) {
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   const int64_t blocks = blocks_of(rows);
   at::Tensor partial = at::empty({blocks, 2, cols}, gain_.value.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -101,7 +101,7 @@ at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
               "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "BatchNorm ", name(), " has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(x.scalar_type()));
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   TWOBP_CHECK(!context.training || rows > 1, "BatchNorm ", name(), " has only one value per channel in micro-batch ",
               context.micro_batch, ", which has no variance: use a larger pipeline.micro_batch_size or larger images");
   if (by_operators(x)) return scales_by_operators(x, context.training);
@@ -146,7 +146,7 @@ at::Tensor BatchNormRows::scales_by_operators(const at::Tensor& x, bool training
   at::Tensor variance = running_var_.value;
   if (training) {
     std::tie(mean, variance) = operators::channel_moments(x);
-    const auto rows = static_cast<double>(rows_of(x));
+    const auto rows = static_cast<double>(rows_in(x));
     running_mean_.value.mul_(1 - momentum_).add_(mean, momentum_);
     running_var_.value.mul_(1 - momentum_).add_(variance, momentum_ * rows / (rows - 1));
     count_.value.add_(1);
@@ -164,7 +164,7 @@ void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const a
     const S* from = numbers<S>(x);
     S* to = mutable_numbers<S>(y);
     const auto of = scales_of<Compute<S>>(scales);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       image_kernels<S>().channel_scale(from + begin * cols, of, to + begin * cols, relu, end - begin, cols);
     });
   });
@@ -181,7 +181,7 @@ void BatchNormRows::apply_add_relu(const at::Tensor& x, const at::Tensor& scales
     S* to = mutable_numbers<S>(y);
     const auto of = scales_of<Compute<S>>(scales);
     const auto of_other = scales_of<Compute<S>>(other_scales);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * cols;
       image_kernels<S>().channel_scale_add_relu(from + at, of, added + at, of_other, to + at, end - begin, cols);
     });
@@ -227,7 +227,7 @@ at::Tensor BatchNormRows::backward_sums(const at::Tensor& dy, const at::Tensor& 
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ", name(),
               ", ", x.sizes());
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   if (by_operators(x)) return finish_by_operators(operators::channel_sums(dy, x, scales, relu), rows, scales);
   at::Tensor blocks = at::zeros({blocks_of(rows), 2, cols}, scales.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -251,7 +251,7 @@ at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at:
   TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ", name(),
               ", ", x.sizes());
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   if (by_operators(x)) {
     const at::Tensor sums = operators::channel_sums_add_relu(dy, x, scales, other, other_scales, g);
     return finish_by_operators(sums, rows, scales);
@@ -289,7 +289,7 @@ void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at
     S* again = y.defined() ? mutable_numbers<S>(y) : nullptr;
     const auto of = scales_of<T>(scales);
     const T* means = numbers<T>(sums);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * cols;
       image_kernels<S>().channel_backward(gradient + at, from + at, of, means, means + cols, to + at,
                                           again == nullptr ? nullptr : again + at, relu, end - begin, cols);

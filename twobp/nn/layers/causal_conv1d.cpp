@@ -1,12 +1,10 @@
-#include "twobp/nn/layers/causal_conv1d.h"
-
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
-#include "twobp/nn/kernels/scan/scan_rows.h"
+#include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {
 

@@ -1,11 +1,8 @@
 #include "twobp/nn/layers/linear.h"
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/concatenate_rows.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/kernels/products/sum_rows.h"
 
 namespace twobp {
 namespace {

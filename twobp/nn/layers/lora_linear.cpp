@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp {
 namespace {

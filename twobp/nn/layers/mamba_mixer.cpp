@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/layers/padding.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 namespace {

@@ -1,8 +1,8 @@
 #include "twobp/nn/layers/pool2d.h"
 
 #include "twobp/nn/kernels/image/image_operators.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {

@@ -1,10 +1,8 @@
-#include "twobp/nn/layers/selective_scan.h"
-
 #include <cmath>
 
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
-#include "twobp/nn/kernels/scan/scan_rows.h"
+#include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
-#include "twobp/nn/device/work_graph.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/pipeline/step_request.h"
 

@@ -7,8 +7,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/thrown.h"
-#include "twobp/pipeline/layer_error.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/kernels/attention/document_places.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"

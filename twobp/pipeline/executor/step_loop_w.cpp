@@ -5,7 +5,7 @@
 
 #include "twobp/core/text.h"
 #include "twobp/pipeline/executor/step_loop.h"
-#include "twobp/pipeline/layer_error.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp {
 

@@ -7,17 +7,18 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
+#include "twobp/data/balance.h"
 #include "twobp/nn/kernels/products/product_time.h"
-#include "twobp/pipeline/layer_error.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/slices.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp {
 namespace {
@@ -359,6 +360,87 @@ std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profil
   }
   leave_out_backward(costs, model.first_trainable);
   return costs;
+}
+
+namespace {
+
+// The numbers of a measured cost, and p2_units. They travel as doubles.
+constexpr int64_t kFields = kLayerNumbers.size() + 1;
+
+}  // namespace
+
+at::Tensor pack_profile(const Profile& profile) {
+  at::Tensor packed = at::empty({static_cast<int64_t>(profile.size()), kFields}, at::kDouble);
+  auto* to = packed.mutable_data_ptr<double>();
+  for (const auto& [kind, measured] : profile) {
+    for (const auto number : kLayerNumbers) *to++ = measured.*number;
+    *to++ = measured.p2_units;
+  }
+  return packed;
+}
+
+void unpack_profile(const at::Tensor& packed, Profile& profile) {
+  TWOBP_CHECK(packed.dim() == 2 && packed.size(0) == static_cast<int64_t>(profile.size()) &&
+                  packed.size(1) == kFields && packed.scalar_type() == at::kDouble,
+              "received a profile of sizes ", packed.sizes(), ", but expected ", profile.size(),
+              " kinds of layers with ", kFields, " numbers each: the processes run different models or programs");
+  const at::Tensor dense = packed.contiguous();
+  const auto* from = dense.const_data_ptr<double>();
+  for (auto& [kind, cost] : profile) {
+    for (const auto number : kLayerNumbers) cost.*number = *from++;
+    cost.p2_units = static_cast<int>(*from++);
+  }
+}
+
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<double>& batch) {
+  std::vector<StageCost> costs;
+  for (const auto& layers : stages) costs.push_back(stage_of(layers));
+  return costs_of_micro_batches(costs, batch);
+}
+
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<int>& rank_of_stage, const StepReport& report,
+                                      const std::vector<double>& batch) {
+  const std::vector<StageCost> profiled = profiled_costs(stages, batch);
+  std::vector<StageCost> costs = profiled;
+  std::vector<bool> counted(report.ranks.size(), false);
+  const size_t stage_count = rank_of_stage.size();
+  const double rows = static_cast<double>(costs.size() / stage_count);
+  for (size_t s = 0; s < costs.size(); ++s) {
+    const StageTimes& times = report.stages.at(s % stage_count);
+    const double n = std::max(1, times.micro_batches);
+    // A row's part of the time is that of the profile.
+    const auto part = [&](double seconds, double StageCost::*of) {
+      double all = 0;
+      for (size_t i = s % stage_count; i < costs.size(); i += stage_count) all += profiled[i].*of;
+      return all > 0 ? seconds / n * rows * profiled[s].*of / all : seconds / n;
+    };
+    costs[s].forward = part(times.forward, &StageCost::forward);
+    costs[s].backward_p1 = part(times.backward_p1, &StageCost::backward_p1);
+    const auto& layers = costs[s].layers;
+    const bool has_p2 =
+        std::any_of(layers.begin(), layers.end(), [](const LayerCost& layer) { return layer.p2_units > 0; });
+    costs[s].backward_p2 = has_p2 ? part(times.backward_p2, &StageCost::backward_p2) : 0;
+    // A rank's optimizer runs once for all its stages.
+    const int rank = rank_of_stage[s % stage_count];
+    if (!counted.at(rank)) costs[s].optimizer = report.ranks.at(rank).optimizer;
+    counted[rank] = true;
+  }
+  return costs;
+}
+
+ProfiledBatch profiled_batch(const Dataset& data, int64_t size) {
+  const std::vector<int64_t> typical = typical_samples(data, size);
+  ProfiledBatch batch(data.read(typical, 0));
+  const double mean = mean_cost(data);
+  if (mean == 0) return batch;
+  const auto count = static_cast<int64_t>(typical.size());
+  const std::vector<int64_t> costliest(typical.size(), costliest_sample(data));
+  batch.cost = batch_costs(data, typical, count, mean).front();
+  batch.costly_cost = batch_costs(data, costliest, count, mean).front();
+  if (batch.costly_cost > batch.cost) batch.costly = data.read(costliest, 0);
+  return batch;
 }
 
 }  // namespace twobp

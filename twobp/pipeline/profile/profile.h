@@ -2,14 +2,19 @@
 // stages, the byte cap, and the growth that the executor makes room for.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/ATen.h>
+
+#include "twobp/data/data.h"
 #include "twobp/models/model.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
+#include "twobp/pipeline/observer.h"
 #include "twobp/schedule/simulate/stage_cost.h"
 
 namespace twobp {
@@ -37,5 +42,32 @@ Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, doub
 
 // The costs of all layers in model order.
 std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile);
+
+// A profile as a message. One process measures it for all.
+
+// One row of numbers for each kind of layer, in the order of their names.
+at::Tensor pack_profile(const Profile& profile);
+// Unpacks into a profile of the same kinds. Throws Error if their number differs.
+void unpack_profile(const at::Tensor& packed, Profile& profile);
+
+// The costs of stages for the simulation, from measured layers.
+
+// The costs of each stage, from Pipeline::layer_costs(), without optimizer and fixed bytes, which a profile does not
+// have. `batch`: what the samples of each micro-batch cost, over the mean of all samples; the costs are then rows for
+// each micro-batch. Empty: all cost the same.
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<double>& batch = {});
+
+// The same, with the seconds of F, I, W and optimizer that a real step took. Those of its micro-batches and slices are
+// divided as in the profile.
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<int>& rank_of_stage, const StepReport& report,
+                                      const std::vector<double>& batch = {});
+
+// The samples on which a profile measures.
+
+// A micro-batch of `size` samples with costs near the mean, at most data.size(). If samples cost unequally, also one of
+// as many copies of the costliest sample: no micro-batch costs more.
+ProfiledBatch profiled_batch(const Dataset& data, int64_t size);
 
 }  // namespace twobp

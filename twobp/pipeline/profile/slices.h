@@ -5,9 +5,12 @@
 #include <functional>
 #include <vector>
 
+#include "twobp/pipeline/pipeline_config.h"
 #include "twobp/pipeline/profile/profile.h"
 
 namespace twobp {
+
+class Transport;
 
 // Cuts fall on multiples of this many positions, unless a shorter sequence than the measured one is cut.
 inline constexpr int64_t kSliceBlock = 8;
@@ -60,5 +63,16 @@ SliceProfiles count_operations_of_slices(const ModelSpec& model, const ProfiledB
 
 // The profile of whole micro-batches: seconds and bytes of all slices. A peak is that of the highest slice.
 Profile sum_of(const SliceProfiles& slices);
+
+// The slices that pipeline.slices and pipeline.slice_lengths ask for, measured on `batch`, of whole sequences. Without
+// slice_lengths, the cuts that are fastest by operations, which are the same in all runs; without `step`, slices that
+// cost the same. Without slices, the profile of whole sequences. Throws Error if the sequences are too short, or the
+// lengths do not add up to one. Measures for about `seconds`.
+SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch, const PipelineConfig& config,
+                              const Device& device, double seconds = 0.3, const StepSeconds& step = {});
+
+// The result of `measure` on the first process, for all, because all processes must split and plan alike.
+SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,
+                            const std::function<SliceProfiles()>& measure, double timeout);
 
 }  // namespace twobp

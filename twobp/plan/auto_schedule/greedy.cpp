@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {

@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/problem.h"
 #include "twobp/plan/auto_schedule/timing.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/partition/problem.h"
 
 namespace twobp {

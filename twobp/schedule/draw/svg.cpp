@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/utf8.h"
 
 namespace twobp {
 namespace {

@@ -15,9 +15,9 @@
 #include <thread>
 #include <unistd.h>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 

@@ -9,8 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/text.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"

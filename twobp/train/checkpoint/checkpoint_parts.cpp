@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/checkpoint_parts.h"
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -8,11 +6,12 @@
 #include <thread>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/convert.h"
-
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -9,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 
 namespace twobp {

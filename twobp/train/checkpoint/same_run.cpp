@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/same_run.h"
-
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -8,10 +6,11 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpoint.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/train/update/muon.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -7,6 +5,7 @@
 #include <utility>
 
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/train/update/parameter_groups.h"
-
 #include <algorithm>
 #include <charconv>
 #include <sstream>
@@ -9,6 +7,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/freeze.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {

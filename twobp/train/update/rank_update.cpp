@@ -6,14 +6,13 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/update/parameter_groups.h"
-#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/train/update/optimizer.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -3,21 +3,47 @@
 // not depend on the number of stages.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include <ATen/ATen.h>
+
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/step_request.h"
-#include "twobp/train/update/loss_scale.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
-#include "twobp/train/update/savepoint.h"
-#include "twobp/train/update/weight_average.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/weight_uses.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
+// A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
+// After the first step it is a copy of the weights, and after each later one
+//   mean <- decay * mean + (1 - decay) * weights
+// as in torch.optim.swa_utils.AveragedModel.
+class WeightAverage {
+ public:
+  // Allocates the means on the calling thread.
+  WeightAverage(double decay, const std::vector<Optimizer::Item>& items);
+
+  // Adds the weights after the step of that number, counted from 1.
+  void add(int64_t step);
+  // Exchanges the weights and their means.
+  void swap();
+  void add_to(Savepoint& savepoint) const;
+  // The means, for checkpoints.
+  std::vector<Optimizer::State> state() const;
+
+ private:
+  double decay_;
+  std::vector<Optimizer::Item> items_;
+  std::vector<at::Tensor> means_;
+};
 
 class Pipeline;
 
@@ -108,5 +134,18 @@ class RankUpdate {
   int64_t taken_back_ = 0;
   UpdateTimes times_;  // of the current update
 };
+
+// Sums of squares of gradients, by layer of the model.
+inline bool all_finite(const at::Tensor& squares) {
+  const double* values = squares.const_data_ptr<double>();
+  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
+}
+
+// The norm of all gradients.
+inline double norm_of(const at::Tensor& squares) {
+  double sum = 0;
+  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
+  return std::sqrt(sum);
+}
 
 }  // namespace twobp

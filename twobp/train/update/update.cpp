@@ -6,8 +6,8 @@
 
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/parameter_groups.h"
-#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 

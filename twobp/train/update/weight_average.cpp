@@ -1,6 +1,5 @@
-#include "twobp/train/update/weight_average.h"
-
 #include "twobp/pipeline/memory/memory_meter.h"
+#include "twobp/train/update/rank_update.h"
 
 namespace twobp {
 
@@ -36,6 +35,19 @@ std::vector<Optimizer::State> WeightAverage::state() const {
   std::vector<Optimizer::State> all;
   for (size_t i = 0; i < means_.size(); ++i) all.push_back({items_[i].parameter, "average", means_[i]});
   return all;
+}
+
+void Savepoint::add(const at::Tensor& live, int stage) {
+  const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
+  entries_.push_back({live, at::empty_like(live)});
+}
+
+void Savepoint::save() {
+  for (Entry& entry : entries_) entry.copy.copy_(entry.live);
+}
+
+void Savepoint::roll_back() const {
+  for (const Entry& entry : entries_) entry.live.copy_(entry.copy);
 }
 
 }  // namespace twobp

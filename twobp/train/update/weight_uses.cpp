@@ -7,7 +7,7 @@
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/update/parameter_groups.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 

@@ -1,5 +1,3 @@
-#include "twobp/train/weights/adapter_files.h"
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -17,6 +15,7 @@
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
 #include "twobp/nn/layers/lora_linear.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/train/weights/load_model.h"
-
 #include <algorithm>
 #include <set>
 #include <string>
@@ -11,6 +9,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/schedule_source.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -14,7 +14,6 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
 #include "twobp/core/text.h"
 #include "twobp/data/pixel_dataset.h"
 #include "twobp/data/text/tokenizer.h"
@@ -24,7 +23,7 @@
 #include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {

@@ -7,12 +7,11 @@
 #include <mutex>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/process_world.h"
-#include "twobp/transport/threads/mailbox.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {

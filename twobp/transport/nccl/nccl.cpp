@@ -11,15 +11,13 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/transport/group_sums.h"
-#include "twobp/transport/nccl/nccl_group.h"
-#include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/collectives.h"
+#include "twobp/transport/message.h"
+#include "twobp/transport/nccl/nccl_communicator.h"
 #include "twobp/transport/nccl/nccl_link.h"
-#include "twobp/transport/threads/mailbox.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {

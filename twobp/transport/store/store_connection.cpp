@@ -18,10 +18,9 @@
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {

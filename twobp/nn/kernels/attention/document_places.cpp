@@ -1,10 +1,9 @@
-#include "twobp/nn/kernels/attention/document_places.h"
-
 #include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/values.h"
 
 namespace twobp {

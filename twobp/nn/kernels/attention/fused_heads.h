@@ -12,8 +12,8 @@
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/attention/document_places.h"
-#include "twobp/nn/kernels/encoder/dropout_mask.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/row_arguments.h"
 
 namespace twobp {
 

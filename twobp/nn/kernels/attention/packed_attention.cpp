@@ -4,12 +4,10 @@
 #include <cmath>
 #include <vector>
 
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/blas.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {

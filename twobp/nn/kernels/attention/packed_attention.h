@@ -10,14 +10,47 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
 
-#include "twobp/nn/kernels/attention/document_places.h"
-#include "twobp/nn/kernels/encoder/dropout.h"
+#include "twobp/nn/kernels/rows/dropout.h"
 
 namespace twobp {
+
+// Where the documents of a batch lie, in the forms in which attention reads them.
+
+// The documents one after another, for kernels that compute each document by itself. Positions count through the
+// samples: position i of sample b is b S + i.
+struct DocumentRows {
+  at::Tensor bounds;    // int32: document d has the positions [bounds[d], bounds[d + 1])
+  int64_t longest = 0;  // the positions of the longest one
+  // (B, S) bool: the positions that attend to themselves alone, although they lie in a document with others. Undefined:
+  // none.
+  at::Tensor alone;
+
+  int64_t count() const { return bounds.size(0) - 1; }
+};
+
+// Belongs to one rank. Each form is made and copied to a device when it is asked for first. The host does not wait for
+// the copies, which are in its current stream.
+class DocumentPlaces {
+ public:
+  // starts (B, S) int64, on the host: see PackedAttention. The caller has checked its numbers.
+  explicit DocumentPlaces(const at::Tensor& starts);
+
+  const at::Tensor& starts() const { return starts_; }
+  const at::Tensor& starts_on(at::Device device) const;
+  // For samples that begin at position 0. Padding gives many documents of one position each, and a kernel needs some
+  // time and memory for each document. So such neighbours are one document here, and `alone`.
+  const DocumentRows& rows_on(at::Device device) const;
+
+ private:
+  at::Tensor starts_;
+  mutable at::Tensor on_device_;
+  mutable std::optional<DocumentRows> rows_;
+};
 
 // Keys and values of an earlier slice of the sequences (Context::slice), L positions long.
 struct EarlierKeys {
@@ -75,5 +108,33 @@ void packed_attention_forward(const at::Tensor& packed, const PackedAttention& a
 // dL/dpacked from dL/dout; `dpacked` may be `packed` itself.
 void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
                                const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked);
+
+// The heads of packed rows as tensors, for attention by LibTorch's operators and kernels.
+
+// q (B, S, H, D), k and v (B, P + S, K, D): views of the rows, or copies behind those of earlier slices, so that one
+// product reads them all.
+struct PackedHeads {
+  PackedHeads(const at::Tensor& packed, const PackedAttention& attention);
+  at::Tensor q, k, v;
+};
+
+// Passes on the gradients of these, dq (B, S, H, D), dk and dv (B, P + S, K, D): adds those of earlier keys to theirs,
+// and writes the others, with what came from later slices, to `dpacked`.
+void give_gradients(const PackedAttention& attention, const at::Tensor& dq, at::Tensor dk, at::Tensor dv,
+                    at::Tensor& dpacked);
+
+// Attention of packed rows on a GPU by ATen's fused CUDA kernels (fused_heads.h).
+
+// Whether a kernel computes this: float32, bfloat16 or float16 on a GPU, heads of up to 256 and a multiple of 8
+// numbers, without a cap. Dropout in slices has the mask of the whole sequence, which kernels do not draw. Documents
+// take 16 bits, and neither padding nor earlier slices.
+bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention);
+
+// As packed_attention_forward and packed_attention_backward, for what takes_fused_attention(). `from_later`, the
+// gradients of earlier keys and log_sum_exp are float32.
+void fused_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
+                             at::Tensor& log_sum_exp);
+void fused_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
+                              const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked);
 
 }  // namespace twobp

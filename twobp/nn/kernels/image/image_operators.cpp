@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::operators {
 namespace {

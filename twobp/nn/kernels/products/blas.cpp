@@ -1,6 +1,5 @@
-#include "twobp/nn/kernels/products/blas.h"
-
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 
 #if TWOBP_BLAS
 // The Fortran interface of BLAS: column-major, everything by address.

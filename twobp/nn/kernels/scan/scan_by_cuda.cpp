@@ -1,9 +1,8 @@
-#include "twobp/nn/kernels/scan/scan_by_cuda.h"
-
 #include <c10/core/DeviceGuard.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/cuda/launch.h"
+#include "twobp/nn/kernels/rows/rows_by_cuda.h"
+#include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/kernels/scan/selective_scan_cuda.h"
 
 namespace twobp {

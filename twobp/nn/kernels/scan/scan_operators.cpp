@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/scan/scan_by_cuda.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 
 namespace twobp::operators {
