@@ -17,7 +17,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"

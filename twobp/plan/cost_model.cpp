@@ -12,7 +12,7 @@
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {

@@ -35,7 +35,7 @@ struct DocumentTokens {
 };
 
 // The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
-// document_starts (documents.h). No label crosses into another document: that of a document's last token is
+// document_starts (attention_inputs.h). No label crosses into another document: that of a document's last token is
 // -100, and so are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an
 // incomplete sample at the end is left out; a document that goes on in the next sample has a label at the end
 // of this one, but begins there anew.

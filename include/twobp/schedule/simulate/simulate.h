@@ -72,8 +72,8 @@ struct SimulationOptions {
   // before the next F or I, and the rest of it runs right before that op. Empty: no recorded order.
   std::vector<std::vector<RecordedOp>> recorded;
 
-  // For a step that follows another one without a barrier (step_periods.h). By rank: the time when it may begin; empty:
-  // all at 0. Before `norm_known` no rank passes its leading F (check/leading_forwards.h), because the norm of the
+  // For a step that follows another one without a barrier (for_training.h). By rank: the time when it may begin; empty:
+  // all at 0. Before `norm_known` no rank passes its leading F (check/walk.h), because the norm of the
   // previous step's gradients decides its weights.
   std::vector<double> begin;
   double norm_known = 0;

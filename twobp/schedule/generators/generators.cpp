@@ -1,7 +1,29 @@
-// Counts the micro-batches of each stage and part, and keeps the queue of pending W.
-#include "twobp/schedule/generators/phases.h"
+#include "twobp/schedule/generators/generators.h"
+
+#include <cstddef>
 
 namespace twobp {
+
+void append_lanes(Schedule& schedule, int rank, const Rhythm& rhythm, const std::vector<Lane>& lanes) {
+  auto& list = schedule.ranks[rank];
+  list.reserve(list.size() + lanes.size() * schedule.micro_batches);
+  std::vector<int> next(lanes.size(), 0);
+  while (true) {
+    size_t first = lanes.size();
+    long long earliest = 0;
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      if (next[i] == schedule.micro_batches) continue;
+      const long long time = lanes[i].begin + rhythm.time(next[i]);
+      if (first < lanes.size() && time >= earliest) continue;
+      first = i;
+      earliest = time;
+    }
+    if (first == lanes.size()) return;
+    const int place = next[first]++;
+    const Op op = lanes[first].op;
+    list.push_back({op, lanes[first].stage, op == Op::kForward ? place : schedule.backward_order(place)});
+  }
+}
 
 void append_phases(Schedule& schedule, int rank, std::array<int, 2> stages, const std::vector<Phase>& phases) {
   auto& list = schedule.ranks[rank];
