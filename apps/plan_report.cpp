@@ -15,7 +15,7 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/adviser.h"
 #include "twobp/schedule/check/buffering.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -14,7 +14,7 @@
 #include "apps/stop_signals.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

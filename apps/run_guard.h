@@ -7,7 +7,7 @@
 #include <mutex>
 #include <string>
 
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

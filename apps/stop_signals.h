@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 namespace twobp {
 

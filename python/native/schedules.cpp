@@ -9,7 +9,6 @@
 #include "python/native/module.h"
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/draw/grid.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule_source.h"

@@ -6,7 +6,7 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/models/freeze.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

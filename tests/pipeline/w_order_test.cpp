@@ -12,7 +12,7 @@
 
 #include "tests/pipeline/support.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/schedule/simulate/simulator.h"
 #include "twobp/schedule/w_queue.h"

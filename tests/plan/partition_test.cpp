@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

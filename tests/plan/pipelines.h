@@ -17,7 +17,6 @@
 #include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/placement.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {

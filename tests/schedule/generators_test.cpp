@@ -11,7 +11,6 @@
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/placement.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,6 +1,4 @@
 // Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite those.
-#include "twobp/schedule/draw/grid.h"
-
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -11,6 +9,7 @@
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,5 +1,3 @@
-#include "twobp/config/key.h"
-
 #include <cmath>
 #include <utility>
 

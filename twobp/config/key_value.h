@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 
 namespace twobp {
 

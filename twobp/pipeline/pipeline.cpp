@@ -9,11 +9,10 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/pipeline/profile/measure_link.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/in_process.h"
 
 namespace twobp {

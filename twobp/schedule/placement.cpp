@@ -1,8 +1,7 @@
-#include "twobp/schedule/placement.h"
-
 #include <algorithm>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 

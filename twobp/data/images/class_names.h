@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "twobp/data/data_config.h"
-#include "twobp/data/model_input.h"
 
 namespace twobp {
 

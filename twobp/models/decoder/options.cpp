@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "twobp/config/check_used.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/decoder/family.h"

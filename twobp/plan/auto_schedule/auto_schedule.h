@@ -14,7 +14,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/plan/auto_schedule/lower_bound.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -11,7 +11,7 @@
 #include "twobp/schedule/check/buffering.h"
 #include "twobp/schedule/check/rendezvous.h"
 #include "twobp/schedule/check/walk.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -1,6 +1,4 @@
 // Draws schedules: the simulated timeline to scale, and the bare instruction lists for error messages.
-#include "twobp/schedule/draw/grid.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

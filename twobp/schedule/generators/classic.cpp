@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {

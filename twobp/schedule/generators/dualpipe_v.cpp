@@ -4,7 +4,7 @@
 #include "twobp/core/check.h"
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/phases.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 

@@ -9,7 +9,7 @@
 
 #include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/generators/place_p2.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {

@@ -12,7 +12,7 @@
 #include "twobp/schedule/generators/lanes.h"
 #include "twobp/schedule/generators/phases.h"
 #include "twobp/schedule/generators/place_p2.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {
