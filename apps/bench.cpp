@@ -23,7 +23,7 @@
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/variant.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

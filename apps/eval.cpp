@@ -14,7 +14,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

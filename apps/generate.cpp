@@ -24,7 +24,7 @@
 #include "twobp/train/generator.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/weights/weight_files.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

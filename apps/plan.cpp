@@ -16,7 +16,7 @@
 #include "twobp/core/text.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/run_world.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

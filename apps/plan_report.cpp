@@ -12,7 +12,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/stage_bytes.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

@@ -14,7 +14,7 @@
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

@@ -17,7 +17,7 @@
 #include "twobp/core/text.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/run_world.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/twobp.h"
 

@@ -19,7 +19,7 @@ ALLOWED = {
     "nn": {"core"},
     "data": {"core", "config", "files", "nn"},  # nn/context.h: the definition of a batch
     "graph": {"core", "files", "nn"},
-    "models": {"core", "config", "files", "nn", "data", "graph"},  # data/model_input.h: the definition of a model's input
+    "models": {"core", "config", "files", "nn", "data", "graph"},  # data/data_config.h: the definition of a model's input
     "transport": {"core", "nn"},  # nn/values.h: the values in a message; nn/device: their device
     "pipeline": {"core", "schedule", "plan", "config", "nn", "data", "models", "transport"},  # data/data.h: typical samples, to measure on
     "autograd": {"core", "nn"},

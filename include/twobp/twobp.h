@@ -5,7 +5,6 @@
 #include "twobp/models/decoder/options.h"
 #include "twobp/nn/check_layer.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/draw/grid.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/checkpoint/checkpointer.h"

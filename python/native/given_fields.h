@@ -1,7 +1,7 @@
 // The fields of a micro-batch as Python gives them, which mean what transformers means by them.
 #pragma once
 
-#include "twobp/data/model_input.h"
+#include "twobp/data/data_config.h"
 #include "twobp/nn/context.h"
 
 namespace twobp::python {

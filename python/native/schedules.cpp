@@ -10,7 +10,6 @@
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/csv.h"
-#include "twobp/schedule/draw/grid.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule_source.h"

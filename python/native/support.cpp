@@ -13,7 +13,7 @@
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/train/config.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::python {
 

@@ -37,7 +37,7 @@
 #include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::python {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/models/captured.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/named_schedules.h"

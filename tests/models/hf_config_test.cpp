@@ -11,7 +11,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -3,6 +3,7 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"
@@ -10,7 +11,6 @@
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {

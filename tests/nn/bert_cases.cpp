@@ -4,11 +4,11 @@
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/reference.h"
 #include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::test {
 namespace {

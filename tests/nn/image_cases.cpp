@@ -2,7 +2,6 @@
 // batch_norm_test.cpp.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/convolution.h"
-#include "twobp/nn/layers/pool2d.h"
 
 namespace twobp::test {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "tests/nn/reference.h"
 #include "twobp/core/random.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/attention_inputs.h"
@@ -13,7 +14,6 @@
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::test {

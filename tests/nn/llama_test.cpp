@@ -7,7 +7,7 @@
 #include "tests/nn/typed_options.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/models.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

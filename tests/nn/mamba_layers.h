@@ -3,9 +3,9 @@
 #pragma once
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/nn/layers/mamba_mixer.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::test {
 

@@ -2,11 +2,11 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/losses.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -7,11 +7,11 @@
 #include "tests/nn/layer_cases.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/recompute.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,10 +1,10 @@
 // Tests Saved: the tensors that it returns, when it releases them, and the Error for a backward pass without a forward
 // pass.
 #include "tests/nn/layer_cases.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/norms.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -6,9 +6,9 @@
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/batch_norm.h"
+#include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
-#include "twobp/nn/layers/pool2d.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,7 +1,4 @@
-// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite
-// those.
-#include "twobp/schedule/draw/grid.h"
-
+// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite those.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -12,6 +9,7 @@
 #include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -6,7 +6,6 @@
 #include "tests/schedule/costs.h"
 #include "tests/schedule/named.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/draw/grid.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -1,7 +1,5 @@
 // Tests processes that were started with different inputs. All of them report the same error before anything is
 // computed. It names the difference and the process.
-#include "twobp/train/agreement.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
@@ -9,8 +7,9 @@
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/run_world.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

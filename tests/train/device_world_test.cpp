@@ -22,8 +22,8 @@
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {

@@ -6,9 +6,9 @@
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/processes.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/processes.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

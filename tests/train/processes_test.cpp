@@ -1,5 +1,5 @@
 // Tests the messages between the processes of a run, which are threads here.
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 #include <mutex>
 #include <thread>

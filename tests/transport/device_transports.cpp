@@ -15,7 +15,7 @@
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::test {

@@ -1,12 +1,11 @@
 // Tests which launcher started the process, with made-up environments.
-#include "twobp/transport/launcher.h"
-
 #include <map>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

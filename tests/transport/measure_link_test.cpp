@@ -1,6 +1,4 @@
 // Tests the ping-pong on a link whose latency and bandwidth are known.
-#include "twobp/pipeline/profile/measure_link.h"
-
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -9,6 +7,7 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/core/check.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {

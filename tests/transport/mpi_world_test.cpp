@@ -6,8 +6,8 @@
 #include "tests/expect_error.h"
 #include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -23,8 +23,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,5 +1,4 @@
-#include "twobp/config/key.h"
-
+// Keys of the configuration: their bounds, and their values from JSON or from the text of --set.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,7 +10,6 @@
 #include <variant>
 #include <vector>
 
-#include "twobp/config/section.h"
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"

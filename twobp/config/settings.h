@@ -12,7 +12,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
 #include "twobp/config/section.h"
 #include "twobp/core/check.h"
 

@@ -6,12 +6,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {

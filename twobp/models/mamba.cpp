@@ -3,12 +3,12 @@
 #include "twobp/core/check.h"
 #include "twobp/models/models.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/mamba_mixer.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {

@@ -12,7 +12,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "twobp/config/section.h"
-#include "twobp/data/model_input.h"
+#include "twobp/data/data_config.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/model.h"
 #include "twobp/models/model_config.h"

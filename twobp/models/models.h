@@ -10,7 +10,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/model_type.h"
 

@@ -7,13 +7,12 @@
 #include "twobp/core/text.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/losses.h"
-#include "twobp/nn/layers/pool2d.h"
 #include "twobp/nn/layers/residual_block.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {

@@ -9,7 +9,6 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/pipeline/profile/measure_link.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/plan/partition/partition.h"

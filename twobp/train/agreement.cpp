@@ -1,5 +1,3 @@
-#include "twobp/train/agreement.h"
-
 #include <array>
 #include <cstdio>
 #include <fstream>
@@ -15,6 +13,7 @@
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp {

@@ -11,11 +11,11 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/train/processes.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/processes.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/subgroup.h"
 
 namespace twobp {

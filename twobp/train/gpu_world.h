@@ -2,8 +2,7 @@
 #pragma once
 
 #include "twobp/pipeline/pipeline_config.h"
-#include "twobp/transport/launcher.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

@@ -11,7 +11,6 @@
 #include "twobp/models/recompute.h"
 #include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/memory/memory_meter.h"
-#include "twobp/pipeline/profile/measure_link.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/slices.h"
 #include "twobp/pipeline/rank_threads.h"

@@ -5,10 +5,9 @@
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/gpu_world.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 
 namespace twobp {
 namespace {

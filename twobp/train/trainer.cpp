@@ -12,15 +12,15 @@
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/slices.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/train/agreement.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/processes.h"
 #include "twobp/train/trainer_state.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 #include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/processes.h"
 
 namespace twobp {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twobp/config/section.h"
-#include "twobp/data/model_input.h"
+#include "twobp/data/data_config.h"
 #include "twobp/models/model.h"
 
 namespace twobp {

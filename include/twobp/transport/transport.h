@@ -25,7 +25,7 @@ enum class MessageKind : uint8_t {
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kStepReport,    // 0; the process that reports
   kClock,         // question or answer; the round
-  // Collective operations of all ranks: 0; the operation's number (collectives.h, train/processes.h).
+  // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).
   kPart,
   kSum,
   kBroadcast,

@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/models.h"

@@ -6,13 +6,13 @@
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/config_file.h"
 #include "twobp/models/decoder/family.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/models/decoder/options.h"
 #include "twobp/models/model_type.h"
 #include "twobp/models/model_weights.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/config_file.h"
 

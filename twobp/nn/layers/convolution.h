@@ -1,10 +1,4 @@
-// The weight of a convolution and its three operations, for the layers that own a convolution. Images are in the layout
-// (batch, height, width, channels). There is no bias; windows have kernel x kernel pixels, with zeros beyond the
-// border.
-//
-// A 1 x 1 convolution is a matrix product over pixels. Other convolutions are a product over gathered windows if the
-// image has few pixels and the weight is large, if the image is smaller than the kernel, and for dtypes that oneDNN
-// lacks. Otherwise, and on devices, LibTorch's convolution is used, which needs no windows in memory.
+// Layers of pictures (batch, height, width, channels): convolution and pooling.
 #pragma once
 
 #include "twobp/nn/kernels/image/image_kernels.h"
@@ -72,6 +66,43 @@ class Conv2d : public Layer {
  private:
   Convolution convolution_;
   bool gives_gradient_;
+};
+
+// Pooling of images (batch, height, width, channels): the largest number under a moving window, and the mean of the
+// whole image.
+
+// (B, H, W, C) -> (B, H', W', C). Keeps one byte per output number: the index of the largest pixel within its window.
+class MaxPool2d : public Layer {
+ public:
+  // The window has at most 15 x 15 pixels. The padding is at most half of that, as in PyTorch.
+  MaxPool2d(int64_t kernel, int64_t stride, int64_t padding);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+
+ private:
+  WindowShape window_;  // its image size is not set
+};
+
+// (B, H, W, C) -> (B, C): adaptive average pooling to one pixel.
+class AveragePool2d : public Layer {
+ public:
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+};
+
+// The first layer of an image model. Takes pixel_values (B, C, H, W), or (B, H, W) of one channel. Returns them in the
+// dtype and the layout of the other layers, (B, H, W, C). Has no backward pass.
+class ImageInput : public Layer {
+ public:
+  ImageInput(int64_t channels, at::ScalarType dtype) : channels_(channels), dtype_(dtype) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values, Context&, Saved&) override { return {}; }
+
+ private:
+  int64_t channels_;
+  at::ScalarType dtype_;
 };
 
 }  // namespace twobp

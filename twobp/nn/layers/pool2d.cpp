@@ -1,8 +1,7 @@
-#include "twobp/nn/layers/pool2d.h"
-
 #include "twobp/nn/kernels/image/image_operators.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/layers/convolution.h"
 
 namespace twobp {
 namespace {

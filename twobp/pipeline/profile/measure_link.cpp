@@ -1,5 +1,3 @@
-#include "twobp/pipeline/profile/measure_link.h"
-
 #include <exception>
 #include <limits>
 #include <thread>
@@ -9,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/pipeline/profile/profile.h"
 
 namespace twobp {
 namespace {

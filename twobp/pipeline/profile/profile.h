@@ -10,12 +10,14 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/core/measure.h"
 #include "twobp/data/data.h"
 #include "twobp/models/model.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/pipeline/observer.h"
 #include "twobp/schedule/simulate/stage_cost.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -69,5 +71,19 @@ std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>&
 // A micro-batch of `size` samples with costs near the mean, at most data.size(). If samples cost unequally, also one of
 // as many copies of the costliest sample: no micro-batch costs more.
 ProfiledBatch profiled_batch(const Dataset& data, int64_t size);
+
+// Measures links between ranks by ping-pong: their cost, and the difference of the clocks at their ends.
+
+// Sends float tensors back and forth between the calling thread, which is rank 0, and a new thread for rank
+// 1. Takes about `seconds` in total and returns medians. The transports must not be used otherwise. Throws what their
+// waits throw.
+LinkSpeed measure_link(Transport& rank0, Transport& rank1, double seconds = 0.2);
+
+// The difference between the monotonic clocks of two processes. On another machine the clock began at another time.
+
+// Rank 0 and `peer` of `transport` call this at the same time. Rank 0 gets the seconds by which the peer's
+// now_seconds() is ahead of its own. The error is at most half the round trip of a message (the shortest of a few). The
+// peer gets 0. Throws what waits throw.
+double clock_ahead(Transport& transport, int peer, double timeout);
 
 }  // namespace twobp

@@ -1,12 +1,11 @@
 // Draws schedules: the simulated timeline to scale, and the bare instruction lists for error messages.
-#include "twobp/schedule/draw/grid.h"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {

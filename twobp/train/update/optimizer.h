@@ -11,7 +11,6 @@
 #include "twobp/models/model.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
-#include "twobp/train/update/optimizer_config.h"
 
 namespace twobp {
 

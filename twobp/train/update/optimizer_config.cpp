@@ -1,5 +1,3 @@
-#include "twobp/train/update/optimizer_config.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -8,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/train/config.h"
 #include "twobp/train/update/rates.h"
 
 namespace twobp {

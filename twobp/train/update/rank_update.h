@@ -8,19 +8,54 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/parameter.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/step_request.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/update/rates.h"
-#include "twobp/train/update/weight_uses.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
+// The weights of a model and where they are used. A weight that several layers use is tied (parameters of one name).
+
+class Pipeline;
+
+struct WeightUse {
+  Parameter* parameter = nullptr;  // null: on another process
+  int layer = 0;                   // index in the model
+  int stage = 0;
+  int rank = 0;
+  bool trainable = true;
+  bool hidden = false;  // see ParameterGroups::rule_of
+};
+
+// The uses of one weight, in model order.
+struct UsedWeight {
+  std::vector<WeightUse> uses;
+
+  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none.
+  Parameter* on(int rank) const;
+  // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one of them.
+  std::set<int> ranks_of_tied(int rank) const;
+};
+
+struct WeightUses {
+  // Throws Error if a tied weight has two shapes.
+  explicit WeightUses(Pipeline& pipeline);
+
+  std::vector<UsedWeight> all;      // in the order of their first use
+  std::vector<Parameter*> weights;  // that this process holds, each once, in model order
+  std::vector<std::string> names;   // of all weights of the model, by their parts
+  int64_t numel = 0;                // of all weights of the model
+};
 
 // A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
 // After the first step it is a copy of the weights, and after each later one

@@ -7,7 +7,6 @@
 
 #include "twobp/pipeline/step_request.h"
 #include "twobp/train/update/rank_update.h"
-#include "twobp/train/update/weight_uses.h"
 
 namespace twobp {
 

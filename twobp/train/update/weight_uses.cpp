@@ -1,5 +1,3 @@
-#include "twobp/train/update/weight_uses.h"
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -8,6 +6,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/rank_update.h"
 
 namespace twobp {
 

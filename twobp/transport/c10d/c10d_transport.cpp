@@ -10,7 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/transport/message.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp {

@@ -13,9 +13,8 @@
 #include <unistd.h>
 
 #include "twobp/core/check.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi_endpoint.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

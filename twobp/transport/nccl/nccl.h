@@ -42,7 +42,7 @@
 
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl_api.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 

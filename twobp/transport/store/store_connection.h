@@ -4,11 +4,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -72,5 +74,15 @@ class StoreConnection {
   bool joined_ = false;  // whether the store waits for this process
   std::atomic<double> leave_seconds_{10};
 };
+
+// Messages through a store (store_connection.h), for small and rare messages between processes that were started
+// without MPI (reports, sums of a few numbers, the heads of NCCL's messages). A message takes tens of microseconds, and
+// all of them go through the process that runs the store. Only host tensors are supported.
+
+// A transport between all processes at the store, with their ranks. A separate thread receives, so that looking for a
+// message costs nothing. It fails when messages without an end have more than `most_unfinished` bytes: no rank sends so
+// much.
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection,
+                                                size_t most_unfinished = size_t{1} << 30);
 
 }  // namespace twobp

@@ -1,5 +1,3 @@
-#include "twobp/transport/store/store_transport.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/transport/message.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp {

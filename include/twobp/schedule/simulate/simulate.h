@@ -186,4 +186,15 @@ std::vector<std::vector<RecordedOp>> recorded_order(const Simulation& simulation
 // One shared link for each node of `ranks_per_node` ranks, for the messages that leave the node.
 std::vector<SharedLink> node_links(int ranks, int ranks_per_node, double latency, double bytes_per_second);
 
+// Draws the simulated timeline to scale. One cell stands for `unit` time and is as wide as the widest label ("F12", or
+// "2F12" if a rank has several stages) and a space. An op spans the cells from round(begin / unit) to round(end /
+// unit), at least one. Idle cells are dots, the optimizer is "O". A grid longer than `max_width` columns is wrapped
+// into panels of that width; 0: never wrapped. Throws Error if unit is not above 0 or the grid would have more than 20
+// million cells.
+std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit, int max_width = 0);
+
+// Draws the instruction lists, one line for each rank. If marked_rank >= 0, one cell is marked >like this<, and of a
+// schedule too big for a screen only the neighbourhood of the mark is shown.
+std::string draw_instructions(const Schedule& schedule, int marked_rank = -1, int marked_index = -1);
+
 }  // namespace twobp

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "twobp/train/config.h"
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 namespace twobp {
 

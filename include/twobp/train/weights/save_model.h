@@ -10,7 +10,7 @@
 
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 namespace twobp {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/nn/kernels/gated_rows.h"
 #include "twobp/nn/kernels/rows/row_kernels.h"
 #include "twobp/nn/kernels/vector_math.h"
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <type_traits>
 
-#include "twobp/nn/kernels/gated_rows.h"
 #include "twobp/nn/kernels/rows/row_kernels.h"
 #include "twobp/nn/kernels/vector_math.h"
 

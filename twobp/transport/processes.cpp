@@ -1,4 +1,4 @@
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-at::Tensor bytes_of(const std::string& text) {
+at::Tensor text_bytes(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
   if (!text.empty()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   return bytes;
@@ -87,7 +87,7 @@ Processes::Processes(Transport& transport, double timeout)
 // Messages have left when a call returns: ranks must not free this thread's tensors, because their memory is metered.
 std::string Processes::from_first(const std::string& text) const {
   if (count_ == 1) return text;
-  at::Tensor bytes = is_first() ? bytes_of(text) : at::Tensor();
+  at::Tensor bytes = is_first() ? text_bytes(text) : at::Tensor();
   broadcast(*transport_, bytes, 0, timeout_);
   transport_->flush(timeout_);
   return text_of(bytes);
@@ -95,7 +95,7 @@ std::string Processes::from_first(const std::string& text) const {
 
 std::vector<std::string> Processes::to_first(const std::string& text) const {
   std::vector<std::string> texts;
-  for (const Values& values : tensors_to_first({bytes_of(text)})) texts.push_back(text_of(values.at(0)));
+  for (const Values& values : tensors_to_first({text_bytes(text)})) texts.push_back(text_of(values.at(0)));
   return texts;
 }
 
@@ -130,10 +130,10 @@ void Processes::together(const std::function<void()>& body) const {
       if (verdict.empty() && !report.empty()) verdict = concat("process ", process, ": ", report);
     }
     beats.reset();
-    for (const int process : others) transport_->isend(process, kVerdict, {bytes_of(verdict)});
+    for (const int process : others) transport_->isend(process, kVerdict, {text_bytes(verdict)});
   } else {
     beats.reset();
-    transport_->isend(0, kReport, {bytes_of(what)});
+    transport_->isend(0, kReport, {text_bytes(what)});
     verdict = receive_text(*transport_, 0, kVerdict, timeout_);
   }
   transport_->flush(timeout_);
