@@ -11,19 +11,19 @@
 
 #include "twobp/pipeline/observer.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 
-// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are
-// not measured: the parts of a step that is launched as a graph, and products on a GPU.
+// A row is a way to run a step, with its measurements. kUnknown (core/text.h) stands for values that are not
+// measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as given on the command line
   Variant variant;
   std::string cap;
   Batch batch;
-  std::vector<double>
-      batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
+  std::vector<double> batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]

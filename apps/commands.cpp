@@ -56,8 +56,7 @@ CLI::Validator number_from(double least, double most) {
   validator.operation([=](std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
-    if (!text.empty() && *end == '\0' && value >= least && value <= most && std::isfinite(value))
-      return std::string();
+    if (!text.empty() && *end == '\0' && value >= least && value <= most && std::isfinite(value)) return std::string();
     return concat("'", text, "' is not a number ", range);
   });
   return validator;
@@ -70,8 +69,8 @@ void check_commands(const CLI::App& app, int argc, const char* const* argv) {
     if (command->get_name() == argv[1]) return check_commands(*command, argc - 1, argv + 1);
     names.push_back(command->get_name());
   }
-  fail("there is no command \"", argv[1], "\": did you mean \"", nearest(argv[1], names),
-       "\"? The commands are ", join(names));
+  fail("there is no command \"", argv[1], "\": did you mean \"", nearest(argv[1], names), "\"? The commands are ",
+       join(names));
 }
 
 void check_files(const CLI::App& command) {
@@ -81,8 +80,8 @@ void check_files(const CLI::App& command) {
     if (option == nullptr || option->count() == 0) continue;
     const std::string file = std::filesystem::path(option->as<std::string>()).lexically_normal().string();
     const auto [at, is_new] = options.emplace(file, name);
-    TWOBP_CHECK(is_new || file.empty() || file.starts_with("/dev/"), at->second, " and ", name,
-                " name the same file, ", file, ", which would be overwritten: give each its own");
+    TWOBP_CHECK(is_new || file.empty() || file.starts_with("/dev/"), at->second, " and ", name, " name the same file, ",
+                file, ", which would be overwritten: give each its own");
   }
 }
 

@@ -10,7 +10,7 @@ namespace twobp {
 class Trainer;
 
 // Each adds a subcommand. Its callback runs it, and throws twobp::Error if it fails.
-void add_bench_command(CLI::App& app, int& exit_code);  // compares the step times of schedules and policies
+void add_bench_command(CLI::App& app, int& exit_code);       // compares the step times of schedules and policies
 void add_checkpoint_command(CLI::App& app, int& exit_code);  // inspects, verifies, converts checkpoints
 void add_eval_command(CLI::App& app);                        // loss and accuracy on the held-out data
 void add_generate_command(CLI::App& app);                    // continues a text with a trained model

@@ -8,12 +8,13 @@
 #include "apps/json_report.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

@@ -14,9 +14,9 @@
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/train/run_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -45,8 +45,8 @@ std::string job_text(PlanJob job) {
 class Flags {
  public:
   Flags(CLI::App& plan, PlanOptions& options) : plan_(plan), options_(options) {
-    auto* config = plan.add_option("config", options.config,
-                                   "JSON file, as for train: its model is measured and planned");
+    auto* config =
+        plan.add_option("config", options.config, "JSON file, as for train: its model is measured and planned");
     jobs_.emplace_back(config, kModel);
     jobs_.emplace_back(
         plan.add_option("--set", options.overrides, "override a key of the configuration: section.key=value")
@@ -91,8 +91,7 @@ class Flags {
     jobs_.emplace_back(plan_.add_option(flag, value, help)->capture_default_str(), jobs);
   }
   template <typename Number>
-  CLI::Option* number(unsigned jobs, const char* flag, Number& value, const std::string& help,
-                      double least = 0) {
+  CLI::Option* number(unsigned jobs, const char* flag, Number& value, const std::string& help, double least = 0) {
     CLI::Option* option = plan_.add_option(flag, value, help)->check(number_from(least));
     jobs_.emplace_back(option, jobs);
     return option;
@@ -120,8 +119,7 @@ class Flags {
     text(kAnyJob, "--p2", options_.p2,
          "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
              " (default: a file as it is written, else fill; with a model: all)");
-    text(kDraw, "--forward", options_.forward,
-         "cost of F: a number, or one for each stage, separated by commas");
+    text(kDraw, "--forward", options_.forward, "cost of F: a number, or one for each stage, separated by commas");
     text(kDraw, "--backward-p1", options_.backward_p1, "cost of I, as for --forward");
     text(kDraw, "--backward-p2", options_.backward_p2, "cost of W, as for --forward");
     number(kDraw, "--p2-units", options_.p2_units,
@@ -156,8 +154,7 @@ class Flags {
            "node)");
     text(kModel, "--data-bandwidth", options_.data_bandwidth,
          "bytes per second of the link for sums over replicas (default: as for --data-latency)");
-    number(kModel, "--devices", options_.devices,
-           "only combinations whose ranks x replicas equal this; 0: any");
+    number(kModel, "--devices", options_.devices, "only combinations whose ranks x replicas equal this; 0: any");
   }
 
   void add_output() {
@@ -165,8 +162,7 @@ class Flags {
     flag(kDraw, "--no-ops", options_.no_ops,
          "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
     text(kAnyJob, "--svg", options_.svg, "also draw the schedule as an SVG picture in this file");
-    number(kAnyJob, "--svg-end", options_.svg_end,
-           "end of the picture's time axis (default: the end of the step)");
+    number(kAnyJob, "--svg-end", options_.svg_end, "end of the picture's time axis (default: the end of the step)");
     text(kAnyJob, "--csv", options_.csv,
          "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
          "simulation ran it");
@@ -185,8 +181,7 @@ class Flags {
          "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
     number(kModel, "--batch", options_.batch, "only combinations with this many samples per step; 0: any")
         ->capture_default_str();
-    number(kModel, "--top", options_.top, "number of the best combinations to show", 1)
-        ->capture_default_str();
+    number(kModel, "--top", options_.top, "number of the best combinations to show", 1)->capture_default_str();
     flag(kModel, "--all", options_.all, "show all combinations that fit (slow: each is simulated)");
     flag(kAnyJob, "--search", options_.search,
          "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
@@ -214,8 +209,8 @@ int parse_number(const std::string& option, const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error != std::errc::invalid_argument && end == text.data() + text.size();
   TWOBP_CHECK(whole, option, ": '", text, "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
-  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option,
-              " must be at least 1 and at most ", kMostCount, ", got ", text);
+  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option, " must be at least 1 and at most ",
+              kMostCount, ", got ", text);
   return value;
 }
 
@@ -244,9 +239,8 @@ std::vector<int> parse_counts(const std::string& option, const std::string& text
 
 int parse_count(const std::string& option, const std::string& text) {
   const auto values = parse_counts(option, text);
-  TWOBP_CHECK(
-      values.size() == 1, option, ": '", text,
-      "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
+  TWOBP_CHECK(values.size() == 1, option, ": '", text,
+              "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
   return values[0];
 }
 
@@ -272,8 +266,8 @@ std::vector<double> parse_costs(const std::string& option, const std::string& te
   for (const auto& part : split(text, ',')) {
     double value = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost,
-                option, ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
+    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost, option,
+                ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
     values.push_back(value);
   }
   TWOBP_CHECK(values.size() == 1 || static_cast<int>(values.size()) == stages, option, " has ", values.size(),

@@ -73,8 +73,7 @@ struct SimulatedPlan {
 
 // Returns the lower bound (plan/auto_schedule/lower_bound.h) for the schedule's placement. It is kUnknown if
 // it would take long, or if the schedule gives up the order of micro-batches, which the bound assumes.
-double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
-                const SimulationOptions& options);
+double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options);
 
 // Prints the schedule's plan first, then p2 `off` if that is a different plan.
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,

@@ -10,10 +10,9 @@
 #include "apps/plan.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/stage_bytes.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -52,8 +51,7 @@ void print_ranks(const SimulatedPlan& plan) {
   for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
     const auto& result = plan.simulation.ranks[rank];
     std::vector<std::string> row = {std::to_string(rank), number(result.busy)};
-    for (double idle : result.bubble)
-      row.push_back(number(without_rounding(idle, plan.simulation.step_seconds)));
+    for (double idle : result.bubble) row.push_back(number(without_rounding(idle, plan.simulation.step_seconds)));
     row.push_back(percent(plan.simulation.idle_fraction(rank)));
     row.push_back(std::to_string(result.peak_in_flight));
     rows.push_back(std::move(row));
@@ -163,17 +161,15 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
   if (sliced) rows[0].insert(rows[0].begin() + 5, "slices");
   for (const SimulatedPlan* plan : plans) {
     const Schedule& schedule = plan->schedule;
-    rows.push_back({schedule.name, std::string(policy_name(schedule.policy)),
-                    std::to_string(schedule.rank_count()), std::to_string(schedule.stages),
-                    std::to_string(schedule.micro_batches / schedule.slices),
-                    number(plan->simulation.step_seconds), bound_text(*plan),
-                    percent(plan->simulation.bubble_ratio()), number(peak_of(plan->simulation))});
+    rows.push_back({schedule.name, std::string(policy_name(schedule.policy)), std::to_string(schedule.rank_count()),
+                    std::to_string(schedule.stages), std::to_string(schedule.micro_batches / schedule.slices),
+                    number(plan->simulation.step_seconds), bound_text(*plan), percent(plan->simulation.bubble_ratio()),
+                    number(peak_of(plan->simulation))});
     if (sliced) rows.back().insert(rows.back().begin() + 5, std::to_string(schedule.slices));
   }
   print_table(rows);
-  std::cout
-      << "\nAll schedules run the same model, in as many parts as the most stages of a schedule; the costs "
-         "are those of these parts. peak: the most micro-batches of a part that a rank holds\n";
+  std::cout << "\nAll schedules run the same model, in as many parts as the most stages of a schedule; the costs "
+               "are those of these parts. peak: the most micro-batches of a part that a rank holds\n";
 }
 
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,

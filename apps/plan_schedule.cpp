@@ -11,7 +11,6 @@
 
 #include "apps/plan.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/stage_bytes.h"
@@ -116,8 +115,7 @@ double cap_of(const PlanOptions& options) {
   double cap = 0;
   const char* end = options.memory.data() + options.memory.size();
   const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
-  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '",
-              options.memory,
+  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '", options.memory,
               "': without a configuration or --costs, give the number of micro-batches that a rank may hold");
   return cap;
 }
@@ -127,8 +125,7 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   const double latency = std::max(0.0, options.latency);
   if (const double cap = cap_of(options); cap > 0) simulation.cap_per_rank.assign(schedule.ranks.size(), cap);
   if (options.share_links > 0) {
-    simulation.shared_links =
-        node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
+    simulation.shared_links = node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
   } else {
     simulation.message_seconds = latency;
     simulation.bytes_per_second = kByteOfMessages;
@@ -161,9 +158,8 @@ SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, 
 }
 
 SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
-  return simulated(
-      of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options)),
-      of.costs, options);
+  return simulated(of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options)),
+                   of.costs, options);
 }
 
 // Returns the costs of one of the equal slices of a micro-batch.
@@ -181,16 +177,15 @@ std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
 // Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
   const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
-  write_output("--csv", options.csv,
-               to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule));
+  write_output("--csv", options.csv, to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule));
 }
 
 void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
   SvgOptions picture;
   picture.until = options.svg_end;
-  picture.title = concat(plan.schedule.name, " with p2 ", policy_name(plan.schedule.policy), ", ",
-                         plan.schedule.rank_count(), " ranks, ", plan.schedule.stages, " stages, ",
-                         plan.schedule.count_text());
+  picture.title =
+      concat(plan.schedule.name, " with p2 ", policy_name(plan.schedule.policy), ", ", plan.schedule.rank_count(),
+             " ranks, ", plan.schedule.stages, " stages, ", plan.schedule.count_text());
   write_output("--svg", options.svg, draw_svg(plan.schedule, plan.simulation, picture));
 }
 
@@ -209,8 +204,8 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
     std::cout << each.plan.schedule.name << " with p2 " << policy_name(each.plan.schedule.policy)
               << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
   }
-  TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap),
-              " micro-batches per rank; the smallest needs ", number(least), ": raise --memory or --cap");
+  TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap), " micro-batches per rank; the smallest needs ",
+              number(least), ": raise --memory or --cap");
   all = std::move(fit);
 }
 
@@ -254,8 +249,7 @@ void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
 
 }  // namespace
 
-double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
-                const SimulationOptions& options) {
+double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   constexpr double kMostOps = 3e5;
   if (schedule.allow_reorder || 3.0 * schedule.stages * schedule.micro_batches > kMostOps) return kUnknown;
   if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
@@ -278,8 +272,7 @@ void plan_schedule(const PlanOptions& options) {
   const std::vector<Asked> asked = asked_of(options);
   const bool compares = asked.size() > 1 || options.search;
   int parts = 1;
-  int micro_batches =
-      options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
+  int micro_batches = options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
   const bool own_number = micro_batches == 0;
   for (const Asked& each : asked) {
     const Shape shape = shape_of(options, each.source, asked.size() > 1);
@@ -305,8 +298,7 @@ void plan_schedule(const PlanOptions& options) {
   }
   print_plans(plans, one.costs, options);
   if (!fits(one.plan.simulation, cap_of(options)))
-    std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation))
-              << " micro-batches\n";
+    std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation)) << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
   write_pictures(one.plan, options);
 }

@@ -13,8 +13,8 @@
 
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/core/text.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -93,8 +93,7 @@ void check_output() {
   const bool flushed = std::fflush(stdout) == 0 && std::cout.good();
   if (!flushed && first_error == 0) first_error = errno;
   if ((flushed && std::ferror(stdout) == 0) || stop_signal() != 0) return;
-  fail("cannot write to standard output",
-       first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
+  fail("cannot write to standard output", first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
 }
 
 }  // namespace twobp

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/core/figures.h"  // the cells of tables are made with these functions
+#include "twobp/core/text.h"
 
 namespace twobp {
 

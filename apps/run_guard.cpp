@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "apps/log.h"
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/transport.h"
@@ -146,8 +146,7 @@ void RunGuard::failing() {
   if (thrown.by_other || dying.exchange(true)) return;
   forget_stop_signals();
   std::thread([this, what = thrown.what] {
-    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports
-                                       : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
+    sleep_for(launcher_.started_many() ? kUnwind + kFirstReports : std::clamp(timeout_.load(), kUnwind, kUnwindAlone));
     if (const std::string by_other = other_failure(); !by_other.empty()) end_by_other(by_other);
     report(what);
     end_now(kFailed);
@@ -192,8 +191,7 @@ RunGuard::Deadline::Deadline(double seconds, std::string what) : state_(std::mak
   std::thread([state = state_, seconds, what = std::move(what)] {
     std::unique_lock lock(state->mutex);
     if (wait_patiently(state->changed, lock, seconds, [&] { return state->done; })) return;
-    get().report(
-        concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
+    get().report(concat(what, " took longer than ", seconds, " s (pipeline.timeout): another process is stuck"));
     end_now(kFailed);
   }).detach();
 }

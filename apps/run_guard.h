@@ -11,8 +11,8 @@
 #include <mutex>
 #include <string>
 
-#include "twobp/train/processes.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/processes.h"
+#include "twobp/transport/start.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {

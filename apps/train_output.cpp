@@ -13,9 +13,7 @@
 #include "apps/print.h"
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
 
@@ -32,8 +30,7 @@ Progress::Progress(int64_t total_steps, int64_t log_every, std::string_view item
 void Progress::show(const StepResult& result) {
   recent_.push_back(result.report.seconds() + (result.report.begun_early ? 0 : result.input_wait));
   if (recent_.size() > kRecent) recent_.pop_front();
-  const double mean =
-      std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
+  const double mean = std::accumulate(recent_.begin(), recent_.end(), 0.0) / static_cast<double>(recent_.size());
   const bool last = result.step == total_;
   if (!terminal_ && !last && result.step % log_every_ != 0 && result.step != 1) return;
   std::string memory;
@@ -46,8 +43,8 @@ void Progress::show(const StepResult& result) {
   print("step %lld/%lld  loss %.4f%s  %.0f %s/s  left %s%s  memory %s%s", static_cast<long long>(result.step),
         static_cast<long long>(total_), result.loss, result.skipped ? " (skipped)" : "",
         static_cast<double>(result.tokens) / mean, items_.c_str(),
-        format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(), idle.c_str(),
-        memory.c_str(), terminal_ ? "" : "\n");
+        format_seconds(mean * static_cast<double>(total_ - result.step)).c_str(), idle.c_str(), memory.c_str(),
+        terminal_ ? "" : "\n");
   line_open_ = terminal_;
 }
 
@@ -116,8 +113,7 @@ void MetricsFile::write(const nlohmann::json& line) {
   }
 }
 
-TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer)
-    : options_(options), trainer_(&trainer) {
+TraceOutput::TraceOutput(const TraceOptions& options, Trainer& trainer) : options_(options), trainer_(&trainer) {
   if (options.file.empty()) {
     TWOBP_CHECK(options.steps.empty(), "--trace-steps needs --trace FILE");
     return;
@@ -151,8 +147,8 @@ void TraceOutput::finish() {
 void TraceOutput::write() {
   const Variant& variant = trainer_->variant();
   Trace trace;
-  trace.title = concat(trainer_->config().model.type.name(), " on ", trainer_->pipeline().stages(),
-                       " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
+  trace.title = concat(trainer_->config().model.type.name(), " on ", trainer_->pipeline().stages(), " stages, ",
+                       variant.schedule, " with p2 ", policy_name(variant.policy));
   trace.steps = recorder_->reports();
   trace.slices = trainer_->pipeline().slices();
   write_text(options_.file, trace_json(trace));

@@ -22,7 +22,6 @@
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
@@ -31,14 +30,14 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/gpu_world.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::python {
 namespace {
@@ -66,12 +65,11 @@ class PyTrainer {
  public:
   // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of
   // the c10d::ProcessGroup whose processes run a rank each, or empty if this process runs all ranks.
-  PyTrainer(const std::string& config, const std::string& graph, const Fields& constants,
-            const Fields& example, const Fields& weights, const std::string& group)
+  PyTrainer(const std::string& config, const std::string& graph, const Fields& constants, const Fields& example,
+            const Fields& weights, const std::string& group)
       : process_(::getpid()) {
     const Launcher launcher = find_launcher();
-    TWOBP_CHECK(!group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ",
-                launcher.size,
+    TWOBP_CHECK(!group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
                 " processes: connect them by twobp.init_process_group() before the trainer is made");
     const Unlocked unlocked;
     std::optional<ModelOptions> own;
@@ -97,9 +95,8 @@ class PyTrainer {
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
     } else {
-      trainer_ =
-          std::make_unique<Trainer>(made, model, std::move(split),
-                                    world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
+      trainer_ = std::make_unique<Trainer>(made, model, std::move(split),
+                                           world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
     }
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(), made.model.weights());
@@ -127,13 +124,12 @@ class PyTrainer {
     const Use use(*this);
     const Batch batch = own_batch(micro_batches);
     const std::string name = concat("step ", trainer_->steps_done() + 1);
-    last_ = to_dict(
-        until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
-          StepResult done = trainer_->step(batch, trainer_->variant(), lr);
-          if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
-          if (done.given_up) return std::nullopt;
-          return done;
-        }));
+    last_ = to_dict(until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
+      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
+      if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+      if (done.given_up) return std::nullopt;
+      return done;
+    }));
     if (drawn_ && drawn_->complete()) draw();
     run_handlers(counted());
     return last_;
@@ -211,9 +207,8 @@ class PyTrainer {
       const Config& config = trainer_->config();
       SaveModelOptions options;
       options.dtype = dtype;
-      trainer_->with_averages([&] {
-        save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
-      });
+      trainer_->with_averages(
+          [&] { save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes()); });
     }
     run_handlers("the model is saved");
   }
@@ -270,8 +265,7 @@ class PyTrainer {
   }
 
   // The cost model, as JSON.
-  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices,
-                    double seconds) {
+  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices, double seconds) {
     const Use use(*this);
     const WithoutGil free;
     const KeepThreads keep;
@@ -282,8 +276,7 @@ class PyTrainer {
     const Pipeline& pipeline = trainer_->pipeline();
     const World& world = trainer_->world();
     if (!world.devices.empty()) options.device = world.device(world.local_ranks().front()).where().index();
-    return cost_model_to_json(
-        measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+    return cost_model_to_json(measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
   }
 
   int process() const { return trainer_->world().process(); }
@@ -344,8 +337,7 @@ class PyTrainer {
                         const Launcher& launcher) {
     const int ranks = pipeline_shape(config).ranks;
     const C10dOptions options{.channel = next_channel++};
-    if (config.device == "cpu")
-      return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
+    if (config.device == "cpu") return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
     GpuProcess process{.count = group->getSize(), .local_rank = group->getRank()};
     check_processes(process.count, config.data_parallel, ranks);
     if (launcher.started_many()) process.local_rank = launcher.local_rank;
@@ -368,8 +360,7 @@ class PyTrainer {
 
   Processes processes() const {
     const World& world = trainer_->world();
-    return world.process_count() == 1 ? Processes()
-                                      : Processes(*world.processes, trainer_->config().pipeline.timeout);
+    return world.process_count() == 1 ? Processes() : Processes(*world.processes, trainer_->config().pipeline.timeout);
   }
 
   // Gives every process the tensors of all.
@@ -427,8 +418,7 @@ class PyTrainer {
     try {
       check_state(live, state);
       for (const auto& [name, tensor] : state) {
-        TWOBP_CHECK(!all.is_first() || known.contains(name), "the state has ", name,
-                    ", which the model does not have");
+        TWOBP_CHECK(!all.is_first() || known.contains(name), "the state has ", name, ", which the model does not have");
       }
     } catch (const Error& wrong) {
       error = wrong.what();
@@ -462,8 +452,7 @@ class PyTrainer {
     const Variant& variant = trainer_->variant();
     const Pipeline& pipeline = trainer_->pipeline();
     Trace trace;
-    trace.title =
-        concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
+    trace.title = concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
     trace.steps = drawn->reports();
     trace.slices = pipeline.slices();
     try {

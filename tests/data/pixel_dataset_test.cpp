@@ -66,8 +66,7 @@ TEST_F(PixelArrays, KeepFloatsAndNormaliseBytes) {
   EXPECT_NEAR(bytes.mean().item<float>(), 0, 1e-5);
   EXPECT_NEAR(bytes.pow(2).mean().item<float>(), 1, 1e-4);
   std::filesystem::resize_file(folder_.path("pixel_values.npy"), 20);
-  expect_error([&] { train->read({0}, 0); },
-               {"pixel_values.npy: the file was truncated while it was in use"});
+  expect_error([&] { train->read({0}, 0); }, {"pixel_values.npy: the file was truncated while it was in use"});
 }
 
 TEST_F(PixelArrays, RefuseBadFiles) {

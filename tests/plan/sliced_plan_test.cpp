@@ -8,9 +8,9 @@
 
 #include "tests/plan/support.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 
@@ -128,8 +128,8 @@ TEST(SlicedPlan, RanksAsSimulatingEverythingDoes) {
         if (stages > 6) continue;
         for (const int size : request.micro_batch_sizes) {
           for (const int slices : {1, 2, 4}) {
-            const auto split = balanced_split(layer_seconds_at(model, size, slices),
-                                              place_stages(named.placement, stages, ranks));
+            const auto split =
+                balanced_split(layer_seconds_at(model, size, slices), place_stages(named.placement, stages, ranks));
             const auto costs = stage_costs(model, split, size, slices);
             for (const int m : request.micro_batches) {
               if (!admits(name, stages, ranks, m, slices)) continue;
@@ -267,15 +267,11 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
   };
   EXPECT_EQ(error_with([](json&) {}), "");
   expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "\"slices\"", "array"});
-  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }),
-                  {"costs.json", "\"slices\"", "array"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }), {"costs.json", "\"slices\"", "array"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128}; }), {"costs.json", "kind", "slice"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {64, 63}; }), {"128 positions", "127"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128, 0}; }), {"2 slices", "at least 1"});
-  expect_contains(error_with([](json& file) {
-                    file["slices"][0] = {64, 32, 16, 16};
-                  }),
-                  {"costs.json", "of 4"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = {64, 32, 16, 16}; }), {"costs.json", "of 4"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"].erase(1); }),
                   {"costs.json", "kind1", "1 entries", "slice_costs"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1] = 4; }),

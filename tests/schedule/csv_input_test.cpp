@@ -41,8 +41,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       {"0F0,\"0B0", {"row 1 (rank 0), column 2", "cell \"\"0B0\"", "number of a stage"}},
       {"0F0," + std::string(5000, '1') + "\n", {"column 2", "stage is too large"}},
       // cells that have no meaning
-      {"0F0,0X0\n",
-       {"row 1 (rank 0), column 2", "cell \"0X0\"", "unknown op \"X\"", "did you mean", "RECV_B"}},
+      {"0F0,0X0\n", {"row 1 (rank 0), column 2", "cell \"0X0\"", "unknown op \"X\"", "did you mean", "RECV_B"}},
       {"0f0,0b0\n", {"cell \"0f0\"", "unknown op \"f\""}},
       {"0SEND_G0\n", {"cell \"0SEND_G0\"", "did you mean \"SEND_"}},
       {"F0,0B0\n", {"column 1", "cell \"F0\"", "number of a stage"}},
@@ -69,8 +68,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       {"0F0,0F1,0I0,0W0,0I1\n", {"0I1 has no W"}},
       // a stage on two ranks
       {"0F0,0B0\n1F0,1B0,0F1\n",
-       {"row 2 (rank 1), column 3", "cell \"0F1\"",
-        "stage 0 is on rank 0 already, by 0F0 in row 1, column 1"}},
+       {"row 2 (rank 1), column 3", "cell \"0F1\"", "stage 0 is on rank 0 already, by 0F0 in row 1, column 1"}},
       // cells that are repeated or in the wrong order
       {"0F0,0F1,0F0,0B0,0B1\n", {"row 1 (rank 0), column 3", "cell \"0F0\"", "0F0 appears twice", ">0F0<"}},
       {"0F0,0B0,0I0,0W0\n", {"column 3", "cell \"0I0\"", "runs again"}},
@@ -125,8 +123,8 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
     const int stages = ranks * usual_stages_per_rank(named.placement);
     const int micro_batches = random_int(random, 1, 8);
     if (!admits(named.name, stages, ranks, micro_batches)) continue;
-    const Schedule schedule = make_schedule(named.name, stages, micro_batches,
-                                            named.places_p2 ? P2Policy::kPlaced : P2Policy::kEnd, ranks);
+    const Schedule schedule =
+        make_schedule(named.name, stages, micro_batches, named.places_p2 ? P2Policy::kPlaced : P2Policy::kEnd, ranks);
     const auto original = cells_of(to_csv(schedule));
     auto rows = original;
     const int r = random_int(random, 0, static_cast<int>(rows.size()) - 1);
@@ -159,8 +157,8 @@ TEST(CsvInput, MutationsAreRefusedOrStillSchedules) {
             "0123456789FIWB_;\"(x"[random_int(random, 0, 18)];
         other = row[at];
     }
-    SCOPED_TRACE(concat(named.name, ", mutation ", kind, " of ", cell, " and ", other, " in row ", r + 1,
-                        ":\n", text_of_cells(rows)));
+    SCOPED_TRACE(concat(named.name, ", mutation ", kind, " of ", cell, " and ", other, " in row ", r + 1, ":\n",
+                        text_of_cells(rows)));
     const std::string message = error_of([&] {
       const Schedule read = from_csv(text_of_cells(rows), "mutated");
       validate(add_communication(read));

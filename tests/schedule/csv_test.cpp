@@ -10,7 +10,6 @@
 #include "tests/schedule/support.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/schedule_source.h"
@@ -74,8 +73,7 @@ TEST(Csv, ReadsOverlappedCellsInTheirOrder) {
 
 TEST(Csv, SkipsTheCellsOfFsdpAndMessages) {
   const Schedule schedule = from_csv(
-      "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0\n",
-      "fsdp");
+      "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0\n", "fsdp");
   EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0B0");
   EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1B0");
 }
@@ -102,8 +100,8 @@ TEST(Csv, NamedSchedulesRoundTrip) {
         if (policy == P2Policy::kFill) continue;  // the place of its W is known only when it runs
         const Schedule schedule = make_schedule(named.name, stages, micro_batches, policy, ranks);
         const Schedule lowered = lower(schedule);
-        SCOPED_TRACE(concat(named.name, ", ", stages, " stages, ", micro_batches, " micro-batches, p2 ",
-                            policy_name(policy)));
+        SCOPED_TRACE(
+            concat(named.name, ", ", stages, " stages, ", micro_batches, " micro-batches, p2 ", policy_name(policy)));
         const Schedule read = from_csv(to_csv(schedule), "there and back");
         expect_same_lists(lowered, read);
         EXPECT_TRUE(schedule.allow_reorder || !read.allow_reorder);
@@ -126,8 +124,7 @@ TEST(Csv, RandomSchedulesRoundTrip) {
   Random random(2);
   for (int i = 0; i < 300; ++i) {
     const int stages = random_int(random, 1, 8);
-    Schedule schedule =
-        random_schedule(random, stages, random_int(random, 1, 8), random_int(random, 1, stages), true);
+    Schedule schedule = random_schedule(random, stages, random_int(random, 1, 8), random_int(random, 1, stages), true);
     bool rank_is_empty = false;
     for (const auto& list : schedule.ranks) rank_is_empty |= list.empty();
     if (rank_is_empty) continue;
@@ -170,8 +167,7 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
 
   const std::string path = ::testing::TempDir() + "twobp_source_test.csv";
   std::ofstream(path) << "0F0,0F1,0I0,0I1,1F0,1I0,1F1,1I1,1W1,1W0\n";  // 1F0 must come before 0I0
-  expect_contains(error_of([&] { ScheduleSource source(path); }),
-                  {path, "row 1 (rank 0), column 3", "\"0I0\""});
+  expect_contains(error_of([&] { ScheduleSource source(path); }), {path, "row 1 (rank 0), column 3", "\"0I0\""});
   std::ofstream(path) << "0F0,0I0,0F1,0I1,0W0,0W1\n";
   const ScheduleSource file(path);
   std::remove(path.c_str());  // the file is read once
@@ -184,8 +180,7 @@ TEST(ScheduleSource, TakesNamesAndFiles) {
   EXPECT_EQ(text_of(file.make(1, 1, 2, P2Policy::kOff).ranks[0]), "0F0 0B0 0F1 0B1");
   EXPECT_EQ(text_of(file.make(1, 1, 2, P2Policy::kEnd).ranks[0]), "0F0 0I0 0F1 0I1 0W0-1");
   EXPECT_EQ(text_of(file.make(1, 1, 1, P2Policy::kPlaced).ranks[0]), "0F0 0I0 0W0");
-  expect_contains(error_of([&] { file.make(1, 1, 3, P2Policy::kPlaced); }),
-                  {path, "2 micro-batches, not of 3"});
+  expect_contains(error_of([&] { file.make(1, 1, 3, P2Policy::kPlaced); }), {path, "2 micro-batches, not of 3"});
   expect_contains(error_of([&] { file.rank_of_stage(2, 0); }), {path, "1 stages, not of 2"});
   expect_contains(error_of([&] { file.rank_of_stage(0, 2); }), {path, "1 ranks, not of 2"});
 

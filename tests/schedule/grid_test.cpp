@@ -1,7 +1,4 @@
-// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite
-// those.
-#include "twobp/schedule/draw/grid.h"
-
+// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite those.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -9,9 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -46,8 +44,7 @@ TEST(Grid, MatchesTheGoldenFiles) {
 }
 
 TEST(Grid, MatchesTheGoldenFileOfAVShape) {
-  const Schedule schedule =
-      add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
+  const Schedule schedule = add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
   expect_golden("grid_v_shape.txt", unit_grid(schedule) + "\n" + draw_instructions(schedule, 1, 4));
 }
 
@@ -58,8 +55,7 @@ TEST(Grid, DrawsOpsToScale) {
   costs[0].optimizer = 2;
   const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 1), "rank 0  F0 I0--- W0 O\n");
-  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5),
-            "rank 0  F0--- I0--------- W0 O----------\n");
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5), "rank 0  F0--- I0--------- W0 O----------\n");
   // Ops shorter than a cell have one each.
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 100), "rank 0  F0 I0 W0 O\n");
 }
@@ -75,8 +71,7 @@ TEST(Grid, EndsTheOptimizerWhereTheRankEnds) {
 TEST(Grid, WrapsIntoPanels) {
   const Schedule schedule = make_schedule("naive", 2, 1, P2Policy::kOff);
   // the label and three cells
-  EXPECT_EQ(unit_grid(schedule, 17),
-            "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
+  EXPECT_EQ(unit_grid(schedule, 17), "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
   // two cells
   EXPECT_EQ(unit_grid(schedule, 16),
             "rank 0  F0 .\nrank 1  .  F0\n\nrank 0  .  .\nrank 1  I0 W0\n\nrank 0  I0 W0\nrank 1  .  .\n");
@@ -138,8 +133,8 @@ TEST(Instructions, ShowTheRanksAroundAMark) {
   const auto shown = [&](int ranks, int marked) {
     const std::string text = draw_instructions(gpipe(ranks, 1), marked, 0);
     const size_t first = text.find("rank"), last = text.rfind("rank");
-    return concat(first > 0 ? "... " : "", std::stoi(text.substr(first + 5)), " to ",
-                  std::stoi(text.substr(last + 5)), text.substr(text.size() - 4) == "...\n" ? " ..." : "");
+    return concat(first > 0 ? "... " : "", std::stoi(text.substr(first + 5)), " to ", std::stoi(text.substr(last + 5)),
+                  text.substr(text.size() - 4) == "...\n" ? " ..." : "");
   };
   EXPECT_EQ(shown(16, 0), "0 to 15");
   EXPECT_EQ(shown(17, 8), "0 to 16");

@@ -77,10 +77,9 @@ TEST(Lower, PiecesOfWBecomeOneCell) {
 TEST(Lower, TakesARecordedOrder) {
   const Schedule fill = make_schedule("1f1b", 1, 2, P2Policy::kFill);
   // 0F1 has two parts, and a part of 0W0 runs between them. 0W0 has three parts.
-  const std::vector<RecordedOp> ran = {
-      {Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
-      {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
-      {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
+  const std::vector<RecordedOp> ran = {{Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
+                                       {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
+                                       {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
   EXPECT_EQ(text_of(lower(fill, {ran}).ranks[0]), "0F0 0I0 0F1 0W0 0I1 0W1");
 }
 

@@ -31,8 +31,7 @@ std::string output_of(const std::string& command, int& exit_code) {
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   std::string out;
   std::array<char, 4096> buffer{};
-  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    out.append(buffer.data(), n);
+  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.append(buffer.data(), n);
   const int status = ::pclose(pipe);
   exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
   return out;
@@ -86,8 +85,7 @@ TEST(PyTorchRuntime, RunsOurSchedules) {
     EXPECT_LE(error, kTolerance) << line;
     ranks_of.erase(expected);
   }
-  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first
-                                << " is one:\n"
+  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first << " is one:\n"
                                 << out;
   for (const auto& file : files) std::remove(file.c_str());
 }

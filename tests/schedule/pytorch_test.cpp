@@ -42,8 +42,7 @@ std::vector<Golden> golden_of(const std::string& name) {
     if (file.path().extension() != ".csv" || !stem.starts_with(name + '_')) continue;
     const Schedule theirs = read_csv(file.path().string());
     all.push_back(
-        {stem, theirs,
-         named_schedule(name).generate(theirs.stages, theirs.rank_count(), theirs.micro_batches, 1)});
+        {stem, theirs, named_schedule(name).generate(theirs.stages, theirs.rank_count(), theirs.micro_batches, 1)});
   }
   return all;
 }

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 
@@ -45,8 +45,8 @@ std::vector<Bar> bars(const std::string& svg, const std::string& fill) {
     Bar bar;
     if (line == "<g fill=\"" + fill + "\">") inside = true;
     if (line == "</g>") inside = false;
-    if (inside && std::sscanf(line.c_str(), "<rect x=\"%lf\" y=\"%lf\" width=\"%lf\"", &bar.x, &bar.y,
-                              &bar.width) == 3) {
+    if (inside &&
+        std::sscanf(line.c_str(), "<rect x=\"%lf\" y=\"%lf\" width=\"%lf\"", &bar.x, &bar.y, &bar.width) == 3) {
       found.push_back(bar);
     }
   }
@@ -90,8 +90,7 @@ TEST(Svg, DrawsEveryOpToScale) {
       EXPECT_TRUE(std::any_of(drawn.begin(), drawn.end(),
                               [&](const Bar& bar) {
                                 return std::abs(bar.x - lanes[rank].x - op.begin * scale) < 0.2 &&
-                                       bar.y == lanes[rank].y && bar.width <= width + 0.1 &&
-                                       bar.width > width - 1;
+                                       bar.y == lanes[rank].y && bar.width <= width + 0.1 && bar.width > width - 1;
                               }))
           << "rank " << rank << " " << op_name(op.op) << op.micro_batch;
     }
@@ -129,9 +128,7 @@ TEST(Svg, WritesNumbersWhereTheyFit) {
 TEST(Svg, TwoPicturesShareAScale) {
   const auto [schedule, simulation] = simulated(make_schedule("1f1b", 4, 4, P2Policy::kFill));
   const double alone = bars(draw_svg(schedule, simulation), kIdle)[0].width;
-  const auto until = [&](double end) {
-    return bars(draw_svg(schedule, simulation, {.until = end}), kIdle)[0].width;
-  };
+  const auto until = [&](double end) { return bars(draw_svg(schedule, simulation, {.until = end}), kIdle)[0].width; };
   EXPECT_NEAR(until(2 * simulation.step_seconds), alone / 2, 0.1);
   EXPECT_EQ(until(0.5 * simulation.step_seconds), alone) << "nothing is cut off";
 }

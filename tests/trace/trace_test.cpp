@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -201,8 +201,8 @@ TEST(ChooseTraceSteps, FollowTheRequest) {
 }
 
 TEST(ChooseTraceSteps, RefuseImpossibleRequests) {
-  for (const char* text : {"x", "3-", "-3", "3-x", "5-3", "0", "0-2", "3-5-7", " 3", "3 ", "1e3", "+3",
-                           "99999999999999999999"}) {
+  for (const char* text :
+       {"x", "3-", "-3", "3-x", "5-3", "0", "0-2", "3-5-7", " 3", "3 ", "1e3", "+3", "99999999999999999999"}) {
     expect_contains(error_of([&] { choose_trace_steps(text, {1, 8}); }), {"--trace-steps", text});
   }
   expect_contains(error_of([] { choose_trace_steps("7-9", {1, 8}); }), {"7-9", "1 to 8"});

@@ -1,7 +1,5 @@
-// Tests processes that were started with different inputs. All of them report the same error before anything
-// is computed. It names the difference and the process.
-#include "twobp/train/agreement.h"
-
+// Tests processes that were started with different inputs. All of them report the same error before anything is
+// computed. It names the difference and the process.
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
@@ -9,7 +7,9 @@
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/run_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -81,8 +81,7 @@ TEST(Agreement, CountsManyDifferences) {
   Config others = config;
   others.optimizer = {.type = "sgd", .lr = 1, .weight_decay = 2, .beta1 = 0.5, .beta2 = 0.6};
   const std::string error = errors_of(config, 2, others)[0];
-  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos)
-      << error;
+  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos) << error;
   EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
 }
 

@@ -41,16 +41,14 @@ void centre(ImageDraw& draw, int64_t height, int64_t width, const ImageOptions& 
 }
 
 // As in torchvision.transforms.RandomResizedCrop: ten tries, then the centre.
-void random_part(ImageDraw& draw, int64_t height, int64_t width, SplitMix64& random,
-                 const ImageOptions& options) {
+void random_part(ImageDraw& draw, int64_t height, int64_t width, SplitMix64& random, const ImageOptions& options) {
   constexpr double kLeastArea = 0.08;
   constexpr double kNarrowest = 0.75;
   constexpr int kTries = 10;
   const double area = static_cast<double>(height) * static_cast<double>(width);
   for (int i = 0; i < kTries; ++i) {
     const double wanted = area * (kLeastArea + (1 - kLeastArea) * uniform(random));
-    const double ratio =
-        kNarrowest * std::pow(1 / (kNarrowest * kNarrowest), uniform(random));  // log-uniform
+    const double ratio = kNarrowest * std::pow(1 / (kNarrowest * kNarrowest), uniform(random));  // log-uniform
     const int64_t columns = std::llround(std::sqrt(wanted * ratio));
     const int64_t rows = std::llround(std::sqrt(wanted / ratio));
     if (rows < 1 || columns < 1 || rows > height || columns > width) continue;
@@ -62,12 +60,11 @@ void random_part(ImageDraw& draw, int64_t height, int64_t width, SplitMix64& ran
   centre(draw, height, width, options, 1);
 }
 
-std::vector<float> per_channel(const std::vector<double>& values, const ImageOptions& options,
-                               double otherwise, const char* key) {
+std::vector<float> per_channel(const std::vector<double>& values, const ImageOptions& options, double otherwise,
+                               const char* key) {
   const auto channels = static_cast<size_t>(options.channels);
-  TWOBP_CHECK(values.empty() || values.size() == 1 || values.size() == channels, key, " lists ",
-              values.size(), " values, but pictures have ", channels,
-              " channels: give one value for each, or one for all.");
+  TWOBP_CHECK(values.empty() || values.size() == 1 || values.size() == channels, key, " lists ", values.size(),
+              " values, but pictures have ", channels, " channels: give one value for each, or one for all.");
   std::vector<float> out(channels, static_cast<float>(otherwise));
   for (size_t c = 0; c < channels && !values.empty(); ++c) {
     const double value = values[values.size() == 1 ? 0 : c];
@@ -103,28 +100,26 @@ Crop parse_crop(const std::string& name) {
   if (name == "none") return Crop::kNone;
   if (name == "shift") return Crop::kShift;
   if (name == "resized") return Crop::kResized;
-  fail("data.crop is \"", name, "\", which is unknown: did you mean \"",
-       nearest(name, {"none", "shift", "resized"}), "\"?");
+  fail("data.crop is \"", name, "\", which is unknown: did you mean \"", nearest(name, {"none", "shift", "resized"}),
+       "\"?");
 }
 
 ImageTransform::ImageTransform(ImageOptions options) : options_(std::move(options)) {
-  TWOBP_CHECK(options_.height >= 1 && options_.width >= 1, "data.image_size: pictures of ", options_.width,
-              " x ", options_.height, " pixels have no pixel.");
+  TWOBP_CHECK(options_.height >= 1 && options_.width >= 1, "data.image_size: pictures of ", options_.width, " x ",
+              options_.height, " pixels have no pixel.");
   TWOBP_CHECK(options_.channels >= 1, "model.channels is ", options_.channels, ", but must be at least 1.");
   TWOBP_CHECK(options_.padding >= 0, "data.padding is ", options_.padding, ", but must be at least 0.");
   mean_ = per_channel(options_.mean, options_, 0, "data.mean");
   inverse_ = per_channel(options_.std, options_, 1, "data.std");
   for (float& value : inverse_) {
-    TWOBP_CHECK(value > 0, "data.std has ", value,
-                " in it, but pixels are divided by it: give numbers above 0.");
+    TWOBP_CHECK(value > 0, "data.std has ", value, " in it, but pixels are divided by it: give numbers above 0.");
     value = 1 / value;
   }
 }
 
-ImageDraw ImageTransform::draw(int64_t height, int64_t width, uint64_t seed, int64_t epoch,
-                               int64_t sample) const {
-  SplitMix64 random(mix_bits(mix_bits(mix_bits(seed, kCropStream), static_cast<uint64_t>(epoch)),
-                             static_cast<uint64_t>(sample)));
+ImageDraw ImageTransform::draw(int64_t height, int64_t width, uint64_t seed, int64_t epoch, int64_t sample) const {
+  SplitMix64 random(
+      mix_bits(mix_bits(mix_bits(seed, kCropStream), static_cast<uint64_t>(epoch)), static_cast<uint64_t>(sample)));
   const bool training = epoch != kEvaluation;
   ImageDraw draw;
   if (options_.crop == Crop::kResized && training) {
@@ -142,8 +137,8 @@ ImageDraw ImageTransform::draw(int64_t height, int64_t width, uint64_t seed, int
 }
 
 void ImageTransform::apply(const at::Tensor& image, const ImageDraw& draw, float* to) const {
-  TWOBP_CHECK(image.dim() == 3 && (image.size(0) == options_.channels || image.size(0) == 1),
-              "a picture has ", image.size(0), " channels, but must have ", options_.channels, " or 1.");
+  TWOBP_CHECK(image.dim() == 3 && (image.size(0) == options_.channels || image.size(0) == 1), "a picture has ",
+              image.size(0), " channels, but must have ", options_.channels, " or 1.");
   at::Tensor part = image.narrow(1, draw.top, draw.height).narrow(2, draw.left, draw.width);
   if (draw.height != options_.height || draw.width != options_.width) {
     const c10::ParallelGuard one_thread(true);
@@ -164,8 +159,8 @@ void ImageTransform::apply(const at::Tensor& image, const ImageDraw& draw, float
           [&](uint8_t pixel) { return values[pixel]; }, to);
     } else {
       write_channel(
-          channel.const_data_ptr<float>(), channel.stride(0), channel.stride(1), options_, draw,
-          -mean * inverse, [&](float pixel) { return (pixel - mean) * inverse; }, to);
+          channel.const_data_ptr<float>(), channel.stride(0), channel.stride(1), options_, draw, -mean * inverse,
+          [&](float pixel) { return (pixel - mean) * inverse; }, to);
     }
   }
 }

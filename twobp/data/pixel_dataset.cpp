@@ -11,7 +11,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/data/array_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
 
@@ -20,8 +19,7 @@ namespace {
 
 // (C, H, W)
 at::Tensor picture(const PixelArray& array, int64_t index) {
-  at::Tensor out =
-      at::empty({array.size(1), array.size(2), array.size(3)}, array.bytes() ? at::kByte : at::kFloat);
+  at::Tensor out = at::empty({array.size(1), array.size(2), array.size(3)}, array.bytes() ? at::kByte : at::kFloat);
   array.pixels->visit(index * out.numel(), out.numel(), [&](const auto* pixels) {
     std::memcpy(out.mutable_data_ptr(), pixels, static_cast<size_t>(out.nbytes()));
   });
@@ -82,8 +80,7 @@ ImageTransform transform_of(const PixelArray& train, const DataConfig& data, con
 DataSplit open_synthetic(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   constexpr int64_t kUsualSize = 224;
   const int64_t size = data.image_size > 0 ? data.image_size : kUsualSize;
-  const auto images =
-      std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
+  const auto images = std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
   return hold_out_by_class(images, std::vector<int64_t>(kSyntheticSamples), data.held_out, seed);
 }
 
@@ -93,13 +90,11 @@ PixelArray read_pixel_arrays(const std::string& folder) {
   const auto pixels = std::make_shared<const NpyArray>(std::filesystem::path(folder) / "pixel_values.npy");
   const NpyArray labels(std::filesystem::path(folder) / "labels.npy");
   const auto& shape = pixels->shape();
-  TWOBP_CHECK(pixels->type() == NpyType::kUInt8 || pixels->type() == NpyType::kFloat32, pixels->path(),
-              ": holds ", npy_type_name(pixels->type()),
-              ", but pictures are uint8 (0 to 255) or float32: convert it.");
+  TWOBP_CHECK(pixels->type() == NpyType::kUInt8 || pixels->type() == NpyType::kFloat32, pixels->path(), ": holds ",
+              npy_type_name(pixels->type()), ", but pictures are uint8 (0 to 255) or float32: convert it.");
   TWOBP_CHECK(shape.size() == 4, pixels->path(), ": shape ", shape_text(shape),
               ", but four dimensions are expected: (pictures, channels, height, width).");
-  TWOBP_CHECK(pixels->elements() > 0, pixels->path(), ": shape ", shape_text(shape),
-              ": there is no picture in it.");
+  TWOBP_CHECK(pixels->elements() > 0, pixels->path(), ": shape ", shape_text(shape), ": there is no picture in it.");
   TWOBP_CHECK(labels.type() != NpyType::kFloat32, labels.path(),
               ": holds float32, but labels are class numbers: save it as int64.");
   TWOBP_CHECK(labels.shape().size() == 1 && labels.shape()[0] == shape[0], labels.path(), ": shape ",
@@ -107,8 +102,7 @@ PixelArray read_pixel_arrays(const std::string& folder) {
               ": every picture needs one label, so (", shape[0], ",) is expected.");
   refuse_other_arrays(folder, {"pixel_values", "labels"}, "a model of pictures");
   PixelArray out{pixels, {}};
-  labels.visit(0, labels.elements(),
-               [&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
+  labels.visit(0, labels.elements(), [&](const auto* first) { out.labels.assign(first, first + labels.elements()); });
   return out;
 }
 
@@ -121,8 +115,8 @@ void check_pictures(const PixelArray& array, int64_t channels, int64_t classes) 
   for (size_t i = 0; i < array.labels.size(); ++i) {
     const int64_t label = array.labels[i];
     TWOBP_CHECK(label >= 0 && label < classes, array.pixels->path(), ": the label of picture ", i, " is ", label,
-                ", but model.classes is ", classes, " (0 to ", classes - 1, "): ",
-                label < 0 ? "correct the labels." : "correct the labels, or " + classes_advice(*largest + 1));
+                ", but model.classes is ", classes, " (0 to ", classes - 1,
+                "): ", label < 0 ? "correct the labels." : "correct the labels, or " + classes_advice(*largest + 1));
   }
   const auto [least, most] = std::minmax_element(array.labels.begin(), array.labels.end());
   TWOBP_CHECK(least != array.labels.end() && *least != *most, array.pixels->path(), ": all ", array.labels.size(),
@@ -132,8 +126,7 @@ void check_pictures(const PixelArray& array, int64_t channels, int64_t classes) 
 
 PixelStatistics pixel_statistics(const PixelArray& array) {
   constexpr int64_t kMost = 10'000;
-  TWOBP_CHECK(array.bytes(), array.pixels->path(),
-              ": statistics are taken of bytes alone.");
+  TWOBP_CHECK(array.bytes(), array.pixels->path(), ": statistics are taken of bytes alone.");
   const int64_t used = std::min(array.size(0), kMost);
   const int64_t plane = array.size(2) * array.size(3);
   std::vector<std::array<int64_t, 256>> by_channel(static_cast<size_t>(array.size(1)));
@@ -174,24 +167,21 @@ Fields PixelDataset::read(const std::vector<int64_t>& indices, int64_t epoch) co
     TWOBP_CHECK(index >= 0 && index < size(), array_.pixels->path(), ": no sample ", index, ", there are ", size(),
                 ".");
     float* to = images.data_ptr<float>() + b * transform_.elements();
-    transform_.apply(picture(array_, index),
-                     transform_.draw(array_.size(2), array_.size(3), seed_, epoch, index), to);
-    TWOBP_CHECK(array_.bytes() ||
-                    std::all_of(to, to + transform_.elements(), [](float v) { return std::isfinite(v); }),
+    transform_.apply(picture(array_, index), transform_.draw(array_.size(2), array_.size(3), seed_, epoch, index), to);
+    TWOBP_CHECK(array_.bytes() || std::all_of(to, to + transform_.elements(), [](float v) { return std::isfinite(v); }),
                 array_.pixels->path(), ": picture ", index, " has a value that is not finite: correct or remove it.");
     labels.data_ptr<int64_t>()[b] = array_.labels[static_cast<size_t>(index)];
   }
   return {{"pixel_values", std::move(images)}, {"labels", std::move(labels)}};
 }
 
-DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
-                            double fraction, uint64_t seed) {
+DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels, double fraction,
+                            uint64_t seed) {
   if (fraction == 0) return {std::move(whole), nullptr};
   std::map<int64_t, std::vector<int64_t>> classes;
   for (size_t i = 0; i < labels.size(); ++i) classes[labels[i]].push_back(static_cast<int64_t>(i));
-  const auto largest = std::max_element(classes.begin(), classes.end(), [](const auto& a, const auto& b) {
-    return a.second.size() < b.second.size();
-  });
+  const auto largest = std::max_element(classes.begin(), classes.end(),
+                                        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   TWOBP_CHECK(largest != classes.end() && largest->second.size() >= 2,
               "data: no class has two samples, so data.held_out (", fraction,
               ") would leave none for training: set data.held_out to 0, or give more data.");
@@ -218,8 +208,7 @@ DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<in
   for (const int64_t i : epoch_order(static_cast<int64_t>(held_out.size()), /*shuffle=*/true, seed, -1)) {
     shuffled.push_back(held_out[static_cast<size_t>(i)]);
   }
-  return {std::make_shared<Subset>(whole, std::move(train)),
-          std::make_shared<Subset>(whole, std::move(shuffled))};
+  return {std::make_shared<Subset>(whole, std::move(train)), std::make_shared<Subset>(whole, std::move(shuffled))};
 }
 
 DataSplit open_images(const DataConfig& data, const ModelInput& model, uint64_t seed) {

@@ -67,7 +67,7 @@ std::vector<std::string> class_names(const DataConfig& data);
 // last sample. The held-out samples are shuffled once, so that the first of them come from all classes.
 // `labels` are the samples' classes. A fraction of 0 holds out nothing. Throws Error if no class has two
 // samples.
-DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels,
-                            double fraction, uint64_t seed);
+DataSplit hold_out_by_class(std::shared_ptr<Dataset> whole, const std::vector<int64_t>& labels, double fraction,
+                            uint64_t seed);
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// A captured module: its layers with the names of their tensors, and their programs for each shape of a
-// micro-batch. docs/bundle.md describes the file that it comes from.
+// A captured module: its layers with the names of their tensors, and their programs for each shape of a micro-batch.
+// docs/bundle.md describes the file that it comes from.
 #pragma once
 
 #include <list>
@@ -27,8 +27,8 @@ struct ParameterType {
   Projections projections{};
 };
 
-// A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below
-// the other. They are all frozen or all trained.
+// A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below the other.
+// They are all frozen or all trained.
 struct LayerParameter {
   std::vector<std::string> names;
   ParameterType type;  // of the whole
@@ -77,13 +77,13 @@ class Graph {
   const GraphDescription& description() const { return description_; }
   const std::vector<GraphLayer>& layers() const { return description_.layers; }
 
-  // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call
-  // the functions from here on.
+  // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call the
+  // functions from here on.
   void add(Shape shape, Tensors constants);
   // From here on, micro-batches run the programs of this variant of the module. Call it between steps.
   void use(int variant);
-  // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first
-  // shape stays. Call it between steps.
+  // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first shape stays.
+  // Call it between steps.
   void drop(int variant);
   // The first shape.
   const Shape& shape() const;

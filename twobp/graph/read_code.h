@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "twobp/graph/json_node.h"
+#include "twobp/core/json.h"
 #include "twobp/graph/program.h"
 
 namespace twobp::graph {

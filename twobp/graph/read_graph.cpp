@@ -9,9 +9,10 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
-#include "twobp/core/text_file.h"
-#include "twobp/files/json_file.h"
+#include "twobp/core/json.h"
+#include "twobp/core/random.h"
+#include "twobp/core/text.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
 #include "twobp/graph/read_program.h"
@@ -79,8 +80,7 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
     parameter.type = read_type(node);
     if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble &&
         parameter.type.dtype != at::kBFloat16)
-      node.refuse("the parameter is ", parameter.type.dtype,
-                  ": capture the module in float32, float64 or bfloat16");
+      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
     const auto product = node.find("product");
@@ -181,8 +181,7 @@ std::set<int> parameters_with_gradient(const Program& program) {
 void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
   const GraphLayer& layer = graph.layers[index];
   const auto program_of = [&](size_t layer) -> const Program& {
-    return shape
-        .programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
+    return shape.programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
   };
   const Program& program = program_of(index);
   const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
@@ -217,11 +216,10 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].gradient >= 0) with_gradient.push_back(static_cast<int>(i));
   }
-  const bool same = std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
-                               program.input_gradients.end(),
-                               [](int value, const Program::At& at) { return value == at.index; });
-  if (!same)
-    refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
+  const bool same =
+      std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
+                 program.input_gradients.end(), [](int value, const Program::At& at) { return value == at.index; });
+  if (!same) refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
   const bool last = index + 1 == graph.layers.size();
   if (last ? program.outputs.size() != 1 || program.outputs[0].gradient < 0 : program.outputs.empty())
     refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
@@ -256,12 +254,10 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   } else if (each.size() != graph.kinds.size()) {
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
   }
-  for (const JsonNode& program : each)
-    shape.programs.push_back(read_program(program, shape.fields, shape.positions));
+  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape.fields, shape.positions));
   shape.targets = read_targets(node["targets"], shape.fields);
   if (const auto constants = node.find("constants")) {
-    for (const JsonNode& layer : constants->elements(kMostLayers))
-      shape.constants.push_back(read_constants(layer));
+    for (const JsonNode& layer : constants->elements(kMostLayers)) shape.constants.push_back(read_constants(layer));
     if (shape.constants.size() != graph.layers.size())
       constants->refuse("has ", shape.constants.size(), " lists for ", graph.layers.size(), " layers");
   }
@@ -279,13 +275,13 @@ void check_format(const JsonNode& root) {
   if (root["format"].text() != "twobp graph")
     root.refuse("not the graph of a captured model: its format is not \"twobp graph\"");
   if (root["version"].integer(0, kMostIndex) != kVersion)
-    root["version"].refuse("is ", root["version"].value().dump(), ", but this program reads version ",
-                           kVersion, ": capture the model again");
+    root["version"].refuse("is ", root["version"].value().dump(), ", but this program reads version ", kVersion,
+                           ": capture the model again");
   const std::string& torch = root["torch"].text();
   const std::string ours = concat(TORCH_VERSION_MAJOR, '.', TORCH_VERSION_MINOR);
   if (torch != ours && !torch.starts_with(ours + "."))
-    root["torch"].refuse("the model was captured with torch ", torch.substr(0, 100),
-                         ", but this program has ", ours, ": capture it again with that");
+    root["torch"].refuse("the model was captured with torch ", torch.substr(0, 100), ", but this program has ", ours,
+                         ": capture it again with that");
 }
 
 std::string checksum_of(std::string_view text) {
@@ -321,10 +317,9 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   const std::vector<JsonNode> shapes = root["shapes"].elements(kMostShapes);
   if (shapes.empty()) root["shapes"].refuse("there is no shape of a micro-batch");
   for (const JsonNode& node : shapes) {
-    Shape shape = read_shape(node, graph->description(),
-                             [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields, 0))
-      node.refuse("an earlier shape has the same fields: remove one of them");
+    Shape shape =
+        read_shape(node, graph->description(), [&](const std::string& name) { return graph->has_constant(name); });
+    if (graph->knows(shape.fields, 0)) node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;
@@ -335,8 +330,7 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
   return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
-void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants,
-               int variant) {
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants, int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {

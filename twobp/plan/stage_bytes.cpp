@@ -52,9 +52,9 @@ StageBytes layered_stage(const StageCost& cost, const Messages& messages) {
   return bytes;
 }
 
-// What the slices of a micro-batch leave after I, in the order of I, last to first. Only what is missing at
-// some time is a deficit; the first slice's I, which comes last, is taken to even out the rest. `at`: the
-// place of the first slice.
+// What the slices of a micro-batch leave after I, in the order of I, last to first. Only what is missing at some time
+// is a deficit; the first slice's I, which comes last, is taken to even out the rest. `at`: the place of the first
+// slice.
 void settle_slices(std::vector<StageBytes>& all, size_t at, size_t stages, size_t slices) {
   double sum = 0;
   double least = 0;
@@ -91,8 +91,8 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int sta
   return all;
 }
 
-std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
-                                           const std::vector<StageCost>& costs, int slices) {
+std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs,
+                                           int slices) {
   const size_t stages = rank_of_stage.size();
   const std::vector<StageBytes> bytes = stage_bytes(costs, static_cast<int>(stages), slices);
   std::vector<double> least;
@@ -115,8 +115,7 @@ std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage
   // The first I of a rank: of its last stage, and of the last slice, which makes gradients for the others.
   for (size_t s = 0; s < stages; ++s) {
     const auto rank = static_cast<size_t>(rank_of_stage[s]);
-    if (std::find(rank_of_stage.begin() + s + 1, rank_of_stage.end(), rank_of_stage[s]) !=
-        rank_of_stage.end())
+    if (std::find(rank_of_stage.begin() + s + 1, rank_of_stage.end(), rank_of_stage[s]) != rank_of_stage.end())
       continue;
     const StageBytes& last = bytes[bytes.size() - stages + s];
     least[rank] = std::max(least[rank], held[rank * slices + slices - 1] - last.activation + last.for_others);

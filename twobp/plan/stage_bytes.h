@@ -33,8 +33,8 @@ std::vector<StageBytes> stage_bytes(const std::vector<StageCost>& costs, int sta
 // The least bytes that each rank needs: one micro-batch, with all its slices, in all of its stages. Without
 // messages and layers, a schedule that fits exists under every cap from there on. With them it may need some
 // more. `costs` as for stage_bytes.
-std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage,
-                                           const std::vector<StageCost>& costs, int slices = 1);
+std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs,
+                                           int slices = 1);
 
 // Bytes that each rank may hold in addition to fixed_bytes, for SimulationOptions::cap_per_rank. `memory` 0:
 // no caps. `costs` as for simulate.

@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
 
@@ -69,18 +67,16 @@ class Cells {
   // The cell that a part of an op belongs to. Both halves of a B belong to the cell of the B.
   size_t cell_of(int rank, const RecordedOp& ran) const {
     const auto text = [&] { return to_string({ran.op, ran.stage, ran.micro_batch}); };
-    TWOBP_CHECK(is_compute(ran.op) && ran.stage >= 0 && ran.stage < schedule_.stages &&
-                    ran.micro_batch >= 0 && ran.micro_batch < schedule_.micro_batches,
+    TWOBP_CHECK(is_compute(ran.op) && ran.stage >= 0 && ran.stage < schedule_.stages && ran.micro_batch >= 0 &&
+                    ran.micro_batch < schedule_.micro_batches,
                 "schedule '", schedule_.name, "' has no ", text(), ", which ran on rank ", rank);
     TWOBP_CHECK(schedule_.rank_of_stage[ran.stage] == rank, text(), " ran on rank ", rank, ", but schedule '",
-                schedule_.name, "' places stage ", ran.stage, " on rank ",
-                schedule_.rank_of_stage[ran.stage]);
+                schedule_.name, "' places stage ", ran.stage, " on rank ", schedule_.rank_of_stage[ran.stage]);
     const size_t p1 = slot(ran.stage, ran.micro_batch, 1);
     const bool whole = ops_[p1] == 1 + static_cast<uint8_t>(Op::kBackward);
     TWOBP_CHECK(ran.op != Op::kBackward || whole, text(), " ran, but schedule '", schedule_.name,
                 "' has a separate I and W in its place");
-    const size_t at =
-        whole && ran.op != Op::kForward ? p1 : slot(ran.stage, ran.micro_batch, kind_of(ran.op));
+    const size_t at = whole && ran.op != Op::kForward ? p1 : slot(ran.stage, ran.micro_batch, kind_of(ran.op));
     TWOBP_CHECK(has(at), "schedule '", schedule_.name, "' has no ", text(), ", which ran on rank ", rank);
     return at;
   }
@@ -106,8 +102,8 @@ Schedule without_instructions(const Schedule& schedule) {
 constexpr std::string_view kOverlap = "OVERLAP_F_B";
 
 const std::vector<std::string>& known_ops() {
-  static const std::vector<std::string> ops = {
-      "F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
+  static const std::vector<std::string> ops = {"F",      "I",      "W",       "B",       "SEND_F",     "RECV_F",
+                                               "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
   return ops;
 }
 
@@ -156,8 +152,8 @@ class CsvImport {
  private:
   template <typename... Args>
   [[noreturn]] void reject(CsvPosition at, std::string_view cell, const Args&... what) const {
-    fail(schedule_.name, ": row ", at.row + 1, " (rank ", at.row, "), column ", at.column + 1, ", cell \"",
-         shown(cell), "\": ", what...);
+    fail(schedule_.name, ": row ", at.row + 1, " (rank ", at.row, "), column ", at.column + 1, ", cell \"", shown(cell),
+         "\": ", what...);
   }
   // Rejects an instruction of the lists.
   template <typename... Args>
@@ -167,9 +163,9 @@ class CsvImport {
 
   void read_rows() {
     if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);
-    TWOBP_CHECK(text_.find('\0') == std::string_view::npos && !text_.starts_with("\xFF\xFE") &&
-                    !text_.starts_with("\xFE\xFF"),
-                schedule_.name, ": is not plain text: save it as UTF-8");
+    TWOBP_CHECK(
+        text_.find('\0') == std::string_view::npos && !text_.starts_with("\xFF\xFE") && !text_.starts_with("\xFE\xFF"),
+        schedule_.name, ": is not plain text: save it as UTF-8");
     int blank = -1;  // the first row without cells
     for (int row = 0; !text_.empty(); ++row) {
       const size_t end = std::min(text_.find_first_of("\r\n"), text_.size());
@@ -216,8 +212,7 @@ class CsvImport {
     int stage = 0;
     const char* next = number(at, cell, text.data(), end, "stage", stage);
     if (next == text.data()) {
-      reject(at, cell,
-             "does not begin with the number of a stage: a cell is stage, op, micro-batch, as in 0F0",
+      reject(at, cell, "does not begin with the number of a stage: a cell is stage, op, micro-batch, as in 0F0",
              text.find(';') != std::string_view::npos ? ". Put commas between cells, not semicolons" : "");
     }
     const char* const digits = std::find_if(next, end, [](char c) { return c >= '0' && c <= '9'; });
@@ -240,8 +235,8 @@ class CsvImport {
   }
 
   // Parses digits, if there are any. Returns the position after them.
-  const char* number(CsvPosition at, std::string_view cell, const char* begin, const char* end,
-                     std::string_view what, int& value) const {
+  const char* number(CsvPosition at, std::string_view cell, const char* begin, const char* end, std::string_view what,
+                     int& value) const {
     if (begin == end || *begin < '0' || *begin > '9') return begin;
     const auto [next, error] = std::from_chars(begin, end, value);
     if (error != std::errc() || value == INT32_MAX) {  // the number of them must fit, too
@@ -284,10 +279,9 @@ class CsvImport {
         Seen& seen = first[schedule_.ranks[rank][i].stage];
         if (seen.rank < 0) seen = {rank, i};
         if (seen.rank == rank) continue;
-        reject_at(rank, i, "stage ", schedule_.ranks[rank][i].stage, " is on rank ", seen.rank,
-                  " already, by ", to_string(schedule_.ranks[seen.rank][seen.index]), " in row ",
-                  seen.rank + 1, ", column ", columns_[seen.rank][seen.index] + 1,
-                  ": all cells of a stage stand in one row");
+        reject_at(rank, i, "stage ", schedule_.ranks[rank][i].stage, " is on rank ", seen.rank, " already, by ",
+                  to_string(schedule_.ranks[seen.rank][seen.index]), " in row ", seen.rank + 1, ", column ",
+                  columns_[seen.rank][seen.index] + 1, ": all cells of a stage stand in one row");
       }
     }
     for (size_t stage = 0; stage < first.size(); ++stage) {
@@ -307,8 +301,8 @@ class CsvImport {
       if (error.rank < 0) fail(schedule_.name, ": ", error.what());
       // The cell of an added message is that of the op after a receive or before a send.
       const auto& list = whole.ranks[error.rank];
-      const auto cells = static_cast<size_t>(std::count_if(
-          list.begin(), list.begin() + error.index, [](const Instruction& i) { return is_compute(i.op); }));
+      const auto cells = static_cast<size_t>(std::count_if(list.begin(), list.begin() + error.index,
+                                                           [](const Instruction& i) { return is_compute(i.op); }));
       const Op op = list[error.index].op;
       reject_at(error.rank, is_compute(op) || is_receive(op) ? cells : cells - 1, error.what());
     }
@@ -337,10 +331,9 @@ class CsvImport {
 }  // namespace
 
 Schedule lower(const Schedule& schedule) {
-  TWOBP_CHECK(
-      !schedule.fills(), "schedule '", schedule.name,
-      "' has p2 fill: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
-      "or a recorded order, or choose p2 off, end, cooldown or placed");
+  TWOBP_CHECK(!schedule.fills(), "schedule '", schedule.name,
+              "' has p2 fill: its W get their places only in a run, so it has no cells yet. Lower it in a simulated "
+              "or a recorded order, or choose p2 off, end, cooldown or placed");
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Instruction& i : schedule.ranks[rank]) {
@@ -363,8 +356,8 @@ Schedule lower(const Schedule& schedule, const std::vector<std::vector<RecordedO
     }
   }
   for (size_t slot = 0; slot < cells.size(); ++slot) {
-    TWOBP_CHECK(!cells.has(slot) || last[slot] != kNever, to_string(cells.cell(slot)), " of schedule '",
-                schedule.name, "' never ran: the order must have every op of the step");
+    TWOBP_CHECK(!cells.has(slot) || last[slot] != kNever, to_string(cells.cell(slot)), " of schedule '", schedule.name,
+                "' never ran: the order must have every op of the step");
   }
   Schedule result = without_instructions(schedule);
   for (size_t rank = 0; rank < ran.size(); ++rank) {
@@ -381,8 +374,8 @@ Schedule lower(const Schedule& schedule, const Simulation& simulation) {
 }
 
 Schedule keep_micro_batches(Schedule schedule, int micro_batches) {
-  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name,
-              "' is for ", schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
+  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name, "' is for ",
+              schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
   if (micro_batches == schedule.micro_batches) return schedule;
   for (auto& list : schedule.ranks) {
     std::erase_if(list, [&](const Instruction& i) { return i.micro_batch >= micro_batches; });
@@ -393,9 +386,8 @@ Schedule keep_micro_batches(Schedule schedule, int micro_batches) {
 }
 
 std::string to_csv(const Schedule& schedule) {
-  TWOBP_CHECK(
-      schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
-      " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");
+  TWOBP_CHECK(schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
+              " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");
   const Schedule cells = lower(schedule);
   std::string text;
   for (int rank = 0; rank < cells.rank_count(); ++rank) {

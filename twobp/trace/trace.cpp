@@ -65,8 +65,8 @@ std::set<int> stages_of(const std::vector<Event>& events) {
 }
 
 std::string_view idle_text(IdleCause cause) {
-  constexpr std::array<std::string_view, kIdleCauses> texts = {"start-up", "waiting for a message",
-                                                               "nothing to fill", "waiting for other ranks"};
+  constexpr std::array<std::string_view, kIdleCauses> texts = {"start-up", "waiting for a message", "nothing to fill",
+                                                               "waiting for other ranks"};
   return texts.at(static_cast<size_t>(cause));
 }
 
@@ -91,8 +91,7 @@ class Writer {
   double microseconds(double seconds) const { return (seconds - origin_) * 1e6; }
 
   void metadata(const char* name, int track, ordered_json args) {
-    out_.push_back(
-        {{"ph", "M"}, {"name", name}, {"pid", kProcess}, {"tid", track}, {"args", std::move(args)}});
+    out_.push_back({{"ph", "M"}, {"name", name}, {"pid", kProcess}, {"tid", track}, {"args", std::move(args)}});
   }
 
   void describe() {
@@ -105,8 +104,7 @@ class Writer {
       std::vector<std::string> stages;
       for (const int stage : stages_of(ranks[rank])) stages.push_back(std::to_string(stage));
       metadata("thread_name", rank_track(rank),
-               {{"name",
-                 concat("rank ", rank, stages.size() == 1 ? " (stage " : " (stages ", join(stages), ")")}});
+               {{"name", concat("rank ", rank, stages.size() == 1 ? " (stage " : " (stages ", join(stages), ")")}});
       metadata("thread_sort_index", rank_track(rank), {{"sort_index", rank_track(rank)}});
     }
   }
@@ -152,22 +150,21 @@ class Writer {
     args["peak_bytes"] = event.peak;
     slice(rank_track(rank), event_name(event, trace_.slices), category_of(event), event.begin, event.end,
           std::move(args));
-    out_.push_back({{"ph", "C"},
-                    {"name", concat("memory of rank ", rank)},
-                    {"pid", kProcess},
-                    {"tid", rank_track(rank)},
-                    {"ts", microseconds(event.end)},
-                    {"args",
-                     {{"weights, gradients, optimizer", event.total - event.held},
-                      {"activations and stash", event.held}}}});
+    out_.push_back(
+        {{"ph", "C"},
+         {"name", concat("memory of rank ", rank)},
+         {"pid", kProcess},
+         {"tid", rank_track(rank)},
+         {"ts", microseconds(event.end)},
+         {"args",
+          {{"weights, gradients, optimizer", event.total - event.held}, {"activations and stash", event.held}}}});
     if (event.peer >= 0) message(step.step, rank, event);
   }
 
   // Ranks are written one after the other, so the end that comes first is kept here until the other comes.
   void message(int64_t step, size_t rank, const Event& event) {
     const bool send = event.kind == Event::Kind::kSend;
-    const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage,
-                         event.micro_batch};
+    const Message key = {step, send ? event.stage : event.peer, send ? event.peer : event.stage, event.micro_batch};
     const auto found = messages_.find(key);
     if (found == messages_.end()) {
       messages_[key] = {rank, event};
@@ -204,14 +201,13 @@ TraceSteps choose_trace_steps(const std::string& text, const TraceSteps& run) {
   }
   TraceSteps steps;
   const size_t dash = text.find('-');
-  const bool parsed = dash == std::string::npos
-                          ? parse_step(text, steps.first) && parse_step(text, steps.last)
-                          : parse_step(std::string_view(text).substr(0, dash), steps.first) &&
-                                parse_step(std::string_view(text).substr(dash + 1), steps.last);
+  const bool parsed = dash == std::string::npos ? parse_step(text, steps.first) && parse_step(text, steps.last)
+                                                : parse_step(std::string_view(text).substr(0, dash), steps.first) &&
+                                                      parse_step(std::string_view(text).substr(dash + 1), steps.last);
   TWOBP_CHECK(parsed && steps.first <= steps.last, "--trace-steps: '", text,
               "' is not a range of steps: give one as 5, several as 3-5, counted from 1");
-  TWOBP_CHECK(steps.last - steps.first < kMostSteps, "--trace-steps: ", text, " are ",
-              steps.last - steps.first + 1, " steps: at most ", kMostSteps, " can be recorded");
+  TWOBP_CHECK(steps.last - steps.first < kMostSteps, "--trace-steps: ", text, " are ", steps.last - steps.first + 1,
+              " steps: at most ", kMostSteps, " can be recorded");
   TWOBP_CHECK(steps.first >= run.first && steps.last <= run.last, "--trace-steps: ", text,
               " is not within the steps of this run, ", run.first, " to ", run.last);
   return steps;

@@ -9,13 +9,13 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/train/processes.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/processes.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/subgroup.h"
 
 namespace twobp {
@@ -33,8 +33,7 @@ std::string host_name() {
 Ends make_hosts(const PipelineConfig& config, const Launcher& launcher, int here) {
   if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
     TWOBP_CHECK(here == 1, "mpirun started ", launcher.size, " processes for ", launcher.size * here,
-                " ranks, but over MPI each process has one rank: start ", launcher.size * here,
-                ", or use torchrun");
+                " ranks, but over MPI each process has one rank: start ", launcher.size * here, ", or use torchrun");
     return {1, [&](int) { return make_mpi_transport(launcher.size); }};
   }
   const StorePlace place = store_place(launcher);
@@ -53,8 +52,8 @@ struct Here {
   NcclApi nccl;
 };
 
-// The ranks of a machine take its GPUs in turn. A launcher may show each process its own GPUs only, which are
-// then numbered from 0.
+// The ranks of a machine take its GPUs in turn. A launcher may show each process its own GPUs only, which are then
+// numbered from 0.
 Here open_gpus(const PipelineConfig& config, int local_rank, int here) {
   Here opened;
   opened.visible = Device::count(config.device);
@@ -78,8 +77,7 @@ std::string advice(int visible, int ranks, int local_rank, int other_local_rank)
                   "(CUDA_VISIBLE_DEVICES); ranks of one process without a launcher may share");
   }
   if (local_rank == other_local_rank) {
-    return concat("both processes have local rank ", local_rank, ", though ", visible,
-                  " GPUs are visible for ", ranks,
+    return concat("both processes have local rank ", local_rank, ", though ", visible, " GPUs are visible for ", ranks,
                   " ranks: have the launcher count the processes of a machine (LOCAL_RANK)");
   }
   return "have the launcher give each process its own (CUDA_VISIBLE_DEVICES)";
@@ -109,8 +107,8 @@ std::string compare(const std::vector<std::string>& texts) {
       const auto id = gpu.at("id").get<std::string>();
       if (rank == 0) first_model = model;
       if (model != first_model) {
-        return concat("rank 0 computes on a GPU of model \"", first_model, "\", but rank ", rank, " on ",
-                      machine, " on one of model \"", model,
+        return concat("rank 0 computes on a GPU of model \"", first_model, "\", but rank ", rank, " on ", machine,
+                      " on one of model \"", model,
                       "\": stages are cut, and results repeat, for one model: choose machines alike");
       }
       const int local_rank = process.at("local_rank");
@@ -144,11 +142,10 @@ World make_gpu_world(const PipelineConfig& config, const Launcher& launcher, int
 }
 
 World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, int ranks, const Ends& hosts) {
-  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a
-  // peer.
+  // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
-  // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links
-  // have one algorithm, and would only take more memory.
+  // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links have one
+  // algorithm, and would only take more memory.
   if (config.sums == "nccl") setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   const int here = hosts.size();
   Here opened;
@@ -160,8 +157,7 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
   try {
     opened = open_gpus(config, process.local_rank, here);
     told["visible"] = opened.visible;
-    for (const DeviceFacts& facts : opened.facts)
-      told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
+    for (const DeviceFacts& facts : opened.facts) told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
   } catch (const std::exception& error) {
     told["error"] = error.what();
   }

@@ -6,8 +6,8 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/gpu_world.h"
 #include "twobp/transport/mpi/mpi.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 
 namespace twobp {
 namespace {
@@ -19,8 +19,8 @@ void check_count(const PipelineConfig& config, int processes) {
   const int ranks = pipeline_shape(config).ranks;
   const int64_t wanted = int64_t{ranks} * config.data_parallel;
   TWOBP_CHECK(processes == wanted, processes, processes == 1 ? " process was" : " processes were",
-              " started, but pipeline.ranks ", ranks, " x pipeline.data_parallel ", config.data_parallel,
-              " = ", wanted, ": start ", wanted, ", or change these keys");
+              " started, but pipeline.ranks ", ranks, " x pipeline.data_parallel ", config.data_parallel, " = ", wanted,
+              ": start ", wanted, ", or change these keys");
 }
 
 std::shared_ptr<Transport> through_store(const PipelineConfig& config, const Launcher& launcher) {
@@ -40,22 +40,19 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
     kind = !on_cpu ? TransportKind::kNccl : torchrun ? TransportKind::kStore : TransportKind::kMpi;
   if (kind == TransportKind::kThreads) {
     TWOBP_CHECK(!launcher.started_many(), "pipeline.transport is \"threads\", but ", name_of(launcher.kind),
-                " started ", launcher.size,
-                " processes, and each would train alone: start one, or use \"auto\"");
+                " started ", launcher.size, " processes, and each would train alone: start one, or use \"auto\"");
     TWOBP_CHECK(config.sums != "nccl" || config.data_parallel == 1,
                 "pipeline.sums is \"nccl\", but the replicas are threads of this process, which hand each "
                 "other their tensors: set it to \"ordered\", or start a process for each rank");
     return kind;
   }
-  TWOBP_CHECK(on_cpu || kind == TransportKind::kNccl,
-              "pipeline.transport is \"mpi\", which carries what lies ",
+  TWOBP_CHECK(on_cpu || kind == TransportKind::kNccl, "pipeline.transport is \"mpi\", which carries what lies ",
               "in a CPU's memory, but pipeline.device is \"", config.device,
               "\": set the transport to \"auto\" or \"nccl\", or the device to \"cpu\"");
-  TWOBP_CHECK(
-      !on_cpu || kind != TransportKind::kNccl,
-      "pipeline.transport is \"nccl\", which carries what lies "
-      "in a GPU's memory, but pipeline.device is \"cpu\": set the transport to \"auto\", or the device "
-      "to \"cuda\"");
+  TWOBP_CHECK(!on_cpu || kind != TransportKind::kNccl,
+              "pipeline.transport is \"nccl\", which carries what lies "
+              "in a GPU's memory, but pipeline.device is \"cpu\": set the transport to \"auto\", or the device "
+              "to \"cuda\"");
   TWOBP_CHECK(launcher.started_many() || launcher.kind != Launcher::Kind::kNone ||
                   int64_t{pipeline_shape(config).ranks} * config.data_parallel == 1,
               "pipeline.transport is \"", asked, "\", but this process was started by itself: start ",
@@ -65,8 +62,8 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
               "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
               "know: use mpirun or srun");
   if (kind == TransportKind::kNccl) {
-    TWOBP_CHECK(!config.graphs || !launcher.started_many(), "pipeline.graphs is set, but ",
-                name_of(launcher.kind), " started ", launcher.size,
+    TWOBP_CHECK(!config.graphs || !launcher.started_many(), "pipeline.graphs is set, but ", name_of(launcher.kind),
+                " started ", launcher.size,
                 " processes, and a graph has all ranks of a pipeline, so that they must be in one process: "
                 "set it to false");
     ranks_of_process(config, pipeline_shape(config).ranks, launcher.size);
@@ -77,19 +74,18 @@ TransportKind choose_transport(const PipelineConfig& config, const Launcher& lau
 }
 
 void check_alone(const char* command, const Launcher& launcher) {
-  TWOBP_CHECK(!launcher.started_many(), "`twobp ", command, "` is for one process, but ",
-              name_of(launcher.kind), " started ", launcher.size, ": start it without");
+  TWOBP_CHECK(!launcher.started_many(), "`twobp ", command, "` is for one process, but ", name_of(launcher.kind),
+              " started ", launcher.size, ": start it without");
 }
 
-void run_world(const PipelineConfig& config, const Launcher& launcher,
-               const std::function<void(World)>& program) {
+void run_world(const PipelineConfig& config, const Launcher& launcher, const std::function<void(World)>& program) {
   const int ranks = pipeline_shape(config).ranks;
   std::vector<World> worlds;
   switch (choose_transport(config, launcher)) {
     case TransportKind::kThreads: {
       const int64_t all = int64_t{ranks} * config.data_parallel;
-      TWOBP_CHECK(all <= kMostRanks, "pipeline.ranks ", ranks, " x pipeline.data_parallel ",
-                  config.data_parallel, " = ", all, " ranks, but one process has ", kMostRanks,
+      TWOBP_CHECK(all <= kMostRanks, "pipeline.ranks ", ranks, " x pipeline.data_parallel ", config.data_parallel,
+                  " = ", all, " ranks, but one process has ", kMostRanks,
                   " at most: lower these keys, or start a process for each rank");
       ThreadOptions threads;
       threads.threads_per_rank = config.threads;
@@ -108,6 +104,10 @@ void run_world(const PipelineConfig& config, const Launcher& launcher,
       break;
   }
   run_worlds(std::move(worlds), program);
+}
+
+void run_world(const PipelineConfig& config, const std::function<void(World)>& program) {
+  run_world(config, find_launcher(), program);
 }
 
 }  // namespace twobp

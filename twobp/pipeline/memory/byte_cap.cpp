@@ -25,11 +25,10 @@ class Walk {
 
 }  // namespace
 
-std::vector<int64_t> standard_peaks(const Schedule& schedule,
-                                    const std::vector<std::vector<LayerCost>>& stages) {
+std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<std::vector<LayerCost>>& stages) {
   const auto count = static_cast<size_t>(schedule.stages);
-  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "there are costs for ",
-              stages.size(), " stages, but the schedule has ", schedule.stages);
+  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "there are costs for ", stages.size(),
+              " stages, but the schedule has ", schedule.stages);
   std::vector<int64_t> peaks;
   for (const auto& instructions : schedule.ranks) {
     Walk walk;

@@ -8,7 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/walk.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -21,9 +21,9 @@ class Validator {
 
   void run() {
     check_placement();
-    TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '",
-                schedule_.name, "' has ", schedule_.micro_batches, " slices, which is not a multiple of its ",
-                schedule_.slices, " slices per micro-batch");
+    TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '", schedule_.name,
+                "' has ", schedule_.micro_batches, " slices, which is not a multiple of its ", schedule_.slices,
+                " slices per micro-batch");
     const auto stages = static_cast<size_t>(schedule_.stages);
     done_.assign(stages * schedule_.micro_batches, 0);
     next_forward_.assign(stages, 0);
@@ -42,9 +42,7 @@ class Validator {
 
   uint8_t& done(int stage, int m) { return done_[static_cast<size_t>(stage) * schedule_.micro_batches + m]; }
   bool has(Op op, int stage, int m) { return (done(stage, m) & bit(op)) != 0; }
-  bool has_backward(int stage, int m) {
-    return has(Op::kBackwardP1, stage, m) || has(Op::kBackward, stage, m);
-  }
+  bool has_backward(int stage, int m) { return has(Op::kBackwardP1, stage, m) || has(Op::kBackward, stage, m); }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
   template <typename... Args>
@@ -69,13 +67,12 @@ class Validator {
     TWOBP_CHECK(schedule_.stages >= 1 && schedule_.micro_batches >= 1, "schedule '", schedule_.name,
                 "' needs at least one stage and one micro-batch, has ", schedule_.stages, " and ",
                 schedule_.micro_batches);
-    TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '",
-                schedule_.name, "' has ", schedule_.stages, " stages but rank_of_stage places ",
-                schedule_.rank_of_stage.size());
+    TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '", schedule_.name,
+                "' has ", schedule_.stages, " stages but rank_of_stage places ", schedule_.rank_of_stage.size());
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       const int rank = schedule_.rank_of_stage[stage];
-      TWOBP_CHECK(rank >= 0 && rank < schedule_.rank_count(), "schedule '", schedule_.name, "' places stage ",
-                  stage, " on rank ", rank, ", but there are ", schedule_.rank_count(), " ranks");
+      TWOBP_CHECK(rank >= 0 && rank < schedule_.rank_count(), "schedule '", schedule_.name, "' places stage ", stage,
+                  " on rank ", rank, ", but there are ", schedule_.rank_count(), " ranks");
     }
   }
 
@@ -86,8 +83,7 @@ class Validator {
       reject(text(), " names stage ", stage, ", there are ", schedule_.stages);
     }
     if (schedule_.rank_of_stage[stage] != rank_) {
-      reject(text(), " belongs to rank ", schedule_.rank_of_stage[stage], ", where stage ", stage,
-             " is placed");
+      reject(text(), " belongs to rank ", schedule_.rank_of_stage[stage], ", where stage ", stage, " is placed");
     }
     if (instruction.micro_batch < 0 || instruction.count < 1 ||
         instruction.micro_batch > schedule_.micro_batches - instruction.count) {
@@ -114,10 +110,9 @@ class Validator {
     const int due = part == Op::kForward ? place : schedule_.backward_order(place);
     const bool sliced = schedule_.slices > 1;  // slices depend on each other
     if (m != due && (sliced || !schedule_.allow_reorder)) {
-      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
-             op_name(part), " in micro-batch order, ",
-             !sliced
-                 ? "so that gradients are bitwise equal across schedules; set allow_reorder to give that up"
+      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ", op_name(part),
+             " in micro-batch order, ",
+             !sliced ? "so that gradients are bitwise equal across schedules; set allow_reorder to give that up"
              : part == Op::kForward ? "and the slices of each first to last"
                                     : "and the slices of each last to first");
     }
@@ -224,8 +219,8 @@ class Validator {
     const int from = sender_stage(wanted);
     if (!has(sender_op(receive), from, m)) {
       reject_op(receive, stage, m, to_string(wanted, schedule_.slices),
-                " waits for a message that is never sent: ", cell(sender_op(receive), from, m),
-                " is missing on rank ", schedule_.rank_of_stage[from]);
+                " waits for a message that is never sent: ", cell(sender_op(receive), from, m), " is missing on rank ",
+                schedule_.rank_of_stage[from]);
     }
   }
 

@@ -1,12 +1,11 @@
 // Draws schedules: the simulated timeline to scale, and the bare instruction lists for error messages.
-#include "twobp/schedule/draw/grid.h"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -39,12 +38,11 @@ class TimelineGrid {
   TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit, int max_width)
       : max_width_(max_width), unit_(unit), step_(simulation.step_seconds) {
     TWOBP_CHECK(std::isfinite(unit) && unit > 0, "the unit of a grid must be above 0, got ", unit);
-    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ",
-                simulation.ranks.size(), " ranks, the schedule ", schedule.ranks.size());
+    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ", simulation.ranks.size(),
+                " ranks, the schedule ", schedule.ranks.size());
     const double ranks = static_cast<double>(schedule.ranks.size());
-    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ",
-                simulation.step_seconds / unit, " columns is too large to draw: choose a larger unit than ",
-                unit);
+    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ", simulation.step_seconds / unit,
+                " columns is too large to draw: choose a larger unit than ", unit);
     slices_ = schedule.slices;
     several_stages_a_rank_ = schedule.stages > schedule.rank_count();
     columns_ = column(simulation.step_seconds);
@@ -107,9 +105,7 @@ class TimelineGrid {
     for (long at = begin; at < end;) {
       while (next < row.size() && row[next].end <= at) ++next;
       const bool busy = next < row.size() && row[next].begin <= at;
-      const long stop = busy                ? std::min(row[next].end, end)
-                        : next < row.size() ? std::min(row[next].begin, end)
-                                            : end;
+      const long stop = busy ? std::min(row[next].end, end) : next < row.size() ? std::min(row[next].begin, end) : end;
       if (busy) {
         draw_op(row[next], at, stop, line);
       } else {

@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/utf8.h"
 
 namespace twobp {
 namespace {
@@ -110,55 +108,50 @@ class Picture {
     const std::string axis = draw_axis(bottom);
     const std::string legend = draw_legend(bottom + 40);
     const double height = bottom + 54 + kMargin;
-    std::string out =
-        concat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", options_.width, "\" height=\"",
-               pixels(height), "\" viewBox=\"0 0 ", options_.width, ' ', pixels(height),
-               "\" font-family=\"Helvetica, Arial, 'Liberation ", "Sans', sans-serif\" font-size=\"", kText,
-               "\" fill=\"#1d2126\" role=\"img\">\n");
+    std::string out = concat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", options_.width, "\" height=\"",
+                             pixels(height), "\" viewBox=\"0 0 ", options_.width, ' ', pixels(height),
+                             "\" font-family=\"Helvetica, Arial, 'Liberation ", "Sans', sans-serif\" font-size=\"",
+                             kText, "\" fill=\"#1d2126\" role=\"img\">\n");
     const std::string title = options_.title.empty() ? "Schedule " + schedule_.name : options_.title;
     out += concat("<title>", escaped(title), "</title>\n<desc>", escaped(description()), "</desc>\n");
     out += concat("<g fill=\"#ffffff\">", rect(0, 0, options_.width, height), "</g>\n");
     if (!options_.title.empty()) {
-      out += concat("<g font-size=\"16\" font-weight=\"bold\">", label(kMargin, kMargin + 14, escaped(title)),
-                    "</g>\n");
+      out +=
+          concat("<g font-size=\"16\" font-weight=\"bold\">", label(kMargin, kMargin + 14, escaped(title)), "</g>\n");
     }
     for (const auto& [fill, bars] : bars_) out += concat("<g fill=\"", fill.second, "\">\n", bars, "</g>\n");
     for (const auto& [fill, numbers] : numbers_) {
-      out += concat("<g fill=\"", fill, "\" font-size=\"", kNumber, "\" text-anchor=\"middle\">\n", numbers,
-                    "</g>\n");
+      out += concat("<g fill=\"", fill, "\" font-size=\"", kNumber, "\" text-anchor=\"middle\">\n", numbers, "</g>\n");
     }
     return out + axis + names + legend + "</svg>\n";
   }
 
  private:
   void check() const {
-    TWOBP_CHECK(simulation_.ranks.size() == schedule_.ranks.size(), "the simulation has ",
-                simulation_.ranks.size(), " ranks, the schedule ", schedule_.ranks.size());
+    TWOBP_CHECK(simulation_.ranks.size() == schedule_.ranks.size(), "the simulation has ", simulation_.ranks.size(),
+                " ranks, the schedule ", schedule_.ranks.size());
     TWOBP_CHECK(std::isfinite(options_.until) && options_.until >= 0, "an SVG's time axis cannot end at ",
                 options_.until);
-    TWOBP_CHECK(options_.width >= 300 && options_.width <= 20000,
-                "the width of an SVG must be 300 to 20000, got ", options_.width);
+    TWOBP_CHECK(options_.width >= 300 && options_.width <= 20000, "the width of an SVG must be 300 to 20000, got ",
+                options_.width);
     size_t ops = 0;
     for (const auto& rank : simulation_.ranks) ops += rank.timeline.size();
-    TWOBP_CHECK(ops > 0 || simulation_.step_seconds <= 0,
-                "the simulation has no timeline to draw: simulate with one");
-    TWOBP_CHECK(ops <= kMostOps, "a picture of ", ops,
-                " ops is too large: draw fewer ranks or micro-batches, at most ", kMostOps, " ops");
+    TWOBP_CHECK(ops > 0 || simulation_.step_seconds <= 0, "the simulation has no timeline to draw: simulate with one");
+    TWOBP_CHECK(ops <= kMostOps, "a picture of ", ops, " ops is too large: draw fewer ranks or micro-batches, at most ",
+                kMostOps, " ops");
   }
 
   std::string description() const {
-    return concat(schedule_.name, " with p2 ", policy_name(schedule_.policy), ": ", schedule_.stages,
-                  " stages on ", schedule_.rank_count(), " ranks, ", schedule_.count_text(),
-                  "; the ranks are idle for ", percent(simulation_.bubble_ratio()),
-                  " of the step on average");
+    return concat(schedule_.name, " with p2 ", policy_name(schedule_.policy), ": ", schedule_.stages, " stages on ",
+                  schedule_.rank_count(), " ranks, ", schedule_.count_text(), "; the ranks are idle for ",
+                  percent(simulation_.bubble_ratio()), " of the step on average");
   }
 
   // Returns the texts beside the row.
   std::string add_row(int rank) {
     const RankSimulation& result = simulation_.ranks[rank];
     const double y = top_ + pitch_ * rank;
-    bars_[{kIdle - kKinds, kFills[kIdle]}] +=
-        rect(left_, y, simulation_.step_seconds * scale_, kBar * pitch_);
+    bars_[{kIdle - kKinds, kFills[kIdle]}] += rect(left_, y, simulation_.step_seconds * scale_, kBar * pitch_);
     double busy = 0;
     for (const SimulatedOp& op : result.timeline) {
       add_bar(picture_kind(op.op), chunk_of_stage_[op.stage], op.begin, op.end, y,
@@ -207,8 +200,8 @@ class Picture {
       lines += concat("<path d=\"M", pixels(x), ' ', pixels(bottom), "v5\"/>\n");
       labels += label(x, bottom + 18, number(i * gap));
     }
-    return concat("<g stroke=\"#646b75\">\n", lines, "</g>\n<g font-size=\"12\" text-anchor=\"middle\">\n",
-                  labels, "</g>\n");
+    return concat("<g stroke=\"#646b75\">\n", lines, "</g>\n<g font-size=\"12\" text-anchor=\"middle\">\n", labels,
+                  "</g>\n");
   }
 
   std::string draw_legend(double y) const {
