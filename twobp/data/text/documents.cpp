@@ -14,6 +14,9 @@
 #include "twobp/files/paths.h"
 
 namespace twobp {
+
+extern const char* const kParquetScript;  // contents of parquet.py, inserted by CMake
+
 namespace {
 
 using nlohmann::ordered_json;  // a template renders objects, such as the arguments of a call
@@ -120,8 +123,6 @@ size_t end_of_text(std::string_view text) {
 }
 
 }  // namespace
-
-extern const char* const kParquetScript;  // contents of parquet.py, inserted by CMake
 
 bool has_records(const std::string& file) {
   return has_lines(file) || has_rows(file);

@@ -14,6 +14,10 @@
 #include "twobp/files/paths.h"
 
 namespace twobp {
+
+extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
+extern const char* const kChatScript;       // contents of chat.py, inserted by CMake
+
 namespace {
 
 using nlohmann::json;
@@ -91,8 +95,6 @@ json receive_chat(PythonProcess& python, const std::string& origin) {
 }
 
 }  // namespace
-
-extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
 
 std::string tokenizer_file(const std::string& path) {
   namespace fs = std::filesystem;
@@ -258,8 +260,6 @@ std::string TokenStream::add(int64_t id) {
 std::string TokenStream::finish() {
   return advance(/*whole=*/true);
 }
-
-extern const char* const kChatScript;  // contents of chat.py, inserted by CMake
 
 std::vector<std::string> additional_chat_templates(const std::string& folder) {
   const std::string within = "additional_chat_templates/";
