@@ -12,7 +12,7 @@
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/run_world.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/start.h"
 

@@ -20,9 +20,10 @@
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/trainer.h"
 #include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/start.h"
 

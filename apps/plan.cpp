@@ -14,8 +14,9 @@
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/trainer.h"
 #include "twobp/transport/start.h"
 
 namespace twobp {

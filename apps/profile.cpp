@@ -15,8 +15,9 @@
 #include "apps/print.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/trainer.h"
 #include "twobp/transport/start.h"
 
 namespace twobp {

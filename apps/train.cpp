@@ -19,17 +19,18 @@
 #include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
 #include "twobp/train/weights/weight_files.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -298,7 +299,7 @@ int train(const TrainOptions& options) {
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
   int exit_code = 0;
-  run_world(config.pipeline, launcher, [&](World world) {
+  run_world(start_options(config.pipeline), launcher, [&](World world) {
     in_launcher.reset();
     RunGuard::get().watch(world, config.pipeline.timeout);
     const bool first = world.is_first();

@@ -28,7 +28,7 @@ SUMS = "twobp/pipeline/gradient_reducer.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
 GROUP = "twobp/transport/nccl/nccl_communicator.cpp"
-GPUS = "twobp/train/gpu_world.cpp"
+GPUS = "twobp/transport/nccl/gpu_world.cpp"
 LINES = [
     ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
     ("a copy from another GPU waits for its tensor", DEVICE, "copies_.wait(ready);", ""),

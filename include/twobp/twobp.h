@@ -9,6 +9,5 @@
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/config.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/weights/save_model.h"

@@ -26,11 +26,12 @@
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/trace/recorder.h"
+#include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/gpu_world.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
@@ -342,7 +343,7 @@ class PyTrainer {
     check_processes(process.count, config.data_parallel, ranks);
     if (launcher.started_many()) process.local_rank = launcher.local_rank;
     const Ends hosts(1, [&](int) { return make_c10d_transport(std::move(group), options); });
-    return make_gpu_world(config, process, ranks, hosts);
+    return make_gpu_world(start_options(config), process, hosts);
   }
 
   // This replica's share of a step's micro-batches, as a Loader gives it.

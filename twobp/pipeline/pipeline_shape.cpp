@@ -5,6 +5,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/layer.h"
+#include "twobp/pipeline/rank_threads.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
@@ -106,6 +107,20 @@ std::vector<std::vector<LayerCost>> layer_costs_of_stages(const ModelSpec& model
     }
   }
   return stages;
+}
+
+StartOptions start_options(const PipelineConfig& config) {
+  const PipelineShape shape = pipeline_shape(config);
+  return {.transport = config.transport,
+          .device = config.device,
+          .sums = config.sums,
+          .graphs = config.graphs,
+          .gpu_parts = config.gpu_parts,
+          .data_parallel = config.data_parallel,
+          .ranks = shape.ranks,
+          .rank_of_stage = shape.rank_of_stage,
+          .timeout = config.timeout,
+          .spin_seconds = RankThreads::spin_seconds(config.data_parallel * shape.ranks, config.threads)};
 }
 
 }  // namespace twobp

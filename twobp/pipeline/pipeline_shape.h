@@ -8,6 +8,7 @@
 #include "twobp/pipeline/pipeline_config.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/schedule_source.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 
@@ -23,6 +24,9 @@ struct PipelineShape {
 // pipeline.stages, ranks or micro_batches do not fit it.
 PipelineShape pipeline_shape(const PipelineConfig& config);
 PipelineShape pipeline_shape(const PipelineConfig& config, const ScheduleSource& schedule);
+
+// What a start of the run's processes needs of the configuration. Throws Error as pipeline_shape does.
+StartOptions start_options(const PipelineConfig& config);
 
 // Cuts the layers into stages by the model's measured costs, if the configuration gives no split.
 

@@ -2,6 +2,7 @@
 // its ranks.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -70,5 +71,59 @@ class Ends {
 World make_process_world(std::shared_ptr<Ends> ends, int replicas, int ranks);
 // A process of one rank.
 World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks);
+
+// What a start needs of the run: keys of the section `pipeline`, and its shape.
+struct StartOptions {
+  std::string transport = "auto";
+  std::string device = "cpu";
+  std::string sums = "ordered";
+  bool graphs = false;
+  bool gpu_parts = false;
+  int data_parallel = 1;
+  int ranks = 1;                   // of a pipeline
+  std::vector<int> rank_of_stage;  // between which NCCL connects
+  double timeout = 300;
+  double spin_seconds = 0;  // of waits between threads (in_process.h)
+};
+
+enum class TransportKind : uint8_t {
+  kThreads,
+  kMpi,
+  kStore,  // on CPUs, through torchrun's store
+  kNccl,   // on GPUs
+};
+
+// The meaning of pipeline.transport under this launcher. Throws Error if there are several processes and the transport
+// is for one, or the reverse. Also throws Error if the number of processes is not pipeline.data_parallel times the
+// ranks of a pipeline; on GPUs, a process may have several ranks.
+TransportKind choose_transport(const StartOptions& options, const Launcher& launcher);
+
+// Runs program(world). Under a launcher, this is in the process's world. Without one, each replica has a thread; the
+// first replica runs on the calling thread. If the program throws, all processes and replicas are aborted, and the
+// first error in this process is rethrown. Throws Error as choose_transport does, and if the chosen transport was not
+// built in.
+void run_world(const StartOptions& options, const Launcher& launcher, const std::function<void(World)>& program);
+
+// For commands that only one process runs. Throws Error if the launcher started several processes.
+void check_alone(const char* command, const Launcher& launcher);
+
+// The world of a process whose ranks compute on GPUs and talk to other processes by NCCL.
+
+// Ranks of each process: all of them, shared out evenly. Throws Error if that does not come out even, or if a process
+// would have ranks of several replicas.
+int ranks_of_process(const StartOptions& options, int processes);
+
+// Processes that mpirun started connect through MPI, others at MASTER_ADDR. They compare their GPUs first. If one of
+// them cannot compute, has no NCCL, or has a GPU of another model, or if two ranks are on one GPU, this throws the same
+// Error on all.
+World make_gpu_world(const StartOptions& options, const Launcher& launcher);
+
+// The same for processes that are connected already. `hosts` are the endpoints of this process's ranks, which nothing
+// else uses afterwards.
+struct GpuProcess {
+  int count = 1;       // of all processes
+  int local_rank = 0;  // among those of its machine
+};
+World make_gpu_world(const StartOptions& options, const GpuProcess& process, const Ends& hosts);
 
 }  // namespace twobp

@@ -20,7 +20,7 @@ struct PipelineConfig {
   std::string device = "cpu";          // cpu, cuda
   bool graphs = false;                 // on GPUs: steps as CUDA graphs
   bool gpu_parts = false;              // each rank that shares a GPU gets multiprocessors of its own
-  std::string transport = "auto";      // auto, threads, mpi, nccl: see run_world.h
+  std::string transport = "auto";      // auto, threads, mpi, nccl
   std::string schedule = "1f1b";       // a name, or a file that ends in .csv: see schedule/text/csv.h
   int micro_batches = 0;               // 0: the schedule's default
   int64_t micro_batch_size = 4;        // sequences

@@ -194,4 +194,11 @@ class Trainer {
   bool stopping_ = false;  // a process wants to stop
 };
 
+// Finds the launcher that started this process and its place in the run, makes the world that pipeline.transport asks
+// for, and runs program(world) in it: a Trainer of this world. Without a launcher, each replica has a thread; the first
+// runs on the calling thread. If the program throws, all processes and replicas are aborted, and the first error in
+// this process is rethrown. Throws Error if the number of processes does not fit the configuration, or its transport
+// was not built in.
+void run_world(const PipelineConfig& config, const std::function<void(World)>& program);
+
 }  // namespace twobp

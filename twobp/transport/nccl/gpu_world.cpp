@@ -1,5 +1,4 @@
-#include "twobp/train/gpu_world.h"
-
+// The world of a process whose ranks compute on GPUs.
 #include <array>
 #include <cstdlib>
 #include <map>
@@ -10,7 +9,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/nn/device/gpu.h"
-#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/nccl/nccl.h"
 #include "twobp/transport/processes.h"
@@ -30,7 +28,7 @@ std::string host_name() {
 }
 
 // What these endpoints carry lies in host memory.
-Ends make_hosts(const PipelineConfig& config, const Launcher& launcher, int here) {
+Ends make_hosts(const StartOptions& options, const Launcher& launcher, int here) {
   if (launcher.kind == Launcher::Kind::kMpi && has_mpi()) {
     TWOBP_CHECK(here == 1, "mpirun started ", launcher.size, " processes for ", launcher.size * here,
                 " ranks, but over MPI each process has one rank: start ", launcher.size * here, ", or use torchrun");
@@ -41,7 +39,7 @@ Ends make_hosts(const PipelineConfig& config, const Launcher& launcher, int here
             StorePlace of_rank = place;
             of_rank.size = launcher.size * here;
             of_rank.rank = launcher.rank * here + i;
-            return make_store_transport(std::make_shared<StoreConnection>(of_rank, config.timeout));
+            return make_store_transport(std::make_shared<StoreConnection>(of_rank, options.timeout));
           }};
 }
 
@@ -54,11 +52,11 @@ struct Here {
 
 // The ranks of a machine take its GPUs in turn. A launcher may show each process its own GPUs only, which are then
 // numbered from 0.
-Here open_gpus(const PipelineConfig& config, int local_rank, int here) {
+Here open_gpus(const StartOptions& options, int local_rank, int here) {
   Here opened;
-  opened.visible = Device::count(config.device);
+  opened.visible = Device::count(options.device);
   for (int i = 0; i < here; ++i) {
-    opened.devices.push_back(Device::open(config.device, (local_rank * here + i) % opened.visible));
+    opened.devices.push_back(Device::open(options.device, (local_rank * here + i) % opened.visible));
     const at::Device where = opened.devices.back().where();
     opened.facts.push_back(device_support(where.type()).facts(where));
   }
@@ -126,27 +124,28 @@ std::string compare(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-int ranks_of_process(const PipelineConfig& config, int ranks, int processes) {
-  const int64_t all = int64_t{ranks} * config.data_parallel;
+int ranks_of_process(const StartOptions& options, int processes) {
+  const int ranks = options.ranks;
+  const int64_t all = int64_t{ranks} * options.data_parallel;
   TWOBP_CHECK(processes <= all && all % processes == 0 && ranks % (all / processes) == 0, processes,
               processes == 1 ? " process was" : " processes were", " started, but pipeline.ranks ", ranks,
-              " x pipeline.data_parallel ", config.data_parallel, " = ", all, ": start ", all,
+              " x pipeline.data_parallel ", options.data_parallel, " = ", all, ": start ", all,
               " (or fewer, so that each has as many ranks of one replica), or change these keys");
   return static_cast<int>(all / processes);
 }
 
-World make_gpu_world(const PipelineConfig& config, const Launcher& launcher, int ranks) {
-  const int here = ranks_of_process(config, ranks, launcher.size);
-  return make_gpu_world(config, {.count = launcher.size, .local_rank = launcher.local_rank}, ranks,
-                        make_hosts(config, launcher, here));
+World make_gpu_world(const StartOptions& options, const Launcher& launcher) {
+  const int here = ranks_of_process(options, launcher.size);
+  return make_gpu_world(options, {.count = launcher.size, .local_rank = launcher.local_rank},
+                        make_hosts(options, launcher, here));
 }
 
-World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, int ranks, const Ends& hosts) {
+World make_gpu_world(const StartOptions& options, const GpuProcess& process, const Ends& hosts) {
   // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a peer.
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links have one
   // algorithm, and would only take more memory.
-  if (config.sums == "nccl") setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  if (options.sums == "nccl") setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   const int here = hosts.size();
   Here opened;
   json told = {{"machine", host_name()},
@@ -155,7 +154,7 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
                {"visible", 0},
                {"gpus", json::array()}};
   try {
-    opened = open_gpus(config, process.local_rank, here);
+    opened = open_gpus(options, process.local_rank, here);
     told["visible"] = opened.visible;
     for (const DeviceFacts& facts : opened.facts) told["gpus"].push_back({{"model", facts.model}, {"id", facts.id}});
   } catch (const std::exception& error) {
@@ -164,19 +163,19 @@ World make_gpu_world(const PipelineConfig& config, const GpuProcess& process, in
   std::vector<int> first_ranks;
   for (int i = 0; i < process.count; ++i) first_ranks.push_back(i * here);
   Subgroup group(*hosts[0], first_ranks, Group::kProcesses);
-  const Processes processes(group, config.timeout);
+  const Processes processes(group, options.timeout);
   const std::vector<std::string> texts = processes.to_first(told.dump());
   const std::string error = processes.from_first(processes.is_first() ? compare(texts) : "");
   if (!error.empty()) {
-    group.flush(config.timeout);  // so that all know it
+    group.flush(options.timeout);  // so that all know it
     fail(error);
   }
-  NcclOptions options;
-  options.timeout = options.connection_timeout = config.timeout;
-  options.tensors = opened.devices.front().where().type();
-  options.group_sums = config.sums == "nccl";
-  return make_nccl_world(hosts, opened.nccl, opened.devices, config.data_parallel, ranks,
-                         pipeline_shape(config).rank_of_stage, options);
+  NcclOptions nccl;
+  nccl.timeout = nccl.connection_timeout = options.timeout;
+  nccl.tensors = opened.devices.front().where().type();
+  nccl.group_sums = options.sums == "nccl";
+  return make_nccl_world(hosts, opened.nccl, opened.devices, options.data_parallel, options.ranks,
+                         options.rank_of_stage, nccl);
 }
 
 }  // namespace twobp
