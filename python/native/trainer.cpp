@@ -27,8 +27,6 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/trace/recorder.h"
-#include "twobp/trace/timeline.h"
 #include "twobp/trace/trace.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
