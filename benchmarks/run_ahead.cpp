@@ -21,6 +21,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {

@@ -266,8 +266,8 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
     return error;
   };
   EXPECT_EQ(error_with([](json&) {}), "");
-  expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "\"slices\"", "array"});
-  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }), {"costs.json", "\"slices\"", "array"});
+  expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "slices: is not a list"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }), {"costs.json", "slices[0]: is not a list"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128}; }), {"costs.json", "kind", "slice"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {64, 63}; }), {"128 positions", "127"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128, 0}; }), {"2 slices", "at least 1"});
@@ -275,12 +275,12 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"].erase(1); }),
                   {"costs.json", "kind1", "1 entries", "slice_costs"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1] = 4; }),
-                  {"costs.json", "kind1", "array of 4"});
+                  {"costs.json", "kinds.kind1.slice_costs[1]: is not a list"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1][2] = {}; }),
-                  {"costs.json", "kind1", "slice 2 of 4"});
+                  {"costs.json", "kinds.kind1.slice_costs[1][2]: is not a list"});
   expect_contains(
       error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1][2][0]["forward_seconds"] = -1; }),
-      {"costs.json", "kind1", "slice 2 of 4", "forward_seconds", "negative"});
+      {"costs.json", "kinds.kind1.slice_costs[1][2][0].forward_seconds", "negative"});
   expect_contains(error_with([](json& file) {
                     json& cost = file["kinds"]["kind0"]["slice_costs"][1][2][0];
                     cost["p2_units"] = cost["p2_units"].get<int>() + 1;

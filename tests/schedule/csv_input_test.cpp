@@ -63,7 +63,7 @@ TEST(CsvInput, RefusesWithPlaceAndCell) {
       {"2000000000F0,0B0\n", {"column 1", "cell \"2000000000F0\"", "too few cells"}},
       {"0F0,0B0\n2F0,2B0\n", {"row 2 (rank 1), column 1", "cell \"2F0\"", "no stage 1"}},
       {"0F0,0F2,0B0,0B2\n", {"row 1 (rank 0)", "0F1 is missing"}},
-      {"0F0,0F1,0B0,0B1\n1F0,1B0,1B1\n", {"row 2", "1F1 is missing"}},
+      {"0F0,0F1,0B0,0B1\n1F0,1B0,1B1\n", {"row 2", "1B1 comes without 1F1"}},
       {"0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", {"row 1 (rank 0)", "0F1 has no I or B"}},
       {"0F0,0F1,0I0,0W0,0I1\n", {"0I1 has no W"}},
       // a stage on two ranks

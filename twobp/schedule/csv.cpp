@@ -166,21 +166,23 @@ class CsvImport {
     TWOBP_CHECK(
         text_.find('\0') == std::string_view::npos && !text_.starts_with("\xFF\xFE") && !text_.starts_with("\xFE\xFF"),
         schedule_.name, ": is not plain text: save it as UTF-8");
-    int blank = -1;  // the first row without cells
+    const auto reject_blank = [&](int row) {
+      fail(schedule_.name, ": row ", row + 1, " (rank ", row,
+           ") has no cells: each row is a rank, in order. Remove blank rows, and ranks that run nothing");
+    };
+    int blank = -1;  // the first row without text
     for (int row = 0; !text_.empty(); ++row) {
       const size_t end = std::min(text_.find_first_of("\r\n"), text_.size());
       schedule_.ranks.emplace_back();
       columns_.emplace_back();
       int column = 0;
-      for (const std::string& cell : split(text_.substr(0, end), ',')) add_cell({row, column++}, cell);
+      bool any = false;
+      for (const std::string& cell : split(text_.substr(0, end), ',')) any |= add_cell({row, column++}, cell);
       text_.remove_prefix(end);
       text_.remove_prefix(text_.starts_with("\r\n") ? 2 : text_.empty() ? 0 : 1);
-      if (!schedule_.ranks.back().empty()) {
-        TWOBP_CHECK(blank < 0, schedule_.name, ": row ", blank + 1, " (rank ", blank,
-                    ") has no cells: each row is a rank, in order. Remove blank rows, and ranks that run "
-                    "nothing");
-        continue;
-      }
+      if (any && blank >= 0) reject_blank(blank);
+      if (any && schedule_.ranks.back().empty()) reject_blank(row);
+      if (any) continue;
       schedule_.ranks.pop_back();
       columns_.pop_back();
       if (blank < 0) blank = row;
@@ -189,13 +191,17 @@ class CsvImport {
                 ": has no cells: a schedule has a row for each rank, such as 0F0,0B0");
   }
 
-  void add_cell(CsvPosition at, std::string_view text) {
+  // Returns false for an empty cell.
+  bool add_cell(CsvPosition at, std::string_view text) {
     std::string_view cell = trimmed(text);
     if (cell.size() > 1 && cell.front() == '"' && cell.back() == '"') {
       cell = trimmed(cell.substr(1, cell.size() - 2));
     }
-    if (cell.empty()) return;
-    if (cell.front() != '(') return add_action(at, cell, cell);
+    if (cell.empty()) return false;
+    if (cell.front() != '(') {
+      add_action(at, cell, cell);
+      return true;
+    }
     const size_t end = cell.find(')');
     if (end == std::string_view::npos) reject(at, cell, "has no closing parenthesis");
     const std::string_view kind = cell.substr(end + 1);
@@ -205,6 +211,7 @@ class CsvImport {
     for (const std::string& action : split(cell.substr(1, end - 1), ';')) {
       add_action(at, cell, trimmed(action));
     }
+    return true;
   }
 
   void add_action(CsvPosition at, std::string_view cell, std::string_view text) {
