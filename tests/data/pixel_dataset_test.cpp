@@ -105,6 +105,7 @@ TEST_F(PixelArrays, HoldOutAFolderOfTheirOwn) {
   labels(npy_file<int32_t>("<i4", "(4,)", {0, 2, 1, 2}));
   data_.held_out = 0.25;
   EXPECT_EQ(open().train->size(), 3);
+  std::filesystem::create_directory(folder_.path("held_out"));
   folder_.write("held_out/pixel_values.npy", npy_file<uint8_t>("|u1", "(2, 1, 1, 2)", {10, 10, 20, 20}));
   refuse({"held_out/labels.npy"});
   folder_.write("held_out/labels.npy", npy_file<int32_t>("<i4", "(2,)", {1, 0}));

@@ -273,6 +273,7 @@ TEST_F(SavedResnet, NamesTheClassesOfTheRun) {
   EXPECT_EQ(saved(config_, "unnamed").first.at("4"), "LABEL_4");
   config_.data.arrays = folder_.path("pictures");
   EXPECT_EQ(saved(config_, "gone").first.at("4"), "LABEL_4");
+  std::filesystem::create_directory(folder_.path("pictures"));
   folder_.write("pictures/classes.txt", "ant\nbee\ncat\ndog\neel\n");
   const json by_number = {{"0", "ant"}, {"1", "bee"}, {"2", "cat"}, {"3", "dog"}, {"4", "eel"}};
   const json by_name = {{"ant", 0}, {"bee", 1}, {"cat", 2}, {"dog", 3}, {"eel", 4}};
