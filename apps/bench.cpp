@@ -1,5 +1,4 @@
-#include "apps/bench.h"
-
+// `twobp bench`: compares the times of schedules and p2 policies, interleaved, on one model in one process.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,9 +9,8 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/bench_report.h"
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/data/balance.h"
@@ -20,7 +18,7 @@
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/trainer.h"
@@ -57,8 +55,8 @@ Simulation predict(const BenchRow& row, const StepPlan& plan, const StepReport& 
   return simulate(plan.schedule, costs, in_process_simulation(plan.caps));
 }
 
-// Returns the configuration for a schedule, on the ranks of the given one. A split by hand only fits its own stages,
-// and a schedule in a file has its own number of micro-batches.
+// Returns the configuration for a schedule, on the ranks of the given one. A split by hand only fits its own
+// stages, and a schedule in a file has its own number of micro-batches.
 Config config_for(const Config& config, const std::string& schedule) {
   if (schedule == config.pipeline.schedule) return config;
   const PipelineShape given = pipeline_shape(config.pipeline);
@@ -250,8 +248,8 @@ int bench(const BenchOptions& options) {
   }
   TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
               "nothing to measure: give at least one schedule, policy, repeat and step");
-  // The rows are interleaved, and every other round runs in reverse order, so that a drift of the machine affects all
-  // rows alike.
+  // The rows are interleaved, and every other round runs in reverse order, so that a drift of the machine
+  // affects all rows alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
     for (size_t i = 0; i < rows.size(); ++i) {
       BenchRow& row = rows[repeat % 2 == 0 ? i : rows.size() - 1 - i];

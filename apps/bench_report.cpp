@@ -1,7 +1,13 @@
 #include "apps/bench_report.h"
 
 #include <algorithm>
+#include <exception>
+#include <filesystem>
 #include <numeric>
+#include <set>
+#include <system_error>
+
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "apps/json_report.h"
 #include "apps/print.h"
@@ -102,7 +108,8 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
         "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted", "products",
         "peak memory by rank");
   for (const BenchRow& row : rows) {
-    // The speed is relative to the first row of the same M, sample by sample, because the two were timed in turn.
+    // The speed is relative to the first row of the same M, sample by sample, because the two were timed in
+    // turn.
     const BenchRow* base = &row;
     for (const BenchRow& other : rows) {
       if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
@@ -129,6 +136,32 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     if (row.schedule != kAutoSchedule) continue;
     print("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(), row.variant.schedule.name().c_str());
   }
+}
+
+void trace_kernels(const std::string& path, bool on_gpu, const std::function<void()>& step) {
+  using torch::profiler::impl::ActivityType;
+  namespace profiler = torch::autograd::profiler;
+  torch::profiler::impl::ExperimentalConfig more;
+  more.profile_all_threads = true;  // the ranks' threads were started earlier
+  const torch::profiler::impl::ProfilerConfig config(
+      torch::profiler::impl::ProfilerState::KINETO, /*report_input_shapes=*/false, /*profile_memory=*/false,
+      /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false, more);
+  std::set<ActivityType> activities = {ActivityType::CPU};
+  if (on_gpu) activities.insert(ActivityType::CUDA);
+  std::error_code no_file;
+  std::filesystem::remove(path, no_file);  // the profiler does not report a file that it cannot write
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  std::exception_ptr error;
+  try {
+    step();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const auto result = profiler::disableProfiler();
+  if (error) std::rethrow_exception(error);
+  result->save(path);
+  TWOBP_CHECK(std::filesystem::exists(path, no_file), "cannot write ", path, ": the profiler's trace of a step");
 }
 
 }  // namespace twobp

@@ -1,7 +1,9 @@
-// This file has the measurements of `twobp bench`: one row of its table, and the output of rows as a table and as JSON.
+// The measurements of `twobp bench`: one row of its table, the output of rows as a table and as JSON, and a
+// trace of a step's operators.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,5 +40,12 @@ struct BenchRow {
 
 nlohmann::json bench_row_to_json(const BenchRow& row);
 void print_bench_table(const std::vector<BenchRow>& rows);
+
+// Runs `step` and writes a trace of its operators, and on a GPU (`on_gpu`) of the kernels of all of this
+// process's GPUs, as LibTorch's profiler (Kineto, CUPTI) records them. It is in Chrome's trace format, for
+// Perfetto. A rank's F, I and W are ranges of these names on its thread, unless the step is launched as a
+// graph. Each kernel has its estimated occupancy of the multiprocessors. Throws Error naming the file if it
+// cannot be written.
+void trace_kernels(const std::string& path, bool on_gpu, const std::function<void()>& step);
 
 }  // namespace twobp

@@ -1,5 +1,4 @@
-#include "apps/checkpoint.h"
-
+// `twobp checkpoint`: inspects, verifies and converts checkpoints.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -7,10 +6,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/log.h"
 #include "apps/print.h"
-#include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"

@@ -1,13 +1,12 @@
-#include "apps/eval.h"
-
+// `twobp eval`: held-out loss, perplexity and accuracy of a model, computed on the pipeline.
 #include <cmath>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/commands.h"
 #include "apps/json_report.h"
 #include "apps/print.h"
-#include "apps/train.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"

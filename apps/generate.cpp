@@ -1,5 +1,4 @@
-#include "apps/generate.h"
-
+// `twobp generate`: continues a text with a trained model.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -12,7 +11,7 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
@@ -43,7 +42,8 @@ struct GenerateOptions {
   SamplingOptions sampling;
 };
 
-// Converts between text and tokens with a tokenizer.json. For a model whose vocabulary is the bytes, converts bytes.
+// Converts between text and tokens with a tokenizer.json. For a model whose vocabulary is the bytes, converts
+// bytes.
 class Text {
  public:
   Text(const GenerateOptions& options, int64_t vocab) : ends_(read_end_of_text(options.model)) {
@@ -82,8 +82,8 @@ class Text {
   }
   void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
 
-  // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a tokenizer,
-  // the text comes in single bytes, which may be parts of characters.
+  // A terminal obeys control characters, so it gets them as escapes. A file gets the text itself. Without a
+  // tokenizer, the text comes in single bytes, which may be parts of characters.
   void show(const std::string& text) const {
     const bool one_byte = !tokenizer_ && text.size() == 1 && static_cast<unsigned char>(text[0]) >= 0x80;
     print_as_is(terminal_ && !one_byte ? printable_lines(text) : text);

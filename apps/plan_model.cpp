@@ -1,4 +1,4 @@
-#include "apps/plan_model.h"
+// `twobp plan` with a configuration or a cost model: finds the best way to run it.
 
 #include <algorithm>
 #include <cctype>
@@ -9,15 +9,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/plan_schedule.h"
-#include "apps/table.h"
-#include "twobp/config/bytes.h"
+#include "apps/plan.h"
+#include "apps/print.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/train/build_model.h"
 
 namespace twobp {
@@ -136,8 +137,8 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
   print_table(rows);
 }
 
-// Returns the bytes that activations and stash may take on each rank: the memory left on the rank with the most
-// weights. 0 means no cap, as simulated.
+// Returns the bytes that activations and stash may take on each rank: the memory left on the rank with the
+// most weights. 0 means no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
   const auto costs =
@@ -181,8 +182,8 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   const auto set = [&](const char* key, const auto& value) {
     settings.push_back(concat("pipeline.", key, "=", value));
   };
-  // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks and stages.
-  // The text form has no slices: with slices, training searches again.
+  // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
+  // and stages. The text form has no slices: with slices, training searches again.
   const bool again = choice.found && choice.slices > 1;
   const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
   const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
@@ -243,35 +244,16 @@ void write_json(const PlanResult& result, const std::vector<double>& bounds, con
     json["choices"].back()["lower_bound_seconds"] = bounds[i];
     json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
   }
-  const Advice& advice = *result.advice;
-  json["advice"] = {{"helps", advice.helps},
-                    {"speed_up", advice.speed_up},
-                    {"memory_factor", advice.memory_factor},
-                    {"out_of_memory_in_p2", advice.out_of_memory_in_p2},
-                    {"p1_longer_than_idle", advice.p1_longer_than_idle},
-                    {"unequal_p1_and_p2", advice.unequal_p1_and_p2},
-                    {"sentences", advice.sentences}};
+  json["gain"] = {{"speed_up", result.speed_up}, {"memory_factor", result.memory_factor}};
   write_output("--json", path, json.dump(1) + "\n");
 }
 
-// Draws the best choice, and the same choice with p2 off if its schedule has a name.
 void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
-  if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;
-  std::vector<PlanChoice> drawn = {choice};
-  if (!choice.found && choice.policy != P2Policy::kOff) {
-    drawn.push_back(choice);
-    drawn.back().policy = P2Policy::kOff;
-  }
-  std::vector<SimulatedPlan> made;
-  for (const PlanChoice& each : drawn) {
-    PlannedRun run = planned_run(model, each, request);
-    run.options.timeline = true;
-    const Simulation simulation = simulate(run.schedule, run.costs, run.options);
-    made.push_back({std::move(run.schedule), simulation});
-  }
-  std::vector<DrawnPlan> plans;
-  for (const SimulatedPlan& plan : made) plans.push_back({concat("p2 ", policy_name(plan.schedule.policy)), &plan});
-  write_pictures(plans, options);
+  if (options.svg.empty() && options.csv.empty()) return;
+  PlannedRun run = planned_run(model, choice, request);
+  run.options.timeline = true;
+  Simulation simulation = simulate(run.schedule, run.costs, run.options);
+  write_pictures({std::move(run.schedule), std::move(simulation)}, options);
 }
 
 }  // namespace
@@ -297,7 +279,7 @@ void plan_model(const PlanOptions& options) {
   const std::vector<double> bounds = bounds_of(result, model, request);
   print_choices(result, bounds);
   std::cout << '\n';
-  for (const std::string& sentence : result.advice->sentences) std::cout << printable(sentence) << ".\n";
+  std::cout << gain_text(result) << ".\n";
   std::cout << "\nThe first row trains with\n"
             << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
   if (!options.json.empty()) write_json(result, bounds, model, request, options.json);

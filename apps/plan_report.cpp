@@ -1,20 +1,17 @@
 // Draws simulated schedules and prints their tables and JSON.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <iostream>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
-#include "apps/plan_schedule.h"
+#include "apps/plan.h"
 #include "apps/print.h"
-#include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/adviser.h"
-#include "twobp/schedule/check/buffering.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
@@ -62,14 +59,6 @@ void print_ranks(const SimulatedPlan& plan) {
   print_table(rows);
 }
 
-// Prints how many messages may wait for each rank. An earlier check covers --rendezvous.
-void print_messages(const Schedule& schedule, const PlanOptions& options) {
-  std::vector<std::string> most;
-  for (const MostBuffered& rank : most_buffered(schedule)) most.push_back(std::to_string(rank.messages));
-  std::cout << "\nmessages that may wait for a rank, however long ops take, by rank: " << join(most) << '\n';
-  if (options.rendezvous) std::cout << "no deadlock if sends wait for their receives\n";
-}
-
 int most_in_flight(const Simulation& simulation) {
   int most = 0;
   for (const auto& rank : simulation.ranks) most = std::max(most, rank.peak_in_flight);
@@ -102,18 +91,15 @@ void print_summary(const std::vector<const SimulatedPlan*>& plans) {
   print_table(rows);
 }
 
-void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& options) {
-  const bool terminal = is_terminal(STDOUT_FILENO);
-  GridOptions grid;
-  grid.color = options.color == "always" || (options.color == "auto" && terminal && std::getenv("NO_COLOR") == nullptr);
+void print_grid(const SimulatedPlan& plan, double unit) {
   winsize size{};
-  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) grid.max_width = size.ws_col;
+  const bool terminal = is_terminal(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
   const double cells = plan.simulation.step_seconds / unit * plan.schedule.rank_count();
   if (cells > kMostDrawnCells) {
     std::cout << "(the grid is not drawn, because it would have " << number(cells) << " cells)\n";
     return;
   }
-  std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);
+  std::cout << draw_grid(plan.schedule, plan.simulation, unit, terminal ? size.ws_col : 0);
 }
 
 // Adds each op as it ran, and the instructions.
@@ -195,14 +181,13 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
   if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches per rank";
   if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches per rank";
   std::cout << "\n\n";
-  print_grid(plan, grid_unit(costs), options);
+  print_grid(plan, grid_unit(costs));
   std::cout << '\n';
   print_summary(plans);
   for (const SimulatedPlan* each : plans) {
     std::cout << '\n';
     print_ranks(*each);
   }
-  if (options.rendezvous || options.buffers >= 0) print_messages(plan.schedule, options);
 }
 
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options) {

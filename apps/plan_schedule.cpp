@@ -1,4 +1,4 @@
-#include "apps/plan_schedule.h"
+// `twobp plan` without a configuration: simulates schedules with costs from the options.
 
 #include <algorithm>
 #include <charconv>
@@ -9,18 +9,15 @@
 #include <system_error>
 #include <utility>
 
+#include "apps/plan.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/adviser.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/schedule/check/rendezvous.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
-#include "twobp/trace/simulated.h"
-#include "twobp/trace/timeline.h"
 
 namespace twobp {
 namespace {
@@ -66,8 +63,8 @@ Shape shape_of(const PlanOptions& options, const ScheduleSource& source, bool se
   return {*std::max_element(placed.begin(), placed.end()) + 1, static_cast<int>(placed.size())};
 }
 
-// Messages must have bytes to take time, but bytes count under a cap. So messages have almost no bytes, and the speed
-// of the link is chosen to give the time.
+// Messages must have bytes to take time, but bytes count under a cap. So messages have almost no bytes, and
+// the speed of the link is chosen to give the time.
 constexpr double kByteOfMessages = 0x1p-40;
 
 // Holds the costs of the model's `parts`. A stage has the costs of an equal number of parts.
@@ -161,9 +158,8 @@ SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, 
 }
 
 SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
-  Schedule schedule = of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options));
-  if (options.order_for_rendezvous) schedule = order_for_rendezvous(std::move(schedule));
-  return simulated(std::move(schedule), of.costs, options);
+  return simulated(of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options)),
+                   of.costs, options);
 }
 
 // Returns the costs of one of the equal slices of a micro-batch.
@@ -178,25 +174,10 @@ std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
   return costs;
 }
 
-void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
-  const Schedule& schedule = plans[0].plan->schedule;
-  Trace trace;
-  trace.simulated = true;
-  trace.abstract = options.config.empty() && options.costs.empty();
-  trace.title = concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.count_text());
-  for (const DrawnPlan& each : plans) {
-    trace.step_names.push_back(each.name);
-    trace.steps.push_back(simulated_step(each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
-  }
-  write_text(options.timeline, timeline_html(trace));
-}
-
 // Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
   const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
-  write_output(
-      "--csv", options.csv,
-      to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule, parse_csv_form(options.csv_form)));
+  write_output("--csv", options.csv, to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule));
 }
 
 void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
@@ -228,8 +209,8 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
   all = std::move(fit);
 }
 
-// Searches a schedule for each placement in `named`, with its micro-batches. The name "auto (NAME)" means that a named
-// schedule was the best.
+// Searches a schedule for each placement in `named`, with its micro-batches. The name "auto (NAME)" means
+// that a named schedule was the best.
 std::vector<Planned> searched(const std::vector<Planned>& named, const PlanOptions& options) {
   std::vector<Planned> found;
   std::set<std::vector<int>> known;
@@ -260,14 +241,10 @@ void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
     return a.plan.simulation.step_seconds < b.plan.simulation.step_seconds;
   });
   std::vector<const SimulatedPlan*> plans;
-  std::vector<DrawnPlan> drawn;
-  for (const Planned& each : all) {
-    plans.push_back(&each.plan);
-    drawn.push_back({concat(each.plan.schedule.name, ", p2 ", policy_name(each.plan.schedule.policy)), &each.plan});
-  }
+  for (const Planned& each : all) plans.push_back(&each.plan);
   print_comparison(plans);
   if (!options.json.empty()) write_plans(plans, options);
-  write_pictures(drawn, options);
+  write_pictures(*plans[0], options);
 }
 
 }  // namespace
@@ -285,10 +262,9 @@ double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, c
   }
 }
 
-void write_pictures(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
-  if (!options.csv.empty()) write_csv(*plans[0].plan, options);
-  if (!options.svg.empty()) write_svg(*plans[0].plan, options);
-  if (!options.timeline.empty()) write_timeline(plans, options);
+void write_pictures(const SimulatedPlan& plan, const PlanOptions& options) {
+  if (!options.csv.empty()) write_csv(plan, options);
+  if (!options.svg.empty()) write_svg(plan, options);
 }
 
 void plan_schedule(const PlanOptions& options) {
@@ -310,8 +286,7 @@ void plan_schedule(const PlanOptions& options) {
   for (Planned& each : all) {
     each.costs = of_a_slice(given.of(each.shape.stages), slices_of(options));
     each.plan = make_plan(options, each, each.asked.policy, micro_batches);
-    validate(each.plan.schedule,
-             {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered, .buffer_limit = options.buffers});
+    validate(each.plan.schedule);
   }
   if (compares) return compare_schedules(options, std::move(all));
   const Planned& one = all.front();
@@ -325,9 +300,7 @@ void plan_schedule(const PlanOptions& options) {
   if (!fits(one.plan.simulation, cap_of(options)))
     std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation)) << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
-  std::vector<DrawnPlan> drawn;
-  for (const SimulatedPlan* plan : plans) drawn.push_back({concat("p2 ", policy_name(plan->schedule.policy)), plan});
-  write_pictures(drawn, options);
+  write_pictures(one.plan, options);
 }
 
 }  // namespace twobp

@@ -1,7 +1,5 @@
-// Measures one layer of each kind and shows where the time and the bytes go. The split into stages and the byte cap use
-// the same measurement. As JSON it is the cost model that `twobp plan` reads.
-#include "apps/profile.h"
-
+// Measures one layer of each kind and shows where the time and the bytes go. The split into stages and the
+// byte cap use the same measurement. As JSON it is the cost model that `twobp plan` reads.
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -11,10 +9,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/plan_options.h"
-#include "apps/table.h"
+#include "apps/plan.h"
+#include "apps/print.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline_shape.h"

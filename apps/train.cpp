@@ -1,5 +1,4 @@
-#include "apps/train.h"
-
+// `twobp train`: trains the model that a configuration describes.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -8,18 +7,14 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
 #include "apps/log.h"
-#include "apps/metrics_file.h"
 #include "apps/print.h"
-#include "apps/progress.h"
 #include "apps/run_guard.h"
-#include "apps/stop_signals.h"
-#include "apps/trace_options.h"
+#include "apps/train_output.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/image_folder.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
 #include "twobp/nn/kernels/products/products.h"
@@ -321,9 +316,6 @@ int train(const TrainOptions& options) {
 }  // namespace
 
 void warn_of_inputs(const Trainer& trainer) {
-  const std::string& images = trainer.config().data.images;
-  const std::string not_read = images.empty() ? "" : pictures_not_read(images);
-  if (!not_read.empty()) log_warning(not_read);
   const std::string& from = trainer.config().model.from;
   if (!trainer.new_parameters().empty()) {
     log_warning(concat(from, " has no ", join(trainer.new_parameters()), ": they are initialized as in a new model"));
@@ -340,7 +332,9 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--metrics", options->metrics, "File for one JSON object per step");
-  add_trace_options(*command, options->trace);
+  command->add_option("--trace", options->trace.file, "File for a trace of chosen steps (https://ui.perfetto.dev)");
+  command->add_option("--trace-steps", options->trace.steps,
+                      "Steps to record: 5, or 3-5 (default: 2-4, or the last ones of a shorter run)");
   auto how = std::make_shared<std::string>();
   const CLI::Option* resume =
       command

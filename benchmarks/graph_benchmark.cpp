@@ -1,5 +1,5 @@
-// What the interpreter of captured programs adds to an operator: a chain of additions of small tensors, as a program
-// and as direct calls of ATen. The difference over the number of operators is the overhead of one.
+// What the interpreter of captured programs adds to an operator: a chain of additions of small tensors, as a
+// program and as direct calls of ATen. The difference over the number of operators is the overhead of one.
 //
 //   build/release/benchmarks/graph_benchmark --benchmark_enable_random_interleaving=true
 //       --benchmark_repetitions=9 --benchmark_report_aggregates_only=true
@@ -18,15 +18,15 @@ namespace {
 
 constexpr int kOperators = 1000;
 
-// Slot 0 is the input, and instruction i adds it to the result of the one before. `in_place`: results may take the
-// memory of the ones before.
+// Slot 0 is the input, and instruction i adds it to the result of the one before. `in_place`: results may
+// take the memory of the ones before.
 graph::Pass chain(bool in_place) {
   nlohmann::json code = nlohmann::json::array();
   for (int i = 0; i < kOperators; ++i) {
     const nlohmann::json args = {{{"v", i}}, {{"v", 0}}, 1};
     code.push_back({{"op", "aten::add.Tensor"}, {"args", args}, {"out", {i + 1}}});
   }
-  const graph::JsonNode node(code, "benchmark", "code");
+  const JsonNode node(code, "benchmark", "code");
   graph::Input input;
   graph::Pass pass = graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});
   if (!in_place) {

@@ -19,8 +19,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/schedule/simulate/step_periods.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/trainer.h"
 
 namespace twobp {

@@ -1,11 +1,12 @@
-// The input is a checkpoint's folder: state.json, the weights and the optimizer state, separated by lines "%%". If the
-// state is an object without "crc32", correct checksums are filled in first, because mutations cannot guess them.
+// The input is a checkpoint's folder: state.json, the weights and the optimizer state, separated by lines
+// "%%". If the state is an object without "crc32", correct checksums are filled in first, because mutations
+// cannot guess them.
 #include "twobp/train/checkpoint/checkpoint.h"
 
 #include <nlohmann/json.hpp>
 
 #include "fuzz/input.h"
-#include "twobp/files/json_file.h"
+#include "twobp/core/json.h"
 
 using namespace twobp;
 using nlohmann::json;

@@ -1,6 +1,6 @@
 // The input is a token file of the type that the first byte selects. Every sample in it is read.
 #include "fuzz/input.h"
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/token_source.h"
 
 using namespace twobp;
 

@@ -1,9 +1,9 @@
 // Simulates the peak bytes of a model under every named schedule that it can run and every p2 policy:
 //   memory_peaks COSTS RANKS...
-// COSTS is a file of `twobp profile --json` with one micro-batch size. Prints a JSON array with one row for each
-// schedule, number of ranks N, number of micro-batches M (N and 2N; 1 for `naive`) and policy. Each case is simulated
-// with and without the byte cap `auto`, which is the need of the fullest rank with p2 off. Layers are assigned to
-// stages by their measured seconds.
+// COSTS is a file of `twobp profile --json` with one micro-batch size. Prints a JSON array with one row for
+// each schedule, number of ranks N, number of micro-batches M (N and 2N; 1 for `naive`) and policy. Each case
+// is simulated with and without the byte cap `auto`, which is the need of the fullest rank with p2 off.
+// Layers are assigned to stages by their measured seconds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,9 +15,9 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/partition/partition.h"
+#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "twobp/core/check.h"
-#include "twobp/files/finite.h"
+#include "twobp/files/safetensors.h"
 
 namespace twobp::python {
 namespace {

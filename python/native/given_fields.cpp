@@ -6,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/next_token.h"
+#include "twobp/data/array_dataset.h"
 #include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp::python {

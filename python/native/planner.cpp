@@ -7,10 +7,10 @@
 
 #include "python/native/module.h"
 #include "python/native/without_gil.h"
-#include "twobp/config/bytes.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 
 namespace twobp::python {
 namespace {
@@ -76,7 +76,7 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
   }
   py::list rows;
   for (const PlanChoice& choice : result.best) rows.append(to_dict(choice, model));
-  return py::make_tuple(rows, result.advice->sentences);
+  return py::make_tuple(rows, gain_text(result));
 }
 
 }  // namespace

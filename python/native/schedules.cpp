@@ -9,12 +9,11 @@
 #include "python/native/module.h"
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
 
 namespace twobp::python {
 namespace {
@@ -117,15 +116,9 @@ void add_schedules(py::module_& module) {
              }
              return ranks;
            })
-      .def(
-          "validate",
-          [](const Made& s, bool rendezvous, int buffers) {
-            validate(s.schedule,
-                     {.sends = rendezvous ? Sends::kRendezvous : Sends::kBuffered, .buffer_limit = buffers});
-          },
-          py::arg("rendezvous") = false, py::arg("buffers") = -1)
+      .def("validate", [](const Made& s) { validate(s.schedule); })
       .def("simulate", &run)
-      .def("csv", [](const Made& s, const std::string& form) { return to_csv(s.schedule, parse_csv_form(form)); });
+      .def("csv", [](const Made& s) { return to_csv(s.schedule); });
 
   py::class_<Simulated>(module, "Simulation")
       .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })
@@ -149,8 +142,7 @@ void add_schedules(py::module_& module) {
              return ranks;
            })
       .def("grid", [](const Simulated& s, double unit) { return draw_grid(s.schedule, s.simulation, unit); })
-      .def("csv", [](const Simulated& s,
-                     const std::string& form) { return to_csv(lower(s.schedule, s.simulation), parse_csv_form(form)); })
+      .def("csv", [](const Simulated& s) { return to_csv(lower(s.schedule, s.simulation)); })
       .def("svg", [](const Simulated& s, const std::string& title, int width, double until) {
         SvgOptions options;
         options.title = title;

@@ -27,8 +27,7 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
-#include "twobp/trace/recorder.h"
-#include "twobp/trace/timeline.h"
+#include "twobp/trace/trace.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/update.h"
@@ -63,8 +62,8 @@ std::atomic<int> next_channel{0};
 
 class PyTrainer {
  public:
-  // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of the
-  // c10d::ProcessGroup whose processes run a rank each, or empty if this process runs all ranks.
+  // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of
+  // the c10d::ProcessGroup whose processes run a rank each, or empty if this process runs all ranks.
   PyTrainer(const std::string& config, const std::string& graph, const Fields& constants, const Fields& example,
             const Fields& weights, const std::string& group)
       : process_(::getpid()) {
@@ -235,8 +234,8 @@ class PyTrainer {
     return notes;
   }
 
-  // Draws the next step.
-  void timeline(const std::string& path) {
+  // Records the next step.
+  void trace(const std::string& path) {
     const Use use(*this);
     const int64_t next = trainer_->steps_done() + 1;
     drawn_to_ = path;
@@ -251,7 +250,8 @@ class PyTrainer {
     graph::add_shape(*graph_, json, "the captured module", constants, variant);
   }
 
-  // Of the captured module, for the micro-batches from here on; and the same for a batch that evaluate() reads.
+  // Of the captured module, for the micro-batches from here on; and the same for a batch that evaluate()
+  // reads.
   void use_variant(int variant) {
     std::optional<Use> use;
     if (!reads_) use.emplace(*this);
@@ -452,14 +452,12 @@ class PyTrainer {
     const Pipeline& pipeline = trainer_->pipeline();
     Trace trace;
     trace.title = concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
-    trace.facts = {{"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
-                   {"layers", std::to_string(pipeline.model().layers.size())}};
     trace.steps = drawn->reports();
-    trace.run = traced_run(pipeline, make_plan(pipeline, variant, trainer_->micro_batches()));
+    trace.slices = pipeline.slices();
     try {
-      write_text(drawn_to_, timeline_html(trace));
+      write_text(drawn_to_, trace_json(trace));
     } catch (const Error& error) {  // the step counts
-      const std::string warning = concat("the timeline was not written: ", error.what());
+      const std::string warning = concat("the trace was not written: ", error.what());
       if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 2) != 0) throw py::error_already_set();
     }
   }
@@ -500,8 +498,8 @@ class PyTrainer {
   std::string drawn_to_;
 };
 
-// An evaluation, as a context of Python. The weights and their running means change places once, and back even if
-// reading a batch raises.
+// An evaluation, as a context of Python. The weights and their running means change places once, and back
+// even if reading a batch raises.
 class PyEvaluation {
  public:
   explicit PyEvaluation(PyTrainer& of) : of_(of) {}
@@ -569,7 +567,7 @@ void add_trainer(py::module_& module) {
       .def("save", &PyTrainer::save)
       .def("checkpoint", &PyTrainer::checkpoint)
       .def("resume", &PyTrainer::resume)
-      .def("timeline", &PyTrainer::timeline)
+      .def("trace", &PyTrainer::trace)
       .def("add_shape", &PyTrainer::add_shape)
       .def("use_variant", &PyTrainer::use_variant)
       .def("drop_variant", &PyTrainer::drop_variant)

@@ -51,12 +51,10 @@ TEST(ConfigErrors, RefuseDataThatTheModelCannotRead) {
   const auto refuse_data = [](std::vector<std::string> overrides, const std::vector<std::string>& parts) {
     expect_error([&] { load_config("", overrides); }, parts);
   };
-  refuse_data({"data.images=folder"}, {"data.images", "reads tokens", "data.text"});
-  refuse_data({"data.idx=folder"}, {"data.idx", "reads tokens"});
-  refuse_data({"data.cifar=a", "data.images=b"}, {"data.images and data.cifar"});
-  refuse_data({"model.type=resnet", "data.text=*.txt"}, {"data.text", "reads pictures", "data.images", "data.idx"});
+  refuse_data({"data.synthetic=images"}, {"data.synthetic", "reads tokens", "data.text"});
+  refuse_data({"data.tokens=a", "data.arrays=b"}, {"data.tokens and data.arrays"});
+  refuse_data({"model.type=resnet", "data.text=*.txt"}, {"data.text", "reads pictures", "data.arrays"});
   refuse_data({"model.type=resnet", "data.synthetic=tokens"}, {"\"tokens\"", "\"images\""});
-  EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.images=folder"}));
   EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.arrays=folder"}));
   refuse_data({"model.type=bert", "data.text=*.txt"}, {"model.vocab is 256", "260", "4 special", "data.tokenizer"});
   EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=260"}));
@@ -69,7 +67,7 @@ TEST(ConfigErrors, RefuseDataThatTheModelCannotRead) {
 
 // A key that the data source does not use is an error, unless it has its default value.
 TEST(ConfigErrors, RefuseKeysThatTheDataDoesNotUse) {
-  const std::vector<std::string> images = {"model.type=resnet", "data.images=folder"};
+  const std::vector<std::string> images = {"model.type=resnet", "data.arrays=folder"};
   const std::vector<std::string> bert = {"model.type=bert", "model.vocab=260"};
   const auto load = [](std::vector<std::string> overrides, const std::vector<std::string>& more) {
     overrides.insert(overrides.end(), more.begin(), more.end());
@@ -81,7 +79,7 @@ TEST(ConfigErrors, RefuseKeysThatTheDataDoesNotUse) {
     refuse({set}, {key + " is set", "data.text does not use it", "it is for data.", "Remove " + key});
   }
   refuse({"data.mask_probability=0.3"}, {"data.mask_probability", "does not use it", "\"llama\"", "\"bert\""});
-  expect_error([&] { load(images, {"data.sequence=8"}); }, {"data.sequence", "data.images", "data.text"});
+  expect_error([&] { load(images, {"data.sequence=8"}); }, {"data.sequence", "data.arrays of pictures", "data.text"});
   expect_error([&] { load(images, {"data.padding=2"}); }, {"data.padding", "data.crop \"shift\""});
   expect_error([&] { load(images, {"data.tokenizer=folder"}); }, {"data.tokenizer", "no data.text"});
   expect_error(
@@ -105,7 +103,8 @@ TEST(ConfigErrors, RefuseKeysThatTheDataDoesNotUse) {
   EXPECT_NO_THROW(load({}, {"data.tokens=*.bin", "data.token_type=uint32", "data.sequence=8"}));
   EXPECT_NO_THROW(with({"data.cache=folder", "data.tokenizer=folder"}));
   EXPECT_NO_THROW(load({"model.type=mlp", "data.synthetic=vectors"}, {"data.sequence=8"}));
-  // One is a fully printed configuration. The other is in the checkpoint of a version that allowed these keys.
+  // One is a fully printed configuration. The other is in the checkpoint of a version that allowed these
+  // keys.
   const Config config = with({"data.crop=", "data.padding=4"});
   EXPECT_NO_THROW(parse_config(config_to_json(config), "", {"data.crop=none"}));
 }

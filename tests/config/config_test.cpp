@@ -94,7 +94,7 @@ TEST(Config, ReadsOverridesOfEveryType) {
   EXPECT_EQ(config.pipeline.memory_cap, "0");
   EXPECT_EQ(with({"pipeline.split=[2, 2]"}).pipeline.split, (std::vector<int>{2, 2}));
   EXPECT_TRUE(with({"pipeline.split=1,3", "pipeline.split="}).pipeline.split.empty());
-  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.idx=folder",
+  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.arrays=folder",
                                                "data.mean=0.5,1,-2e-1", "data.std=[0.25]"})
                                   .data;
   EXPECT_EQ(pictures.mean, (std::vector<double>{0.5, 1, -0.2}));
@@ -141,8 +141,8 @@ TEST(Config, PrintsPathsThatAreNotUtf8) {
   EXPECT_TRUE(nlohmann::json::accept(config_to_json(with({"save.model=a\xff"}))));
 }
 
-// The compiler cannot check the lists of keys against the structs, so the test counts bytes. A member that is added to
-// a struct but not to its list changes a size here.
+// The compiler cannot check the lists of keys against the structs, so the test counts bytes. A member that is
+// added to a struct but not to its list changes a size here.
 struct KeySizes {
   size_t bytes = 0;
   size_t narrow = 0;  // fields that leave less than 8 bytes of padding

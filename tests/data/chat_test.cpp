@@ -1,11 +1,10 @@
 // Tests chats: the text that the template makes, and that only the assistant's turns count in the loss.
-#include "twobp/data/text/chat.h"
-
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
 #include "twobp/data/data.h"
 #include "twobp/data/text/packed_dataset.h"
+#include "twobp/data/text/tokenizer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -211,9 +210,9 @@ TEST_F(Chats, CountTheTextThatTheTemplateMarks) {
             (std::pair<std::string, std::string>{"u:hi\na:yes\na:no\n", "yes|no|"}));
 }
 
-// With offsets without spaces, as GPT-2's tokenizer has them. transformers before 5.24 counts other tokens: the whole
-// chat after a turn of one token, none from a turn that begins with a space on, and what follows a turn that ends with
-// one.
+// With offsets without spaces, as GPT-2's tokenizer has them. transformers before 5.24 counts other tokens:
+// the whole chat after a turn of one token, none from a turn that begins with a space on, and what follows a
+// turn that ends with one.
 TEST_F(Chats, CountTheMarkedTextWhateverItsOffsetsAre) {
   json trimmed = test::byte_tokenizer();
   trimmed["post_processor"] = {
@@ -372,7 +371,8 @@ TEST_F(Chats, BecomeTrainingData) {
     const auto label = labels[i].item<int64_t>();
     targets += label == kIgnoredLabel ? '.' : static_cast<char>(label);
   }
-  // The tokens are "u:hi a:yes", then "a:no u:a", then padding. No prompt precedes the first turn of the second chat.
+  // The tokens are "u:hi a:yes", then "a:no u:a", then padding. No prompt precedes the first turn of the
+  // second chat.
   EXPECT_EQ(targets, "......yes\n..no\n.........");
   data.text = folder_.write("b.jsonl", R"({"messages": "text"})"
                                        "\n\n" +

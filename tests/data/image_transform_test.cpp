@@ -1,4 +1,6 @@
 // Tests crop, resize, flip and normalisation, and their random draws.
+#include "twobp/data/image_transform.h"
+
 #include <cmath>
 #include <map>
 #include <utility>
@@ -7,7 +9,6 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/data.h"
-#include "twobp/data/images/transform.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -112,8 +113,8 @@ TEST(ImageTransform, ResizesWithoutAliasing) {
     const ImageTransform transform(options(16, Crop::kNone, 3));
     const at::Tensor expected = resized(image, 16);
     EXPECT_LE((evaluate(transform, image).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01) << side;
-    // In this layout, the channels of a pixel lie together, as decoders give them. The crop is part of a larger
-    // picture.
+    // In this layout, the channels of a pixel lie together, as decoders give them. The crop is part of a
+    // larger picture.
     const at::Tensor together = image.permute({1, 2, 0}).contiguous().permute({2, 0, 1});
     EXPECT_LE((evaluate(transform, together).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01);
     const at::Tensor floats = evaluate(transform, image.to(at::kFloat));

@@ -1,5 +1,5 @@
-// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and sample
-// alone, and the sources of special tokens.
+// Tests masked text: the choice of hidden tokens and of their replacements, which depends on seed, epoch and
+// sample alone, and the sources of special tokens.
 #include "twobp/data/text/masked_dataset.h"
 
 #include <algorithm>
@@ -11,7 +11,6 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/text/special_tokens.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,4 +1,5 @@
-// Tests documents packed into samples: no token is lost, no document is cut unless asked for, and none sees another.
+// Tests documents packed into samples: no token is lost, no document is cut unless asked for, and none sees
+// another.
 #include "twobp/data/text/packed_dataset.h"
 
 #include <map>
@@ -9,8 +10,7 @@
 #include "tokenizer_files.h"
 #include "twobp/core/random.h"
 #include "twobp/data/data.h"
-#include "twobp/data/text/best_fit.h"
-#include "twobp/data/text/byte_source.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -93,8 +93,8 @@ TEST(PackedDataset, TargetsOnlyTheChosenTokens) {
   }
 }
 
-// The test packs random documents in every way. Every token is there once. Every token except the first of its document
-// is a target once.
+// The test packs random documents in every way. Every token is there once. Every token except the first of
+// its document is a target once.
 TEST(PackedDataset, LosesNothingAndCrossesNothing) {
   SplitMix64 random(1);
   for (int round = 0; round < 60; ++round) {
@@ -128,7 +128,8 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
           ASSERT_LE(start, i);
           for (size_t j = start; j < i; ++j)
             ASSERT_TRUE(pairs.contains({ids[j], ids[j + 1]})) << "sees another document";
-          // A token sees all of its own document: another document precedes the start, or the sample begins there.
+          // A token sees all of its own document: another document precedes the start, or the sample begins
+          // there.
           ASSERT_FALSE(start > 0 && ids[start] != 0 && pairs.contains({ids[start - 1], ids[start]}));
         }
       }

@@ -1,12 +1,11 @@
 // Tests the special tokens of a tokenizer.json, and damaged files.
-#include "twobp/data/text/special_tokens.h"
-
 #include <random>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
+#include "twobp/data/text/masked_dataset.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,6 +1,4 @@
 // Tests token files: both types, several shards, and every error in them.
-#include "twobp/data/text/token_dataset.h"
-
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,13 +1,11 @@
 // Tests where W runs on devices, whose hosts run ahead of them: at the waits of the simulated step, whatever has
 // arrived. The costs are made up.
-#include "twobp/schedule/simulate/p2_places.h"
-
 #include <algorithm>
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

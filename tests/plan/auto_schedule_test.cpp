@@ -1,5 +1,5 @@
-// Tests the auto-scheduler against optima that an exact solver proved and against the named schedules, and checks the
-// promises about its schedules.
+// Tests the auto-scheduler against optima that an exact solver proved and against the named schedules, and
+// checks the promises about its schedules.
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <cmath>
@@ -10,8 +10,7 @@
 #include <sys/wait.h>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
-#include "twobp/plan/auto_schedule/search.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -58,8 +57,8 @@ TEST(AutoSchedule, IsNeverWorseThanTheBestNamedSchedule) {
   EXPECT_GT(beaten, compared / 4);
 }
 
-// Any number of stages may lie on any rank, and the caps are the smallest possible. An order that hangs is easy to
-// begin there.
+// Any number of stages may lie on any rank, and the caps are the smallest possible. An order that hangs is
+// easy to begin there.
 TEST(AutoSchedule, FitsTheSmallestCapOnAnyPlacement) {
   Random random(22);
   for (int round = 0; round < 200; ++round) {
@@ -106,8 +105,8 @@ TEST(AutoSchedule, NamesTheLeastBytesExactly) {
   EXPECT_EQ(error_of([&] { schedule_for(pipeline); }), "");
 }
 
-// Layers need bytes while they run, slices make gradients for others, and some costs give back more than they took, as
-// some measured ones do.
+// Layers need bytes while they run, slices make gradients for others, and some costs give back more than they
+// took, as some measured ones do.
 TEST(AutoSchedule, TheCapThatItNamesIsEnough) {
   Random random(24);
   const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
@@ -179,8 +178,8 @@ TEST(AutoSchedule, RefusesBadCosts) {
   expect_contains(error_of([&] { schedule_for(pipeline); }), {"2 stages"});
 }
 
-// This is the purpose of zero-bubble schedules. If there is room, and W is as long as F and I, only the start has a
-// wait.
+// This is the purpose of zero-bubble schedules. If there is room, and W is as long as F and I, only the start
+// has a wait.
 TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   const int ranks = 4;
   Pipeline pipeline{{0, 1, 2, 3, 3, 2, 1, 0}, 16, std::vector<StageCost>(8), {}};
@@ -191,8 +190,8 @@ TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   EXPECT_EQ(found.schedule.policy, P2Policy::kPlaced);
 }
 
-// Rank 0 may not begin the second micro-batch before the first one comes back to it, after 3 s on rank 1. Then it has
-// work in every wait, if W of stage 0 is in pieces, and in no other case.
+// Rank 0 may not begin the second micro-batch before the first one comes back to it, after 3 s on rank 1.
+// Then it has work in every wait, if W of stage 0 is in pieces, and in no other case.
 TEST(AutoSchedule, FillsWaitsWithPiecesOfW) {
   Pipeline pipeline{{0, 1, 1, 0}, 2, {}, {}};
   pipeline.costs = {{.forward = 2, .backward_p1 = 1, .backward_p2 = 3, .p2_units = 3},
@@ -234,8 +233,8 @@ TEST(AutoSchedule, IsNotWorseWithMoreEffort) {
   }
 }
 
-// There are bytes on the links and beside the activations, and shared links. The search approximates them, and the
-// simulation decides.
+// There are bytes on the links and beside the activations, and shared links. The search approximates them,
+// and the simulation decides.
 TEST(AutoSchedule, CountsMessages) {
   Random random(25);
   for (int round = 0; round < 40; ++round) {

@@ -1,11 +1,10 @@
 // Tests list scheduling with small orders by hand: what each part of a rule does.
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <set>
 #include <tuple>
 
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -74,8 +73,8 @@ TEST(Greedy, StartsWIfEnoughOfItFits) {
   for (const double more : {0.51, 1.0}) EXPECT_EQ(rank_0(more), "0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2");
 }
 
-// From F to W, a limit of two micro-batches on rank 0 and of one on rank 1; or room for two on rank 0: there F2 waits
-// for W0.
+// From F to W, a limit of two micro-batches on rank 0 and of one on rank 1; or room for two on rank 0: there
+// F2 waits for W0.
 TEST(Greedy, MakesRoom) {
   Pipeline pipeline = equal_stages({0, 1}, 3);
   EXPECT_EQ(order_of(pipeline, {.unfinished = 1}),
@@ -113,7 +112,8 @@ TEST(Greedy, ChoosesAmongTheStagesOfARank) {
   for (const bool deepest : {true, false}) EXPECT_EQ(order(deepest).substr(32), "1W0 0W0 1W1 0W1\n");
 }
 
-// Slices: one more may be under way for each slice of a micro-batch after the first. I and W go last to first.
+// Slices: one more may be under way for each slice of a micro-batch after the first. I and W go last to
+// first.
 TEST(Greedy, RunsSlices) {
   Pipeline pipeline = equal_stages({0, 1}, 2);
   pipeline.slices = 2;
@@ -122,9 +122,9 @@ TEST(Greedy, RunsSlices) {
             "1F0 1F1 1I1 1I0 1F2 1W1 1F3 1I3 1I2 1W0 1W3 1W2\n");
 }
 
-// Of two ready ops, the one with the longer way to the end. Rank 0 has the first and the last stage. After 0F2 come F
-// and I of the three stages, and W: 1 + 1 + 1 + 9 + 1 + 1 with a long I of the middle stage. But after 2F0 come I of
-// the last stage, all three long I, the last I and W, which is 30.
+// Of two ready ops, the one with the longer way to the end. Rank 0 has the first and the last stage. After
+// 0F2 come F and I of the three stages, and W: 1 + 1 + 1 + 9 + 1 + 1 with a long I of the middle stage. But
+// after 2F0 come I of the last stage, all three long I, the last I and W, which is 30.
 TEST(Greedy, TakesTheLongestTail) {
   Pipeline pipeline = equal_stages({0, 1, 0}, 3);
   pipeline.costs[1].backward_p1 = 9;
@@ -132,9 +132,9 @@ TEST(Greedy, TakesTheLongestTail) {
   EXPECT_EQ(order.substr(0, 27), "0F0 0F1 2F0 2I0 2F1 2I1 0F2");
 }
 
-// The same with six micro-batches and a long F of the middle stage. At 4, there are 0F4 and 2F0. After 0F4 come two
-// long F, F and three I, and W: 3 + 3 + 5. After 2F0 come the five other F of its stage, three I, and W, which is 9.
-// After 0F5 comes a long F, so 2F0 is next.
+// The same with six micro-batches and a long F of the middle stage. At 4, there are 0F4 and 2F0. After 0F4
+// come two long F, F and three I, and W: 3 + 3 + 5. After 2F0 come the five other F of its stage, three I,
+// and W, which is 9. After 0F5 comes a long F, so 2F0 is next.
 TEST(Greedy, CountsTheWayForward) {
   Pipeline pipeline = equal_stages({0, 1, 0}, 6);
   pipeline.costs[1].forward = 3;

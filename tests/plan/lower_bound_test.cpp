@@ -1,7 +1,7 @@
-// Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven optima.
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
+// Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven
+// optima.
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
@@ -15,8 +15,8 @@ double bound_of(int ranks, int micro_batches, double cap = 0) {
       .seconds;
 }
 
-// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all stages and
-// back.
+// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all
+// stages and back.
 TEST(LowerBound, HasKnownValuesForEqualStages) {
   for (const int n : {1, 2, 4, 8}) {
     for (const int m : {1, 2, 4, 8, 20}) {
@@ -52,7 +52,8 @@ TEST(LowerBound, NamesTheBusiestRank) {
   EXPECT_EQ(lower_bound({0, 1, 2, 3}, 1, costs).rank, -1);  // with one micro-batch, its path is the bound
 }
 
-// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s left.
+// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s
+// left.
 TEST(LowerBound, NamesTheBusiestOfTwoRanksThatReachIt) {
   std::vector<StageCost> costs(3);
   costs[0].backward_p2 = 3;
@@ -120,8 +121,8 @@ TEST(LowerBound, IsNeverAboveTheProvenOptimum) {
   EXPECT_LE(gaps / static_cast<double>(all.size()), 0.0277);
 }
 
-// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps that make
-// F wait for I and W, seen from both ends of the step.
+// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps
+// that make F wait for I and W, seen from both ends of the step.
 TEST(LowerBound, ReachesTheOptimumUnderCaps) {
   struct Case {
     double optimum;
@@ -236,7 +237,8 @@ TEST(LowerBound, CountsTheShareOfEarlierStagesOfTheRank) {
   costs.resize(4);
   options.cap_per_rank = {4, 0};
   const LowerBound bound = lower_bound({0, 1, 1, 0}, 2, costs, options);
-  // 3 + 1 bytes are held from the last F until its I, so the second micro-batch passes only after the first is back.
+  // 3 + 1 bytes are held from the last F until its I, so the second micro-batch passes only after the first
+  // is back.
   EXPECT_EQ(bound.seconds, 2 * 8 + 1);
 }
 

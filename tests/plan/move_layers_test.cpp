@@ -1,12 +1,12 @@
-// Tests splits that change by moving layers. The search reaches the best split if each move improves. It never takes a
-// split that does not fit, and it stops after the allowed number of tries.
-#include "twobp/plan/move_layers.h"
-
+// Tests splits that change by moving layers. The search reaches the best split if each move improves. It
+// never takes a split that does not fit, and it stops after the allowed number of tries.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include <gtest/gtest.h>
+
+#include "twobp/plan/planner.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -29,8 +29,8 @@ TEST(MoveLayers, ReachesTheBestIfEveryMoveImproves) {
   EXPECT_EQ(move_layers(wanted, 1, 1000, seconds_of), wanted);
 }
 
-// In a V, one rank has the outer stages and the other has the inner ones. With the ranks balanced, only two moves at
-// once improve the split.
+// In a V, one rank has the outer stages and the other has the inner ones. With the ranks balanced, only two
+// moves at once improve the split.
 TEST(MoveLayers, MovesTwoAtOnce) {
   const auto seconds_of = [](const Split& split) -> std::optional<double> {
     return 100.0 * std::abs(split[0] + split[3] - split[1] - split[2]) + split[3];

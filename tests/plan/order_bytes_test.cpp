@@ -1,10 +1,10 @@
-// Tests the smallest memory that an order of F and I needs: no simulation needs less, and some need exactly that much.
-#include "twobp/plan/order_bytes.h"
-
+// Tests the smallest memory that an order of F and I needs: no simulation needs less, and some need exactly
+// that much.
 #include <algorithm>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/adviser.h"
+#include "twobp/plan/least_memory.h"
+#include "twobp/plan/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -42,8 +42,8 @@ TEST(OrderBytes, NoSimulationNeedsLess) {
   EXPECT_GT(met, cases / 10) << "a bound that nothing meets leaves nothing out";
 }
 
-// These values are computed by hand. Rank r of 1F1B has at most 4 - r micro-batches between F and I. A V counts both
-// stages of a rank.
+// These values are computed by hand. Rank r of 1F1B has at most 4 - r micro-batches between F and I. A V
+// counts both stages of a rank.
 TEST(OrderBytes, HasKnownValuesForOneFOneBAndAV) {
   const OrderBytes linear(make_schedule("1f1b", 4, 8, P2Policy::kFill));
   EXPECT_EQ(linear.in_flight(), (std::vector<int>{4, 3, 2, 1}));
@@ -117,7 +117,8 @@ TEST(StageBytes, AddUpTheMiddleOfAPipeline) {
   expect_bytes(stage_bytes(costs, 3)[1], 8, 20, 13, 20 + 2 - 8, 1, 2);
 }
 
-// The ends: no input and no dL/dx at the first stage; at the last one, the output is the loss, which is freed.
+// The ends: no input and no dL/dx at the first stage; at the last one, the output is the loss, which is
+// freed.
 TEST(StageBytes, AddUpTheEndsOfAPipeline) {
   std::vector<StageCost> costs(2);
   for (StageCost& cost : costs) {

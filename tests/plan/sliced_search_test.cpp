@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -74,8 +74,8 @@ TEST(SearchOfSlices, FitsTheSmallestCap) {
   }
 }
 
-// Gradients that a slice's I makes for earlier ones need room. Under every rule, list scheduling begins only what it
-// can finish, up to the least cap that does.
+// Gradients that a slice's I makes for earlier ones need room. Under every rule, list scheduling begins only
+// what it can finish, up to the least cap that does.
 TEST(SearchOfSlices, EveryRuleLeavesRoomForGradients) {
   Random random(45);
   const auto rules = greedy_rules(90, 1);
@@ -178,8 +178,8 @@ TEST(BoundOfSlices, IsReachedByEqualSlices) {
   }
 }
 
-// Rank 0 has room for two slices, and begins I at 4. Of the second micro-batch, its last F comes after two I and an F:
-// it ends at 8. The last I ends at 12, and two W are left.
+// Rank 0 has room for two slices, and begins I at 4. Of the second micro-batch, its last F comes after two I
+// and an F: it ends at 8. The last I ends at 12, and two W are left.
 TEST(BoundOfSlices, IsReachedUnderACap) {
   Pipeline pipeline{{0, 1}, 2, std::vector<StageCost>(2), {}, 2};
   for (StageCost& cost : pipeline.costs) cost.stash_bytes = 0;

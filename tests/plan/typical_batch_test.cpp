@@ -1,11 +1,11 @@
 // Tests the micro-batches of a typical batch, and their costs in the simulation.
-#include "twobp/plan/typical_batch.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "tests/plan/support.h"
 #include "twobp/core/balanced_order.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
@@ -36,7 +36,8 @@ TEST(TypicalBatch, KeepsTheMean) {
   }
 }
 
-// Long documents that are cut at the sequence's length have equal costs, whose means differ in the last digits.
+// Long documents that are cut at the sequence's length have equal costs, whose means differ in the last
+// digits.
 TEST(SampleCosts, MayBeEqualForManySamples) {
   CostModel model = model_of({{}});
   for (int samples = 10; samples < 600; ++samples) {

@@ -1,4 +1,4 @@
-// Tests `twobp train --trace --timeline`, `twobp plan --timeline` and scripts/tensorboard.py from outside.
+// Tests `twobp train --trace` and scripts/tensorboard.py from outside.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -33,14 +33,11 @@ class TraceCommand : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(TraceCommand, WritesTraceAndTimeline) {
-  const Finished result = expect_success(
-      {"train", config(tiny_config()), "--trace", path("trace.json"), "--timeline", path("timeline.html")});
+TEST_F(TraceCommand, WritesATrace) {
+  const Finished result = expect_success({"train", config(tiny_config()), "--trace", path("trace.json")});
   EXPECT_EQ(steps_in("trace.json"), (std::vector<std::string>{"step 2", "step 3", "step 4"}));
-  const std::string page = read_file(path("timeline.html"));
-  EXPECT_EQ(page.rfind("<!DOCTYPE html>", 0), 0U);
-  EXPECT_NE(page.find("model.layers.0.mlp.down_proj"), std::string::npos);
-  EXPECT_NE(result.out.find("steps 2 to 4 are drawn in " + path("timeline.html")), std::string::npos) << result.out;
+  EXPECT_NE(read_file(path("trace.json")).find("model.layers.0.mlp.down_proj"), std::string::npos);
+  EXPECT_NE(result.out.find("steps 2 to 4 are recorded in " + path("trace.json")), std::string::npos) << result.out;
 }
 
 TEST_F(TraceCommand, WritesOnlyTheChosenSteps) {
@@ -81,15 +78,15 @@ TEST_F(TraceCommand, RefusesImpossibleSettings) {
   expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "3-9"}, {"--trace-steps", "3-9", "1 to 4"});
   expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "x"}, {"--trace-steps", "'x'"});
   expect_one_message({"train", file, "--trace", path("no/such/file")}, {path("no/such/file")});
-  expect_one_message({"train", file, "--timeline", path("no/such/file")}, {path("no/such/file")});
-  expect_one_message({"plan", "--timeline", path("no/such/file")}, {path("no/such/file")});
 }
 
-TEST_F(TraceCommand, PlanDrawsThePageToo) {
-  expect_success({"plan", "--stages", "3", "--timeline", path("plan.html")});
-  const std::string page = read_file(path("plan.html"));
-  EXPECT_NE(page.find("\"simulated\":true"), std::string::npos);
-  EXPECT_NE(page.find("\"p2 off\""), std::string::npos);
+// Slice 1 of micro-batch 0 is F0.1.
+TEST_F(TraceCommand, NamesSlices) {
+  expect_success({"train", config(tiny_config()), "--trace", path("trace.json"), "--set", "pipeline.slices=2", "--set",
+                  "data.sequence=32"});
+  const std::string text = read_file(path("trace.json"));
+  EXPECT_NE(text.find("\"F0.1\""), std::string::npos);
+  EXPECT_NE(text.find("\"I1.0\""), std::string::npos);
 }
 
 class TensorBoard : public TraceCommand {

@@ -1,5 +1,7 @@
 // Tests the named schedules. Small ones are compared instruction by instruction. All are valid for every N, M and
 // policy.
+#include "twobp/schedule/generators/generators.h"
+
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -8,7 +10,6 @@
 #include "tests/schedule/support.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 

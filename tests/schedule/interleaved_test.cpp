@@ -1,6 +1,4 @@
 // Tests schedules with several stages a rank on a looped placement, and 1F1B that runs ahead.
-#include "twobp/schedule/generators/interleaved.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -8,8 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/zero_bubble.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 

@@ -1,20 +1,18 @@
 // Tests lowering. Decisions that a run makes become cells, in a simulated or a recorded order.
-#include "twobp/schedule/text/lower.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 // This is computed by hand with equal costs of 1. Rank 1 waits only for 1F0. Rank 0 waits for the gradient of
-// micro-batch 1 from 4 to 5 and runs 0W0 meanwhile: 1I0 ends at 3, 0I0 and 1F1 run from 3 to 4, and 1I1 runs from 4 to
-// 5.
+// micro-batch 1 from 4 to 5 and runs 0W0 meanwhile: 1I0 ends at 3, 0I0 and 1F1 run from 3 to 4, and 1I1 runs
+// from 4 to 5.
 TEST(Lower, WritesFillInItsSimulatedOrder) {
   const Schedule fill = make_schedule("1f1b", 2, 2, P2Policy::kFill);
   const Schedule lowered = lower(fill, simulate(fill, std::vector<StageCost>(2)));
@@ -23,8 +21,8 @@ TEST(Lower, WritesFillInItsSimulatedOrder) {
   EXPECT_EQ(lowered.policy, P2Policy::kPlaced);
 }
 
-// If W is in one piece, the lowered schedule is the simulated run. Times and bytes are equal up to the last significant
-// digit.
+// If W is in one piece, the lowered schedule is the simulated run. Times and bytes are equal up to the last
+// significant digit.
 TEST(Lower, KeepsTheTimesOfTheSimulation) {
   Random random(5);
   for (int i = 0; i < 200; ++i) {

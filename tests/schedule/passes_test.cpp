@@ -5,7 +5,7 @@
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,7 +1,5 @@
 // Tests W in the waits of a rank against the simulation of the same order under `fill` with a byte cap. That is
 // independent code, and it makes the same decisions if costs are equal.
-#include "twobp/schedule/generators/place_p2.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -9,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 

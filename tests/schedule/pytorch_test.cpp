@@ -1,10 +1,10 @@
-// Compares the schedules of PyTorch's own generators (tests/golden/pytorch, written by make.py there) with our
-// schedules of the same name.
+// Compares the schedules of PyTorch's own generators (tests/golden/pytorch, written by make.py there) with
+// our schedules of the same name.
 //
-// interleaved-1f1b and dualpipe-v are equal cell by cell. looped-bfs differs in its B. PyTorch runs them in reversed
-// micro-batch order. Ours run in order, so that gradients are bitwise those of other schedules. interleaved-zb and zb-v
-// have the same F and I. Our W waits until the rank would be idle (place_p2.h), while PyTorch's W has a fixed place. So
-// our steps take no longer, and no rank holds more.
+// interleaved-1f1b and dualpipe-v are equal cell by cell. looped-bfs differs in its B. PyTorch runs them in
+// reversed micro-batch order. Ours run in order, so that gradients are bitwise those of other schedules.
+// interleaved-zb and zb-v have the same F and I. Our W waits until the rank would be idle (place_p2.h), while
+// PyTorch's W has a fixed place. So our steps take no longer, and no rank holds more.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -13,10 +13,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

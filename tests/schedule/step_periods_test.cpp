@@ -1,7 +1,5 @@
 // Tests steps without a barrier: exact periods for equal costs, and a step that begins where the previous one ended,
 // compared with one schedule that contains both.
-#include "twobp/schedule/simulate/step_periods.h"
-
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -9,9 +7,10 @@
 #include "tests/schedule/costs.h"
 #include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
-#include "twobp/schedule/check/leading_forwards.h"
+#include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {

@@ -3,8 +3,6 @@
 // Peaks are counted as the authors count them. A micro-batch of a stage is held, whole, from the start of its F to the
 // end of its W. So the bytes between I and W (the stage's inputs and the derivatives that W reads) weigh as much as the
 // activations between F and I. Two stages of a V count as one micro-batch.
-#include "twobp/schedule/generators/zero_bubble.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 

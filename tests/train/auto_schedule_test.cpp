@@ -12,7 +12,7 @@
 #include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/variant.h"
 

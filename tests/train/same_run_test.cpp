@@ -7,7 +7,7 @@
 #include "tests/train/helpers.h"
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp::TWOBP_FILE {

@@ -1,6 +1,6 @@
-// Tests training with schedules in files: some were written by PyTorch's generators, others by hand. The weights are
-// those of one stage, to the bit if a file keeps the order of micro-batches. Otherwise they are equal within the
-// rounding of a sum in another order.
+// Tests training with schedules in files: some were written by PyTorch's generators, others by hand. The
+// weights are those of one stage, to the bit if a file keeps the order of micro-batches. Otherwise they are
+// equal within the rounding of a sum in another order.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -15,7 +15,7 @@
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 
@@ -24,7 +24,8 @@ namespace {
 
 const std::string kGolden = TWOBP_SOURCE_DIR "/tests/golden/pytorch/";
 
-// This is relative to the largest weight, for two steps of float32 gradients whose terms are added in another order.
+// This is relative to the largest weight, for two steps of float32 gradients whose terms are added in another
+// order.
 constexpr double kReordered = 1e-5;
 
 Config config_of(const std::string& file) {
@@ -108,7 +109,8 @@ TEST(ScheduleFile, DropsCellsForFewerMicroBatches) {
                      {"4 micro-batches, not of 5"});
 }
 
-// Counts how often a file is opened. It watches closing, too, because equal events in a row are reported as one.
+// Counts how often a file is opened. It watches closing, too, because equal events in a row are reported as
+// one.
 class Opened {
  public:
   explicit Opened(const std::string& path) : events_(::inotify_init1(IN_NONBLOCK)) {
@@ -120,7 +122,8 @@ class Opened {
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
 
-  // Returns the count since the last call. Events of a file have no name after them, unlike those of a folder.
+  // Returns the count since the last call. Events of a file have no name after them, unlike those of a
+  // folder.
   int times() const {
     std::array<inotify_event, 64> events{};
     const ssize_t bytes = ::read(events_, events.data(), sizeof(events));
@@ -133,8 +136,8 @@ class Opened {
   int events_;
 };
 
-// The file is read once. It may vanish during the run, and checkpoints do not need it. Evaluation uses the file's
-// placement.
+// The file is read once. It may vanish during the run, and checkpoints do not need it. Evaluation uses the
+// file's placement.
 TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   const test::TempFolder folder;
   const std::string path = folder.path("mine.csv");
@@ -157,8 +160,8 @@ TEST(ScheduleFile, IsReadOnceAndUsedInEvaluation) {
   EXPECT_TRUE(trainer.evaluate().has_value());
 }
 
-// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their waits,
-// including those that place W.
+// Without pipeline.p2, W runs where the file has it, and within B if it has B. Named schedules fill their
+// waits, including those that place W.
 TEST(ScheduleFile, TheDefaultPolicyIsThatOfTheFile) {
   const test::TempFolder folder;
   const std::string whole = folder.path("whole.csv");
@@ -208,8 +211,8 @@ TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   refuse(R"({"pipeline": {"p2": {"file": "mine.csv"}}})", {}, {"pipeline.p2", "text"});
 }
 
-// A file that gives up the order of micro-batches has its own bits. If a run continues in another order, a note says
-// so.
+// A file that gives up the order of micro-batches has its own bits. If a run continues in another order, a
+// note says so.
 TEST(ScheduleFile, NotesAResumeInAnotherOrder) {
   const test::TempFolder folder;
   Config config = config_of(kGolden + "looped-bfs_2x2_4.csv");

@@ -17,8 +17,8 @@
 #include "twobp/models/models.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
@@ -267,8 +267,8 @@ TEST(Slices, SearchedSchedule) {
   }
 }
 
-// The bytes of activations and stash that a plan predicts are those of training: to the byte on one rank; with
-// messages, but for those that are under way, whose number depends on the clock.
+// The bytes of activations and stash that a plan predicts are those of training: to the byte on one rank;
+// with messages, but for those that are under way, whose number depends on the clock.
 TEST(Slices, PlanPredictsThePeak) {
   constexpr int kMicroBatches = 2;
   for (const auto& lengths : std::vector<std::vector<int>>{{}, {16, 16, 32}}) {

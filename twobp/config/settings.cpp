@@ -9,7 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key_value.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 

@@ -1,4 +1,4 @@
-// What a layer recomputes instead of keeping it. nn/layers/recompute.h does it, and plan/recompute_costs.h foresees its
+// What a layer recomputes instead of keeping it. nn/layers/recompute.h does it, and plan/cost_model.h foresees its
 // cost.
 #pragma once
 

@@ -8,8 +8,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/extension.h"
-#include "twobp/data/next_token.h"
+#include "twobp/data/data.h"
+#include "twobp/files/paths.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 namespace {
@@ -44,8 +45,8 @@ void for_each_row(const NpyArray& array, const Action& action) {
   }
 }
 
-// Throws Error at the first value that is not in [0, values). -100 is allowed too if `ignored_allowed`. `what` names
-// the value in messages. `rest` says what is allowed and what to do.
+// Throws Error at the first value that is not in [0, values). -100 is allowed too if `ignored_allowed`.
+// `what` names the value in messages. `rest` says what is allowed and what to do.
 void check_values(const NpyArray& array, int64_t values, bool ignored_allowed, const char* what,
                   const std::string& rest) {
   const int64_t columns = array.shape()[1];
@@ -109,6 +110,21 @@ void check_labels_of_padding(const NpyArray& mask, const NpyArray& labels) {
                   "-100.");
     }
   });
+}
+
+std::vector<int64_t> sample_sizes(const std::vector<int64_t>& sizes) {
+  return {sizes.begin() + 1, sizes.end()};
+}
+
+void check_array(const NpyArray& array, const FieldInput& field, int64_t samples) {
+  const auto& shape = array.shape();
+  TWOBP_CHECK(!shape.empty() && sample_sizes(shape) == sample_sizes(field.sizes), array.path(), ": shape ",
+              shape_text(shape), ", but field \"", field.name, "\" of the captured model is ", shape_text(field.sizes),
+              " for a micro-batch: give (samples, the same sizes after the first).");
+  TWOBP_CHECK(shape[0] > 0 && shape[0] == samples, array.path(), ": has ", shape[0], " samples",
+              shape[0] == samples ? ": give some." : concat(", but another array has ", samples, "."));
+  TWOBP_CHECK(array.type() != NpyType::kFloat32 || at::isFloatingType(field.dtype), array.path(),
+              ": holds float32, but field \"", field.name, "\" is of ", field.dtype, ": save it as whole numbers.");
 }
 
 }  // namespace
@@ -183,6 +199,76 @@ Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
     for (const auto& [name, array] : optional_) copy_row(array, index, row(name));
   }
   if (label_of_ == LabelOf::kNextToken) return to_predicting_positions(std::move(fields));
+  return fields;
+}
+
+FieldDataset::FieldDataset(const std::string& folder, const std::vector<FieldInput>& fields) {
+  std::vector<std::string> names;
+  for (const FieldInput& field : fields) {
+    TWOBP_CHECK(!field.sizes.empty() && field.sizes[0] == fields[0].sizes[0], "data.arrays: field \"", field.name,
+                "\" of the captured model has no dimension of samples as the others have: train ", "it from Python.");
+    names.push_back(field.name);
+    arrays_.emplace_back(field, NpyArray(folder + "/" + field.name + ".npy"));
+    check_array(arrays_.back().second, field, arrays_.front().second.shape().empty() ? 0 : size());
+  }
+  TWOBP_CHECK(!arrays_.empty(), "data.arrays: the captured model has no field.");
+  refuse_other_arrays(folder, names, "the captured model");
+}
+
+Fields FieldDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
+  Fields fields;
+  for (const auto& [field, array] : arrays_) {
+    std::vector<int64_t> sizes = field.sizes;
+    sizes[0] = static_cast<int64_t>(indices.size());
+    const int64_t elements = array.elements() / size();
+    at::Tensor stacked = at::empty(sizes, field.dtype);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      TWOBP_CHECK(indices[i] >= 0 && indices[i] < size(), array.path(), ": no sample ", indices[i], ", there are ",
+                  size(), ".");
+      at::Tensor sample = stacked.select(0, static_cast<int64_t>(i));
+      array.visit(indices[i] * elements, elements, [&](const auto* values) {
+        using T = std::remove_cvref_t<decltype(*values)>;
+        // LibTorch has no operators for uint16.
+        using Read = std::conditional_t<std::is_same_v<T, uint16_t>, int32_t, T>;
+        at::Tensor read = at::empty(sample.sizes(), c10::CppTypeToScalarType<Read>::value);
+        std::copy_n(values, elements, read.template mutable_data_ptr<Read>());
+        sample.copy_(read);
+      });
+    }
+    fields.emplace(field.name, std::move(stacked));
+  }
+  return fields;
+}
+
+Fields UnshiftedLabels::read(const std::vector<int64_t>& indices, int64_t epoch) const {
+  Fields fields = tokens_->read(indices, epoch);
+  const at::Tensor& shifted = fields.at("labels");
+  const at::Tensor first = fields.at("input_ids").narrow(1, 0, 1);  // nothing predicts it
+  fields["labels"] = at::cat({first, shifted.narrow(1, 0, shifted.size(1) - 1)}, 1);
+  return fields;
+}
+
+bool are_tokens(const std::vector<FieldInput>& fields) {
+  return fields.size() == 2 && fields[0].name == "input_ids" && fields[1].name == "labels" &&
+         fields[0].sizes == fields[1].sizes && fields[0].sizes.size() == 2 && fields[0].dtype == at::kLong &&
+         fields[1].dtype == at::kLong;
+}
+
+Fields to_predicting_positions(Fields fields) {
+  const auto found = fields.find("labels");
+  if (found == fields.end()) return fields;
+  at::Tensor& labels = found->second;
+  TWOBP_CHECK(labels.dim() == 2 && labels.size(1) > 0, "labels have shape ", labels.sizes(),
+              ", but must be (samples, positions): the token ids, or -100 where a token does not count");
+  const int64_t others = labels.size(1) - 1;
+  at::Tensor following = labels.narrow(1, 1, others);
+  if (const auto starts = fields.find(kDocumentStarts); starts != fields.end()) {
+    TWOBP_CHECK(starts->second.sizes() == labels.sizes(), kDocumentStarts, " has shape ", starts->second.sizes(),
+                ", but labels have ", labels.sizes());
+    const at::Tensor positions = at::arange(1, labels.size(1), starts->second.options());
+    following = following.masked_fill(starts->second.narrow(1, 1, others).eq(positions), kIgnoredLabel);
+  }
+  labels = at::constant_pad_nd(following, {0, 1}, kIgnoredLabel);
   return fields;
 }
 

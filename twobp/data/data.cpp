@@ -15,19 +15,15 @@
 #include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/field_dataset.h"
-#include "twobp/data/images/open_images.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
-#include "twobp/data/text/byte_source.h"
 #include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
 #include "twobp/data/text/packed_dataset.h"
-#include "twobp/data/text/special_tokens.h"
-#include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/glob.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {
@@ -78,8 +74,8 @@ TextShape text_shape(const DataConfig& data, bool masked) {
   return masked ? TextShape{data.sequence - 2, kMaskedByteVocab} : TextShape{data.sequence, 256};
 }
 
-// Checks that there is enough for one training sample, and for a second one if any are held out. `unit`: "bytes",
-// "tokens".
+// Checks that there is enough for one training sample, and for a second one if any are held out. `unit`:
+// "bytes", "tokens".
 template <typename Text>
 void check_enough(const Text& text, const DataConfig& data, const TextShape& shape, const char* key, const char* unit) {
   const int64_t samples = data.held_out > 0 ? 2 : 1;
@@ -190,7 +186,15 @@ std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentToken
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   check_byte_vocab(model, shape.bytes);
-  auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
+  std::string bytes;
+  for (const std::string& path : matching_files(data.text, "data.text", ".txt")) {
+    const InputFile file(path);
+    check_text(file);
+    const size_t before = bytes.size();
+    bytes.resize(before + file.size());
+    file.read(0, bytes.data() + before, file.size());
+  }
+  auto text = std::make_shared<TokenDataset>(std::make_shared<ByteSource>(std::move(bytes)), shape.sequence);
   check_enough(*text, data, shape, "data.text", "bytes");
   return text;
 }

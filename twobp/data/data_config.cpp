@@ -9,18 +9,18 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/field_dataset.h"
-#include "twobp/data/text/special_tokens.h"
+#include "twobp/data/array_dataset.h"
+#include "twobp/data/text/masked_dataset.h"
 
 namespace twobp {
 namespace {
 
 // The keys that name a data source and are set.
 std::vector<std::string> sources(const DataConfig& data) {
-  const std::vector<std::pair<std::string, const std::string*>> keys = {
-      {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
-      {"data.images", &data.images},      {"data.idx", &data.idx},       {"data.cifar", &data.cifar},
-      {"data.synthetic", &data.synthetic}};
+  const std::vector<std::pair<std::string, const std::string*>> keys = {{"data.text", &data.text},
+                                                                        {"data.tokens", &data.tokens},
+                                                                        {"data.arrays", &data.arrays},
+                                                                        {"data.synthetic", &data.synthetic}};
   std::vector<std::string> given;
   for (const auto& [name, value] : keys) {
     if (!value->empty()) given.push_back(name);
@@ -40,7 +40,7 @@ Kind kind_of(const ModelInput& model) {
     case InputKind::kMaskedTokens:
       return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
     case InputKind::kImages:
-      return {"pictures", "images", {"data.images", "data.idx", "data.cifar", "data.arrays"}};
+      return {"pictures", "images", {"data.arrays"}};
     case InputKind::kVectors:
       return {"vectors", "vectors", {}};
     case InputKind::kFields:
@@ -91,7 +91,7 @@ bool keeps_in_cache(const DataConfig& data, const ModelInput& model) {
 }
 
 const std::vector<KeyUse>& key_uses() {
-  static const std::vector<std::string> pictures = {"data.images", "data.idx", "data.cifar", "data.arrays of pictures"};
+  static const std::vector<std::string> pictures = {"data.arrays of pictures"};
   static const std::vector<KeyUse> uses = {
       {"cache",
        {"data.text", "data.tokens", "data.arrays of a captured model", "data.synthetic tokens"},
@@ -107,7 +107,7 @@ const std::vector<KeyUse>& key_uses() {
        {"data.text", "data.tokens", "data.synthetic tokens"},
        [](const DataConfig&, const ModelInput& model) { return model.kind == InputKind::kMaskedTokens; },
        " with model.type \"bert\""},
-      {"image_size", {"data.images", "data.idx", "data.cifar", "data.arrays of pictures", "data.synthetic images"}},
+      {"image_size", {"data.arrays of pictures", "data.synthetic images"}},
       {"crop", pictures},
       {"padding", pictures, [](const DataConfig& data, const ModelInput&) { return data.crop == "shift"; },
        " with data.crop \"shift\""},
@@ -180,9 +180,6 @@ const Section& data_section() {
                  "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures; of a captured "
                  "model: NAME.npy for each of its fields")
            .path(),
-       TWOBP_KEY(DataConfig, images, "folder with a sub-folder of JPEG and PNG files for each class").path(),
-       TWOBP_KEY(DataConfig, idx, "folder with MNIST's files, gzipped or not; the t10k ones are held out").path(),
-       TWOBP_KEY(DataConfig, cifar, "folder with CIFAR-10's binary files; test_batch.bin is held out").path(),
        TWOBP_KEY(DataConfig, synthetic, "seeded random input, for benchmarks; vectors is for the mlp model")
            .one_of({"tokens", "images", "vectors"})
            .free_on_resume(),
@@ -200,18 +197,18 @@ const Section& data_section() {
        TWOBP_KEY(DataConfig, mask_probability, "masked language models: fraction of the tokens to hide")
            .in("fraction")
            .above_to(0, 1),
-       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the files, 224 for data.images")
+       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the arrays, 224 for synthetic pictures")
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
                  "part of a picture used in training: the centre (none), the shifted centre (shift), or a "
-                 "random part, rescaled (resized); \"\": resized for data.images")
+                 "random part, rescaled (resized); \"\": none")
            .one_of({"none", "shift", "resized"}),
        TWOBP_KEY(DataConfig, padding, "largest shift of data.crop shift, each way").in("pixels").from(0, kMaxCount),
        TWOBP_KEY(DataConfig, flip, "mirrors pictures left to right with probability 1/2, in training"),
        TWOBP_KEY(DataConfig, mean,
                  "mean that is subtracted from pixels (0 to 1), one for each channel or one for all; []: "
-                 "ImageNet's for data.images, else measured; none for floats"),
+                 "measured; none for floats"),
        TWOBP_KEY(DataConfig, std, "standard deviation by which pixels are divided after that; []: as for data.mean")});
   return section;
 }
@@ -229,9 +226,7 @@ void check_data(const DataConfig& data, const ModelInput& model) {
   const std::vector<std::string> given = sources(data);
   TWOBP_CHECK(!given.empty(),
               "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
-              "data.arrays "
-              "(a folder of .npy files), data.images (a folder of folders of pictures), data.idx, data.cifar, or "
-              "data.synthetic (tokens, images or vectors).");
+              "data.arrays (a folder of .npy files), or data.synthetic (tokens, images or vectors).");
   TWOBP_CHECK(given.size() == 1, join(given, " and "), " are given, but data comes from one source: keep one of them.");
   check_kind(given.front(), data, model);
   check_text(given.front(), data, model);

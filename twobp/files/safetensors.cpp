@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <string_view>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/json_file.h"
 
 namespace twobp {
 namespace {
@@ -73,8 +73,8 @@ std::string shown(const std::vector<int64_t>& shape) {
   return concat(at::IntArrayRef(shape));
 }
 
-// The number of elements times their size, or none if it exceeds 64 bits. All dimensions are checked even if one is 0,
-// because their product is a stride.
+// The number of elements times their size, or none if it exceeds 64 bits. All dimensions are checked even if
+// one is 0, because their product is a stride.
 std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, size_t element_size) {
   int64_t bytes = static_cast<int64_t>(element_size);
   bool empty = false;
@@ -252,6 +252,12 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
   NewFile file(path);
   write_safetensors(file, tensors, metadata, dtype);
   file.commit();
+}
+
+bool only_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || !at::isFloatingType(tensor.scalar_type())) return true;
+  const auto [least, most] = at::aminmax(tensor);  // both are NaN if an element is
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
 }
 
 }  // namespace twobp

@@ -1,5 +1,5 @@
-// safetensors files: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, offsets), and the
-// tensors' bytes. The format is described at https://github.com/huggingface/safetensors.
+// safetensors files: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, offsets),
+// and the tensors' bytes. The format is described at https://github.com/huggingface/safetensors.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return entries_.contains(name); }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  // Reads the tensor into memory of its own. Any thread may call it. Throws Error as type() does, or if the file has
-  // become shorter.
+  // Reads the tensor into memory of its own. Any thread may call it. Throws Error as type() does, or if the
+  // file has become shorter.
   at::Tensor tensor(const std::string& name) const;
-  // These do not read the tensor's bytes. They throw Error if the tensor does not exist; type() also if its dtype is
-  // not F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL.
+  // These do not read the tensor's bytes. They throw Error if the tensor does not exist; type() also if its
+  // dtype is not F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL.
   const std::vector<int64_t>& shape(const std::string& name) const { return entry(name).shape; }
   at::ScalarType type(const std::string& name) const;
   uint64_t bytes(const std::string& name) const { return entry(name).end - entry(name).begin; }
@@ -58,15 +58,19 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Writes floating-point tensors as `dtype` if it is given, and all others unchanged, tensor by tensor. Tensors that
-// must be converted or made contiguous are copied one at a time. The file appears when all of it is on disk. Throws
-// Error for a full disk, two tensors of one name, a dtype that the reader does not know, or a finite number that
-// `dtype` turns into infinity.
+// Writes floating-point tensors as `dtype` if it is given, and all others unchanged, tensor by tensor.
+// Tensors that must be converted or made contiguous are copied one at a time. The file appears when all of it
+// is on disk. Throws Error for a full disk, two tensors of one name, a dtype that the reader does not know,
+// or a finite number that `dtype` turns into infinity.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);
 // Writes to a new file that the caller commits.
 void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);
+
+// Whether a tensor holds numbers only: neither infinity nor NaN.
+// One pass, without a copy. Integers are always finite.
+bool only_finite(const at::Tensor& tensor);
 
 }  // namespace twobp

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "twobp/graph/json_node.h"
+#include "twobp/core/json.h"
 #include "twobp/graph/program.h"
 
 namespace twobp::graph {
@@ -27,8 +27,8 @@ struct CodeRules {
   int64_t positions = 0;   // of a sequence, for numbers that depend on them; 0: no number may
 };
 
-// Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its type and
-// every slot in range. Whether slots are written before they are read is not checked here.
+// Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its
+// type and every slot in range. Whether slots are written before they are read is not checked here.
 Code read_code(const JsonNode& list, const CodeRules& rules);
 
 }  // namespace twobp::graph

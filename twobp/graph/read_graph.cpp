@@ -9,9 +9,10 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json.h"
 #include "twobp/core/random.h"
 #include "twobp/core/text.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
 #include "twobp/graph/read_program.h"

@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
-#include "twobp/data/field_dataset.h"
+#include "twobp/data/array_dataset.h"
 #include "twobp/graph/graph.h"
 #include "twobp/graph/program_layer.h"
 #include "twobp/graph/read_graph.h"

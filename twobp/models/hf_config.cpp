@@ -10,8 +10,8 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/hub_hint.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
+#include "twobp/files/paths.h"
 #include "twobp/models/captured.h"
 
 namespace twobp {

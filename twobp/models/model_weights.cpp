@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 namespace {

@@ -13,7 +13,7 @@
 #include "twobp/pipeline/report_exchange.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {

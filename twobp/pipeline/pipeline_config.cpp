@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include "twobp/config/bytes.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
 #include "twobp/nn/device/gpu.h"

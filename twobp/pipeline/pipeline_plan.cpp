@@ -11,8 +11,7 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/schedule/simulate/p2_places.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {

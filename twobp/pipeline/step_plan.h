@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "twobp/schedule/check/leading_forwards.h"
+#include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <utility>
 
+#include "twobp/core/balanced_order.h"
 #include "twobp/core/check.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {
@@ -180,6 +184,40 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
   return stages;
 }
 
+// With so many samples, those of more replicas hardly change the first one's.
+constexpr size_t kMostSamples = 4096;
+
+// `input`: bytes of the layer's input.
+LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2) {
+  LayerCost cost = was;
+  const double saved = was.forward_held - was.output;  // by F, in addition to the input
+  if (in_p1) {
+    cost.backward_p1 += was.forward;
+    cost.backward_p1_rise += was.forward_rise;
+    cost.forward_held = was.output;
+    cost.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
+    cost.p1_held = saved + was.p1_held;
+  }
+  if (in_p2 && was.p2_units > 0) {
+    cost.backward_p2 += was.forward + was.backward_p1;
+    cost.backward_p2_rise += was.forward_rise + was.backward_p1_rise;
+    cost.p2_units = 1;
+    cost.stash = input + was.output;
+    cost.p1_held += cost.stash - was.stash;
+    cost.p1_peak += was.output;  // dL/dy is kept
+    cost.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
+  }
+  cost.forward_peak = std::max(cost.forward_peak, cost.forward_held);
+  cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
+  return cost;
+}
+
+bool computes_again(const ModelLayer& layer) {
+  const auto modes = recompute_names();
+  return std::any_of(modes.begin(), modes.end(),
+                     [&](const std::string& mode) { return layer.kind.ends_with("+" + mode); });
+}
+
 }  // namespace
 
 void check_cost_model(const CostModel& model) {
@@ -273,6 +311,53 @@ SimulationOptions simulation_options(const CostModel& model) {
   options.message_seconds = model.link_latency;
   options.bytes_per_second = model.link_bytes_per_second;
   return options;
+}
+
+std::vector<double> typical_batch(const std::vector<double>& sample_costs, const BatchShape& shape) {
+  if (sample_costs.empty()) return {};
+  const auto size = static_cast<size_t>(shape.micro_batch_size);
+  const auto micro_batches = static_cast<size_t>(shape.micro_batches);
+  const auto most = static_cast<int>(std::max<size_t>(1, kMostSamples / (micro_batches * size)));
+  const int replicas = std::min(shape.replicas, most);
+  const std::vector<double> costs = means_of_parts(sample_costs, replicas * micro_batches * size);
+  std::vector<int64_t> whole;  // as datasets give them
+  for (const double cost : costs) whole.push_back(std::llround(cost * 1e6));
+  const auto order = balanced_order(whole, replicas, shape.micro_batches, shape.micro_batch_size);
+  std::vector<double> batch(micro_batches, 0);
+  for (size_t i = 0; i < micro_batches * size; ++i) {
+    batch[i / size] += costs[order[i]] / static_cast<double>(size);
+  }
+  return batch;
+}
+
+bool computes_again(const CostModel& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const ModelLayer& layer) { return computes_again(layer); });
+}
+
+CostModel with_recompute(const CostModel& model, std::string_view mode) {
+  const Recompute parsed = parse_recompute(mode);
+  CostModel changed = model;
+  if (parsed == Recompute::kNone) return changed;
+  const bool in_p1 = recomputes_activations(parsed);
+  const bool in_p2 = recomputes_derivatives(parsed);
+  for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
+    ModelLayer& layer = changed.layers[i];
+    TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,
+                "' was already measured with recomputation: plan with recomputation none");
+    const std::string kind = concat(layer.kind, "+", mode);
+    if (!changed.kinds.contains(kind)) {
+      KindCosts costs = model.kinds.at(layer.kind);
+      costs.in_slices.clear();  // a slice's keys and values stay, whatever is computed again: only measured
+      for (size_t size = 0; size < costs.at_size.size(); ++size) {
+        const double input = model.kinds.at(model.layers[i - 1].kind).at_size[size].output;
+        costs.at_size[size] = recomputed(costs.at_size[size], input, in_p1, in_p2);
+      }
+      changed.kinds[kind] = std::move(costs);
+    }
+    layer.kind = kind;
+  }
+  return changed;
 }
 
 }  // namespace twobp

@@ -1,7 +1,7 @@
-#include "twobp/plan/move_layers.h"
-
 #include <cstddef>
 #include <utility>
+
+#include "twobp/plan/planner.h"
 
 namespace twobp {
 namespace {

@@ -1,23 +1,23 @@
-// Combinations are simulated in the order of the most that each could reach. This ends when no other one can be among
-// the best. Combinations whose activations alone exceed the memory are skipped. The result is the same as that of
-// simulating all.
+// Combinations are simulated in the order of the most that each could reach. This ends when no other one can
+// be among the best. Combinations whose activations alone exceed the memory are skipped. The result is the
+// same as that of simulating all.
 #include "twobp/plan/planner.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/least_memory.h"
-#include "twobp/plan/move_layers.h"
-#include "twobp/plan/ranking.h"
-#include "twobp/plan/recompute_costs.h"
-#include "twobp/plan/typical_batch.h"
+#include "twobp/plan/stage_bytes.h"
 
 namespace twobp {
 namespace {
@@ -84,7 +84,7 @@ class Planner {
     const auto named = shown(best, top);
     if (request_.search) search_schedules(named, kept);
     best = shown(best, top);
-    give_advice(best.front().found ? named.front() : best.front());
+    compare_with_off(best.front().found ? named.front() : best.front());
     return std::move(result_);
   }
 
@@ -139,9 +139,9 @@ class Planner {
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
   }
 
-  // Computes the memory of combinations with W as early as possible, with their own split and with the lightest one,
-  // and finds the least. The most promising ones come first, and combinations that cannot be below the least so far are
-  // not simulated.
+  // Computes the memory of combinations with W as early as possible, with their own split and with the
+  // lightest one, and finds the least. The most promising ones come first, and combinations that cannot be
+  // below the least so far are not simulated.
   void find_smallest(const std::vector<Candidate>& all) {
     std::vector<std::pair<double, const PlanChoice*>> promising;
     for (const Candidate& candidate : all) {
@@ -166,8 +166,8 @@ class Planner {
     if (result_.smallest && least_.of_order(choice) >= result_.smallest->peak_bytes) return;
     ++result_.simulated;
     const Schedule schedule = schedule_of(choice);
-    // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may wait longer
-    // with its sender. So the need is raised until it suffices.
+    // With a byte no op fits, so W runs as early as it can. With more room it runs later, and a message may
+    // wait longer with its sender. So the need is raised until it suffices.
     choice.peak_bytes = 1;
     for (int more = 0; more < 9; ++more) {
       const double peak = peak_of(simulate_with(choice, schedule, within_memory(choice.peak_bytes)));
@@ -241,19 +241,13 @@ class Planner {
     }
   }
 
-  void give_advice(const PlanChoice& choice) {
-    const CostModel& model = model_for(models_, choice);
-    AdviceRequest request;
-    request.schedule = choice.schedule;
-    request.stages = choice.stages;
-    request.ranks = choice.ranks;
-    request.micro_batches = choice.micro_batches;
-    request.slices = choice.slices;
-    request.policy = choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
-    request.costs = costs_of(model, choice);
-    request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
-    request.memory = request_.memory;
-    result_.advice = advise(request);
+  void compare_with_off(const PlanChoice& choice) {
+    if (choice.policy == P2Policy::kOff) return;
+    PlanChoice off = choice;
+    off.policy = P2Policy::kOff;
+    simulate_split(off, schedule_of(off));
+    result_.speed_up = off.step_seconds / choice.step_seconds;
+    if (off.peak_bytes > 0) result_.memory_factor = choice.peak_bytes / off.peak_bytes;
   }
 
   const PlanRequest& request_;
@@ -262,7 +256,24 @@ class Planner {
   PlanResult result_;
 };
 
+constexpr double kSameSpeed = 0.99;
+constexpr double kSameBytes = 1.05;
+
+bool before(const PlanChoice& a, const PlanChoice& b) {
+  const double fast_a = a.samples_per_second();
+  const double fast_b = b.samples_per_second();
+  if (fast_a != fast_b) return fast_a > fast_b;
+  return a.peak_bytes < b.peak_bytes;
+}
+
 }  // namespace
+
+std::string gain_text(const PlanResult& result) {
+  constexpr double kWorthwhile = 1.01;
+  if (result.speed_up < kWorthwhile) return "2BP gains less than 1 %: p2 off is about as fast";
+  return concat("2BP: ", fixed(result.speed_up, 2), "x as fast as the same with p2 off, at ",
+                fixed(result.memory_factor, 2), "x the memory of the fullest rank");
+}
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
@@ -283,6 +294,22 @@ PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const P
 Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   const PlannedRun run = planned_run(model, choice, request);
   return simulate(run.schedule, run.costs, run.options);
+}
+
+void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most) {
+  best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
+  if (best.size() > most) best.pop_back();
+}
+
+std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best) {
+  const double fast = kSameSpeed * best.front().samples_per_second();
+  const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
+  const auto end = std::find_if(best.begin(), compared,
+                                [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
+  const auto lightest =
+      std::min_element(best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  const double light = kSameBytes * lightest->peak_bytes;
+  return std::find_if(best.begin(), end, [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
 }
 
 }  // namespace twobp

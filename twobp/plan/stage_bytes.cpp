@@ -124,4 +124,27 @@ std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage
   return least;
 }
 
+std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stage, int ranks,
+                             const std::vector<StageCost>& costs) {
+  if (memory <= 0) return {};
+  std::vector<double> caps(ranks, memory);
+  for (size_t s = 0; s < rank_of_stage.size(); ++s) caps[rank_of_stage[s]] -= costs[s].fixed_bytes;
+  for (double& cap : caps) cap = std::max(cap, 1.0);  // 0 would mean no cap
+  return caps;
+}
+
+double peak_of(const Simulation& simulation) {
+  double peak = 0;
+  for (const auto& rank : simulation.ranks) peak = std::max(peak, rank.total_peak_bytes());
+  return peak;
+}
+
+bool fits(const Simulation& simulation, double memory) {
+  return fits(peak_of(simulation), memory);
+}
+
+bool fits(double bytes, double memory) {
+  return memory <= 0 || bytes <= memory * (1 + 1e-9);
+}
+
 }  // namespace twobp

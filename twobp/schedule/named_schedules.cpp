@@ -7,13 +7,17 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/dualpipe_v.h"
-#include "twobp/schedule/generators/interleaved.h"
-#include "twobp/schedule/generators/zero_bubble.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp {
+namespace {
+
+bool is_small_enough(int64_t stages, int64_t micro_batches, int64_t slices) {
+  return stages * micro_batches <= kMostSlots && stages * micro_batches * slices <= kMostSlots;
+}
+
+}  // namespace
 
 const std::vector<NamedSchedule>& named_schedules() {
   const auto naive_of = [](int stages, int, int m, int k) { return naive(stages, m, k); };
@@ -108,14 +112,6 @@ int default_micro_batches(std::string_view name, int stages, int ranks) {
   return std::max(1, named_schedule(name).micro_batches_per_rank * ranks);
 }
 
-namespace {
-
-bool is_small_enough(int64_t stages, int64_t micro_batches, int64_t slices) {
-  return stages * micro_batches <= kMostSlots && stages * micro_batches * slices <= kMostSlots;
-}
-
-}  // namespace
-
 std::vector<P2Policy> policies_of(std::string_view name) {
   std::vector<P2Policy> policies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
   if (named_schedule(name).places_p2) policies.push_back(P2Policy::kPlaced);
@@ -172,6 +168,36 @@ Schedule make_forward_schedule(const std::vector<int>& rank_of_stage, int micro_
   Schedule schedule = add_communication(forward_only(rank_of_stage, micro_batches));
   validate(schedule);
   return schedule;
+}
+
+std::string_view placement_name(Placement placement) {
+  return placement == Placement::kLinear ? "linear" : placement == Placement::kLooped ? "looped" : "v";
+}
+
+int usual_stages_per_rank(Placement placement) {
+  return placement == Placement::kLinear ? 1 : 2;
+}
+
+bool placement_fits(Placement placement, int stages, int ranks) {
+  if (stages < 1 || ranks < 1) return false;
+  return placement == Placement::kLooped
+             ? stages % ranks == 0
+             : stages / usual_stages_per_rank(placement) == ranks && stages % usual_stages_per_rank(placement) == 0;
+}
+
+std::vector<int> place_stages(Placement placement, int stages, int ranks) {
+  TWOBP_CHECK(stages >= 1 && ranks >= 1, "a pipeline needs at least 1 stage and 1 rank, got ", stages, " and ", ranks);
+  TWOBP_CHECK(placement_fits(placement, stages, ranks), stages, " stages on ", ranks, " ranks: a ",
+              placement_name(placement), " placement has ",
+              placement == Placement::kLinear ? "one stage"
+              : placement == Placement::kV    ? "two stages"
+                                              : "the same number of stages",
+              " on each rank");
+  std::vector<int> rank_of_stage(stages);
+  for (int s = 0; s < stages; ++s) {
+    rank_of_stage[s] = placement == Placement::kV ? std::min(s, stages - 1 - s) : s % ranks;
+  }
+  return rank_of_stage;
 }
 
 }  // namespace twobp

@@ -5,10 +5,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
 
 namespace twobp {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "twobp/config/check_used.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
 #include "twobp/models/model_type.h"

@@ -11,7 +11,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/profile/slices.h"
-#include "twobp/plan/typical_batch.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/fault_injection.h"
@@ -51,7 +51,8 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
               "\", but this world's ranks have ", world.devices.empty() ? "no devices" : "devices");
 }
 
-// The first process opens the data first. The others then find the files that it makes from text (token files).
+// The first process opens the data first. The others then find the files that it makes from text (token
+// files).
 DataSplit open_in_turn(const Config& config, const World& world) {
   // In seconds. Tokenizing may take long, and if the process dies the wait ends.
   constexpr double kDay = 86400;

@@ -13,9 +13,8 @@
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/simulate/step_periods.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 

@@ -1,7 +1,7 @@
-// Calls every operator that a bundle may call, as a bundle would: rightly, and with random wrong arguments. All memory
-// of LibTorch is guarded (guarded_memory.h). Children make the calls, so that the sweep survives what it finds. A call
-// may succeed, be refused, or take too long or too much memory, which nobody can rule out. It must not end the process,
-// and its results must not depend on what was in memory before.
+// Calls every operator that a bundle may call, as a bundle would: rightly, and with random wrong arguments.
+// All memory of LibTorch is guarded (guarded_memory.h). Children make the calls, so that the sweep survives
+// what it finds. A call may succeed, be refused, or take too long or too much memory, which nobody can rule
+// out. It must not end the process, and its results must not depend on what was in memory before.
 //
 //   operator_sweep CALLS.jsonl [--each N] [--only OPERATOR] [--from SEED]     N changes of each call
 #include <csignal>
@@ -65,14 +65,14 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
 }
 
-// The results of a call, by a bundle's own means: it is read, planned and run as a program of one instruction.
+// The results of a call, by a bundle's own means: it is read, planned and run as a program of one
+// instruction.
 std::vector<std::string> run(const Call& call, uint64_t seed) {
   json text = call;
   const size_t slots = 64 + call["tensors"].size();
   text.erase("tensors");
   const json list = json::array({text});
-  const graph::Code code =
-      graph::read_code(graph::JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
+  const graph::Code code = graph::read_code(JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
   std::vector<graph::Input> inputs;
   std::vector<int> wanted;
   for (const int slot : code[0].out) {
@@ -100,8 +100,8 @@ void arm(double seconds) {
   ::setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-// Calls twice, in memory that was filled with other bytes before. The tensors lie at the same places, because the
-// rounding of products depends on them.
+// Calls twice, in memory that was filled with other bytes before. The tensors lie at the same places, because
+// the rounding of products depends on them.
 Outcome try_call(const Call& call, uint64_t seed, std::string& message) {
   std::vector<std::string> results[2];
   bool refused[2] = {};

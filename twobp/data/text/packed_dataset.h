@@ -34,13 +34,15 @@ struct DocumentTokens {
   int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
 };
 
-// The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed, document_starts
-// (documents.h). No label crosses into another document: that of a document's last token is -100, and so are those of
-// tokens that are no targets and of padding, whose id is 0. With kSplit, an incomplete sample at the end is left out; a
-// document that goes on in the next sample has a label at the end of this one, but begins there anew.
+// The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
+// document_starts (attention_inputs.h). No label crosses into another document: that of a document's last token is
+// -100, and so are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an
+// incomplete sample at the end is left out; a document that goes on in the next sample has a label at the end
+// of this one, but begins there anew.
 class PackedDataset : public Dataset {
  public:
-  // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not cut.
+  // Packs the documents [first, last). Throws Error if one is longer than `sequence` and documents are not
+  // cut.
   PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last, Packing packing,
                 int64_t sequence);
 
@@ -66,5 +68,12 @@ class PackedDataset : public Dataset {
   std::vector<int64_t> documents_;    // not kSplit: of all samples, one after the other
   std::vector<int64_t> sample_ends_;  // not kSplit: the end of each sample's documents
 };
+
+// Packing of documents into samples, none of which is cut: best fit, decreasing (H. Ding et al., "Fewer
+// Truncations Improve Language Modeling", arXiv 2404.10830).
+// The documents of each sample of at most `capacity` tokens. Documents are taken from the longest on; each
+// goes to the sample with the least room that it fits into. Within a sample, and by their first document,
+// all are in order. Each length must be from 1 to `capacity`.
+std::vector<std::vector<int64_t>> best_fit(const std::vector<int64_t>& lengths, int64_t capacity);
 
 }  // namespace twobp

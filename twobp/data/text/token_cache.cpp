@@ -1,5 +1,5 @@
-// The texts of a run are one entry. It is valid if its description equals a new one word for word, and its token file
-// has the described size.
+// The texts of a run are one entry. It is valid if its description equals a new one word for word, and its
+// token file has the described size.
 #include "twobp/data/text/token_cache.h"
 
 #include <algorithm>
@@ -11,14 +11,11 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
-#include "twobp/data/text/chat.h"
 #include "twobp/data/text/documents.h"
-#include "twobp/data/text/text_file.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/cache_folder.h"
 #include "twobp/files/input_file.h"
-#include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {

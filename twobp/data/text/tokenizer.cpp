@@ -4,17 +4,19 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <system_error>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
 #include "twobp/data/text/python.h"
-#include "twobp/files/hub_hint.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 
 extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
+extern const char* const kChatScript;       // contents of chat.py, inserted by CMake
 
 namespace {
 
@@ -79,6 +81,17 @@ size_t cut(std::string_view text) {
 // The package encodes the pieces of a request in parallel.
 size_t encoded_together() {
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
+}
+
+using nlohmann::json;
+
+constexpr double kChatTimeout = 300;  // importing transformers takes a while
+
+json receive_chat(PythonProcess& python, const std::string& origin) {
+  const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
+  TWOBP_CHECK(answer.is_object(), origin, ": the Python process that renders chats returned no JSON object.");
+  if (answer.contains("error")) fail(origin, ": ", answer["error"].get<std::string>(), ".");
+  return answer;
 }
 
 }  // namespace
@@ -218,8 +231,8 @@ void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::
 }
 
 std::string TokenStream::advance(bool whole) {
-  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are decoded
-  // after earlier ones, whose text is then cut off.
+  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are
+  // decoded after earlier ones, whose text is then cut off.
   const std::span<const int64_t> ids(ids_);
   const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
   const std::string all = tokenizer_.decode(ids.subspan(context_));
@@ -246,6 +259,43 @@ std::string TokenStream::add(int64_t id) {
 
 std::string TokenStream::finish() {
   return advance(/*whole=*/true);
+}
+
+std::vector<std::string> additional_chat_templates(const std::string& folder) {
+  const std::string within = "additional_chat_templates/";
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
+    if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+ChatEncoder::ChatEncoder(const std::string& tokenizer) {
+  const std::string folder = std::filesystem::absolute(tokenizer).parent_path().string();
+  python_ = std::make_unique<PythonProcess>(folder, kChatScript, std::vector{folder}, kChatTimeout);
+  receive_chat(*python_, folder);
+}
+
+ChatEncoder::~ChatEncoder() = default;
+
+EncodedChat ChatEncoder::encode(const Document& chat) {
+  const std::string tools = chat.tools.empty() ? "[]" : chat.tools;
+  python_->write(concat(R"({"messages": )", chat.text, R"(, "tools": )", tools, "}\n"));
+  const json answer = receive_chat(*python_, chat.origin);
+  EncodedChat out;
+  try {
+    out.ids = answer.at("ids").get<std::vector<int64_t>>();
+    out.counted = answer.at("counted").get<std::vector<std::pair<int64_t, int64_t>>>();
+  } catch (const json::exception&) {
+    fail(chat.origin, ": the Python process that renders chats returned no valid answer.");
+  }
+  for (const auto& [begin, end] : out.counted) {
+    TWOBP_CHECK(begin >= 0 && begin < end && end <= static_cast<int64_t>(out.ids.size()), chat.origin,
+                ": the Python process that renders chats returned no valid answer.");
+  }
+  return out;
 }
 
 }  // namespace twobp

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "twobp/data/text/documents.h"
-#include "twobp/data/text/token_files.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
 
 namespace twobp {
@@ -28,9 +28,10 @@ void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model);
 // The narrowest token type that holds all ids of a vocabulary.
 TokenType token_type_for(int64_t vocab);
 
-// Keeps a Python process open for its lifetime. Every member throws Error if Python or the package is missing (with the
-// pip command), the tokenizer.json is invalid, the text is not UTF-8, Python crashed, or it did not answer for
-// `timeout` seconds. The object cannot be used after an Error. Only one thread at a time may use it.
+// Keeps a Python process open for its lifetime. Every member throws Error if Python or the package is missing
+// (with the pip command), the tokenizer.json is invalid, the text is not UTF-8, Python crashed, or it did not
+// answer for `timeout` seconds. The object cannot be used after an Error. Only one thread at a time may use
+// it.
 class Tokenizer {
  public:
   explicit Tokenizer(const std::string& path, double timeout = 300);
@@ -41,21 +42,21 @@ class Tokenizer {
   const std::string& path() const { return path_; }  // of the tokenizer.json
   // The largest id plus 1, including tokens added later. model.vocab must be at least this.
   int64_t vocab() const { return vocab_; }
-  // The id that ends a text: eos_token of the tokenizer_config.json next to it, or a special token with a usual name
-  // (<|endoftext|>, </s>).
+  // The id that ends a text: eos_token of the tokenizer_config.json next to it, or a special token with a
+  // usual name (<|endoftext|>, </s>).
   std::optional<int64_t> end_of_text() const { return end_of_text_; }
 
-  // Names of special tokens in the text become those tokens. With `special`, the result also has the tokens that the
-  // tokenizer puts around a text, such as its beginning-of-text token.
+  // Names of special tokens in the text become those tokens. With `special`, the result also has the tokens
+  // that the tokenizer puts around a text, such as its beginning-of-text token.
   std::vector<int64_t> encode(std::string_view text, bool special = false);
-  // Bytes that are not UTF-8 become U+FFFD. Ids that the tokenizer does not know are ignored. With `special`, special
-  // tokens are written by name; otherwise they are left out.
+  // Bytes that are not UTF-8 become U+FFFD. Ids that the tokenizer does not know are ignored. With `special`,
+  // special tokens are written by name; otherwise they are left out.
   std::string decode(std::span<const int64_t> ids, bool special = false);
 
-  // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as numbers of
-  // token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one (else at a space),
-  // and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer that begins every text with
-  // a space begins every piece with one.
+  // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as
+  // numbers of token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one
+  // (else at a space), and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer
+  // that begins every text with a space begins every piece with one.
   void encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink);
 
   struct Encoded {
@@ -76,8 +77,8 @@ class Tokenizer {
   std::optional<int64_t> end_of_text_;
 };
 
-// Decodes token by token, for streaming output. A character whose bytes are spread over several tokens is held back
-// until it is complete.
+// Decodes token by token, for streaming output. A character whose bytes are spread over several tokens is
+// held back until it is complete.
 class TokenStream {
  public:
   // `before` is the preceding text, such as a prompt. It is not part of the output.
@@ -95,6 +96,37 @@ class TokenStream {
   std::vector<int64_t> ids_;
   size_t context_ = 0;  // earlier ids do not influence the text of the next id
   size_t written_ = 0;  // earlier ids have been output
+};
+
+// Encodes chats with the chat template of a model's tokenizer, by Python's package transformers.
+class PythonProcess;
+
+// A tokenizer's chat templates besides its main one, in its folder: "additional_chat_templates/NAME.jinja",
+// by name. transformers takes the one named tool_use for chats with tools.
+std::vector<std::string> additional_chat_templates(const std::string& folder);
+
+struct EncodedChat {
+  std::vector<int64_t> ids;
+  std::vector<std::pair<int64_t, int64_t>> counted;  // [begin, end) of the tokens of the assistant's turns
+};
+
+// The assistant's turns are those between the template's {% generation %} marks, or else from the prompt to
+// answer (add_generation_prompt) to the end of their content and what the template adds to end a turn.
+class ChatEncoder {
+ public:
+  // `tokenizer`: its tokenizer.json, whose folder also has the template. Throws Error if Python or the
+  // package is missing, or there is no template.
+  explicit ChatEncoder(const std::string& tokenizer);
+  ~ChatEncoder();
+  ChatEncoder(const ChatEncoder&) = delete;
+  ChatEncoder& operator=(const ChatEncoder&) = delete;
+
+  // Throws Error that names the chat's origin for one that the template cannot render, and for one without a
+  // turn of the assistant. It can then go on with another.
+  EncodedChat encode(const Document& chat);
+
+ private:
+  std::unique_ptr<PythonProcess> python_;
 };
 
 }  // namespace twobp

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/config/check_used.h"
 #include "twobp/config/section.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/decoder/family.h"

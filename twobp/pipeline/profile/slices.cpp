@@ -6,7 +6,7 @@
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"
 

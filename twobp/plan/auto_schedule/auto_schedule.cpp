@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/auto_schedule/greedy.h"
 #include "twobp/plan/auto_schedule/problem.h"
-#include "twobp/plan/auto_schedule/search.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
@@ -47,8 +45,8 @@ PipelineProblem without_caps(const std::vector<int>& rank_of_stage, int micro_ba
   return {rank_of_stage, micro_batches, costs, options, slices};
 }
 
-// A micro-batch begins when the one before it has ended. `problem` has no caps, under which list scheduling may find no
-// order.
+// A micro-batch begins when the one before it has ended. `problem` has no caps, under which list scheduling
+// may find no order.
 TaskOrder one_by_one(const PipelineProblem& problem) {
   GreedyRule rule;
   rule.in_flight = std::numeric_limits<double>::min();  // one micro-batch, however fast
@@ -87,7 +85,8 @@ class AutoScheduler {
       offer(starts_.front().order, "list scheduling");
       improve();
     }
-    // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits must do.
+    // In the simulation, messages and layers may take a good order over a cap. Then the next order that fits
+    // must do.
     for (size_t i = 1; i < starts_.size() && !std::isfinite(result_.seconds); ++i) {
       offer(starts_[i].order, "list scheduling");
     }
@@ -129,8 +128,8 @@ class AutoScheduler {
     starts_.push_back({std::move(order), seconds});
   }
 
-  // Tries every named schedule on the placement, under every policy. They are starts of the search, and the best is the
-  // one to beat.
+  // Tries every named schedule on the placement, under every policy. They are starts of the search, and the
+  // best is the one to beat.
   void try_named() {
     for (const NamedVariant& variant : named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
       Schedule schedule = make_schedule(variant.name, problem_.stages(), micro_batches_, variant.policy,
@@ -214,8 +213,8 @@ std::string exactly(double value) {
   return {buffer.data(), end};
 }
 
-// Names the rank whose cap is furthest below what the least demanding schedule needs, and that need. Under equal caps,
-// a schedule fits from there on.
+// Names the rank whose cap is furthest below what the least demanding schedule needs, and that need. Under
+// equal caps, a schedule fits from there on.
 std::string what_would_fit(const PipelineProblem& uncapped, const std::vector<StageCost>& costs,
                            const SimulationOptions& options) {
   double least = std::numeric_limits<double>::infinity();

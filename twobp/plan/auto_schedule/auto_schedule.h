@@ -1,9 +1,10 @@
-// Finds a schedule for given costs, placement and byte caps: list scheduling under many rules, then local search. The
-// named schedules are among the starts. Also returns a bound on how far the result is from the optimum.
+// Finds a schedule for given costs, placement and byte caps: list scheduling under many rules, then local
+// search. The named schedules are among the starts. Also returns a bound on how far the result is from the
+// optimum.
 //
-// The result is never worse than the best named schedule (under any p2 policy) that fits the caps. It keeps the order
-// of micro-batches and slices within F, I and W of each stage, so training with it gives the same bits. It does not
-// depend on the clock: the same input, effort and seed give the same schedule.
+// The result is never worse than the best named schedule (under any p2 policy) that fits the caps. It keeps
+// the order of micro-batches and slices within F, I and W of each stage, so training with it gives the same
+// bits. It does not depend on the clock: the same input, effort and seed give the same schedule.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +14,37 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/auto_schedule/lower_bound.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
+
+// A proven lower bound on the step time of a pipeline. It holds for any order of its ops that keeps
+// micro-batch order within F, I and W of a stage, with or without fused backwards, and with W whole or in
+// pieces.
+//
+// It is the strongest combination of three relaxations:
+//   - critical path: the longest chain of ops that wait for one another, messages included;
+//   - busiest rank: a rank's ops, each with the earliest start (head) and the least time that must follow
+//     (tail), scheduled alone with preemption (Jackson's preemptive schedule; Carlier, "The one-machine
+//     sequencing problem", EJOR 11, 1982). Heads and tails count what the rank itself must run before or
+//     after an op;
+//   - memory: under a cap, micro-batch m cannot start on a stage before enough earlier ones have freed their
+//     bytes. So their I (or W) comes before F of m, which bounds the throughput by the way there and back.
+//     With slices only I counts.
+struct LowerBound {
+  double seconds = 0;
+  int rank = 0;              // the rank whose work gives it (the busiest of several); -1: the critical path
+  double critical_path = 0;  // the bound by the longest chain alone
+};
+
+// Of `options`, message_seconds and cap_per_rank count. Takes milliseconds, or some seconds at 64 ranks and
+// 256 micro-batches. Above about 10^9 pairs of ops on the same rank, pairs are ignored; the bound is then
+// weaker but still valid. Throws Error for costs that `simulate` rejects, and for a cap below
+// least_activation_bytes (stage_bytes.h).
+LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                       const SimulationOptions& options = {}, int slices = 1);
 
 enum class SearchEffort : uint8_t {
   kQuick,  // list scheduling and a short search: for the many calls of a planner
@@ -29,14 +55,14 @@ struct AutoScheduleOptions {
   SearchEffort effort = SearchEffort::kUsual;
   uint64_t seed = 1;
   int slices = 1;  // of each micro-batch (Schedule::slices)
-  // By rank: the highest peak that a schedule may reach in the simulation, at least its cap; empty: the caps. W cannot
-  // make room for everything, because messages wait on their sender's account.
+  // By rank: the highest peak that a schedule may reach in the simulation, at least its cap; empty: the caps.
+  // W cannot make room for everything, because messages wait on their sender's account.
   std::vector<double> most_bytes{};
 };
 
 struct AutoSchedule {
-  // Ready to run, named "auto" unless a named one won. W is placed (P2Policy::kPlaced), unless W in pieces that fill
-  // the waits (`fill`) is faster, or a named schedule with another policy was the best.
+  // Ready to run, named "auto" unless a named one won. W is placed (P2Policy::kPlaced), unless W in pieces
+  // that fill the waits (`fill`) is faster, or a named schedule with another policy was the best.
   Schedule schedule;
   double seconds = 0;  // simulated
   LowerBound bound;
@@ -45,8 +71,8 @@ struct AutoSchedule {
   double named_seconds = 0;  // its time; 0 if there is none
   long iterations = 0;       // moves of the local search
 
-  // The most by which a better schedule could win, relative to the bound. The search checks that the bound holds; only
-  // rounding is cut off here.
+  // The most by which a better schedule could win, relative to the bound. The search checks that the bound
+  // holds; only rounding is cut off here.
   double gap() const { return bound.seconds > 0 ? std::max(0.0, seconds / bound.seconds - 1) : 0; }
   // The speed-up over the best named schedule.
   double gain() const { return named_seconds > 0 ? named_seconds / seconds : 1; }
@@ -58,16 +84,17 @@ class NoScheduleFits : public Error {
   using Error::Error;
 };
 
-// `costs` as for simulate: one row, one for each of AutoScheduleOptions::slices, or those of each micro-batch, which
-// may differ in seconds alone. `options` as for simulate. cap_per_rank has the bytes in addition to the fixed ones, and
-// `timeline` is ignored. Throws Error for costs that simulate rejects. Throws NoScheduleFits if none was found for the
-// caps. It names a cap from which on one is found, if the caps are equal: what the least demanding of the named
-// schedules, and of one micro-batch after the other, needs.
+// `costs` as for simulate: one row, one for each of AutoScheduleOptions::slices, or those of each
+// micro-batch, which may differ in seconds alone. `options` as for simulate. cap_per_rank has the bytes in
+// addition to the fixed ones, and `timeline` is ignored. Throws Error for costs that simulate rejects. Throws
+// NoScheduleFits if none was found for the caps. It names a cap from which on one is found, if the caps are
+// equal: what the least demanding of the named schedules, and of one micro-batch after the other, needs.
 AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batches,
                            const std::vector<StageCost>& costs, const SimulationOptions& options = {},
                            const AutoScheduleOptions& search = {});
 
-// The placements of this many stages on this many ranks: linear, V, looped; none if the numbers do not divide.
+// The placements of this many stages on this many ranks: linear, V, looped; none if the numbers do not
+// divide.
 std::vector<Placement> possible_placements(int stages, int ranks);
 
 }  // namespace twobp

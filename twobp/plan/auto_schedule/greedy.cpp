@@ -1,5 +1,3 @@
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,7 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {
 namespace {
@@ -155,8 +153,8 @@ class Greedy {
     const double free = problem_.cap(rank) - held_[rank] + (room ? stashed_[rank] : 0);
     return problem_.peak(task, false) <= free && can_finish(rank, task);
   }
-  // Whether the rank can run this I, at the latest as B when no W is pending. Only an I that adds bytes for earlier
-  // slices may have to wait for others.
+  // Whether the rank can run this I, at the latest as B when no W is pending. Only an I that adds bytes for
+  // earlier slices may have to wait for others.
   bool admits_p1(int stage) {
     const int rank = problem_.rank_of_stage()[stage];
     const int task = next_task(Op::kBackwardP1, stage);
@@ -165,8 +163,8 @@ class Greedy {
     return held_[rank] - stashed_[rank] + more <= problem_.cap(rank) && can_finish(rank, task);
   }
 
-  // Whether the micro-batches under way can still be finished after `first`, an F or an I: the oldest first, each
-  // freeing its bytes. Pending W can run, and B leaves none.
+  // Whether the micro-batches under way can still be finished after `first`, an F or an I: the oldest first,
+  // each freeing its bytes. Pending W can run, and B leaves none.
   bool can_finish(int rank, int first) {
     const auto& stages = problem_.stages_of_rank(rank);
     if (stages.size() == 1 && problem_.slices() == 1) return true;

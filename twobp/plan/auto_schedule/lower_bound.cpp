@@ -1,11 +1,10 @@
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <queue>
 #include <utility>
 
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {
@@ -43,8 +42,8 @@ class Bound {
     int rank = 0;
   };
 
-  // With `sums`, heads and tails count all that the rank itself must run before and after. Else they are those of the
-  // longest chain.
+  // With `sums`, heads and tails count all that the rank itself must run before and after. Else they are
+  // those of the longest chain.
   Longest run(bool sums) {
     sums_ = sums && few_enough_;
     const int last = problem_.units() / problem_.slices() - 1;
@@ -97,8 +96,9 @@ class Bound {
     }
   }
 
-  // By unit: how many places of the stage must have finished I before F of the unit fits under the cap. Between F and I
-  // a unit holds its activations in this stage and at least those of the rank's earlier stages.
+  // By unit: how many places of the stage must have finished I before F of the unit fits under the cap.
+  // Between F and I a unit holds its activations in this stage and at least those of the rank's earlier
+  // stages.
   std::vector<int> units_before(int stage) const {
     std::vector<int> counts(problem_.units(), 0);
     const int rank = problem_.rank_of_stage()[stage];
@@ -216,7 +216,8 @@ class Bound {
     }
   }
 
-  // Schedules the rank alone, with the ops that run before `task`, from their heads on. It ends no sooner than this.
+  // Schedules the rank alone, with the ops that run before `task`, from their heads on. It ends no sooner
+  // than this.
   void find_head(int task) {
     double head = 0;
     if (const int from = problem_.sender(task); from >= 0) {

@@ -9,7 +9,7 @@
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate/simulate_check.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 namespace {

@@ -1,12 +1,15 @@
-// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and units ("jobs"):
-// micro-batches, or their slices. Its solution is an order of the ops on every rank. An op is a number: (F, I or W;
-// stage; place). Its place is the number of ops of the same kind and stage before it, in every schedule. That is the
-// unit's own number for F; I and W run the slices of a micro-batch last to first (Schedule::backward_order). Without
-// slices, place and unit are the micro-batch.
+// Internal to the auto-scheduler: a pipeline as a shop-scheduling problem of ranks ("machines") and units
+// ("jobs"): micro-batches, or their slices. Its solution is an order of the ops on every rank. An op is a
+// number: (F, I or W; stage; place). Its place is the number of ops of the same kind and stage before it, in
+// every schedule. That is the unit's own number for F; I and W run the slices of a micro-batch last to first
+// (Schedule::backward_order). Without slices, place and unit are the micro-batch.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "twobp/plan/stage_bytes.h"
@@ -23,8 +26,8 @@ struct TaskOrder {
 class PipelineProblem {
  public:
   // `costs` in rows of one entry for each stage: one row, one for each slice, or one for each slice of each
-  // micro-batch. All micro-batches take the same bytes. Throws Error if `simulate` would reject placement, costs or
-  // caps, or if a cap is below least_activation_bytes.
+  // micro-batch. All micro-batches take the same bytes. Throws Error if `simulate` would reject placement,
+  // costs or caps, or if a cap is below least_activation_bytes.
   PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
                   const SimulationOptions& options, int slices = 1);
 
@@ -54,8 +57,8 @@ class PipelineProblem {
   const StageCost& cost(int stage, int unit) const { return costs_[index(stage, unit)]; }
   const StageBytes& stage_bytes_of(int stage, int unit) const { return bytes_[index(stage, unit)]; }
   double optimizer(int rank) const { return optimizer_[rank]; }
-  // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the last
-  // digits.
+  // Infinite if there is no cap. Slightly above the given cap, because sums of the same bytes differ in the
+  // last digits.
   double cap(int rank) const { return cap_[rank]; }
   bool capped(int rank) const { return cap_[rank] < std::numeric_limits<double>::infinity(); }
 
@@ -66,16 +69,16 @@ class PipelineProblem {
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
 
-  // The op on another rank that sends a message to this one or receives one from it, or -1; and the message's duration.
-  // Links are assumed to be free: only the simulation knows the waits there.
+  // The op on another rank that sends a message to this one or receives one from it, or -1; and the message's
+  // duration. Links are assumed to be free: only the simulation knows the waits there.
   int sender(int task) const;
   int receiver(int task) const;
   double delay_to(int task) const {  // of the message to `task`; 0 if there is none
     return task < 2 * stages() * units_ ? delay_[at_op(task)] : 0;
   }
 
-  // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused `b` also
-  // comes after the W in earlier places.
+  // For two ops of one rank: whether `a` comes before `b` in every schedule, whatever else is fused. A fused
+  // `b` also comes after the W in earlier places.
   bool precedes(int a, int b, bool b_fused) const;
 
   // Whether every rank's order fits its cap, op by op.
@@ -83,8 +86,8 @@ class PipelineProblem {
 
   // The order as a schedule named "auto" that is ready to run.
   Schedule to_schedule(const TaskOrder& order, P2Policy policy) const;
-  // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation broke the
-  // order of units.
+  // The order in which a simulation ran. W is where its last piece ran. `ranks` is empty if the simulation
+  // broke the order of units.
   TaskOrder from_simulation(const Simulation& simulation) const;
 
  private:
@@ -109,5 +112,64 @@ class PipelineProblem {
   std::vector<double> optimizer_;
   std::vector<double> cap_;
 };
+
+// Internal to the auto-scheduler: random numbers that are the same on every platform. (The distributions of
+// the standard library are not.)
+class SearchRandom {
+ public:
+  explicit SearchRandom(uint64_t seed) : engine_(seed) {}
+
+  uint64_t next() { return engine_(); }
+  size_t below(size_t count) { return static_cast<size_t>(engine_() % count); }
+  double unit() { return static_cast<double>(engine_() >> 11U) * 0x1p-53; }  // [0, 1)
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Internal to the auto-scheduler: local search. It is a tabu search over the orders of the ranks, as in
+// job-shop scheduling. Only moves of an op to the edge of its block on a critical path can shorten the step
+// (Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem", Management Science 42,
+// 1996; moves across the block: Balas and Vazacopoulos, Management Science 44, 1998). Moves keep micro-batch
+// order, caps and acyclicity.
+struct SearchResult {
+  TaskOrder order;
+  double seconds = 0;
+  long iterations = 0;
+};
+
+// The step time of an order. Infinite if the order deadlocks.
+double order_seconds(const PipelineProblem& problem, const TaskOrder& order);
+
+// Makes up to `iterations` moves from `start`, which must fit. Ends early at `good_enough` seconds. The
+// result is never worse than `start`, and the same for the same seed.
+SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations, double good_enough,
+                           uint64_t seed);
+
+// Internal to the auto-scheduler: list scheduling. As soon as a rank is free, it takes the ready op that a
+// rule prefers. Many rules are tried. A look ahead decides whether a W fits before the next message, and
+// whether a micro-batch may begin: under a cap, only if those under way can all still be finished.
+struct GreedyRule {
+  enum class Prefer : uint8_t { kBackward, kForward, kLongestTail };
+  Prefer prefer = Prefer::kBackward;
+  bool deepest_forward = true;  // with F of several stages ready: the one nearest to the end
+  // The most micro-batches that a rank has begun (from F of its first stage to I of it). The limit is this
+  // factor times the duration of the way there and back, in rounds of the busiest rank; 0: no limit.
+  double in_flight = 1;
+  // The same, from F to W.
+  double unfinished = 0;
+  // W starts in a wait if at least this part of it fits; 0: always.
+  double w_fits = 0;
+  double noise = 0;  // added to the preference, as a fraction of the tail
+  double fuse = 0;   // how often a backward with a stash bigger than its activations is fused under a cap
+  uint64_t seed = 0;
+};
+
+// `count` rules to try, the most promising first. After some fixed rules, the others are drawn with `seed`.
+std::vector<GreedyRule> greedy_rules(int count, uint64_t seed);
+
+// Finds an order that fits. Returns no ranks if there is no room for its next op, which happens under caps
+// near the least if the bytes of layers do not add up to zero over F, I and W.
+TaskOrder greedy_order(const PipelineProblem& problem, const GreedyRule& rule);
 
 }  // namespace twobp

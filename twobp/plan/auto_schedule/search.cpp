@@ -1,11 +1,9 @@
-#include "twobp/plan/auto_schedule/search.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/text.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/plan/auto_schedule/problem.h"
 #include "twobp/plan/auto_schedule/timing.h"
 
 namespace twobp {
@@ -136,8 +134,8 @@ class Search {
     }
   }
 
-  // Moves to and across the edges of a block. In the first block of a path only its end matters, in the last block only
-  // its begin.
+  // Moves to and across the edges of a block. In the first block of a path only its end matters, in the last
+  // block only its begin.
   void block_moves(int rank, int first, int last, bool is_first, bool is_last) {
     const size_t before = moves_.size();
     const auto add = [&](int from, int to) {
@@ -169,8 +167,8 @@ class Search {
     return timing_.stays_acyclic(rank, from, to) && timing_.stays_within_cap(rank, from, to);
   }
 
-  // Fuses or splits a few backwards at random if the stash is bigger than the activations. B needs no room for the
-  // stash. No move of a single op could achieve this.
+  // Fuses or splits a few backwards at random if the stash is bigger than the activations. B needs no room
+  // for the stash. No move of a single op could achieve this.
   void toggle_fused(TaskOrder& order) {
     for (size_t left = 1 + random_.below(4); left > 0; --left) {
       const int stage = fusible_[random_.below(fusible_.size())];

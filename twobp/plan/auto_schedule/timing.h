@@ -1,12 +1,12 @@
-// Internal to the auto-scheduler: the earliest begin of every op of an order (head), and the least time from its end to
-// the end of the step (tail). Both are kept up to date under moves. The effect of a move can be estimated in advance.
+// Internal to the auto-scheduler: the earliest begin of every op of an order (head), and the least time from
+// its end to the end of the step (tail). Both are kept up to date under moves. The effect of a move can be
+// estimated in advance.
 #pragma once
 
 #include <utility>
 #include <vector>
 
 #include "twobp/plan/auto_schedule/problem.h"
-#include "twobp/plan/auto_schedule/random.h"
 
 namespace twobp {
 
@@ -19,8 +19,8 @@ class OrderTiming {
   int position(int task) const { return position_[task]; }
   bool fused(int task) const { return fused_[task] != 0; }
 
-  // Computes heads and tails of the whole order. Returns the makespan, or infinity on a deadlock; then nothing else is
-  // valid.
+  // Computes heads and tails of the whole order. Returns the makespan, or infinity on a deadlock; then
+  // nothing else is valid.
   double update();
   double makespan() const { return makespan_; }
 

@@ -1,15 +1,12 @@
-// Two passes, each linear in the instructions. The first checks every rank's list on its own (order, completeness,
-// inputs), the second all ranks side by side (deadlock, buffers).
+// Two passes, each linear in the instructions. The first checks every rank's list on its own (order,
+// completeness, inputs), the second all ranks side by side (deadlock).
 #include "twobp/schedule/check/validate.h"
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/check/buffering.h"
-#include "twobp/schedule/check/rendezvous.h"
 #include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/simulate/simulate.h"
 
@@ -20,7 +17,7 @@ constexpr size_t kMostUnmarkedCells = 2000;  // a bigger grid without a mark hel
 
 class Validator {
  public:
-  Validator(const Schedule& schedule, const ValidateOptions& options) : schedule_(schedule), options_(options) {}
+  explicit Validator(const Schedule& schedule) : schedule_(schedule) {}
 
   void run() {
     check_placement();
@@ -38,7 +35,6 @@ class Validator {
     }
     check_complete();
     check_deadlock();
-    check_buffers();
   }
 
  private:
@@ -107,7 +103,8 @@ class Validator {
 
   std::string cell(Op op, int stage, int m) const { return to_string({op, stage, m}, schedule_.slices); }
 
-  // `next` is the place of the micro-batch that the stage must run now, if it runs its micro-batches in order.
+  // `next` is the place of the micro-batch that the stage must run now, if it runs its micro-batches in
+  // order.
   void check_order(std::vector<int>& next, Op part, Op op, int stage, int m) {
     const int place = next[stage];
     const int due = part == Op::kForward ? place : schedule_.backward_order(place);
@@ -182,8 +179,8 @@ class Validator {
     }
   }
 
-  // Rejects with the first instruction of `op` on (stage, m) marked. If there is none, the stage's last instruction is
-  // marked.
+  // Rejects with the first instruction of `op` on (stage, m) marked. If there is none, the stage's last
+  // instruction is marked.
   template <typename... Args>
   [[noreturn]] void reject_op(Op op, int stage, int m, const Args&... what) const {
     const int rank = schedule_.rank_of_stage[stage];
@@ -228,23 +225,15 @@ class Validator {
   }
 
   void check_deadlock() const {
-    check_stops(walk(schedule_, [](int, const Instruction&, int) {}), ". Move a send before a receive");
-    if (options_.sends == Sends::kRendezvous) {
-      check_stops(rendezvous_stops(schedule_),
-                  ", with sends that wait for their receive. Order them with order_for_rendezvous (twobp plan "
-                  "--order-for-rendezvous), or use buffered sends");
-    }
-  }
-
-  void check_stops(const std::vector<size_t>& stops, std::string_view advice) const {
+    const std::vector<size_t> stops = walk(schedule_, [](int, const Instruction&, int) {});
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
-      if (stops[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stops, advice);
+      if (stops[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stops);
     }
   }
 
-  // Every blocked rank waits for a blocked rank, because each message has its two sides. Following these leads to a
-  // circle.
-  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops, std::string_view advice) const {
+  // Every blocked rank waits for a blocked rank, because each message has its two sides. Following these
+  // leads to a circle.
+  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops) const {
     const auto at = [&](int r) -> const Instruction& { return schedule_.ranks[r][stops[r]]; };
     const auto waits_for = [&](int r) { return schedule_.rank_of_stage[other_side(at(r)).stage]; };
     std::vector<bool> seen(schedule_.ranks.size(), false);
@@ -257,23 +246,10 @@ class Validator {
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
     reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
-              r != rank ? ", and so on around the circle" : "", advice);
-  }
-
-  void check_buffers() const {
-    if (options_.buffer_limit < 0) return;
-    const auto most = most_buffered(schedule_);
-    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
-      if (most[rank].messages <= options_.buffer_limit) continue;
-      reject_at(rank, most[rank].index, "rank ", rank, " may have ", most[rank].messages,
-                " messages waiting when it comes to ",
-                to_string(schedule_.ranks[rank][most[rank].index], schedule_.slices), ", the limit is ",
-                options_.buffer_limit, ". Receive earlier, or send later");
-    }
+              r != rank ? ", and so on around the circle" : "", ". Move a send before a receive");
   }
 
   const Schedule& schedule_;
-  const ValidateOptions& options_;
   std::vector<uint8_t> done_;  // per (stage, micro-batch), one bit for each Op
   std::vector<int> next_forward_;
   std::vector<int> next_p1_;
@@ -285,8 +261,8 @@ class Validator {
 
 }  // namespace
 
-void validate(const Schedule& schedule, const ValidateOptions& options) {
-  Validator(schedule, options).run();
+void validate(const Schedule& schedule) {
+  Validator(schedule).run();
 }
 
 }  // namespace twobp

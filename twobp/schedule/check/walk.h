@@ -56,8 +56,8 @@ inline std::vector<size_t> indices_of(const std::vector<ListCursor>& cursors) {
   return indices;
 }
 
-// The positions of all ranks. A receive goes on only after its send. Stages, micro-batches and placement must be in
-// range.
+// The positions of all ranks. A receive goes on only after its send. Stages, micro-batches and placement must
+// be in range.
 class RankWalk {
  public:
   explicit RankWalk(const Schedule& schedule)
@@ -76,8 +76,8 @@ class RankWalk {
     return !is_receive(next.op) || (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
   }
 
-  // Visits (rank, instruction, micro_batch) at the rank's position and moves the rank on by one. Returns the rank that
-  // waited for this message, or -1.
+  // Visits (rank, instruction, micro_batch) at the rank's position and moves the rank on by one. Returns the
+  // rank that waited for this message, or -1.
   template <typename Visit>
   int advance(int rank, Visit&& visit) {
     const Instruction& instruction = at(rank);
@@ -113,9 +113,9 @@ class RankWalk {
   std::vector<ListCursor> positions_;
 };
 
-// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction. A rank's calls are in order,
-// and each rank goes as far as it can. Returns where each rank stopped: an index into its list, or the list's size if
-// the rank ran to the end. Anything less is a deadlock.
+// Calls visit(rank, instruction, micro_batch) for every micro-batch of every instruction. A rank's calls are
+// in order, and each rank goes as far as it can. Returns where each rank stopped: an index into its list, or
+// the list's size if the rank ran to the end. Anything less is a deadlock.
 template <typename Visit>
 std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   RankWalk ranks(schedule);
@@ -136,16 +136,12 @@ std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   return ranks.indices();
 }
 
-struct FillsNothing {
-  bool operator()(int /*rank*/, const Instruction& /*next*/, int /*micro_batch*/) const { return false; }
-};
-
-// The same in the order of time: an instruction is visited only if no other rank that can go on would do so earlier.
-// clock(rank, instruction, micro_batch) is the time when the rank would visit its next instruction. fill(rank,
-// instruction, micro_batch) is called at that time. It does what the rank does first, and returns whether this took
-// time: other ranks may then be earlier.
-template <typename Visit, typename Clock, typename Fill = FillsNothing>
-std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill = {}) {
+// The same in the order of time: an instruction is visited only if no other rank that can go on would do so
+// earlier. clock(rank, instruction, micro_batch) is the time when the rank would visit its next instruction.
+// fill(rank, instruction, micro_batch) is called at that time. It does what the rank does first, and returns
+// whether this took time: other ranks may then be earlier.
+template <typename Visit, typename Clock, typename Fill>
+std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill) {
   RankWalk ranks(schedule);
   using Entry = std::pair<double, int>;  // for equal times, the lower rank comes first
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
@@ -176,5 +172,17 @@ std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&
   }
   return ranks.indices();
 }
+
+// The beginning of a step in which only F runs. It can be run again, because it adds to no gradient and computes no
+// loss.
+struct LeadingForwards {
+  std::vector<size_t> end;  // by rank: the first instruction after them
+  // By rank: the receives after `end` whose messages other ranks send before their own `end`.
+  std::vector<std::vector<Instruction>> unreceived;
+};
+
+// The leading forwards are F of all stages but the last one (of each copy of the model) and their messages. They extend
+// in every rank's list as far as all ranks get with these alone, so none of them waits for an I.
+LeadingForwards leading_forwards(const Schedule& schedule);
 
 }  // namespace twobp

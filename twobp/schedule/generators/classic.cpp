@@ -1,10 +1,9 @@
 // The paper's schedules and forward-only.
-#include "twobp/schedule/generators/classic.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {

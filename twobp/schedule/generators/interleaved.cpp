@@ -1,14 +1,11 @@
 // A rank's F follow one fixed order. Its B follow the same order with the chunks reversed. The schedules differ in how
 // far F is ahead.
-#include "twobp/schedule/generators/interleaved.h"
-
 #include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/place_p2.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {

@@ -1,11 +1,10 @@
 // Works tick by tick: first every rank chooses by what was done before the tick, then all choices take effect.
-#include "twobp/schedule/generators/place_p2.h"
-
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/generators/generators.h"
 
 namespace twobp {
 namespace {

@@ -1,17 +1,12 @@
 // Orders of F and I, written in one of two ways: as phases (ZB-V), or as a pattern that repeats every six units
 // (V-Half, V-Min).
-#include "twobp/schedule/generators/zero_bubble.h"
-
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/lanes.h"
-#include "twobp/schedule/generators/phases.h"
-#include "twobp/schedule/generators/place_p2.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
@@ -113,6 +108,40 @@ Schedule v_half(int stages, int ranks, int micro_batches, int slices) {
 Schedule v_min(int stages, int ranks, int micro_batches, int slices) {
   const Pattern pattern = ranks % 3 == 0 ? Pattern{{1, 1, 1, 1}, {2, 0, 2}} : Pattern{{1, 1, 1, 1}, {0, 0, 0}};
   return from_pattern("v-min", stages, ranks, micro_batches, slices, pattern, (ranks + 4) / 3 * 2);
+}
+
+Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
+  Schedule schedule = empty_schedule("dualpipe-v", place_stages(Placement::kV, stages, ranks), micro_batches);
+  TWOBP_CHECK(micro_batches >= 2 * ranks, "schedule 'dualpipe-v' on ", ranks, " ranks needs at least ", 2 * ranks,
+              " micro-batches (two for each rank), got ", micro_batches,
+              ": use more, or 'zb-v', which takes any number");
+  const PhaseStep f0{Op::kForward, 0};
+  const PhaseStep f1{Op::kForward, 1};
+  const PhaseStep b0{Op::kBackward, 0};
+  const PhaseStep b1{Op::kBackward, 1};
+  const PhaseStep i0{Op::kBackwardP1, 0};
+  const PhaseStep i1{Op::kBackwardP1, 1};
+  const PhaseStep w{Op::kBackwardP2, kOldest};
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int below = ranks - 1 - rank;
+    const bool odd = rank % 2 == 1;
+    // The last rank + 1 pairs of B. The first half are whole B; the second half are I, so that dL/dx leaves sooner. An
+    // even rank's middle pair is one of each.
+    const int whole = (rank + 1) / 2;
+    schedule.ranks[rank].reserve(6 * static_cast<size_t>(micro_batches));
+    append_phases(schedule, rank, {rank, stages - 1 - rank},
+                  {{2 * below, {f0}},
+                   {rank + 1, {f0, f1}},
+                   {below, {i1, w, f1}},
+                   {micro_batches - 2 * ranks + rank + 1, {f0, b1, f1, b0}},
+                   {below, {b1, f1, b0}},
+                   {whole, {b1, b0}},
+                   {odd ? 0 : 1, {b1, i0}},
+                   {odd ? whole : rank - whole, {i1, i0}},
+                   {below, {w, i0}},
+                   {rank + 1, {w}}});
+  }
+  return schedule;
 }
 
 }  // namespace twobp

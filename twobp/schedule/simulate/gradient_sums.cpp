@@ -1,9 +1,8 @@
-#include "twobp/schedule/simulate/gradient_sums.h"
-
 #include <algorithm>
 #include <numeric>
 
-#include "twobp/schedule/simulate/bubble.h"
+#include "twobp/schedule/simulate/links.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 

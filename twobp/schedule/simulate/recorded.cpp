@@ -1,7 +1,6 @@
-#include "twobp/schedule/simulate/recorded.h"
-
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/walk.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 namespace {

@@ -12,7 +12,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/simulate/simulate_check.h"
 #include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {

@@ -1,10 +1,9 @@
-#include "twobp/schedule/simulate/simulate_check.h"
-
 #include <cmath>
 #include <string>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 namespace {

@@ -7,11 +7,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/hub_hint.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
-#include "twobp/files/new_folder.h"
+#include "twobp/files/paths.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
@@ -84,8 +82,8 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
   made.keep();
 }
 
-// Keys of adapter_config.json that may have any value. They do not change what the adapter computes, or they are
-// compared on their own.
+// Keys of adapter_config.json that may have any value. They do not change what the adapter computes, or they
+// are compared on their own.
 constexpr std::array<const char*, 17> kAnyValue = {"peft_type",         "r",
                                                    "lora_alpha",        "lora_dropout",
                                                    "target_modules",    "bias",
@@ -96,8 +94,8 @@ constexpr std::array<const char*, 17> kAnyValue = {"peft_type",         "r",
                                                    "eva_config",        "megatron_core",
                                                    "qalora_group_size"};
 
-// How adapters start without a change of the model. With others, such as "pissa", PEFT subtracts the first adapter from
-// the model's weights when it loads the adapter.
+// How adapters start without a change of the model. With others, such as "pissa", PEFT subtracts the first
+// adapter from the model's weights when it loads the adapter.
 constexpr std::array<const char*, 3> kStarts = {"gaussian", "eva", "orthogonal"};
 
 bool is_unset(const json& value) {
@@ -129,8 +127,8 @@ void check_plain(const json& config, const ModelType& type, const std::string& p
               ", but adapters are trained without dropout here: set it to 0");
 }
 
-// Whether PEFT uses this tensor of an adapter. A text is a regular expression or "all-linear": there, the tensors show
-// which modules are meant.
+// Whether PEFT uses this tensor of an adapter. A text is a regular expression or "all-linear": there, the
+// tensors show which modules are meant.
 bool is_target(const std::string& name, const json& targets) {
   if (!targets.is_array()) return true;
   const std::string module = name.substr(0, name.rfind(".lora_"));

@@ -4,7 +4,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
+#include "twobp/files/safetensors.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kMostTensors = 5;
 
-// PyTorch's count of the batches that a norm has seen. It changes no result, and files of old versions lack it.
+// PyTorch's count of the batches that a norm has seen. It changes no result, and files of old versions lack
+// it.
 bool may_be_missing(const Parameter& parameter) {
   return parameter.is_buffer() && parameter.name().ends_with(".num_batches_tracked");
 }

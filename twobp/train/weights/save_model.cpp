@@ -15,12 +15,10 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/class_names.h"
-#include "twobp/data/text/chat.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
-#include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
@@ -36,7 +34,8 @@ using nlohmann::json;
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and others.
+// Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and
+// others.
 constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "tokenizer_config.json",
                                         "special_tokens_map.json",
@@ -51,7 +50,8 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "vocab.txt"};
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json", "processor_config.json"};
 
-// The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates there.
+// The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
+// there.
 std::vector<std::string> tokenizer_files(const fs::path& folder) {
   std::vector<std::string> names = additional_chat_templates(folder);
   names.insert(names.begin(), kTokenizerFiles.begin(), kTokenizerFiles.end());
@@ -170,9 +170,9 @@ bool is_below(const fs::path& file, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
 }
 
-// Whoever made the model's folder must not choose which of the user's files are copied into another one. So a link may
-// lead to a file of the same folder or, as in Hugging Face's cache, of the same model: snapshots/REVISION/NAME ->
-// ../../blobs/HASH. Throws Error for other links.
+// Whoever made the model's folder must not choose which of the user's files are copied into another one. So a
+// link may lead to a file of the same folder or, as in Hugging Face's cache, of the same model:
+// snapshots/REVISION/NAME -> ../../blobs/HASH. Throws Error for other links.
 void check_link(const fs::path& folder, const fs::path& file) {
   const fs::path home = fs::canonical(folder);
   const fs::path target = fs::canonical(file);
@@ -204,8 +204,8 @@ bool is_saved_as_bundle(const ModelConfig& config) {
   return config.type.type().is_bundle && is_bundle(config.from);
 }
 
-// With the tensors of model.from that are no weights, such as buffers that training never changes. The first process
-// has them.
+// With the tensors of model.from that are no weights, such as buffers that training never changes. The first
+// process has them.
 NamedTensors with_others(NamedTensors weights, const ModelConfig& config, const Processes& processes) {
   if (!config.type.type().is_bundle || config.from.empty()) return weights;
   json own = json::array();
@@ -382,7 +382,7 @@ SaveModelOptions save_options(const Config& config, const std::string& dtype) {
   const ModelInput input = config.model.input();
   SaveModelOptions options{.dtype = dtype, .tokenizer = tokenizer_of(config.data, input)};
   try {
-    options.class_names = class_names(config.data, input);
+    options.class_names = class_names(config.data);
   } catch (const Error&) {
     // The pictures are gone. The trained weights are worth more than the names.
   }

@@ -1,7 +1,6 @@
 // Proves, before anything runs, that a schedule with communication is complete, ordered and free of deadlock.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "twobp/core/check.h"
@@ -9,23 +8,14 @@
 
 namespace twobp {
 
-// Thrown by validate, with the place of the fault: rank and index into its list, or -1 if no single cell shows it.
+// Thrown by validate, with the place of the fault: rank and index into its list, or -1 if no single cell
+// shows it.
 class InvalidSchedule : public Error {
  public:
   InvalidSchedule(const std::string& what, int rank, int index) : Error(what), rank(rank), index(index) {}
 
   int rank;
   int index;
-};
-
-enum class Sends : uint8_t {
-  kBuffered,    // never block: messages wait at the receiver
-  kRendezvous,  // block until the receiver is at the receive
-};
-
-struct ValidateOptions {
-  Sends sends = Sends::kBuffered;
-  int buffer_limit = -1;  // most messages that may ever wait for a rank (see most_buffered); -1: any number
 };
 
 // Checks:
@@ -37,12 +27,10 @@ struct ValidateOptions {
 //     order, unless allow_reorder;
 //   - every send has its receive and vice versa, each before/after its F, I or B;
 //   - F and I have their input (received, or handed over by a stage of the same rank that ran before);
-//   - running all ranks to the end does not deadlock, with sends as the options say;
-//   - no rank needs more buffers than the options allow, however long ops take.
-// A schedule that is valid under rendezvous is valid with buffered sends. For the converse see order_for_rendezvous.
-// Linear in the instructions; with a buffer limit, times the ranks.
-// Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad cell marked
-// between '>' and '<'.
-void validate(const Schedule& schedule, const ValidateOptions& options = {});
+//   - running all ranks to the end does not deadlock. Sends never block: messages wait at the receiver.
+// Linear in the instructions.
+// Throws Error with the fault and the grid (a line for each rank, a cell for each instruction) with the bad
+// cell marked between '>' and '<'.
+void validate(const Schedule& schedule);
 
 }  // namespace twobp

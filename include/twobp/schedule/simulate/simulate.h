@@ -72,8 +72,8 @@ struct SimulationOptions {
   // before the next F or I, and the rest of it runs right before that op. Empty: no recorded order.
   std::vector<std::vector<RecordedOp>> recorded;
 
-  // For a step that follows another one without a barrier (step_periods.h). By rank: the time when it may begin; empty:
-  // all at 0. Before `norm_known` no rank passes its leading F (check/leading_forwards.h), because the norm of the
+  // For a step that follows another one without a barrier (for_training.h). By rank: the time when it may begin; empty:
+  // all at 0. Before `norm_known` no rank passes its leading F (check/walk.h), because the norm of the
   // previous step's gradients decides its weights.
   std::vector<double> begin;
   double norm_known = 0;
@@ -186,19 +186,12 @@ std::vector<std::vector<RecordedOp>> recorded_order(const Simulation& simulation
 // One shared link for each node of `ranks_per_node` ranks, for the messages that leave the node.
 std::vector<SharedLink> node_links(int ranks, int ranks_per_node, double latency, double bytes_per_second);
 
-// A schedule as text: one line for each rank, time to the right.
-struct GridOptions {
-  bool color = false;  // ANSI background colours: F blue, I orange, W green, in shades
-                       // for the stages of a rank; idle dim
-  int max_width = 0;   // columns; a longer grid is wrapped into panels of that width; 0: never wrapped
-};
-
 // Draws the simulated timeline to scale. One cell stands for `unit` time and is as wide as the widest label ("F12", or
 // "2F12" if a rank has several stages) and a space. An op spans the cells from round(begin / unit) to round(end /
-// unit), at least one. Idle cells are dots, the optimizer is "O".
-// Throws Error if unit is not above 0 or the grid would have more than 20 million cells.
-std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit,
-                      const GridOptions& options = {});
+// unit), at least one. Idle cells are dots, the optimizer is "O". A grid longer than `max_width` columns is wrapped
+// into panels of that width; 0: never wrapped. Throws Error if unit is not above 0 or the grid would have more than 20
+// million cells.
+std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit, int max_width = 0);
 
 // Draws the instruction lists, one line for each rank. If marked_rank >= 0, one cell is marked >like this<, and of a
 // schedule too big for a screen only the neighbourhood of the mark is shown.
