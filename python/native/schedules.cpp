@@ -52,7 +52,7 @@ Made make(const ScheduleSource& source, std::optional<int> stages, std::optional
   return {source.make(all, count, each, policy, slices), source.make(all, count, each, P2Policy::kOff, slices)};
 }
 
-double peak_of(const Simulation& simulation) {
+double most_held(const Simulation& simulation) {
   double most = 0;
   for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
   return most;
@@ -75,7 +75,7 @@ Simulated run(const Made& made, const Costs& forward, const Costs& backward_p1, 
   }
   SimulationOptions options;
   options.message_seconds = latency;
-  const double most = cap ? *cap : peak_of(simulate(made.standard, costs, options));
+  const double most = cap ? *cap : most_held(simulate(made.standard, costs, options));
   if (most > 0) options.cap_per_rank.assign(schedule.ranks.size(), most);
   return {schedule, simulate(schedule, costs, options)};
 }
@@ -123,7 +123,7 @@ void add_schedules(py::module_& module) {
   py::class_<Simulated>(module, "Simulation")
       .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })
       .def_property_readonly("bubble", [](const Simulated& s) { return s.simulation.bubble_ratio(); })
-      .def_property_readonly("peak", [](const Simulated& s) { return peak_of(s.simulation); })
+      .def_property_readonly("peak", [](const Simulated& s) { return most_held(s.simulation); })
       .def_property_readonly("idle",
                              [](const Simulated& s) {
                                std::vector<double> idle;

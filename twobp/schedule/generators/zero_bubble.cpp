@@ -26,14 +26,14 @@ Schedule without_p2(Schedule schedule) {
 
 // The times of a micro-batch's four ops of F and I in the pattern. Each way through the ranks starts `delay` units
 // later than it could, and takes `hop` units from rank to rank. The times of micro-batch m are kUnits * m later.
-struct Pattern {
+struct VPattern {
   std::array<int, 4> hop{};    // F down, F up, I down, I up
   std::array<int, 3> delay{};  // at the turns: F down to F up, F up to I down, I down to I up
 };
 
 // Appends the rank's ops in order of their time in the pattern. A pattern must bring a rank's four ops to four
 // different units modulo kUnits; the other two are for W.
-void append_pattern(Schedule& schedule, int ranks, int rank, const Pattern& pattern) {
+void append_pattern(Schedule& schedule, int ranks, int rank, const VPattern& pattern) {
   const auto [f_down, f_up, i_down, i_up] = pattern.hop;
   const int down = rank;
   const int up = ranks - 1 - rank;
@@ -54,7 +54,7 @@ Schedule v_shaped(std::string_view name, int stages, int ranks, int micro_batche
 }
 
 // Slices are further in flight in both stages of a rank.
-Schedule from_pattern(std::string_view name, int stages, int ranks, int micro_batches, int slices, Pattern pattern,
+Schedule from_pattern(std::string_view name, int stages, int ranks, int micro_batches, int slices, VPattern pattern,
                       int most_in_flight) {
   Schedule schedule = v_shaped(name, stages, ranks, micro_batches, slices);
   pattern.delay[1] += kUnits * (slices - 1);
@@ -101,12 +101,12 @@ Schedule zb_v(int stages, int ranks, int micro_batches, int slices) {
 // on every rank: 6N units here and 4N below. Divided by the period, these sums are the limits. The delays are the
 // smallest that keep a rank's four ops apart modulo the period.
 Schedule v_half(int stages, int ranks, int micro_batches, int slices) {
-  const Pattern pattern = ranks % 2 == 0 ? Pattern{{1, 2, 1, 2}, {3, 1, 3}} : Pattern{{1, 2, 1, 2}, {0, 0, 1}};
+  const VPattern pattern = ranks % 2 == 0 ? VPattern{{1, 2, 1, 2}, {3, 1, 3}} : VPattern{{1, 2, 1, 2}, {0, 0, 1}};
   return from_pattern("v-half", stages, ranks, micro_batches, slices, pattern, (ranks + 2) / 2 * 2);
 }
 
 Schedule v_min(int stages, int ranks, int micro_batches, int slices) {
-  const Pattern pattern = ranks % 3 == 0 ? Pattern{{1, 1, 1, 1}, {2, 0, 2}} : Pattern{{1, 1, 1, 1}, {0, 0, 0}};
+  const VPattern pattern = ranks % 3 == 0 ? VPattern{{1, 1, 1, 1}, {2, 0, 2}} : VPattern{{1, 1, 1, 1}, {0, 0, 0}};
   return from_pattern("v-min", stages, ranks, micro_batches, slices, pattern, (ranks + 4) / 3 * 2);
 }
 
