@@ -7,22 +7,13 @@
 #include <string_view>
 #include <vector>
 
-#include "twobp/core/text.h"
-
 namespace twobp {
 
 enum class Recompute : uint8_t { kNone, kActivations, kDerivatives, kBoth };
-inline std::vector<std::string> recompute_names() {
-  return {"none", "activations", "derivatives", "both"};
-}
-inline std::string_view recompute_name(Recompute mode) {
-  static const std::vector<std::string> names = recompute_names();
-  return names[static_cast<size_t>(mode)];
-}
+std::vector<std::string> recompute_names();
+std::string_view recompute_name(Recompute mode);
 // Throws Error if the name is unknown.
-inline Recompute parse_recompute(std::string_view name) {
-  return static_cast<Recompute>(index_of_name("recomputation", name, recompute_names()));
-}
+Recompute parse_recompute(std::string_view name);
 
 inline bool recomputes_activations(Recompute mode) {
   return mode == Recompute::kActivations || mode == Recompute::kBoth;
