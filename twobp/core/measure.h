@@ -21,9 +21,20 @@ inline double now_seconds() {
 // A waiting thread looks at the clock at least this often, in seconds.
 inline constexpr double kLongestSleep = 0.5;
 
-// Seconds as now_seconds() counts them, without the part over 1 s of any gap between two calls in this process: the
-// process was suspended then, or did not wait. Any thread may call it.
-double awake_seconds();
+// Seconds as now_seconds() counts them, without the part over 1 s of any gap between two calls in this process (a
+// sleep, and as much again for a busy machine): the process was suspended then, or did not wait. Any thread may call
+// it.
+inline double awake_seconds() {
+  static std::mutex mutex;
+  static double seen = now_seconds();
+  static double stood_still = 0;
+  // Without it, a thread could see the time after a suspension but not the suspension.
+  const std::lock_guard lock(mutex);
+  const double now = now_seconds();
+  stood_still += std::max(0.0, now - seen - 1);
+  seen = now;
+  return now - stood_still;
+}
 
 // Waits on `changed` until there() is true. Returns false if it is not true after `timeout` awake seconds.
 template <typename There>
