@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/graph/json_node.h"
+#include "twobp/core/json.h"
 #include "twobp/graph/program.h"
 
 namespace twobp::graph {
