@@ -21,7 +21,7 @@ const graph::FieldTypes kFields{{"x", {at::kLong, {3, 7}}}, {"one", {at::kFloat,
 
 std::vector<graph::Sizes::Number> numbers_of(const std::string& list) {
   const auto parsed = nlohmann::json::parse(list);
-  return graph::Sizes(graph::JsonNode(parsed, "graph.json", "sizes"), kFields).of(kFields);
+  return graph::Sizes(JsonNode(parsed, "graph.json", "sizes"), kFields).of(kFields);
 }
 
 // Entries 0 to 5: the sizes of x, which are 3 and 7, then -7, 0, 2.5 and 2^62.
