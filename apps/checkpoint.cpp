@@ -1,4 +1,6 @@
 // `twobp checkpoint`: inspects, verifies and converts checkpoints.
+#include "twobp/train/checkpoint/checkpoint.h"
+
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -12,7 +14,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 
 namespace twobp {

@@ -17,8 +17,8 @@
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/stage_bytes.h"
 #include "twobp/train/build_model.h"
 
 namespace twobp {

@@ -11,7 +11,7 @@
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {

@@ -13,7 +13,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/svg.h"

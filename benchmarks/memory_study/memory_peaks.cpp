@@ -16,8 +16,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 

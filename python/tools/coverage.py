@@ -2,9 +2,11 @@
 """Captures small random models of many classes and prints a table: the worst error of loss and gradients against
 autograd in float32 and float64, layers, kinds, seconds, or the reason why a class is refused. With --train, each is
 also trained by the C++ runtime, without dropout: the first loss and all gradients against autograd's, and whether the
-weights after 5 steps of AdamW have the same bits on 1, 2 and 3 ranks under several schedules.
+weights after 5 steps of AdamW have the same bits on 1, 2 and 3 ranks under several schedules. With --shapes, the table
+is about batches of other sizes in float64: the captures that they took, the worst error of all, and what was captured
+on its own.
 
-    PYTHONPATH=build/release/python python/tools/coverage.py [--train] [CLASS ...]
+    PYTHONPATH=build/release/python python/tools/coverage.py [--train | --shapes] [CLASS ...]
 """
 
 import argparse
@@ -34,30 +36,34 @@ SMALL = dict(
 )
 
 
-def text(length=16):
-    ids = torch.randint(3, V, (2, length))
-    return {"input_ids": ids, "labels": torch.randint(3, V, (2, length))}
+# Batch size and length. The first batch is captured as it is; the second one asks for programs for all.
+SHAPES = ((3, 13), (2, 7), (5, 67), (9, 31), (1, 65), (7, 5), (6, 33), (4, 49), (8, 17))
 
 
-def image(size=32):
-    return {"pixel_values": torch.randn(2, 3, size, size), "labels": torch.randint(0, 2, (2,))}
+def text(samples=2, length=16):
+    ids = torch.randint(3, V, (samples, length))
+    return {"input_ids": ids, "labels": torch.randint(3, V, (samples, length))}
+
+
+def image(samples=2, _=None, size=32):
+    return {"pixel_values": torch.randn(samples, 3, size, size), "labels": torch.randint(0, 2, (samples,))}
 
 
 def hugging_face(kind, auto="AutoModelForCausalLM", batch=text, only=None, **settings):
-    def make():
+    def make(*sizes):
         chosen = {**(SMALL if only is None else {k: v for k, v in SMALL.items() if k in only}), **settings}
         config = transformers.AutoConfig.for_model(kind, **chosen)
-        return getattr(transformers, auto).from_config(config), batch(), None
+        return getattr(transformers, auto).from_config(config), batch(*sizes), None
 
     return make
 
 
-def seq2seq():
-    return {**text(), "decoder_input_ids": torch.randint(3, V, (2, 16))}
+def seq2seq(samples=2, length=16):
+    return {**text(samples, length), "decoder_input_ids": torch.randint(3, V, (samples, length))}
 
 
-def speech():
-    return {"input_features": torch.randn(2, 80, 100), "labels": torch.randint(3, V, (2, 8))}
+def speech(samples=2, length=8):
+    return {"input_features": torch.randn(samples, 80, 100), "labels": torch.randint(3, V, (samples, length))}
 
 
 class Encoder(nn.Module):
@@ -87,7 +93,7 @@ def cross_entropy(output, batch):
 
 
 def plain(make):
-    return lambda: (make(), text(), cross_entropy)
+    return lambda *sizes: (make(), text(*sizes), cross_entropy)
 
 
 MODELS = {
@@ -191,7 +197,7 @@ MODELS = {
     "Swin": hugging_face(
         "swin",
         "AutoModelForImageClassification",
-        lambda: image(64),
+        lambda *sizes: image(*sizes, size=64),
         only=(),
         image_size=64,
         embed_dim=32,
@@ -316,14 +322,57 @@ def trained(make) -> str:
     return f"{max(abs(result.loss - expected) / abs(expected), worst):.1e} | {'equal' if same else 'DIFFER':>6}"
 
 
+def compute_in_float64():
+    """Models of transformers compute norms, rotary tables and losses in float32 whatever their dtype. From here on,
+    they compute all in float64, so that errors are rounding."""
+    to = torch.Tensor.to
+
+    def wide(one):
+        return torch.float64 if one is torch.float32 else one
+
+    torch.Tensor.float = lambda self: self.double()
+    torch.Tensor.to = lambda self, *a, **k: to(self, *map(wide, a), **{n: wide(v) for n, v in k.items()})
+
+
+def over_shapes(make) -> str:
+    """The captures for all SHAPES, the worst error of loss and gradients, and the reasons for captures of their own."""
+    torch.manual_seed(0)
+    module, _, loss_fn = make()
+    captured, worst, reasons = None, 0.0, []
+    for sizes in SHAPES:
+        fields = {name: t.double() if t.is_floating_point() else t for name, t in make(*sizes)[1].items()}
+        if captured is None:
+            captured = capture(module.train().double(), fields, loss_fn=loss_fn, slices=False, cache=False)
+        else:
+            captured.add_shape(fields)
+            if captured.why:
+                reasons.append(f"{sizes}: {captured.why}")
+        with captured.leaving_as_before(captured.variant.walk):
+            run = captured._dry_run(fields, None, captured.shape_number(fields))
+        worst = max(worst, run.loss, run.gradients, run.buffers, run.evaluation)
+    return f"{len(captured.variant.batches):8} | {worst:.1e} | {'; '.join(reasons)[:300]}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", metavar="CLASS", help=", ".join(MODELS))
     parser.add_argument("--train", action="store_true", help="train each model by the runtime too")
+    parser.add_argument("--shapes", action="store_true", help="batches of other sizes")
     options = parser.parse_args()
     chosen = options.classes or list(MODELS)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+    if options.shapes:
+        compute_in_float64()
+        print(f"| {'class':<20} | captures | error   | captured on their own\n|{'-' * 22}|----------|---------|---")
+        for name in chosen:
+            try:
+                print(f"| {name:<20} | {over_shapes(MODELS[name])}", flush=True)
+            except Exception as error:  # a table of all classes, whatever happens to one
+                print(
+                    f"| {name:<20} | refused: {type(error).__name__}: {' '.join(str(error).split())[:260]}", flush=True
+                )
+        return
     print(f"| {'class':<20} | float32 | float64 | layers | kinds | seconds |" + options.train * " runtime | bits   |")
     print(f"|{'-' * 22}|---------|---------|--------|-------|---------|" + options.train * "---------|--------|")
     refused = 0

@@ -84,6 +84,16 @@ def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> 
             )
 
 
+def check_tokens(fields: Batch, what: str, most: int | None) -> None:
+    """Raises Error unless all fields are (samples, positions), with at most `most` positions."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in fields.items()}
+    _, *positions = shapes["input_ids"]
+    if len(positions) != 1 or positions[0] == 0 or set(shapes.values()) != {shapes["input_ids"]}:
+        raise Error(f"{what} has fields of the shapes {shapes}, but all must be (samples, positions), as 'input_ids'")
+    if most and positions[0] > most:
+        raise Error(f"{what} has sequences of {positions[0]} positions, but the model has {most}: shorten them")
+
+
 def cut(
     batch: Batch | Sequence[Batch], example: Batch, micro_batches: int, *, any_sizes: bool
 ) -> list[dict[str, torch.Tensor]]:

@@ -138,7 +138,10 @@ class Trainer:
         self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, group)
         if warning := self._native.warning_of_cap():
             warnings.warn(warning, stacklevel=2)
-        self._shapes: dict[int, set] = {0: {_shape(example)}}  # by variant
+        self._shapes: dict[int, set] = {0: {_shape(example)}}  # of micro-batches that programs serve, by variant
+        self._told: set[str] = set()  # reasons for captures
+        self._type = "captured" if module is not None else self.config["model"]["type"]
+        self._positions = self.config["model"].get("positions")  # that the model has
         self._variants = 0  # that were captured because something changed
         self._watch = Watch(module, set(self._captured.buffers)) if module is not None else None
 
@@ -309,9 +312,9 @@ class Trainer:
         return self._native.ranks
 
     @property
-    def shapes(self) -> int:
-        """The number of shapes of micro-batches for which the module was captured, as it is now."""
-        return len(self._shapes[self._captured.variant.number]) if self._captured is not None else 1
+    def captures(self) -> int:
+        """The number of captures of the module, as it is now, for shapes of micro-batches."""
+        return len(self._captured.variant.batches) if self._captured is not None else 1
 
     @property
     def split(self) -> list[int]:
@@ -331,9 +334,11 @@ class Trainer:
         if self._watch is not None:
             self._watch.check()
         change = self._captured.follow(training) if self._captured is not None else None
-        parts = batches.cut(
-            self._named(batch), self._example, self._native.micro_batches, any_sizes=self._captured is not None
-        )
+        captured = self._type == "captured"  # the runtime refuses shapes without programs, before a step
+        tokens = not captured and "input_ids" in self._example
+        parts = batches.cut(self._named(batch), self._example, self._native.micro_batches, any_sizes=tokens or captured)
+        for i, part in enumerate(parts if tokens else ()):
+            batches.check_tokens(part, f"micro-batch {i}", self._positions)
         if self._captured is None:
             return parts
         pairs = [self._without_mask(part, f"micro-batch {i}") for i, part in enumerate(parts)]
@@ -394,18 +399,20 @@ class Trainer:
         return batches.named(self._module, batch)
 
     def _add_shape(self, part: Batch, mask: Batch, change: str | None) -> None:
-        """Captures the module for micro-batches of another shape, or because of a change."""
+        """Finds programs for micro-batches of another shape, or captures the module because of that or a change."""
         captured, sizes = self._captured, {name: list(tensor.shape) for name, tensor in part.items()}
         before, known = dict(captured.constants), len(captured.graph["shapes"])
         try:
             captured.add_shape(batches.with_a_target(part), beside=mask)
+            self._tell(captured.why, sizes)
             if self.config["pipeline"]["slices"] > 1 and (reason := captured.graph["shapes"][-1].get("no_slices")):
                 raise Error(f"its sequences cannot be cut into slices: {reason}")
-            self._native.add_shape(
-                json.dumps(captured.graph["shapes"][-1]),
-                {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before},
-                captured.variant.number,
-            )
+            for shape in captured.graph["shapes"][known:]:
+                self._native.add_shape(
+                    json.dumps(shape),
+                    {name: tensor.contiguous() for name, tensor in captured.constants.items() if name not in before},
+                    captured.variant.number,
+                )
         except BaseException as error:
             del captured.graph["shapes"][known:]
             captured.constants = before
@@ -435,6 +442,14 @@ class Trainer:
                     "forward reads",
                     stacklevel=4,
                 )
+
+    def _tell(self, why: str, sizes: dict[str, list[int]]) -> None:
+        """Warns once for each reason why programs for many shapes do not serve a micro-batch."""
+        if why and why not in self._told:
+            self._told.add(why)
+            warnings.warn(
+                f"a micro-batch of the sizes {sizes} was captured on its own, which takes seconds: {why}", stacklevel=5
+            )
 
     def _name(self, name: str, known: Mapping[str, torch.Tensor]) -> str | None:
         """Returns the name under which the trainer has a tensor of the module. For a tied weight, this is one of its

@@ -3,12 +3,11 @@
 //
 // Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the clock, while
 // the walk releases the message at once. So most tests here send copies that no rank is charged for.
-#include "twobp/pipeline/memory/byte_cap.h"
-
 #include <algorithm>
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/models/freeze.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/nn/layers/recompute.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/profile/profile.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/least_memory.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/least_memory.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -14,7 +14,7 @@
 #include "tests/schedule/support.h"
 #include "twobp/core/check.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"

@@ -12,8 +12,8 @@
 #include "twobp/core/text.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/plan/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

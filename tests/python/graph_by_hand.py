@@ -34,7 +34,7 @@ class HandCaptured:
                         "constants": ["two"] if kind == 2 else []} for i, kind in enumerate(kinds)],
             "parameters": {name: {"dtype": "float32", "shape": list(one.shape), "frozen": False} for name, one in trained.items()},
             "buffers": {}, "shapes": []}
-        self.variant = types.SimpleNamespace(number=0)
+        self.variant, self.why = types.SimpleNamespace(number=0, batches=[]), ""
         self.add_shape(example)
 
     def follow(self, training=True):
@@ -48,6 +48,7 @@ class HandCaptured:
 
     def add_shape(self, batch, beside=None):
         samples = batch["input"].shape[0]
+        self.variant.batches.append(samples)
         self.graph["shapes"].append({
             "fields": {name: {"dtype": "float32", "shape": [samples, WIDTH]} for name in ("input", "target")},
             "programs": [_program("first"), _program("middle"), _program("last")], "targets": {"count": samples}})

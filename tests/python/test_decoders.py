@@ -66,6 +66,37 @@ BATCHES = {"plain": lambda: batch_of(), "right": lambda: batch_of("right"), "lef
 
 
 @pytest.mark.parametrize("make", [llama, mamba, bert])
+def test_micro_batches_have_any_length(saved, make):
+    """Those of one step, too. The loss is the mean over the targets of all."""
+    model, folder = saved(make)
+    trainer = train_of(folder, batch_of("right"), optimizer=twobp.SGD(lr=0.1, momentum=0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for lengths in ((7, 24), (20, 2), (1, 9)):
+        parts = [{name: one[:1 + i, :length].contiguous() for name, one in batch_of("right").items()} for i, length in enumerate(lengths)]
+        counted = [(part["labels"][:, int(make is not bert):] != -100).sum().item() for part in parts]
+        losses = [model(**part).loss * count for part, count in zip(parts, counted) if count]
+        loss = sum(losses) / sum(counted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.step(parts).loss == pytest.approx(loss.item(), rel=5e-6)
+    state = trainer.state_dict()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(state[name], parameter.detach(), rtol=1e-4, atol=2e-6)
+
+
+def test_lengths_that_do_not_fit_are_refused(saved):
+    _, folder = saved(bert)
+    trainer = train_of(folder, batch_of())
+    long = {name: one.repeat(1, 2) for name, one in batch_of().items()}
+    with pytest.raises(twobp.Error, match="sequences of 48 positions, but the model has 32"):
+        trainer.step(long)
+    with pytest.raises(twobp.Error, match="all must be \\(samples, positions\\)"):
+        trainer.step({**batch_of(), "labels": batch_of()["labels"][:, 1:]})
+    assert trainer.step(batch_of()).step == 1
+
+
+@pytest.mark.parametrize("make", [llama, mamba, bert])
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_batch_means_what_transformers_means(saved, make, kind):
     """Loss, evaluation and the weights after a step are those of transformers, and of the captured module."""

@@ -198,15 +198,13 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
     assert [line["loss"] for line in resumed.state.log_history[:-1]] == [line["loss"] for line in whole.state.log_history[:-1]]
 
 
-def test_batches_padded_to_different_lengths(tmp_path, monkeypatch):
-    monkeypatch.setattr(twobp.transformers, "MANY_SHAPES", 1)
-    with pytest.warns(UserWarning, match="2 shapes so far"):
-        trainers, logs = both(qwen3, tmp_path, max_steps=2, data=texts(lengths=(12, 12, 12, 7, 8, 8, 8, 8)), data_collator=pad,
-                              train_sampling_strategy="group_by_length", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1,
-                              lr_scheduler_type="constant", max_grad_norm=0)
+def test_batches_padded_to_different_lengths(tmp_path):
+    trainers, logs = both(qwen3, tmp_path, max_steps=2, data=texts(lengths=(12, 12, 12, 7, 8, 8, 8, 8)), data_collator=pad,
+                          train_sampling_strategy="group_by_length", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1,
+                          lr_scheduler_type="constant", max_grad_norm=0)
     compare(logs)
     compare_weights(trainers)
-    assert trainers[1].pipeline.shapes == 2
+    assert trainers[1].pipeline.captures == 2
 
 
 def test_a_batch_without_a_counted_label(tmp_path):
@@ -228,7 +226,7 @@ def test_slices_of_what_a_collator_pads(model, tmp_path):
                           train_sampling_strategy="sequential", schedule="zb-v", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1, lr_scheduler_type="constant", max_grad_norm=0)
     compare(logs)
     compare_weights(trainers)
-    assert trainers[1].pipeline.shapes > 1 and trainers[1].pipeline.config["pipeline"]["slice_lengths"] == [5, 7]
+    assert trainers[1].pipeline.captures > 1 and trainers[1].pipeline.config["pipeline"]["slice_lengths"] == [5, 7]
 
 
 def test_an_adapter_of_peft(tmp_path):

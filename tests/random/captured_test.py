@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains random modules in Python for three steps: modules of one's own and decoders of transformers, on plain, padded and packed
-samples and on chats of which only answers count, as whole sequences or in slices, on one or two threads. Losses and weights must
-be those of autograd, and losses, norms and weights must have the same bits under another schedule, p2 policy, number of ranks,
+samples and on chats of which only answers count, as whole sequences or in slices, on one or two threads; and on micro-batches of
+other sizes. Losses and weights must be those of autograd, and losses, norms and weights must have the same bits under another schedule, p2 policy, number of ranks,
 memory cap and recomputation.
 
     tests/random/captured_test.py PROGRAM                a few cases; the Python package is beside the program
@@ -108,20 +108,26 @@ def draw(dice):
         vocab = config.vocab_size
         module = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         loss_fn = dice.choice([loss_of, None])
-    batch = data_of(kind, dice, size * count, positions, vocab)
-    if not own:
-        batch.pop("documents", None)
-    # Slices take a mask only beside labels; behind padding on the right no position counts. In float64, Gemma 2's own attention gives NaN
-    # where a window holds only padding.
-    if sliced and loss_fn is not None or not own and config.model_type == "gemma2":
-        batch.pop("attention_mask", None)
-    if loss_fn is None:
-        batch["labels"] = F.pad(batch.pop("targets")[:, :-1], (1, 0), value=-100)
+
+    def batch_of(samples, positions):
+        batch = data_of(kind, dice, samples, positions, vocab)
+        if not own:
+            batch.pop("documents", None)
+        # Slices take a mask only beside labels; behind padding on the right no position counts. In float64, Gemma 2's own attention gives
+        # NaN where a window holds only padding.
+        if sliced and loss_fn is not None or not own and config.model_type == "gemma2":
+            batch.pop("attention_mask", None)
+        if loss_fn is None:
+            batch["labels"] = F.pad(batch.pop("targets")[:, :-1], (1, 0), value=-100)
+        return batch
+
+    batch = batch_of(size * count, positions)
+    shapes = [] if sliced else [batch_of(dice.randint(1, 4), dice.randint(4, 24)) for _ in range(STEPS)]
     settings = {"micro_batches": count, "threads": dice.choice([1, 1, 2])}
     if sliced:
         lengths = documents.lengths_of(dice, positions)
         settings |= {"slices": len(lengths), "slice_lengths": lengths}
-    return module.double().train(), loss_fn, batch, size, settings, "own" if own else "transformers", kind
+    return module.double().train(), loss_fn, batch, shapes, size, settings, "own" if own else "transformers", kind
 
 
 def way_of(dice, sliced):
@@ -140,21 +146,21 @@ def optimizer_of(dice):
     return (twobp.AdamW(lr=rate, eps=1e-3, weight_decay=0), lambda parameters: torch.optim.AdamW(parameters, rate, eps=1e-3, weight_decay=0))
 
 
-def train(module, batch, size, loss_fn, optimizer, cache, settings):
-    """Losses, norms and weights."""
+def train(module, batch, size, loss_fn, optimizer, cache, settings, steps=None):
+    """Losses, norms and weights. `steps`: micro-batches in place of the batch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of memory caps
         trainer = twobp.Trainer(module, {name: tensor[:size] for name, tensor in batch.items()}, loss_fn=loss_fn, optimizer=optimizer,
                                 cache=cache, pin=False, **settings)
-    steps = [trainer.step(batch) for _ in range(STEPS)]
+    steps = [trainer.step(batch if steps is None else [steps[i]]) for i in range(STEPS)]
     return [(step.loss, step.grad_norm) for step in steps], trainer.state_dict()
 
 
-def train_with_torch(module, batch, loss_fn, make_optimizer):
+def train_with_torch(module, batch, loss_fn, make_optimizer, steps=None):
     """The loss of a step is the mean over the targets of all micro-batches, so autograd takes them at once."""
     optimizer, losses = make_optimizer(module.parameters()), []
-    fields = {name: tensor for name, tensor in batch.items() if name != "targets"}
-    for _ in range(STEPS):
+    for batch in steps or [batch] * STEPS:
+        fields = {name: tensor for name, tensor in batch.items() if name != "targets"}
         optimizer.zero_grad()
         output = module(**fields)
         loss = output.loss if loss_fn is None else loss_fn(output, batch)
@@ -178,7 +184,7 @@ def run_case(number, seed, verbose):
     """What is wrong, None if the case was left out."""
     dice = random.Random(f"{seed} {number}")
     torch.manual_seed(dice.randrange(2**32))
-    module, loss_fn, batch, size, settings, origin, kind = draw(dice)
+    module, loss_fn, batch, shapes, size, settings, origin, kind = draw(dice)
     optimizer, make_optimizer = optimizer_of(dice)
     way = way_of(dice, "slices" in settings)
     if verbose:
@@ -189,6 +195,7 @@ def run_case(number, seed, verbose):
         try:
             expected = train(module, batch, size, loss_fn, optimizer, cache, {"ranks": 1, "schedule": "gpipe", "p2": "off", **settings})
             found = train(module, batch, size, loss_fn, optimizer, cache, {**settings, **way})
+            shaped = train(module, batch, size, loss_fn, optimizer, cache, {"ranks": 1}, shapes) if shapes else None
         except twobp.Error as error:
             return None if "layers, too few for" in str(error) else [about, str(error)]
     wrong = [] if found[0] == expected[0] else [f"losses and norms: {expected[0]} became {found[0]}"]
@@ -198,6 +205,12 @@ def run_case(number, seed, verbose):
     wrong += differences(before, expected[1], weights, of_change)
     if any(abs(a - b) > of_loss * abs(b) for a, b in zip(mine, theirs)):
         wrong.append(f"losses {mine}, by autograd {theirs}")
+    if shaped:
+        mine, (theirs, weights) = [loss for loss, _ in shaped[0]], train_with_torch(copy.deepcopy(module), batch, loss_fn, make_optimizer, shapes)
+        sizes = [list(one["input_ids"].shape) for one in shapes]
+        wrong += [f"after batches of the sizes {sizes}, {one}" for one in differences(before, shaped[1], weights, of_change)]
+        if any(abs(a - b) > of_loss * abs(b) for a, b in zip(mine, theirs)):
+            wrong.append(f"losses {mine} of batches of the sizes {sizes}, by autograd {theirs}")
     return [about, *wrong] if wrong else []
 
 

@@ -1,34 +1,52 @@
 #include "twobp/graph/graph.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/graph/bind.h"
 #include "twobp/graph/interpreter.h"
 
 namespace twobp::graph {
 namespace {
 
-bool fit(const FieldTypes& types, const Fields& fields) {
+constexpr size_t kMostFound = 128;                       // shapes of recent micro-batches that are kept
+constexpr int64_t kMostBytesFound = int64_t{256} << 20;  // of their tables
+
+bool fit(const FieldTypes& types, const FieldTypes& batch) {
   return std::all_of(types.begin(), types.end(), [&](const auto& type) {
-    const auto field = fields.find(type.first);
-    return field != fields.end() && type.second.fits(field->second);
+    const auto field = batch.find(type.first);
+    return field != batch.end() && may_be(type.second, field->second);
   });
 }
 
 std::string text_of(const FieldTypes& types) {
   std::vector<std::string> parts;
-  for (const auto& [name, type] : types)
-    parts.push_back(concat(name, " ", type.dtype, " ", at::IntArrayRef(type.sizes)));
-  return join(parts);
+  for (const auto& [name, type] : types) {
+    std::vector<std::string> sizes;
+    for (const int64_t size : type.sizes) sizes.push_back(size == kAnySize ? "any" : std::to_string(size));
+    parts.push_back(concat(name, " ", type.dtype, " [", join(sizes), "]"));
+  }
+  return parts.empty() ? "no fields" : join(parts);
 }
 
-std::string text_of(const Fields& fields) {
+std::string text_of(const Shape& shape) {
+  std::vector<std::string> guards;
+  for (const Shape::Guard& guard : shape.guards) guards.push_back(guard.says);
+  return concat(text_of(shape.fields), guards.empty() ? "" : ", if ", join(guards, " and "));
+}
+
+FieldTypes types_of(const Fields& fields) {
   FieldTypes types;
   for (const auto& [name, tensor] : fields) types[name] = {tensor.scalar_type(), tensor.sizes().vec()};
-  return types.empty() ? "no fields" : text_of(types);
+  return types;
+}
+
+int64_t bytes_of_tables(const Shape& shape) {
+  int64_t bytes = 0;
+  for (const at::Tensor& table : shape.table_values) bytes += static_cast<int64_t>(table.nbytes());
+  return bytes;
 }
 
 }  // namespace
@@ -36,7 +54,7 @@ std::string text_of(const Fields& fields) {
 void Graph::add(Shape shape, Tensors constants) {
   const std::lock_guard lock(mutex_);
   constants_.merge(constants);
-  shapes_.push_back(std::move(shape));
+  shapes_.push_back(std::make_shared<const Shape>(std::move(shape)));
 }
 
 void Graph::use(int variant) {
@@ -48,19 +66,19 @@ void Graph::drop(int variant) {
   const std::lock_guard lock(mutex_);
   TWOBP_CHECK(variant != variant_, "variant ", variant, " of the captured module is in use");
   ++dropped_;
-  for (auto shape = std::next(shapes_.begin()); shape != shapes_.end();) {
-    if (shape->variant != variant) {
-      ++shape;
-      continue;
-    }
-    for (const Program& program : shape->programs)
-      std::erase_if(plans_, [&](const auto& plan) { return plan.first.first == &program; });
-    shape = shapes_.erase(shape);
-  }
+  const auto first = shapes_.front();
+  std::erase_if(shapes_, [&](const auto& shape) { return shape != first && shape->variant == variant; });
+  std::erase_if(found_, [&](const auto& one) { return one.first.first == variant; });
   std::set<std::string> read;
-  const auto add = [&](const std::vector<std::string>& names) { read.insert(names.begin(), names.end()); };
-  for (const GraphLayer& layer : layers()) add(layer.constants);
-  for (const Shape& shape : shapes_) std::for_each(shape.constants.begin(), shape.constants.end(), add);
+  for (const GraphLayer& layer : layers()) read.insert(layer.constants.begin(), layer.constants.end());
+  for (const auto& shape : shapes_) {
+    for (const auto& of_layer : shape->constants) {
+      for (const Shape::Constant& constant : of_layer) read.insert(constant.name);
+    }
+    for (const Table& table : shape->tables) {
+      for (const Input& input : table.inputs) read.insert(input.field);
+    }
+  }
   std::erase_if(constants_, [&](const auto& constant) { return !read.contains(constant.first); });
 }
 
@@ -71,29 +89,59 @@ uint64_t Graph::dropped() const {
 
 const Shape& Graph::shape() const {
   const std::lock_guard lock(mutex_);
-  return shapes_.front();
+  return *shapes_.front();
 }
 
-const Shape& Graph::shape_of(const Fields& fields) const {
+std::shared_ptr<const Shape> Graph::shape_of(const Fields& fields) const {
+  FieldTypes batch = types_of(fields);
   const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
-    return shape.variant == variant_ && fit(shape.fields, fields);
-  });
-  if (found != shapes_.end()) return *found;
-  std::vector<std::string> known;
-  for (const Shape& shape : shapes_) {
-    if (shape.variant == variant_) known.push_back(text_of(shape.fields));
+  const std::pair key(variant_, std::move(batch));
+  const auto known = found_.find(key);
+  if (known != found_.end()) {
+    known->second.last_use = ++uses_;
+    return known->second.shape;
   }
-  fail("the captured model has no program for a micro-batch of ", text_of(fields),
+  std::shared_ptr<const Shape> shape = find(key.second);
+  found_[key] = {shape, ++uses_};
+  forget_oldest(shape.get());
+  return shape;
+}
+
+std::shared_ptr<const Shape> Graph::find(const FieldTypes& batch) const {
+  std::vector<std::string> known;
+  for (const bool of_many : {false, true}) {
+    for (const auto& shape : shapes_) {
+      if (shape->variant != variant_ || shape->of_many() != of_many) continue;
+      known.push_back(text_of(*shape));
+      if (!fit(shape->fields, batch)) continue;
+      if (!of_many) return shape;
+      std::string why;
+      if (const auto bound = bind(*shape, batch, constants_, why)) return bound;
+    }
+  }
+  fail("the captured model has no program for a micro-batch of ", text_of(batch),
        ". It has programs for: ", join(known, "; or "),
        ". Give such micro-batches (pipeline.micro_batch_size, data.sequence), or capture ",
        "the model for this one too.");
 }
 
+void Graph::forget_oldest(const Shape* but) const {
+  int64_t bytes = 0;
+  for (const auto& [key, found] : found_) bytes += bytes_of_tables(*found.shape);
+  while (found_.size() > kMostFound || bytes > kMostBytesFound) {
+    const auto oldest = std::min_element(found_.begin(), found_.end(), [](const auto& a, const auto& b) {
+      return a.second.last_use < b.second.last_use;
+    });
+    if (oldest->second.shape.get() == but) return;
+    bytes -= bytes_of_tables(*oldest->second.shape);
+    found_.erase(oldest);
+  }
+}
+
 bool Graph::knows(const FieldTypes& fields, int variant) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(shapes_.begin(), shapes_.end(),
-                     [&](const Shape& shape) { return shape.variant == variant && shape.fields == fields; });
+                     [&](const auto& shape) { return shape->variant == variant && shape->fields == fields; });
 }
 
 const Program& Graph::program(const Shape& shape, int layer) const {
@@ -104,17 +152,21 @@ const Program& Graph::program(const Shape& shape, int layer) const {
 const Plan& Graph::plan(const Shape& shape, int layer, const std::vector<bool>& trained) const {
   const Program* program = &this->program(shape, layer);
   const std::lock_guard lock(mutex_);
-  const auto found = plans_.find({program, trained});
-  if (found != plans_.end()) return found->second;
-  return plans_.emplace(std::pair(program, trained), make_plan(*program, trained)).first->second;
+  const auto found = shape.plans.find({program, trained});
+  if (found != shape.plans.end()) return found->second;
+  return shape.plans.emplace(std::pair(program, trained), make_plan(*program, trained)).first->second;
 }
 
 std::vector<at::Tensor> Graph::constants(const Shape& shape, int layer) const {
   const auto index = static_cast<size_t>(layer);
-  const auto& names = shape.constants.empty() ? layers()[index].constants : shape.constants[index];
   const std::lock_guard lock(mutex_);
   std::vector<at::Tensor> tensors;
-  for (const std::string& name : names) tensors.push_back(constants_.at(name));
+  if (shape.constants.empty()) {
+    for (const std::string& name : layers()[index].constants) tensors.push_back(constants_.at(name));
+    return tensors;
+  }
+  for (const Shape::Constant& one : shape.constants[index])
+    tensors.push_back(one.table < 0 ? constants_.at(one.name) : shape.table_values[static_cast<size_t>(one.table)]);
   return tensors;
 }
 
@@ -124,7 +176,8 @@ bool Graph::has_constant(const std::string& name) const {
 }
 
 int64_t Graph::count_targets(const Fields& fields) const {
-  const Targets& targets = shape_of(fields).targets;
+  const std::shared_ptr<const Shape> shape = shape_of(fields);
+  const Targets& targets = shape->targets;
   if (targets.count >= 0 && targets.checks.empty()) return targets.count;
   Frame frame(targets.slots);
   std::vector<int> results;

@@ -2,16 +2,17 @@
 // docs/bundle.md describes the file that it comes from.
 #pragma once
 
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "twobp/graph/liveness.h"
 #include "twobp/graph/program.h"
+#include "twobp/graph/sizes.h"
 #include "twobp/nn/context.h"
 #include "twobp/nn/parameter.h"
 
@@ -44,16 +45,36 @@ struct GraphLayer {
   std::vector<std::string> constants;
 };
 
-// The programs for micro-batches with these fields, while the module is as it was when they were captured.
+// The programs for micro-batches with these fields, while the module is as it was when they were captured. A shape as
+// the file has it may have `sizes`: then it stands for many, and bind() makes the one of a micro-batch.
 struct Shape {
-  FieldTypes fields;
+  // What must hold of the sizes.
+  struct Guard {
+    size_t entry = 0;  // of `sizes`
+    std::string says;
+  };
+  struct Constant {
+    std::string name;
+    int table = -1;  // that computes it; -1: none
+  };
+
+  FieldTypes fields;  // with sizes that are kAnySize
+  Sizes sizes;
+  std::map<std::string, std::vector<std::optional<size_t>>> field_sizes;  // by dimension: its entry of `sizes`
+  std::vector<Guard> guards;
+  std::vector<Table> tables;
+  std::vector<at::Tensor> table_values;  // of a bound shape
   std::vector<Program> programs;
-  std::vector<int> kinds;                           // by layer: its program; empty: the kinds of the layers
-  std::vector<std::vector<std::string>> constants;  // by layer; empty: those of the layers
-  int variant = 0;                                  // of the module
+  std::vector<int> kinds;                        // by layer: its program; empty: the kinds of the layers
+  std::vector<std::vector<Constant>> constants;  // by layer; empty: those of the layers
+  int variant = 0;                               // of the module
   Targets targets;
   int64_t positions = 0;  // of its sequences, if the programs take slices of them; else 0
   std::string no_slices;  // why they do not; empty if the file does not say
+  // By program and trained parameters. Its graph makes and guards them.
+  mutable std::map<std::pair<const Program*, std::vector<bool>>, Plan> plans;
+
+  bool of_many() const { return sizes.count() > 0; }
 };
 
 // The parts of a captured module that do not depend on the shape of the micro-batch.
@@ -85,15 +106,17 @@ class Graph {
   // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first shape stays.
   // Call it between steps.
   void drop(int variant);
-  // The first shape.
+  // The first shape, which stands for one shape of a micro-batch.
   const Shape& shape() const;
-  // The programs of the used variant for the micro-batch. Throws Error that lists the known shapes.
-  const Shape& shape_of(const Fields& fields) const;
-  // Whether the variant has a shape of these fields.
+  // The programs of the used variant for the micro-batch, bound to its sizes. The most recent ones are kept. Throws
+  // Error that lists the known shapes.
+  std::shared_ptr<const Shape> shape_of(const Fields& fields) const;
+  // Whether the variant has a shape of exactly these fields.
   bool knows(const FieldTypes& fields, int variant) const;
   // The program of a layer.
   const Program& program(const Shape& shape, int layer) const;
-  // The plan of a layer. `trained` says for each of its parameters whether it is trained.
+  // The plan of a layer, which lives as long as the shape. `trained` says for each of its parameters whether it is
+  // trained.
   const Plan& plan(const Shape& shape, int layer, const std::vector<bool>& trained) const;
   // The constants to which the indices in the layer's program refer.
   std::vector<at::Tensor> constants(const Shape& shape, int layer) const;
@@ -104,13 +127,22 @@ class Graph {
   int64_t count_targets(const Fields& fields) const;
 
  private:
+  struct Found {
+    std::shared_ptr<const Shape> shape;
+    uint64_t last_use = 0;
+  };
+
+  std::shared_ptr<const Shape> find(const FieldTypes& batch) const;
+  void forget_oldest(const Shape* but) const;
+
   GraphDescription description_;
   mutable std::mutex mutex_;  // guards the rest
   Tensors constants_;
-  std::list<Shape> shapes_;  // whose addresses do not change
-  int variant_ = 0;          // the one that is used
-  uint64_t dropped_ = 0;     // how many times shapes were dropped
-  mutable std::map<std::pair<const Program*, std::vector<bool>>, Plan> plans_;
+  std::vector<std::shared_ptr<const Shape>> shapes_;
+  int variant_ = 0;                                            // the one that is used
+  uint64_t dropped_ = 0;                                       // how many times shapes were dropped
+  mutable std::map<std::pair<int, FieldTypes>, Found> found_;  // for recent micro-batches, by variant
+  mutable uint64_t uses_ = 0;                                  // of found_
 };
 
 }  // namespace twobp::graph

@@ -14,11 +14,13 @@
 
 namespace twobp::graph {
 
+inline constexpr int64_t kAnySize = -1;
+
 struct TensorType {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
 
-  bool operator==(const TensorType&) const = default;
+  auto operator<=>(const TensorType&) const = default;
   bool fits(const at::Tensor& tensor) const {
     return tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes);
   }
@@ -45,6 +47,13 @@ struct OfPositions {
   }
 };
 
+// A number of an argument that depends on the sizes of the micro-batch's fields (sizes.h).
+struct OfSizes {
+  size_t entry = 0;   // of the shape's Sizes
+  bool whole = true;  // the argument takes no real number
+  size_t index = 0;   // in the list, if the argument is one
+};
+
 struct Argument {
   enum class Kind : uint8_t {
     kValue,         // `value`
@@ -60,6 +69,7 @@ struct Argument {
   std::vector<int> slots;
   c10::IValue value;                      // for whole sequences
   std::vector<OfPositions> of_positions;  // what is another number for a slice
+  std::vector<OfSizes> of_sizes;          // what is another number for other sizes of the fields
 };
 
 struct Instruction {
@@ -99,7 +109,7 @@ struct Input {
   enum class From : uint8_t { kValue, kField, kParameter, kBuffer, kConstant, kLossWeight };
   From from = From::kValue;
   int index = 0;       // of the previous layer's output, or in the layer's list
-  std::string field;   // its name
+  std::string field;   // its name, or that of a constant that a table reads
   bool whole = false;  // of the field: all positions, for a slice too
   int slot = 0;
 };
@@ -130,6 +140,14 @@ struct Program {
   int attentions = 0;  // calls of attention in forward
 };
 
+// Computes a constant of the programs from other constants and from sizes: positions, rotary tables, masks.
+struct Table {
+  int slots = 0;
+  int slot = 0;
+  std::vector<Input> inputs;
+  Code code;
+};
+
 // Counts the targets of a micro-batch.
 struct Targets {
   // What capture took from its example. The fields of each micro-batch must satisfy it.
@@ -137,7 +155,8 @@ struct Targets {
     int slot = 0;  // a bool
     std::string says;
   };
-  int64_t count = -1;  // the same for every micro-batch of the shape; -1: `code` computes it into `slot`
+  int64_t count = -1;       // the same for every micro-batch of the shape; -1: `code` computes it into `slot`
+  int count_of_sizes = -1;  // the entry of the shape's Sizes that is the count; -1: none
   std::vector<Check> checks;
   int slots = 0;
   int slot = 0;

@@ -5,11 +5,11 @@
 
 namespace twobp::graph {
 
-// Runs one unit of backward-p2.
+// Runs one unit of backward-p2, of the plan for the micro-batch at hand.
 class ProgramLayer::Unit : public Layer {
  public:
-  Unit(const ProgramLayer& owner, const ForShape& shape, const Plan::Unit& unit)
-      : owner_(owner), shape_(shape), unit_(unit) {}
+  Unit(ProgramLayer& owner, size_t index, std::vector<int> parameters)
+      : owner_(owner), index_(index), of_(std::move(parameters)) {}
 
   Values forward(Values, Context&, Saved&) override { fail("a unit of backward-p2 has no forward"); }
   Values backward_p1(Values, Context&, Saved&) override { fail("a unit of backward-p2 has no backward-p1"); }
@@ -17,33 +17,35 @@ class ProgramLayer::Unit : public Layer {
   void backward_p2(std::span<Saved* const> saved) override;
   // Those that the unit adds to, so that traces can name it.
   void collect_parameters(std::vector<Parameter*>& parameters) override {
-    for (const Instruction& one : unit_.pass.code) {
-      if (one.parameter >= 0) parameters.push_back(owner_.trained_or_not_[static_cast<size_t>(one.parameter)]);
-    }
+    for (const int one : of_) parameters.push_back(owner_.trained_or_not_[static_cast<size_t>(one)]);
   }
 
  private:
-  const ProgramLayer& owner_;
-  const ForShape& shape_;
-  const Plan::Unit& unit_;
+  ProgramLayer& owner_;
+  size_t index_;
+  std::vector<int> of_;
 };
 
+constexpr size_t kMostShapesOfALayer = 128;  // at more, all are forgotten, and found again when they are used
+
 struct ProgramLayer::ForShape {
+  std::shared_ptr<const Shape> shape;
   const Plan* plan = nullptr;
   std::vector<at::Tensor> constants;  // on the layer's device
-  std::vector<std::unique_ptr<Unit>> units;
 };
 
 void ProgramLayer::Unit::backward_p2(std::span<Saved* const> saved) {
   for (Saved* one : saved) {
-    Frame frame(shape_.plan->program->slots);
+    const ForShape& shape = owner_.shape_of(one->context());
+    const Plan::Unit& unit = shape.plan->units[index_];
+    Frame frame(shape.plan->program->slots);
     size_t next = 0;
-    for (const int slot : unit_.from_forward) frame.put(slot, one->p2(next++));
-    for (const int slot : unit_.from_p1) frame.put(slot, one->p2(next++));
+    for (const int slot : unit.from_forward) frame.put(slot, one->p2(next++));
+    for (const int slot : unit.from_p1) frame.put(slot, one->p2(next++));
     one->release_p2();  // the frame holds the tensors, and frees each after its last use
     Values none;
-    for (const Input& input : unit_.pass.inputs) frame.put(input.slot, owner_.input(input, shape_, none, {}));
-    run(unit_.pass.code, frame, owner_.call_context(one->context(), 0, *shape_.plan, *one));
+    for (const Input& input : unit.pass.inputs) frame.put(input.slot, owner_.input(input, shape, none, {}));
+    run(unit.pass.code, frame, owner_.call_context(one->context(), 0, *shape.plan, *one));
   }
 }
 
@@ -91,24 +93,23 @@ const Plan& ProgramLayer::plan_of(const Shape& shape) const {
   return graph_->plan(shape, layer_, trained);
 }
 
-ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
+const ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   TWOBP_CHECK(context.fields != nullptr, "the batch has no fields, but a captured model reads them");
-  const Shape& shape = graph_->shape_of(context.sliced() ? *context.slice.sequences : *context.fields);
-  TWOBP_CHECK(!context.sliced() || shape.positions > 0, "this captured model takes no slices of sequences",
-              shape.no_slices.empty() ? "" : ": ", shape.no_slices);
+  const auto shape = graph_->shape_of(context.sliced() ? *context.slice.sequences : *context.fields);
+  TWOBP_CHECK(!context.sliced() || shape->positions > 0, "this captured model takes no slices of sequences",
+              shape->no_slices.empty() ? "" : ": ", shape->no_slices);
   if (const uint64_t dropped = graph_->dropped(); dropped != dropped_) {
     dropped_ = dropped;
     shapes_.clear();
   }
-  auto& known = shapes_[&shape];
-  if (known) return *known;
+  if (const auto known = shapes_.find(shape.get()); known != shapes_.end()) return *known->second;
+  if (shapes_.size() >= kMostShapesOfALayer) shapes_.clear();
   auto made = std::make_unique<ForShape>();
-  made->plan = &plan_of(shape);
-  for (const at::Tensor& constant : graph_->constants(shape, layer_))
+  made->shape = shape;
+  made->plan = &plan_of(*shape);
+  for (const at::Tensor& constant : graph_->constants(*shape, layer_))
     made->constants.push_back(on_device(constant, device()));
-  for (const Plan::Unit& unit : made->plan->units) made->units.push_back(std::make_unique<Unit>(*this, *made, unit));
-  known = std::move(made);
-  return *known;
+  return *(shapes_[shape.get()] = std::move(made));
 }
 
 // Equal for the same micro-batch of the same step, whatever the schedule and the cuts, and whenever forward runs.
@@ -224,8 +225,16 @@ void ProgramLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
     for (size_t i = 0; i < plan_of(graph_->shape()).units.size(); ++i) units.push_back({this, &saved});
     return;
   }
-  const ForShape& shape = shape_of(saved.context());
-  for (size_t i = 0; i < shape.units.size(); ++i) units.push_back({shape.units[i].get(), &saved.child(i)});
+  const std::vector<Plan::Unit>& planned = shape_of(saved.context()).plan->units;
+  for (size_t i = 0; i < planned.size(); ++i) {
+    std::vector<int> parameters;
+    for (const Instruction& one : planned[i].pass.code) {
+      if (one.parameter >= 0) parameters.push_back(one.parameter);
+    }
+    std::unique_ptr<Unit>& unit = units_[{i, parameters}];
+    if (!unit) unit = std::make_unique<Unit>(*this, i, std::move(parameters));
+    units.push_back({unit.get(), &saved.child(i)});
+  }
 }
 
 void ProgramLayer::collect_parameters(std::vector<Parameter*>& parameters) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "twobp/graph/graph.h"
@@ -25,12 +26,13 @@ class ProgramLayer : public Layer {
 
  private:
   class Unit;
-  // The plan, constants and units of the layer for one shape of a micro-batch.
+  // The plan and constants of the layer for one shape of a micro-batch.
   struct ForShape;
 
   const Plan& plan_of(const Shape& shape) const;
   // Throws Error if there is no program for the micro-batch, or for a slice of it.
-  ForShape& shape_of(const Context& context);
+  // The result stays until the next call.
+  const ForShape& shape_of(const Context& context);
   // That of the parameters and buffers. A layer without any computes where the values are that it gets.
   at::Device device() const;
   void find_device(const Values& x);
@@ -46,7 +48,10 @@ class ProgramLayer : public Layer {
   std::vector<std::unique_ptr<Parameter>> buffers_;
   std::vector<Parameter*> trained_or_not_;  // parameters_, as the interpreter takes them
   at::Device device_of_values_ = at::kCPU;  // see device()
-  std::map<const Shape*, std::unique_ptr<ForShape>> shapes_;
+  // Those of recent micro-batches. Each holds its Shape.
+  std::map<const Shape*, std::unique_ptr<const ForShape>> shapes_;
+  // By index in a plan and the parameters that they add to. They serve all shapes, and none goes.
+  std::map<std::pair<size_t, std::vector<int>>, std::unique_ptr<Unit>> units_;
   uint64_t dropped_ = 0;  // Graph::dropped() when shapes_ was cleared
 };
 

@@ -104,15 +104,16 @@ bool is_maybe_tensor(const c10::Type& type) {
   return type.kind() == TypeKind::OptionalType && type.containedType(0)->kind() == TypeKind::TensorType;
 }
 
-Argument read_tensor(const JsonNode& node, int slots) {
+Argument read_tensor(const JsonNode& node, const CodeRules& rules) {
   Argument argument;
   if (const auto number = node.find("number")) {
-    argument.value = at::scalar_to_tensor(read_scalar(*number));
-    argument.value.toTensor().unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (const auto size = find_size(*number, rules.sizes, /*whole=*/false))
+      argument.of_sizes.push_back({*size, /*whole=*/false});
+    argument.value = wrapped_number(argument.of_sizes.empty() ? read_scalar(*number) : at::Scalar(0));
     return argument;
   }
   argument.kind = Argument::Kind::kSlot;
-  argument.slot = read_slot_object(node, slots);
+  argument.slot = read_slot_object(node, rules.slots);
   return argument;
 }
 
@@ -158,6 +159,10 @@ bool is_integer(const c10::Type& type) {
 Argument read_integers(const JsonNode& node, bool list, const CodeRules& rules) {
   Argument argument;
   const auto read = [&](const JsonNode& one, size_t index) {
+    if (const auto size = find_size(one, rules.sizes, /*whole=*/true)) {
+      argument.of_sizes.push_back({*size, /*whole=*/true, index});
+      return int64_t{0};
+    }
     std::optional<OfPositions> depends = find_of_positions(one, rules);
     if (!depends) return one.integer(-kMostInteger - 1, kMostInteger);
     depends->index = index;
@@ -186,7 +191,7 @@ Argument read_argument(const JsonNode& node, const c10::Argument& schema, const 
   Argument argument;
   switch (type->kind()) {
     case TypeKind::TensorType:
-      return read_tensor(node, rules.slots);
+      return read_tensor(node, rules);
     case TypeKind::GeneratorType:
       return read_random(node, rules);
     case TypeKind::DeviceObjType:
@@ -203,6 +208,13 @@ Argument read_argument(const JsonNode& node, const c10::Argument& schema, const 
     }
     default:
       if (is_integer(*type)) return read_integers(node, /*list=*/false, rules);
+      if (type->kind() == TypeKind::NumberType || type->kind() == TypeKind::FloatType) {
+        if (const auto size = find_size(node, rules.sizes, /*whole=*/false)) {
+          argument.of_sizes.push_back({*size, /*whole=*/false});
+          argument.value = type->kind() == TypeKind::FloatType ? c10::IValue(0.0) : c10::IValue(int64_t{0});
+          return argument;
+        }
+      }
       argument.value = read_value(node, *type);
       return argument;
   }
@@ -254,7 +266,8 @@ void read_call(const JsonNode& node, const CodeRules& rules, Instruction& one) {
     bool draws = true;
     for (size_t i = 0; i < schema.size(); ++i) {
       const c10::IValue& value = one.arguments[i].value;
-      if (schema[i].name() == "dropout_p") draws = !value.isDouble() || value.toDouble() != 0;
+      if (schema[i].name() == "dropout_p")
+        draws = !value.isDouble() || value.toDouble() != 0 || !one.arguments[i].of_sizes.empty();
     }
     if (draws) node.refuse(name.text(), " draws random numbers without a seed: give it a \"random\" argument");
   }
@@ -286,6 +299,22 @@ void read_gradient(const JsonNode& node, const CodeRules& rules, Instruction& on
 
 at::ScalarType read_dtype(const JsonNode& node) {
   return named(node, kDtypes, "dtype");
+}
+
+std::optional<size_t> find_size(const JsonNode& node, const Sizes* sizes, bool whole) {
+  if (!node.value().is_object()) return std::nullopt;
+  const auto size = node.find("size");
+  if (!size) return std::nullopt;
+  if (sizes == nullptr || sizes->count() == 0) size->refuse("the shape has no \"sizes\"");
+  const auto entry = static_cast<size_t>(size->integer(0, static_cast<int64_t>(sizes->count()) - 1));
+  if (whole && sizes->is_real(entry)) size->refuse("entry ", entry, " is no whole number");
+  return entry;
+}
+
+c10::IValue wrapped_number(const at::Scalar& number) {
+  at::Tensor tensor = at::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
 }
 
 Code read_code(const JsonNode& list, const CodeRules& rules) {

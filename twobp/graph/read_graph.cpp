@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -22,17 +23,25 @@ namespace {
 
 constexpr int kMaxDepth = 32;
 constexpr uint64_t kMaxBytes = 256 << 20;
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;  // earlier ones are read too
 constexpr size_t kMostLayers = 10'000;
 constexpr size_t kMostShapes = 1'000;
 constexpr size_t kMostDimensions = 8;
 
-TensorType read_type(const JsonNode& node) {
+// With `of_sizes`, a size may be an entry of the shape's sizes, which is returned there.
+TensorType read_type(const JsonNode& node, std::vector<std::optional<JsonNode>>* of_sizes = nullptr) {
   TensorType type;
   type.dtype = read_dtype(node["dtype"]);
   int64_t elements = 1;
   const JsonNode shape = node["shape"];
   for (const JsonNode& size : shape.elements(kMostDimensions)) {
+    const bool computed = of_sizes != nullptr && size.value().is_object();
+    if (of_sizes != nullptr) of_sizes->push_back(computed ? std::optional(size) : std::nullopt);
+    if (computed) size["size"];  // throws if there is none
+    if (computed) {
+      type.sizes.push_back(kAnySize);
+      continue;
+    }
     type.sizes.push_back(size.integer(0, kMostElements));
     if (type.sizes.back() > 0 && elements > kMostElements / type.sizes.back())
       shape.refuse("the tensor has more than ", kMostElements, " elements");
@@ -46,6 +55,19 @@ std::vector<std::string> read_constants(const JsonNode& node) {
   std::vector<std::string> names;
   for (const JsonNode& one : node.elements(kMostNames)) names.push_back(one.text());
   return names;
+}
+
+std::vector<Shape::Constant> read_constants_or_tables(const JsonNode& node, size_t tables) {
+  std::vector<Shape::Constant> constants;
+  for (const JsonNode& one : node.elements(kMostNames)) {
+    Shape::Constant& constant = constants.emplace_back();
+    if (one.value().is_object()) {
+      constant.table = static_cast<int>(one["table"].integer(0, static_cast<int64_t>(tables) - 1));
+    } else {
+      constant.name = one.text();
+    }
+  }
+  return constants;
 }
 
 std::vector<std::string> read_names(const JsonNode& node) {
@@ -239,10 +261,32 @@ void read_slices(const JsonNode& node, Shape& shape) {
   }
 }
 
+// The fields, the numbers that are computed from their sizes, and what must hold of these.
+void read_fields(const JsonNode& node, Shape& shape) {
+  const auto members = node["fields"].members(kMostNames);
+  std::map<std::string, std::vector<std::optional<JsonNode>>> sizes;
+  for (const auto& [name, type] : members) {
+    auto& of_field = sizes[name];
+    shape.fields[name] = read_type(type, &of_field);
+  }
+  if (const auto list = node.find("sizes")) shape.sizes = Sizes(*list, shape.fields);
+  for (const auto& [name, of_field] : sizes) {
+    auto& entries = shape.field_sizes[name];
+    for (const auto& size : of_field)
+      entries.push_back(size ? find_size(*size, &shape.sizes, /*whole=*/true) : std::nullopt);
+  }
+  if (const auto guards = node.find("guards")) {
+    for (const JsonNode& guard : guards->elements(kMostSizes)) {
+      guard["size"];  // throws if there is none
+      shape.guards.push_back({*find_size(guard, &shape.sizes, /*whole=*/true), guard["says"].text()});
+    }
+  }
+}
+
 Shape read_shape(const JsonNode& node, const GraphDescription& graph,
                  const std::function<bool(const std::string&)>& has_constant) {
   Shape shape;
-  for (const auto& [name, type] : node["fields"].members(kMostNames)) shape.fields[name] = read_type(type);
+  read_fields(node, shape);
   read_slices(node, shape);
   const JsonNode programs = node["programs"];
   const std::vector<JsonNode> each = programs.elements(kMostLayers);
@@ -254,18 +298,34 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
   } else if (each.size() != graph.kinds.size()) {
     programs.refuse("there are ", each.size(), " programs for ", graph.kinds.size(), " kinds");
   }
-  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape.fields, shape.positions));
-  shape.targets = read_targets(node["targets"], shape.fields);
+  for (const JsonNode& program : each) shape.programs.push_back(read_program(program, shape));
+  shape.targets = read_targets(node["targets"], shape);
+  const auto check_constant = [&](const std::string& name, const auto&... reader) {
+    if (!has_constant(name)) node.refuse("there is no constant \"", name, "\" for ", reader...);
+  };
+  if (const auto tables = node.find("tables")) {
+    for (const JsonNode& table : tables->elements(kMostNames)) {
+      shape.tables.push_back(read_table(table, shape));
+      for (const Input& input : shape.tables.back().inputs)
+        check_constant(input.field, "table ", shape.tables.size() - 1);
+    }
+    if (!shape.tables.empty() && !shape.of_many()) tables->refuse("the shape has no \"sizes\"");
+  }
   if (const auto constants = node.find("constants")) {
-    for (const JsonNode& layer : constants->elements(kMostLayers)) shape.constants.push_back(read_constants(layer));
+    for (const JsonNode& layer : constants->elements(kMostLayers))
+      shape.constants.push_back(read_constants_or_tables(layer, shape.tables.size()));
     if (shape.constants.size() != graph.layers.size())
       constants->refuse("has ", shape.constants.size(), " lists for ", graph.layers.size(), " layers");
   }
   for (size_t i = 0; i < graph.layers.size(); ++i) {
     check_layer(graph, shape, i, programs);
-    for (const std::string& name : shape.constants.empty() ? graph.layers[i].constants : shape.constants[i]) {
-      if (!has_constant(name))
-        node.refuse("there is no constant \"", name, "\" for layer \"", graph.layers[i].name, "\"");
+    const auto reader = concat("layer \"", graph.layers[i].name, "\"");
+    if (shape.constants.empty()) {
+      for (const std::string& name : graph.layers[i].constants) check_constant(name, reader);
+    } else {
+      for (const Shape::Constant& one : shape.constants[i]) {
+        if (one.table < 0) check_constant(one.name, reader);
+      }
     }
   }
   return shape;
@@ -274,8 +334,9 @@ Shape read_shape(const JsonNode& node, const GraphDescription& graph,
 void check_format(const JsonNode& root) {
   if (root["format"].text() != "twobp graph")
     root.refuse("not the graph of a captured model: its format is not \"twobp graph\"");
-  if (root["version"].integer(0, kMostIndex) != kVersion)
-    root["version"].refuse("is ", root["version"].value().dump(), ", but this program reads version ", kVersion,
+  const int64_t version = root["version"].integer(0, kMostIndex);
+  if (version < 1 || version > kVersion)
+    root["version"].refuse("is ", version, ", but this program reads version 1 to ", kVersion,
                            ": capture the model again");
   const std::string& torch = root["torch"].text();
   const std::string ours = concat(TORCH_VERSION_MAJOR, '.', TORCH_VERSION_MINOR);
@@ -319,7 +380,10 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   for (const JsonNode& node : shapes) {
     Shape shape =
         read_shape(node, graph->description(), [&](const std::string& name) { return graph->has_constant(name); });
-    if (graph->knows(shape.fields, 0)) node.refuse("an earlier shape has the same fields: remove one of them");
+    if (&node == &shapes.front() && shape.of_many())
+      node.refuse("the first shape must be that of one micro-batch, without \"sizes\"");
+    if (!shape.of_many() && graph->knows(shape.fields, 0))
+      node.refuse("an earlier shape has the same fields: remove one of them");
     graph->add(std::move(shape), {});
   }
   return graph;
@@ -337,7 +401,7 @@ void add_shape(Graph& graph, std::string_view text, const std::string& origin, T
     return constants.contains(name) || graph.has_constant(name);
   });
   shape.variant = variant;
-  if (!graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
+  if (shape.of_many() || !graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
 }
 
 }  // namespace twobp::graph

@@ -20,7 +20,7 @@ std::shared_ptr<Graph> read_graph(const std::string& folder);
 std::shared_ptr<Graph> parse_graph(std::string_view json, const std::string& origin, Tensors constants);
 
 // Adds one more entry of `shapes`, with the constants that only it has. It belongs to a variant of the module. Does
-// nothing if a shape of these fields is there. Throws Error and leaves the graph as it was.
+// nothing if a shape of exactly these fields is there. Throws Error and leaves the graph as it was.
 void add_shape(Graph& graph, std::string_view json, const std::string& origin, Tensors constants, int variant = 0);
 
 }  // namespace twobp::graph

@@ -114,14 +114,15 @@ void number_attention(Program& program) {
 
 }  // namespace
 
-Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t positions) {
+Program read_program(const JsonNode& node, const Shape& shape) {
+  const FieldTypes& fields = shape.fields;
   Program program;
   program.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
   Flow flow(program.slots);
   program.inputs = read_inputs(node["inputs"], program.slots, fields, flow);
   Flow evaluation = flow;
 
-  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true, positions};
+  const CodeRules forward{program.slots, /*gradients=*/false, /*random=*/true, shape.positions, &shape.sizes};
   program.forward = read_code(node["forward"], forward);
   flow.pass(program.forward, node["forward"]);
   const auto evaluate = node.find("evaluate");
@@ -142,7 +143,7 @@ Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t pos
   program.new_buffers = read_places(node["new_buffers"], program.slots);
   for (const Program::At& buffer : program.new_buffers) flow.read(buffer.slot, node["new_buffers"]);
 
-  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, positions};
+  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, shape.positions, &shape.sizes};
   for (const Program::Output& output : program.outputs) flow.write(output.gradient, node["outputs"]);
   program.backward_p1 = read_code(node["backward_p1"], backward);
   flow.pass(program.backward_p1, node["backward_p1"]);
@@ -157,20 +158,25 @@ Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t pos
   return program;
 }
 
-Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
+Targets read_targets(const JsonNode& node, const Shape& shape) {
   Targets targets;
   if (const auto count = node.find("count")) {
-    targets.count = count->integer(0, kMostElements);
+    if (const auto size = find_size(*count, &shape.sizes, /*whole=*/true)) {
+      targets.count_of_sizes = static_cast<int>(*size);
+      targets.count = 0;
+    } else {
+      targets.count = count->integer(0, kMostElements);
+    }
     if (!node.has("checks")) return targets;
   }
   targets.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
   Flow flow(targets.slots);
-  targets.inputs = read_inputs(node["inputs"], targets.slots, fields, flow);
+  targets.inputs = read_inputs(node["inputs"], targets.slots, shape.fields, flow);
   for (const Input& input : targets.inputs) {
     if (input.from != Input::From::kField)
       node["inputs"].refuse("the count of targets may read fields only: every \"from\" must be \"field\"");
   }
-  targets.code = read_code(node["code"], {targets.slots, false, false, 0});
+  targets.code = read_code(node["code"], {targets.slots, false, false, 0, &shape.sizes});
   flow.pass(targets.code, node["code"]);
   const auto read_slot = [&](const JsonNode& slot) {
     const auto number = static_cast<int>(slot.integer(0, targets.slots - 1));
@@ -184,6 +190,24 @@ Targets read_targets(const JsonNode& node, const FieldTypes& fields) {
     }
   }
   return targets;
+}
+
+Table read_table(const JsonNode& node, const Shape& shape) {
+  Table table;
+  table.slots = static_cast<int>(node["slots"].integer(1, kMostSlots));
+  Flow flow(table.slots);
+  for (const JsonNode& one : node["inputs"].elements(kMostNames)) {
+    Input& input = table.inputs.emplace_back();
+    input.from = Input::From::kConstant;
+    input.field = one["constant"].text();
+    input.slot = static_cast<int>(one["slot"].integer(0, table.slots - 1));
+    flow.write(input.slot, one);
+  }
+  table.code = read_code(node["code"], {table.slots, false, false, 0, &shape.sizes});
+  flow.pass(table.code, node["code"]);
+  table.slot = static_cast<int>(node["slot"].integer(0, table.slots - 1));
+  flow.read(table.slot, node["slot"]);
+  return table;
 }
 
 }  // namespace twobp::graph

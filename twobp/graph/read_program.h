@@ -6,11 +6,13 @@
 
 namespace twobp::graph {
 
-// `fields` are those of the shape. `positions`: of its sequences, if the program takes slices of them; else
-// 0. Throws Error.
-Program read_program(const JsonNode& node, const FieldTypes& fields, int64_t positions);
+// A program of the shape, whose `fields`, `sizes` and `positions` have been read. Throws Error.
+Program read_program(const JsonNode& node, const Shape& shape);
 
-// What counts the targets of a micro-batch of these fields. Throws Error.
-Targets read_targets(const JsonNode& node, const FieldTypes& fields);
+// What counts the targets of a micro-batch of the shape. Throws Error.
+Targets read_targets(const JsonNode& node, const Shape& shape);
+
+// A table of the shape. Throws Error.
+Table read_table(const JsonNode& node, const Shape& shape);
 
 }  // namespace twobp::graph

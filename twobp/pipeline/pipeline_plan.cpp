@@ -5,11 +5,11 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_plan.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/transport/collectives.h"

@@ -16,8 +16,8 @@
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/least_memory.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/least_memory.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "twobp/core/measure.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/schedule_source.h"
 
 namespace twobp {

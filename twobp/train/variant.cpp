@@ -7,12 +7,12 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"

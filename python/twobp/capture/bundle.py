@@ -16,7 +16,7 @@ from twobp import _native
 
 from .errors import CaptureError
 
-FORMAT, VERSION = "twobp graph", 1
+FORMAT, VERSION = "twobp graph", 2  # earlier versions are read, too
 GRAPH = "graph.json"
 
 
@@ -88,10 +88,10 @@ def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dic
         graph = read_graph(folder)
     except (OSError, ValueError) as error:
         raise CaptureError(f"'{folder}' is no bundle: {error}") from error
-    if graph.get("format") != FORMAT or graph.get("version") != VERSION:
+    if graph.get("format") != FORMAT or graph.get("version") not in range(1, VERSION + 1):
         raise CaptureError(
             f"'{folder}/{GRAPH}' is '{graph.get('format')}' version {graph.get('version')}; this program reads "
-            f"'{FORMAT}' version {VERSION}. "
+            f"'{FORMAT}' version 1 to {VERSION}. "
             "Capture the module again"
         )
     return (

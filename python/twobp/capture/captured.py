@@ -9,6 +9,7 @@ import inspect
 import itertools
 import os
 import pathlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,11 +23,13 @@ from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export.draws import Draw
 from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch
+from .export.generic import Dimensions, generic
+from .sizes import numbers_if_served
 from .state.as_before import AsBefore
 from .state.cache import Cache, Entry
 from .state.fingerprint import Fingerprint, tensor_digest, walk_over
 from .state.guards import Guards, recording
-from .trace import Traced, own_tensors, trace
+from .trace import Many, Traced, own_tensors, trace
 from .verify.reference import KeepParameters, reference, restore
 
 TOLERANCE = {
@@ -37,6 +40,7 @@ TOLERANCE = {
 }  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
 KEPT_VARIANTS = 8  # besides the first; the least recently used is forgotten
+MOST_MANY = 8  # captures of a variant for many shapes; further shapes are captured one by one
 
 
 @dataclasses.dataclass
@@ -60,7 +64,9 @@ NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for 
 class Variant:
     """The module in one state of Python's values: attributes, modes, closures, globals, constants. `walk` and `state`
     are those of walk_over. `reads` has the attributes that its traces read, by the number of the object in the walk,
-    and `read` the digests of the module's tensors that its programs hold."""
+    and `read` the digests of the module's tensors that its programs hold. `batches` are the first batch, and the sizes
+    of those that needed a capture. `fixed` are dimensions for each of whose sizes the module computes something else.
+    `groups` counts attempts to make programs for many shapes, and `one_by_one` says why there are none."""
 
     number: int
     walk: Fingerprint
@@ -70,6 +76,16 @@ class Variant:
     reads: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     read: dict[str, str] = dataclasses.field(default_factory=dict)
     guards: Guards | None = None
+    example: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    batches: list[dict[str, torch.Size]] = dataclasses.field(default_factory=list)
+    fixed: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    groups: int = 0
+    one_by_one: str = ""
+
+    def serving(self, fields: dict[str, torch.Tensor]) -> int | None:
+        """Returns the number of the shape whose programs run for a micro-batch, as the runtime chooses it."""
+        served = [i for i, shape in enumerate(self.shapes) if numbers_if_served(shape, fields)[0] is not None]
+        return min(served, key=lambda i: "sizes" in self.shapes[i], default=None)
 
     def guard(
         self,
@@ -120,44 +136,153 @@ class Captured:
     cached: list[str] = dataclasses.field(default_factory=list)
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
+    why: str = ""  # the last shape needed a capture of its own, although there are programs for many
     before: AsBefore | None = None  # while the module is called
 
     def add_shape(
         self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None
     ) -> DryRun | None:
-        """Captures programs for a micro-batch of another shape. The layers stay. `beside` are fields that the programs
-        do without: the module has them in the comparison. Raises CaptureError if the module would need other layers for
-        this shape. Nothing is changed then."""
+        """Captures programs for a micro-batch that no programs serve. The layers stay. From the second shape on, these
+        serve many shapes if they can, unless they are to take slices. `beside` are fields that the programs do without:
+        the module has them in the comparison. Raises CaptureError if the module would need other layers for this shape.
+        Nothing is changed then."""
         fields = as_fields(self.module, batch)
-        described = described_fields(fields)
-        if any(shape["fields"] == described for shape in self.graph["shapes"]):
+        self.why = ""
+        if self.variant.serving(fields) is not None:
             return None
         check_taken(self.whole, fields)
         check_hooks(self.whole)
         check_parts(self.whole)
-        constants = dict(self.constants)
+        if (errors := self._with_ones(fields, beside, check)) is not None:
+            return errors
+        failed = ""
+        for many, traced_fields in self._many(fields) if self._may_count(fields) else ():
+            try:
+                return self._add(fields, check, beside, many, traced_fields)
+            except NotServed as reason:
+                failed = str(reason)
+            except Exception as error:  # also of torch, which does not take symbols everywhere
+                failed = (str(error).splitlines() or [type(error).__name__])[0]
+                if not any("sizes" in shape for shape in self.variant.shapes):
+                    self.variant.one_by_one = failed
+                break
+        self.why = failed or self.why
+        return self._add(fields, check, beside, None, fields)
+
+    def _may_count(self, fields: dict[str, torch.Tensor]) -> bool:
+        """Returns False if programs for many shapes know that no target of the batch counts. Nothing can be compared
+        then, so that the batch gets programs of its own."""
+        for number, shape in enumerate(self.variant.shapes):
+            relaxed = without_ones(shape, fields) if "sizes" in shape else None
+            if relaxed and numbers_if_served(relaxed, fields)[0] is not None:
+                chain = self._chain(number)
+                chain.shape = relaxed
+                return chain.count(fields) > 0
+        return True
+
+    def _many(self, fields: dict[str, torch.Tensor]) -> Iterable[tuple[Many, dict[str, torch.Tensor]]]:
+        """Yields what programs for many shapes may be captured for, with the fields for it: generic ones, or if their
+        programs do not serve the batch, the batch."""
+        variant = self.variant
+        if self.slices or not variant.shapes or variant.one_by_one:
+            return
+        if variant.groups >= MOST_MANY:
+            self.why = f"the module was captured for {MOST_MANY} groups of shapes"
+            return
+        if any("sizes" in shape for shape in variant.shapes):
+            reasons = (numbers_if_served(shape, fields)[1] for shape in variant.shapes if "sizes" in shape)
+            self.why = f"the programs so far are for {'; or '.join(reasons)}"
+        for first in (True, False):
+            which, differs = self._which(fields)
+            if not differs:
+                self.why = f"the module computes something else for each {self._fixed()}"
+                return
+            own = generic(self.module, fields, which) if first else fields
+            if own is not None and variant.serving(own) is None:
+                variant.groups += 1
+                yield Many(which, fields), own
+
+    def _which(self, fields: dict[str, torch.Tensor]) -> tuple[Dimensions, bool]:
+        """Returns the dimensions whose sizes may differ between batches: samples, positions of ids, and those that have
+        differed. Also returns whether one of these has differed between batches of the same sizes in fixed dimensions:
+        only then can programs for many shapes serve several."""
+        which, differs = {}, False
+        fixed = self.variant.fixed
+        alike = [one for one in self.variant.batches if all(one[n][d] == fields[n].shape[d] for n, d in fixed)]
+        for name, field in fields.items():
+            seen = [one[name] for one in alike if len(one[name]) == field.dim()]
+            which[name] = []
+            for dim, size in enumerate(field.shape):
+                changed = any(one[dim] != size for one in seen)
+                usual = dim == 0 or dim == 1 and not field.is_floating_point()
+                if (changed or usual) and (name, dim) not in fixed:
+                    which[name].append(dim)
+                    differs = differs or changed
+        return which, differs
+
+    def _fixed(self) -> str:
+        return " and ".join(f"{name}.size({dim})" for name, dim in sorted(self.variant.fixed))
+
+    def _with_ones(
+        self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None, check: bool
+    ) -> DryRun | None:
+        """Symbols of torch are at least 2. Appends programs for many shapes without this guard, if they are right for
+        this batch, which has a size of 1. Returns None if there are none."""
+        for shape in self.variant.shapes:
+            if "sizes" not in shape or numbers_if_served({**shape, "guards": []}, fields)[0] is None:
+                continue
+            relaxed = without_ones(shape, fields)
+            if not relaxed or numbers_if_served(relaxed, fields)[0] is None:
+                continue
+            known = len(self.variant.shapes)
+            self.variant.shapes.append(relaxed)
+            try:
+                if check and self._chain().count(fields) == 0:
+                    raise CaptureError("no target counts")
+                with self._in_modes(self.variant), self.leaving_as_before(self.variant.walk):
+                    self.dry_runs.append(self._dry_run(fields, beside))
+            except CaptureError:
+                del self.variant.shapes[known:]
+                continue
+            self.cached.append("one more comparison")
+            return self.dry_runs[-1]
+        return None
+
+    def _add(
+        self,
+        fields: dict[str, torch.Tensor],
+        check: bool,
+        beside: Mapping[str, torch.Tensor] | None,
+        many: Many | None,
+        traced_fields: dict[str, torch.Tensor],
+    ) -> DryRun | None:
+        """Captures for `fields`, by a trace of `traced_fields`. `many`: for many shapes."""
+        constants, known = dict(self.constants), len(self.variant.shapes)
+        asked = Asked(fields, traced_fields, many, beside, check)
         try:
             with self._in_modes(self.variant):
                 walk, state = walk_over(self.whole)
                 entry = self.cache.entry(
                     (walk, state),
-                    {**fields, **{f"beside {n}": t for n, t in (beside or {}).items()}},
+                    {**traced_fields, **{f"beside {n}": t for n, t in (beside or {}).items()}},
                     self.loss_reduction,
                     check,
                     self.slices,
+                    many and many.which,
                 )
                 entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
                 with self.leaving_as_before(walk):
                     for entry in entries:
-                        if kept := self._from_cache(entry, fields, described, beside, check):
+                        if kept := self._from_cache(entry, asked):
                             break
-                        self._forget(described, constants)
-                    traced, errors, entry = kept or self._new(walk, entries, fields, described, beside, check)
+                        self._forget(known, constants)
+                    traced, errors, entry = kept or self._new(walk, entries, asked)
                 self.variant.guard(self.whole, walk, state, traced.reads, traced.read)
         except BaseException as error:
-            self._forget(described, constants)
+            self._forget(known, constants)
             if (
-                isinstance(error, CaptureError)
+                many is None
+                and isinstance(error, CaptureError)
                 and error.__cause__ is not None
                 and (own := self._own_failure(fields)) is not None
             ):
@@ -172,65 +297,67 @@ class Captured:
                 ) from failure
             raise
         self.cached.append(entry.state)
+        if not self.variant.batches and not self.slices:
+            self.variant.example = {**{name: one.clone() for name, one in fields.items()}}
+        self.variant.batches.append({name: one.shape for name, one in fields.items()})
         if errors is None:
             return None
         self.dry_runs.append(DryRun(**errors))
         return self.dry_runs[-1]
 
-    def _from_cache(
-        self, entry: Entry, fields: dict, described: dict, beside: Mapping | None, check: bool
-    ) -> tuple[Traced, dict | None, Entry] | None:
+    def _from_cache(self, entry: Entry, asked: Asked) -> tuple[Traced, dict | None, Entry] | None:
         """Appends the programs of an entry. Returns None if there is none, or if its programs do not compute what the
         module does."""
         found = entry.read(self.whole)
         if found is None or self.buffers.keys() & found[0].read.keys():
             return None
         traced, errors = found
-        if not interpret.passes(traced.targets, fields):
+        if asked.many is None and not interpret.passes(traced.targets, asked.fields):
             return None  # another example decided what its programs take from fields
         try:
-            self._append(traced, described)
-            if self._to_compare(fields, check) and entry.is_new_here():
-                errors = dataclasses.asdict(self._dry_run(fields, beside))
+            self._append(traced, asked)
+            if self._to_compare(asked.fields, asked.check) and entry.is_new_here():
+                errors = self._compared(asked)
         except (CaptureError, WrongSlices):
             return None
         return traced, errors, entry
 
-    def _new(
-        self,
-        walk: Fingerprint,
-        entries: list[Entry],
-        fields: dict,
-        described: dict,
-        beside: Mapping | None,
-        check: bool,
-    ) -> tuple[Traced, dict | None, Entry]:
+    def _new(self, walk: Fingerprint, entries: list[Entry], asked: Asked) -> tuple[Traced, dict | None, Entry]:
         """Appends new programs. The last entry is for those that only read buffers which training changes in other
         variants."""
-        constants, errors = dict(self.constants), None
-        traced = self._trace(walk, fields, "" if self.slices else NOT_ASKED)
-        self._append(traced, described)
-        compared = self._to_compare(fields, check)
+        constants, known, errors = dict(self.constants), len(self.variant.shapes), None
+        traced = self._trace(walk, asked, "" if self.slices else NOT_ASKED)
+        self._append(traced, asked)
+        compared = self._to_compare(asked.fields, asked.check)
         if compared:
             try:
-                errors = dataclasses.asdict(self._dry_run(fields, beside))
+                errors = self._compared(asked)
             except WrongSlices as reason:  # whole sequences train
-                traced = self._trace(walk, fields, str(reason))
-                self._forget(described, constants)
-                self._append(traced, described)
-                errors = dataclasses.asdict(self._dry_run(fields, beside))
+                traced = self._trace(walk, asked, str(reason))
+                self._forget(known, constants)
+                self._append(traced, asked)
+                errors = self._compared(asked)
         entry = entries[0] if self.buffers.keys() <= set(traced.buffers) else entries[-1]
-        if compared == check:
+        if compared == asked.check:
             entry.write(traced, errors)
         return traced, errors, entry
+
+    def _compared(self, asked: Asked) -> dict:
+        """Compares the last programs with the module. If they are for many shapes, also for the first batch."""
+        errors = self._dry_run(asked.fields, asked.beside)
+        example = self.variant.example
+        served = asked.many and example and numbers_if_served(self.variant.shapes[-1], example)[0] is not None
+        if served and self._chain().count(example) > 0:
+            self._dry_run(example)
+        return dataclasses.asdict(errors)
 
     def _to_compare(self, fields: dict[str, torch.Tensor], check: bool) -> bool:
         """Without a target, the module's own loss is no number. The first shape of all is compared in any case."""
         return check and (len(self.variants) == len(self.variant.shapes) == 1 or self._chain().count(fields) > 0)
 
-    def _forget(self, described: dict, constants: dict[str, torch.Tensor]) -> None:
-        """Removes the shape with these fields. `constants` are those before it."""
-        self.variant.shapes[:] = [shape for shape in self.variant.shapes if shape["fields"] != described]
+    def _forget(self, known: int, constants: dict[str, torch.Tensor]) -> None:
+        """Removes all shapes but the first `known`. `constants` are those before."""
+        del self.variant.shapes[known:]
         self.constants = dict(constants)
         if not any(one.shapes for one in self.variants):
             self.graph["layers"] = []
@@ -331,17 +458,21 @@ class Captured:
             restore(self.whole, state)
         return None
 
-    def _trace(self, walk: Fingerprint, fields: dict[str, torch.Tensor], no_slices: str) -> Traced:
+    def _trace(self, walk: Fingerprint, asked: Asked, no_slices: str) -> Traced:
         frozen = {name for name, p in self.parameters.items() if not p.requires_grad}
-        with recording(walk) as reads:
-            traced = trace(self.whole, fields, self.loss_reduction, frozen, no_slices, self.before, self.buffers)
+        with recording(walk) as reads, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Raw SymInt value")  # of torch, about sizes as arguments
+            traced = trace(
+                self.whole, asked.traced, self.loss_reduction, frozen, no_slices, self.before, self.buffers, asked.many
+            )
         traced.reads = {number: sorted(names) for number, names in reads.items() if names}
         return traced
 
-    def _append(self, traced: Traced, described: dict) -> None:
+    def _append(self, traced: Traced, asked: Asked) -> None:
+        """Raises CaptureError if the programs do not fit the layers, and NotServed if they do not serve the batch."""
         graph, self.draws = self.graph, [Draw(*draw) for draw in traced.draws]
         names = self._named(traced)
-        lists = [[names[i] for i in layer["constants"]] for layer in traced.layers]
+        lists = [[i if isinstance(i, dict) else names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
         if graph["layers"]:
             traced = fitted(graph["layers"], traced)
@@ -355,7 +486,15 @@ class Captured:
                 "loss_reduction"
             )
         self.ratios = ratios
-        shape = {"fields": described, **slices, "programs": traced.programs, "targets": targets}
+        shape = {
+            "fields": described_fields(asked.fields),
+            **slices,
+            **of_many(traced.many, names),
+            "programs": traced.programs,
+            "targets": targets,
+        }
+        if asked.many:
+            shape = self._served(shape, asked)
         if not graph["layers"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names(
@@ -382,6 +521,20 @@ class Captured:
         if "constants" not in shape:
             self.trained = trained_names(graph["layers"], shape)
 
+    def _served(self, shape: dict, asked: Asked) -> dict:
+        """Returns the shape, without guards against those sizes of 1 that the batch has. Raises NotServed if it does
+        not serve the batch."""
+        for name, described in shape["fields"].items():
+            for dim in asked.many.which[name]:
+                if not isinstance(described["shape"][dim], dict):
+                    self.variant.fixed.add((name, dim))
+        shape = without_ones(shape, asked.fields) or shape
+        numbers, reason = numbers_if_served(shape, asked.fields)
+        if numbers is None:
+            fixed = f"the module computes something else for each {self._fixed()}"
+            raise NotServed(fixed if self.variant.fixed else f"the programs are for {reason}")
+        return shape
+
     def _named(self, traced: Traced) -> list[str]:
         """Adds the constants. Tensors of the module keep their names. The others, and those that have had other values,
         are named c0, c1 and so on. Equal ones share their memory."""
@@ -403,8 +556,7 @@ class Captured:
         return interpret.Chain(self.graph, shape, tensors, self.constants)
 
     def shape_number(self, fields: dict[str, torch.Tensor]) -> int:
-        described = described_fields(fields)
-        return next(i for i, shape in enumerate(self.graph["shapes"]) if shape["fields"] == described)
+        return self.variant.serving(fields)
 
     def limit(self) -> float:
         """Returns the largest relative error that is rounding."""
@@ -556,6 +708,40 @@ class WrongSlices(Exception):
     """Programs over slices do not compute what the module does."""
 
 
+class NotServed(Exception):
+    """Programs for many shapes do not serve a batch. The message gives the reason."""
+
+
+@dataclasses.dataclass
+class Asked:
+    """What is captured: programs for `fields`, or for `many` shapes, by a trace of `traced`."""
+
+    fields: dict[str, torch.Tensor]
+    traced: dict[str, torch.Tensor]
+    many: Many | None
+    beside: Mapping[str, torch.Tensor] | None
+    check: bool
+
+
+def of_many(described: dict, names: list[str]) -> dict:
+    """Returns the keys of a shape that serves many. `names` are those of the constants."""
+    if not described:
+        return {}
+    tables = [
+        {**table, "inputs": [{**one, "constant": names[one["constant"]]} for one in table["inputs"]]}
+        for table in described["tables"]
+    ]
+    return {**described, "tables": tables}
+
+
+def without_ones(shape: dict, fields: dict[str, torch.Tensor]) -> dict | None:
+    """Returns the shape without those guards against a size of 1 that a batch does not pass. Returns None if it passes
+    all of them."""
+    numbers = numbers_if_served({**shape, "guards": []}, fields)[0]
+    kept = [one for one in shape["guards"] if "assumed" not in one or numbers is None or numbers[one["size"]]]
+    return {**shape, "guards": kept} if len(kept) < len(shape["guards"]) else None
+
+
 def described_fields(fields: dict[str, torch.Tensor]) -> dict[str, dict]:
     return {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
 
@@ -566,13 +752,16 @@ def modes_of(whole: nn.Module) -> dict[nn.Module, bool]:
 
 def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
     """Returns the names of the constants that the layers and the shapes have."""
+    tables = [table for shape in shapes for table in shape.get("tables", [])]
     return {
         name
         for names in [
             *(layer["constants"] for layer in layers),
             *(names for shape in shapes for names in shape.get("constants", [])),
+            *([one["constant"] for one in table["inputs"]] for table in tables),
         ]
         for name in names
+        if isinstance(name, str)
     }
 
 

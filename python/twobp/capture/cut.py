@@ -9,9 +9,9 @@ from collections import Counter
 import torch
 from torch import fx
 
-from . import ops
+from . import ops, symbols
 from .errors import CaptureError, path_of, where
-from .export.forward import Forward, Input
+from .export.forward import Forward, Input, Table
 
 ATOMIC = 12  # a piece with at most this many products of parameters is cut only where a single value crosses
 
@@ -19,23 +19,24 @@ ATOMIC = 12  # a piece with at most this many products of parameters is cut only
 @dataclasses.dataclass
 class Layer:
     """A piece between two cuts. Its placeholders are `inputs`, in order. Its outputs are `outputs`: ("value", name),
-    ("buffer", name) or ("loss", "")."""
+    ("buffer", name) or ("loss", ""). `tables` has those of its constants that depend on sizes, by name."""
 
     name: str
     graph_module: fx.GraphModule
     inputs: list[Input]
     examples: list[torch.Tensor]
     outputs: list[tuple[str, str]]
+    tables: dict[str, Table] = dataclasses.field(default_factory=dict)
 
     def names(self, source: str) -> list[str]:
         return [name for kind, name in self.inputs if kind == source]
 
 
-def bytes_of(node: fx.Node) -> float:
+def bytes_of(node: fx.Node, sizes: symbols.At) -> float:
     value = node.meta.get("val")
-    return (
-        value.numel() * value.element_size() if isinstance(value, torch.Tensor) else float("inf")
-    )  # lists may not cross a cut
+    if not isinstance(value, torch.Tensor):
+        return float("inf")  # lists may not cross a cut
+    return symbols.at(value.numel(), sizes) * value.element_size()
 
 
 def is_free(node: fx.Node, free: set[fx.Node]) -> bool:
@@ -103,12 +104,15 @@ def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
     return inside
 
 
-def cut_points(chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int]) -> list[int]:
+def cut_points(
+    chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int], sizes: symbols.At
+) -> list[int]:
     """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last.
     Large pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
-    cost = [float("inf") if i in whole else sum(map(bytes_of, values)) for i, values in enumerate(points)]
+    known = {node: bytes_of(node, sizes) for node in chain}
+    cost = [float("inf") if i in whole else sum(known[one] for one in values) for i, values in enumerate(points)]
     brief = [[value for value in values if value not in lasting] for values in points]
-    own = [sum(map(bytes_of, values)) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
+    own = [sum(known[one] for one in values) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
     found: set[int] = set()
 
     def divide(begin: int, end: int) -> None:
@@ -140,7 +144,7 @@ def merge_light(chain: list[fx.Node], cuts: list[int]) -> list[list[fx.Node]]:
 
     def look(piece):
         return tuple(
-            (ops.short_name(n), tuple(n.meta["val"].shape) if isinstance(n.meta.get("val"), torch.Tensor) else ())
+            (ops.short_name(n), str(tuple(n.meta["val"].shape)) if isinstance(n.meta.get("val"), torch.Tensor) else "")
             for n in piece
         )
 
@@ -211,7 +215,7 @@ def cut(forward: Forward) -> list[Layer]:
     """Returns the chain of layers. Values that skip a layer pass through it as inputs and outputs."""
     chain, free = chain_of(forward)
     points, lasting = crossing(chain, forward.loss)
-    pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward)))
+    pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes))
     at = {node: i for i, node in enumerate(chain)}
     position = {node: i for i, node in enumerate(forward.graph.nodes)}
     layers, arriving = [], []
@@ -281,11 +285,14 @@ def piece_graph(
         env[node] = graph.placeholder(f"{meaning.source}_{len(inputs)}")
         env[node].meta = {"val": node.meta["val"]}
         inputs.append(meaning)
-        examples.append(forward.tensors.get(meaning, node.meta["val"]))
+        examples.append(
+            node.meta["val"] if meaning in forward.tables else forward.tensors.get(meaning, node.meta["val"])
+        )
     for node in calls:
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[n] for _, n in outputs))
-    return Layer(name, fx.GraphModule(torch.nn.Module(), graph), inputs, examples, [o for o, _ in outputs])
+    tables = {one.name: forward.tables[one] for one in inputs if one in forward.tables}
+    return Layer(name, fx.GraphModule(torch.nn.Module(), graph), inputs, examples, [o for o, _ in outputs], tables)
 
 
 def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:
@@ -310,7 +317,7 @@ def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) 
             counters[source] += 1
             which = (
                 name
-                if source == "field"
+                if source == "field" or name in layer.tables
                 else number_of(layer.examples[i])
                 if source == "constant"
                 else counters[source]

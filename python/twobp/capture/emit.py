@@ -11,7 +11,7 @@ from torch import fx
 
 from twobp import _native
 
-from . import ops
+from . import ops, symbols
 from .cut import Layer
 from .differentiate.joint import Joint
 from .differentiate.split import Split
@@ -27,6 +27,8 @@ MEMORY_FORMATS = {
 RENAMED = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,  # real strides may differ from those of tracing
+    aten.__and__.Tensor: aten.bitwise_and.Tensor,
+    aten.__or__.Tensor: aten.bitwise_or.Tensor,
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
@@ -74,6 +76,9 @@ class Emitter:
             return {"device": 0}
         if isinstance(value, torch.memory_format):
             return {"memory_format": MEMORY_FORMATS[value]}
+        if symbols.is_size(value := symbols.plain(value)):
+            size = symbols.argument(value)
+            return {"number": size} if "Tensor" in kind else size
         if isinstance(value, (bool, int, float)):
             number = {"float": str(value)} if isinstance(value, float) and not math.isfinite(value) else value
             return (
@@ -197,7 +202,7 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
             {"add_to": parameter, "how": "embedding", "args": [last["args"][0], last["args"][1], last["args"][3]]}
         )
     else:
-        if node.meta["val"].shape != shape:
+        if not symbols.same(node.meta["val"].shape, shape):
             raise emitter.refuse(
                 node,
                 f"the gradient of a parameter has shape {list(node.meta['val'].shape)}, but the parameter has "

@@ -3,15 +3,17 @@ tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from . import symbols
 from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
 from .own_operators import with_neighbours
 from .sequences.over_slices import Sequences, Slice
+from .sizes import numbers_if_served
 
 DTYPE = {
     name: getattr(torch, name)
@@ -58,19 +60,23 @@ class Random:
 
 
 def value_of(
-    argument: Any, slots: dict[int, torch.Tensor], generator: Callable[[int], torch.Generator], part: Slice
+    argument: Any,
+    slots: dict[int, torch.Tensor],
+    generator: Callable[[int], torch.Generator],
+    part: Slice,
+    sizes: Sequence = (),
 ) -> Any:
     if isinstance(argument, list):
-        return [value_of(a, slots, generator, part) for a in argument]
+        return [value_of(a, slots, generator, part, sizes) for a in argument]
     if not isinstance(argument, dict):
         return argument
     ((key, value),) = argument.items()
     if key == "v":
         return slots[value]
-    if key == "number":
-        return (
-            float(value["float"]) if isinstance(value, dict) else value
-        )  # a tensor of it would change the dtype of a scalar's result
+    if key == "size":
+        return sizes[value] if isinstance(value, int) else symbols.hint(value)
+    if key == "number":  # a tensor of it would change the dtype of a scalar's result
+        return value_of(value, slots, generator, part, sizes)
     return {
         "dtype": lambda: DTYPE[value],
         "memory_format": lambda: FORMATS[value],
@@ -91,12 +97,15 @@ def run(
     layer: int = 0,
     name: str = "",
     part: Slice = WHOLE,
+    sizes: Sequence = (),
 ) -> None:
     """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index.
-    `layer` has this `name`. `part` are the positions of the sequences that run."""
+    `layer` has this `name`. `part` are the positions of the sequences that run, `sizes` the numbers of SIZES."""
     random = random or Random(0)
     for instruction in code:
-        arguments = [value_of(a, slots, lambda call: random.generator(layer, call), part) for a in instruction["args"]]
+        arguments = [
+            value_of(a, slots, lambda call: random.generator(layer, call), part, sizes) for a in instruction["args"]
+        ]
         if "add_to" in instruction:
             index, how = instruction["add_to"], instruction["how"]
             if how == "product":
@@ -128,16 +137,19 @@ def run(
                 slots[slot] = one
 
 
-def count(targets: dict, fields: dict[str, torch.Tensor]) -> int:
+def count(targets: dict, fields: dict[str, torch.Tensor], sizes: Sequence = ()) -> int:
     """Runs TARGETS of a bundle."""
+    number = targets.get("count")
+    if isinstance(number, dict):
+        number = sizes[number["size"]] if isinstance(number["size"], int) else symbols.hint(number["size"])
     if "code" not in targets:
-        return targets["count"]
+        return number
     slots = {one["slot"]: fields[one["name"]] for one in targets["inputs"]}
-    run(targets["code"], slots, name="the targets")
+    run(targets["code"], slots, name="the targets", sizes=sizes)
     for check in targets.get("checks", []):
         if not slots[check["slot"]].all():
             raise CaptureError(check["says"])
-    return targets["count"] if "count" in targets else int(slots[targets["slot"]])
+    return number if "count" in targets else int(slots[targets["slot"]])
 
 
 # Of the arguments, those whose heads must lie as wholes.
@@ -147,10 +159,10 @@ ROWS = {
 }
 
 
-def passes(targets: dict, fields: dict[str, torch.Tensor]) -> bool:
+def passes(targets: dict, fields: dict[str, torch.Tensor], sizes: Sequence = ()) -> bool:
     """Returns whether the fields pass the checks of TARGETS."""
     try:
-        count(targets, fields)
+        count(targets, fields, sizes)
     except CaptureError:
         return False
     return True
@@ -172,11 +184,27 @@ def as_list(name: str | list[str]) -> list[str]:
 
 
 class Chain:
-    """All layers of one shape. `tensors` has parameters and buffers by name, `constants` has constants by name."""
+    """All layers, for micro-batches that an entry of `shapes` serves. `tensors` has parameters and buffers by name,
+    `constants` has constants by name."""
 
     def __init__(self, graph: dict, shape: int, tensors: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]):
         self.graph, self.shape = graph, graph["shapes"][shape]
         self.tensors, self.constants = tensors, constants
+        self.sizes: list = []
+        self.tables: list[torch.Tensor] = []
+
+    def prepare(self, fields: dict[str, torch.Tensor]) -> None:
+        """Computes the sizes and tables of a micro-batch. Raises CaptureError if the programs do not serve it."""
+        if "sizes" not in self.shape:
+            return
+        numbers, reason = numbers_if_served(self.shape, fields)
+        if numbers is None:
+            raise CaptureError(f"the programs are for {reason}")
+        self.sizes, self.tables = numbers, []
+        for table in self.shape["tables"]:
+            slots = {one["slot"]: self.constants[one["constant"]] for one in table["inputs"]}
+            run(table["code"], slots, name="a table", sizes=self.sizes)
+            self.tables.append(slots[table["slot"]])
 
     def program(self, number: int) -> dict:
         return self.shape["programs"][
@@ -187,7 +215,8 @@ class Chain:
         return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
 
     def count(self, fields: dict[str, torch.Tensor]) -> int:
-        return count(self.shape["targets"], fields)
+        self.prepare(fields)
+        return count(self.shape["targets"], fields, self.sizes)
 
     def whole(self) -> Slice:
         return Whole(self.shape.get("positions", 0))
@@ -201,6 +230,7 @@ class Chain:
         part: Slice | None = None,
     ):
         """Returns the loss, each layer's slots, and the new buffers, for all positions or for a part of them."""
+        self.prepare(fields)
         values: list[torch.Tensor] = []
         slots_of, buffers = [], {}
         part = part or self.whole()
@@ -224,7 +254,10 @@ class Chain:
                     case "buffer":
                         value = self.tensors[layer["buffers"][i["index"]]]
                     case "constant":
-                        value = self.constants[constants[i["index"]]]
+                        constant = constants[i["index"]]
+                        value = (
+                            self.tables[constant["table"]] if isinstance(constant, dict) else self.constants[constant]
+                        )
                     case "loss_weight":
                         value = torch.tensor(loss_weight, dtype=torch.float32)
                 slots[i["slot"]] = value
@@ -235,6 +268,7 @@ class Chain:
                 layer=number,
                 name=layer["name"],
                 part=part,
+                sizes=self.sizes,
             )
             values = [slots[o["slot"]] for o in program["outputs"]]
             if not evaluate:
@@ -261,9 +295,9 @@ class Chain:
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
             shapes = [self.parameter(name).shape for name in layer["parameters"]]
-            run(program["backward_p1"], slots, own, shapes, random, number, layer["name"], part)
+            run(program["backward_p1"], slots, own, shapes, random, number, layer["name"], part, self.sizes)
             for unit in program["backward_p2"]:
-                run(unit["code"], dict(slots), own, shapes, random, number, layer["name"], part)
+                run(unit["code"], dict(slots), own, shapes, random, number, layer["name"], part, self.sizes)
             arriving = [slots[g["slot"]] for g in program["input_gradients"]]
             for index, whole in own.items():
                 names = as_list(layer["parameters"][index])

@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import fx
 
+from . import symbols
 from .own_operators import aten, dropout, grouped_mm_weight
 
 
@@ -174,9 +175,10 @@ def inputs_of(node: fx.Node) -> list[fx.Node]:
     return nodes_in((node.args, node.kwargs))
 
 
-def computed(node: fx.Node, values: dict[fx.Node, torch.Tensor]):
-    """Returns the result of a call. `values` has its inputs."""
-    return node.target(*fx.map_arg(node.args, values.__getitem__), **fx.map_arg(node.kwargs, values.__getitem__))
+def computed(node: fx.Node, values: dict[fx.Node, torch.Tensor], sizes: symbols.At = symbols.EXAMPLE):
+    """Returns the result of a call. `values` has its inputs. Sizes are those of the example, or others."""
+    args, kwargs = (symbols.at(fx.map_arg(one, values.__getitem__), sizes) for one in (node.args, node.kwargs))
+    return node.target(*args, **kwargs)
 
 
 def ancestors(nodes: list[fx.Node], stop=lambda node: False) -> set[fx.Node]:

@@ -4,6 +4,7 @@ what each throws. docs/bundle.md lists them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -86,7 +87,7 @@ def _keep_norm(ctx, inputs, output):
 rms_norm = _operator(
     "rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor, Tensor)",
     _rms_norm,
-    lambda x, gain, eps: (_empty(x), _empty(x, x.shape[:-1].numel())),
+    lambda x, gain, eps: (_empty(x), _empty(x, math.prod(x.shape[:-1]))),
     _keep_norm,
     lambda ctx, dy, _: (*torch.ops.twobp.rms_norm_backward(dy, *ctx.saved_tensors), None),
 )

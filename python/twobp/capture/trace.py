@@ -8,19 +8,22 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+import sympy
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._functorch import eager_transforms
 
+from . import symbols
 from .cut import Layer, cut, structure
 from .differentiate.joint import joint_graph
 from .differentiate.split import split
-from .emit import emit
+from .emit import Emitter, dtype_name, emit
 from .errors import CaptureError, current_line
 from .export.draws import Draw, draws_of
-from .export.forward import MOST_TEXT, WithLoss, export
+from .export.forward import MOST_TEXT, Forward, WithLoss, export
+from .export.generic import Dimensions
 from .loss.targets import weigh_loss
 from .passes import matrices
 from .passes.attend import fuse_attention
@@ -29,6 +32,7 @@ from .passes.gates import fuse_gates
 from .passes.pack import Packed, pack
 from .passes.rotary import fuse_rotary
 from .sequences.slices import Refused, positions_of, sliced_programs
+from .sizes import Sizes
 from .state.as_before import AsBefore
 from .state.fingerprint import is_installed, is_installed_module, tensor_digest
 
@@ -40,6 +44,10 @@ DERIVATIVES = {
 }
 
 
+# The values of masks are looked at up to so many positions, or twice those of the batch, within LONGEST.
+LONG, LONGEST = 1024, 4096
+
+
 @dataclasses.dataclass
 class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are
@@ -48,7 +56,8 @@ class Traced:
     values are in the programs. `factors` is what matrices.describe found. `reads` has the attributes that the trace
     read, by the number of the object in the walk of fingerprint.py. `positions` is the length of the sequences, if the
     programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the forward pass's calls
-    that draw random numbers, in order."""
+    that draw random numbers, in order. If the programs are for many shapes, `many` has the keys of graph.json that
+    describe these, and a constant of a layer may be {"table": i}. Otherwise it is empty."""
 
     layers: list[dict]
     programs: list[dict]
@@ -62,6 +71,7 @@ class Traced:
     draws: list[Draw]
     constants: list[torch.Tensor]
     reads: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    many: dict = dataclasses.field(default_factory=dict)
 
 
 class Constants:
@@ -89,12 +99,16 @@ def trace(
     no_slices: str,
     before: AsBefore,
     buffers: Collection[str] = (),
+    many: Many | None = None,
 ) -> Traced:
     """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it
-    only reads them. Raises CaptureError."""
+    only reads them. The programs are for one shape, or for `many`. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward(), before:
-        forward = export(whole, fields, buffers)
+        forward = export(whole, fields, buffers, many and many.which)
         before.check()
+    symbolic = {one.name: node.meta["val"] for node, one in forward.inputs.items() if one.source == "field"}
+    if many:
+        many.look_at(forward, symbolic)
     own = own_tensors(whole)
     read = {
         name: tensor_digest(own[name])
@@ -102,7 +116,7 @@ def trace(
         if one.source == "constant" and (name := own_name(one.name, own))
     }
     fold(forward)
-    factors = matrices.describe(forward)
+    factors = {} if many else matrices.describe(forward)  # those of the first shape count
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
@@ -122,10 +136,16 @@ def trace(
         positions = length
     except Refused as reason:
         no_slices = str(reason).encode()[:MOST_TEXT].decode(errors="ignore")
+    of_many, tables = {}, {}
+    if many:
+        tables = {one: number for number, one in enumerate(forward.tables)}
+        of_many = described_sizes(
+            forward, symbolic, [programs, targets], lambda t, n: constants.number(t, own_name(n, own))
+        )
     described = []
     for layer, kind in zip(layers, assigned):
         numbers = [
-            constants.number(forward.tensors[one], own_name(one.name, own))
+            {"table": tables[one]} if one in tables else constants.number(forward.tensors[one], own_name(one.name, own))
             for one in layer.inputs
             if one.source == "constant"
         ]
@@ -150,7 +170,73 @@ def trace(
         constants.names,
         draws,
         constants.tensors,
+        many=of_many,
     )
+
+
+@dataclasses.dataclass
+class Many:
+    """The shapes that programs are to serve: the sizes of the dimensions `which` differ. `fields` are those of a batch
+    of the user, for whose sizes layers are cut."""
+
+    which: Dimensions
+    fields: dict[str, torch.Tensor]
+
+    def look_at(self, forward: Forward, symbolic: dict[str, torch.Tensor]) -> None:
+        """Sets Forward.sizes and Forward.largest. Raises CaptureError if no size is a symbol."""
+        env = symbols.env_of(forward.graph)
+        sizes = Sizes(symbolic, env) if env else None
+        if sizes is None or not sizes.symbols:
+            raise CaptureError("the module computes something else for each size of its fields")
+        forward.sizes = {symbol: self.fields[name].shape[dim] for symbol, (name, dim) in sizes.symbols.items()}
+        guards = [env.simplify(guard.expr) for guard in env.guards]
+        longest = max(self.fields[name].shape[dim] for name, dim in sizes.symbols.values())
+        most = max(LONG, min(2 * longest, LONGEST))
+        bounds = {abs(int(one)) for guard in guards for one in guard.atoms(sympy.Integer)}  # such as of a buffer
+        tried = {one - less for one in (most, *bounds) for less in (0, 1)} | {longest}
+        for length in sorted((one for one in tried if 1 < one <= most), reverse=True):
+            at = {
+                symbol: symbols.hint(symbolic[name].shape[dim]) if dim == 0 else length
+                for symbol, (name, dim) in sizes.symbols.items()
+            }
+            if all(guard.subs(at) == sympy.true for guard in guards):
+                forward.largest = at
+                break
+
+
+def described_sizes(
+    forward: Forward, symbolic: dict[str, torch.Tensor], code: list, number: Callable[[torch.Tensor, str], int]
+) -> dict:
+    """Returns the keys of graph.json that describe the shapes. Puts the numbers of their entries into `code`. `number`
+    gives that of a constant."""
+    sizes = Sizes(symbolic, symbols.env_of(forward.graph))
+    tables = [table_program(forward, table.graph, number) for table in forward.tables.values()]
+    sizes.place([*code, tables])
+    guards = sizes.guards()
+    shapes = sizes.of_fields(symbolic)
+    lengths = {symbol: most for symbol, most in forward.looked_at.items() if sizes.symbols[symbol][1] > 0}
+    guards += [sizes.at_most(symbol, most) for symbol, most in lengths.items()]
+    guards += [sizes.at_least(symbol, 2) for symbol in sizes.symbols]
+    return {
+        "fields": {name: {"dtype": dtype_name(value.dtype), "shape": shapes[name]} for name, value in symbolic.items()},
+        "sizes": sizes.entries,
+        "guards": guards,
+        "tables": tables,
+    }
+
+
+def table_program(forward: Forward, graph: fx.Graph, number: Callable[[torch.Tensor, str], int]) -> dict:
+    """Returns the program of a table. Its inputs are constants by number."""
+    emitter, inputs, code = Emitter("a table"), [], []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            one = forward.inputs[graph.sources[node]]
+            emitter.slot[node] = emitter.new_slot()
+            inputs.append({"constant": number(forward.tensors[one], one.name), "slot": emitter.slot[node]})
+        elif node.op == "call_function" and (instruction := emitter.instruction(node)):
+            code.append(instruction)
+    slot = emitter.slot[graph.output_node().args[0]]
+    return {"slots": emitter.slots, "inputs": inputs, "code": code, "slot": slot}
 
 
 @contextlib.contextmanager

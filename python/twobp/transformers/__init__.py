@@ -29,7 +29,6 @@ NAMES = {
     "clip_norm": "max_grad_norm",
     "seed": "seed",
 }
-MANY_SHAPES = 8
 
 
 class OneDevice:
@@ -219,7 +218,7 @@ class Trainer(transformers.Trainer):
             self._make_pipeline(self._step_batches[0])
         self._check_settings()
         self._update_model(needed=False)
-        shapes, done = self.pipeline.shapes, self.pipeline.steps_done
+        done = self.pipeline.steps_done
         try:
             result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
         except Error:
@@ -236,13 +235,6 @@ class Trainer(transformers.Trainer):
                 raise
             self._late_error = error  # raised when transformers has counted the step, too
             result = self.pipeline.last_result
-        if shapes <= MANY_SHAPES < self.pipeline.shapes:
-            warnings.warn(
-                f"the micro-batches have {self.pipeline.shapes} shapes so far, and the model is captured for each, "
-                "which takes "
-                "time: pad to fewer lengths, such as by pad_to_multiple_of of the data collator",
-                stacklevel=2,
-            )
         self._stale = True
         self._step_norm = result.grad_norm
         return torch.tensor(result.loss)
@@ -280,7 +272,7 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, *args, **keywords) -> TrainOutput:
         self._update_model()
         output = super()._finalize_training(*args, **keywords)
-        output.metrics["captured_shapes"] = self.pipeline.shapes if self.pipeline is not None else 0
+        output.metrics["captured_shapes"] = self.pipeline.captures if self.pipeline is not None else 0
         return output
 
     def evaluate(self, *args, **keywords) -> dict[str, float]:

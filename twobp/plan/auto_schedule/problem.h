@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {

@@ -28,7 +28,7 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
 
 // Internal to this folder: attributes waits to causes. See BubbleCause.
 // A rank waited from `begin` until `end` for a message sent at `sent`.
-struct Wait {
+struct RankWait {
   double begin = 0;
   double end = 0;
   double sent = 0;
@@ -37,7 +37,7 @@ struct Wait {
   bool splits_p2 = false;  // the rank's B is split into I and W
 };
 
-inline void book_wait(RankSimulation& rank, const Wait& wait) {
+inline void book_wait(RankSimulation& rank, const RankWait& wait) {
   const IdleCause cause = !wait.started  ? IdleCause::kStartUp
                           : wait.pending ? IdleCause::kMessage
                                          : IdleCause::kNothing;

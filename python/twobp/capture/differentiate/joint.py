@@ -8,12 +8,13 @@ import dataclasses
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks_from_tensors
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from .. import ops
+from .. import ops, symbols
 from ..cut import Layer
 from ..errors import CaptureError, where
 from ..ops import aten
@@ -48,9 +49,16 @@ def without_one_dnn():
         torch._C._set_mkldnn_enabled(before)
 
 
+def mode_of_symbols(layer: Layer) -> FakeTensorMode | None:
+    """Returns the mode of export if sizes of the layer's inputs are symbols."""
+    return next((x.fake_mode for x in layer.examples if isinstance(x, FakeTensor) and symbols.sized(x.shape)), None)
+
+
 def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
     """Traces a layer. `trained[i]` says whether input i needs a gradient."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode, how = FakeTensorMode(allow_non_fake_inputs=True), "fake"
+    if of_export := mode_of_symbols(layer):  # sizes stay expressions of those of the fields
+        mode, how = of_export, "real"
     with mode:
         fake = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
 
@@ -58,7 +66,8 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         leaves = [x.detach().requires_grad_() if t else x.detach() for x, t in zip(inputs, trained)]
         return leaves, fx.Interpreter(layer.graph_module).run(*leaves)  # nodes get the lines of their sources
 
-    with mode, torch.enable_grad(), without_one_dnn():
+    dispatcher = enable_python_dispatcher if of_export else contextlib.nullcontext
+    with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
         arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
@@ -80,10 +89,12 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         return [o.detach() for o in outputs], list(grads)
 
     with (
+        mode if of_export else contextlib.nullcontext(),
+        dispatcher(),
         preserve_node_meta(),
         torch.autograd.set_detect_anomaly(True, check_nan=False),
     ):  # derivatives know their forward nodes
-        graph_module = make_fx(joint, tracing_mode="fake", _allow_non_fake_inputs=True)(fake, gradients)
+        graph_module = make_fx(joint, tracing_mode=how, _allow_non_fake_inputs=True)(fake, gradients)
         if any(map(is_mutable, graph_module.graph.nodes)):  # autograd's formulas write into tensors that they just made
             for node in graph_module.graph.find_nodes(op="call_function", target=aten.view.default):
                 node.target = aten.reshape.default  # without these writes, tensors may have other strides
@@ -93,7 +104,8 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
                 return fx.Interpreter(graph_module).run(*arguments, enable_io_processing=False)
 
             functional = torch.func.functionalize(replay, remove="mutations")
-            graph_module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fake, *gradients)
+            graph_module = make_fx(functional, tracing_mode=how, _allow_non_fake_inputs=True)(*fake, *gradients)
+    symbols.inline(graph_module.graph)
     clean(graph_module.graph)
     for node in graph_module.graph.nodes:
         if is_mutable(node):

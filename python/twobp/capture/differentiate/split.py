@@ -8,7 +8,7 @@ import operator
 
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..cut import Layer
 from ..ops import aten
 from ..own_operators import attention_backward, causal_attention_backward
@@ -59,7 +59,9 @@ def uses(gradient: fx.Node) -> list[fx.Node]:
             and node.target is aten.add.Tensor
             and not node.kwargs
             and len(node.users) == 1
-            and all(isinstance(a, fx.Node) and a.meta["val"].shape == node.meta["val"].shape for a in node.args)
+            and all(
+                isinstance(a, fx.Node) and symbols.same(a.meta["val"].shape, node.meta["val"].shape) for a in node.args
+            )
         ):
             todo += reversed(node.args)
         else:

@@ -18,11 +18,12 @@ from torch import fx, nn
 
 from twobp.batches import named
 
-from .. import ops
+from .. import ops, symbols
 from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from ..own_operators import aten, grouped_mm
 from ..passes.fuse import fuse
 from .draws import number_draws
+from .generic import Dimensions, dynamic_shapes
 from .parts import InParts, keeping_assertions
 
 REMOVED = {
@@ -57,11 +58,25 @@ class Check(NamedTuple):
 
 
 @dataclasses.dataclass
+class Table:
+    """A constant that depends on sizes of the fields. `graph` computes it from constants and sizes (fold.py). `value`
+    is that in the example, and large() that at Forward.largest, or None."""
+
+    graph: fx.Graph
+    value: torch.Tensor
+    large: Callable[[], torch.Tensor | None] | None
+
+
+@dataclasses.dataclass
 class Forward:
     """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says
     for each call that draws random numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new
     value of each of `buffers`, and until weigh_loss the condition of each assertion, which `asserted` has the text of.
-    They are read from the graph, where a pass may replace them."""
+    They are read from the graph, where a pass may replace them.
+
+    Symbols stand for sizes that differ between batches. `tables` has those constants that depend on them, `sizes` the
+    sizes for which layers are cut, and `largest` the largest ones for which the values of tables are looked at, which
+    is `looked_at` if any were."""
 
     graph_module: fx.GraphModule
     inputs: dict[fx.Node, Input]
@@ -69,6 +84,10 @@ class Forward:
     drops: list[bool]
     buffers: list[str]
     asserted: list[str]
+    tables: dict[Input, Table] = dataclasses.field(default_factory=dict)
+    sizes: symbols.At = dataclasses.field(default_factory=dict)
+    largest: symbols.At = dataclasses.field(default_factory=dict)
+    looked_at: symbols.At = dataclasses.field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -107,6 +126,7 @@ class WithLoss(nn.Module):
         self.takes_all = loss_fn is None or any(p.kind == p.VAR_KEYWORD for p in names) and not self.takes
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        symbols.unify(batch)
         output = self.output(batch)
         return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
 
@@ -264,9 +284,11 @@ def check_hooks(module: nn.Module) -> None:
             )
 
 
-def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = ()) -> Forward:
-    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. Raises
-    CaptureError with export's reason and the line of user code."""
+def export(
+    whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection[str] = (), which: Dimensions | None = None
+) -> Forward:
+    """Exports `whole` in training mode. `buffers` are no constants, even if this forward pass only reads them. The
+    sizes of the dimensions `which` are symbols. Raises CaptureError with export's reason and the line of user code."""
     try:
         with (
             causal_attention_without_mask(fields),
@@ -276,8 +298,9 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
-            with InParts(fields):
-                program = torch.export.export(whole, (fields,), strict=False)
+            shapes = None if which is None else dynamic_shapes(fields, which)
+            with InParts(fields, fixed=which is None):
+                program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
             program.graph_module.recompile()
@@ -287,6 +310,7 @@ def export(whole: WithLoss, fields: dict[str, torch.Tensor], buffers: Collection
     except Exception as error:
         raise refusal(error) from error
     graph_module = program.graph_module
+    symbols.inline(graph_module.graph)
     asserted = take_checks(graph_module.graph)
     check_values(graph_module.graph)
     clean(graph_module)
@@ -319,7 +343,7 @@ def check_values(graph: fx.Graph) -> None:
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else [values]:
             if not isinstance(value, torch.Tensor):
-                if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                if symbols.is_unknown(value):
                     raise CaptureError(
                         f"a number in the module's forward pass depends on the values of tensors{where(node)}. Keep it "
                         "a tensor: leave out .item()"
@@ -335,7 +359,7 @@ def check_values(graph: fx.Graph) -> None:
                     "Call to_dense() on it before the "
                     "module takes it"
                 )
-            elif any(isinstance(size, torch.SymInt) for size in value.shape):
+            elif any(map(symbols.is_unknown, value.shape)):
                 raise CaptureError(
                     f"the size of a tensor depends on the values of tensors{where(node)}. Keep all elements, and "
                     "choose by a mask: in place of "
@@ -462,9 +486,13 @@ def clean(graph_module: fx.GraphModule) -> None:
         if node.target in REMOVED:
             graph.erase_node(node)
         elif (
-            node.target in SAME_VALUE
-            or node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
-            and is_same(node, node.args[0], node.args[1])
+            (
+                node.target in SAME_VALUE
+                or node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+                and is_same(node, node.args[0], node.args[1])
+            )
+            or node.target is aten.slice.Tensor
+            and takes_all(node)
         ):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -503,10 +531,16 @@ def clean(graph_module: fx.GraphModule) -> None:
     graph_module.recompile()
 
 
+def takes_all(node: fx.Node) -> bool:
+    """Returns whether a slice is the whole for every size. For a fixed size, torch leaves it out itself."""
+    size = node.args[0].meta["val"].shape[ops.named_argument(node, 1)]
+    return isinstance(size, torch.SymInt) and symbols.same(size, node.meta["val"].shape[ops.named_argument(node, 1)])
+
+
 def is_same(node: fx.Node, x: Any, factor: Any) -> bool:
     """Returns whether the product or quotient is x itself, and no mean over one sample."""
     return (
-        not isinstance(factor, fx.Node)
+        isinstance(factor, (int, float))
         and factor == 1
         and node.meta["val"].dim() > 0
         and isinstance(x, fx.Node)
@@ -529,7 +563,7 @@ def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node
         converted = source.meta["val"].to(value.dtype)
         source = graph.call_function(aten._to_copy.default, (source,), {"dtype": value.dtype})
         source.meta["val"] = converted
-    if value.shape != source.meta["val"].shape:
+    if not symbols.same(value.shape, source.meta["val"].shape):
         source = graph.call_function(aten.expand.default, (source, list(value.shape)))
         source.meta["val"] = value
     return source

@@ -86,6 +86,15 @@ class FromFields:
         return known[0]
 
 
+class NothingKnown:
+    """In place of FromFields where programs are for many shapes."""
+
+    def chosen(self, *_) -> None:
+        return None
+
+    truth = number = chosen
+
+
 def _assert(condition: torch.Tensor, what: str) -> None:
     torch.ops.aten._assert_async.msg(
         condition,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ..errors import current_line
-from .from_fields import FromFields
+from .from_fields import FromFields, NothingKnown
 
 
 def drop(x: torch.Tensor, p: float, shape: torch.Size) -> torch.Tensor:
@@ -148,9 +148,11 @@ RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class InParts(TorchFunctionMode):
-    def __init__(self, fields: dict[str, torch.Tensor]):
+    """`fixed`: the programs are for one shape, so that values of fields and of sizes may decide sizes and branches."""
+
+    def __init__(self, fields: dict[str, torch.Tensor], fixed: bool = True):
         super().__init__()
-        self.known = FromFields(fields)
+        self.known = FromFields(fields) if fixed else NothingKnown()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

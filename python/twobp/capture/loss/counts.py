@@ -9,19 +9,19 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+import sympy
 import torch
 from torch import fx
 
-from .. import interpret, ops
+from .. import interpret, ops, symbols
 from ..emit import Emitter
 from ..errors import CaptureError, where
 from ..export.forward import MOST_TEXT, Check, Forward
 from ..own_operators import aten
 from .losses import NLL
 
-Count = (
-    int | tuple[fx.Node, int | None]
-)  # the same for each batch, or of a tensor's elements that are not the int (None: their sum)
+# The same for each batch of a shape, or of a tensor's elements that are not the int (None: their sum).
+Count = int | torch.SymInt | tuple[fx.Node, int | None]
 ADVICE = 'Say how it is reduced: loss_reduction="mean" (over the samples of a micro-batch) or "sum" (over its samples)'
 FOLDER = re.compile(r"/\S*/(?=[^/\s]+:\d+)")  # of a line of code: a bundle does not have it
 SAME_IDS = {
@@ -78,7 +78,7 @@ class Counts:
         if len({self._key(count) for count in counts}) == 1:
             return counts[0], [1.0] * len(counts)
         values = [self._value(count) for count in counts]
-        if len(set(values)) == 1 and not any(isinstance(count, int) for count in counts):
+        if len(set(values)) == 1 and all(isinstance(count, tuple) for count in counts):
             self.checks += [
                 Equal(
                     counts[0],
@@ -89,8 +89,8 @@ class Counts:
                 for count in counts[1:]
             ]
             return counts[0], [1.0] * len(counts)
-        whole = [count if isinstance(count, int) else count[0].meta["val"].numel() for count in counts]
-        if values != whole:
+        whole = [count[0].meta["val"].numel() if isinstance(count, tuple) else count for count in counts]
+        if values != symbols.hint(whole) or None in (ratios := [ratio(whole[0], number) for number in whole]):
             return None
         self.checks += [
             Equal(
@@ -99,21 +99,32 @@ class Counts:
                 f"the loss adds means over all targets{where(node)}, but some targets of this micro-batch do not count",
             )
             for count, number in zip(counts, whole)
-            if not isinstance(count, int)
+            if isinstance(count, tuple)
         ]
-        self.ratios[len(self.ratios) - len(counts) + 1 :] = [str(Fraction(whole[0], number)) for number in whole[1:]]
-        return whole[0], [whole[0] / number for number in whole]
+        self.ratios[len(self.ratios) - len(counts) + 1 :] = map(str, ratios[1:])
+        return whole[0], [float(one) for one in ratios]
 
     def _key(self, count: Count):
-        if isinstance(count, int):
-            return count
+        if not isinstance(count, tuple):
+            return str(symbols.plain(count))
         node, ignore = count
         while node.target in SAME_ELEMENTS:
             node = node.args[0]
         return _structure(node, {}), ignore
 
     def _value(self, count: Count) -> int:
-        return count if isinstance(count, int) else interpret.count(program(self.forward, count, []), self.fields)
+        if not isinstance(count, tuple):
+            return symbols.hint(count)
+        return interpret.count(program(self.forward, count, []), self.fields)
+
+
+def ratio(one: int | torch.SymInt, other: int | torch.SymInt) -> Fraction | None:
+    """Returns one / other, or None if it differs between batches."""
+    if not symbols.sized((one, other)):
+        return Fraction(int(one), int(other))
+    a, b = (symbols.expr_of(n) if symbols.is_size(n) else sympy.Integer(n) for n in (one, other))
+    found = sympy.simplify(a / b)
+    return Fraction(int(found.p), int(found.q)) if found.is_Rational else None
 
 
 def _structure(node: fx.Node, known: dict) -> tuple | fx.Node:
@@ -145,6 +156,8 @@ def ids_in_range(forward: Forward) -> list[InRange]:
             size = node.args[0].meta["val"].shape[-1 if node.args[0].meta["val"].dim() == 1 else 1]
         else:
             continue
+        if symbols.is_size(size := symbols.plain(size)):
+            continue  # classes that the batch decides
         field = ids
         while field.target in SAME_IDS:
             field = field.args[0]
@@ -165,11 +178,11 @@ def ids_in_range(forward: Forward) -> list[InRange]:
 
 def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange]) -> dict:
     """Returns TARGETS of a bundle."""
-    if isinstance(count, int) and not checks:
-        return {"count": count}
+    if not isinstance(count, tuple) and not checks:
+        return {"count": symbols.argument(count)}
     emitter = Emitter("the targets")
     counts = [count, *(one for check in checks if isinstance(check, Equal) for one in (check.one, check.other))]
-    read = [one[0] for one in counts if not isinstance(one, int)] + [
+    read = [one[0] for one in counts if isinstance(one, tuple)] + [
         check.condition if isinstance(check, Check) else check.ids for check in checks if not isinstance(check, Equal)
     ]
     inputs, code = _values(forward, read, emitter)
@@ -195,11 +208,11 @@ def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange
                 if check.ignore is None
                 else call("aten::logical_or", right, call("aten::eq.Scalar", ids, check.ignore)),
             )
-        if isinstance(check.other, int):
-            return call("aten::eq.Scalar", number(check.one), check.other)
+        if not isinstance(check.other, tuple):
+            return call("aten::eq.Scalar", number(check.one), symbols.argument(check.other))
         return call("aten::eq.Tensor", number(check.one), number(check.other))
 
-    described = {"count": count} if isinstance(count, int) else {"slot": number(count)["v"]}
+    described = {"slot": number(count)["v"]} if isinstance(count, tuple) else {"count": symbols.argument(count)}
     if checks:
         described["checks"] = [
             {"slot": holds(check)["v"], "says": FOLDER.sub("", check.says).encode()[:MOST_TEXT].decode(errors="ignore")}

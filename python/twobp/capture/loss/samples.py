@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..export.forward import Forward
 from ..sequences.along import SUM, Along, Mixes
 from ..sequences.positions import place_of
@@ -97,7 +97,7 @@ class Samples:
         if (
             not isinstance(value, torch.Tensor)
             or not value.dim()
-            or value.shape[0] % self.positions
+            or symbols.hint(value.shape[0]) % self.positions
             or ops.short_name(node) in JOIN
         ):
             return SUM

@@ -3,12 +3,14 @@ loss_weight = 1 / (targets of the global batch), and a program counts a micro-ba
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..errors import CaptureError, where
 from ..export.forward import Forward, Input
 from ..ops import named_argument, set_argument
@@ -71,7 +73,7 @@ class Sums:
             and len(first.args[0]) == first.meta["val"].numel()
         ):
             return self.of(first.args[0][node.args[2]])
-        for table, targets in ((ELEMENTWISE, lambda x: x.numel()), (ROWWISE, lambda x: x.shape[:-1].numel())):
+        for table, targets in ((ELEMENTWISE, lambda x: x.numel()), (ROWWISE, lambda x: math.prod(x.shape[:-1]))):
             if target in table and named_argument(node, table[target]) == MEAN:
                 self._check(node, first)
                 return self._with_argument(node, table[target], SUM), targets(first.meta["val"])
@@ -113,7 +115,13 @@ class Sums:
         if source is None or not self.samples.kept(source) or total.meta["val"].dtype != node.meta["val"].dtype:
             return None
         if not isinstance(by, fx.Node):
-            return int(by) if by in (*source.meta["val"].shape[:1], source.meta["val"].numel()) else None
+            if isinstance(by, float) and by.is_integer():
+                by = int(by)
+            whole = isinstance(by, (int, torch.SymInt))
+            found = whole and any(
+                symbols.same(by, one) for one in (*source.meta["val"].shape[:1], source.meta["val"].numel())
+            )
+            return symbols.plain(by) if found else None
         while by.target in AT_LEAST and (by.target is not aten.clamp.default or named_argument(by, 2) is None):
             if by.target is not aten._to_copy.default and not 0 <= (named_argument(by, 1) or 0) <= 1:
                 return None
@@ -164,7 +172,7 @@ class Sums:
     def _times(self, node: fx.Node, value: fx.Node | float, count: Count):
         if value == 0:
             return value
-        if not isinstance(count, int):
+        if isinstance(count, tuple):
             raise Unknown(
                 "it adds a term that does not depend on the samples to a mean whose number of targets differs between "
                 f"batches{where(node)}"
@@ -223,19 +231,31 @@ def summed(node: fx.Node) -> fx.Node | None:
     return (node.args[1] if node.target in NLL else node.args[0]) if whole else None
 
 
-def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int:
-    sizes = {f.shape[0] for f in fields.values() if f.dim()}
-    if len(sizes) != 1:
+def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int | torch.SymInt:
+    sizes = [
+        node.meta["val"].shape[0]
+        for node, one in forward.inputs.items()
+        if one.source == "field" and node.meta["val"].dim()
+    ]
+    if not sizes or any(not symbols.same(one, sizes[0]) for one in sizes):
+        rows = sorted({f.shape[0] for f in fields.values() if f.dim()})
         raise CaptureError(
-            f"the batch's tensors have {sorted(sizes)} rows, so the number of samples is unknown. Make the loss a mean "
+            f"the batch's tensors have {rows} rows, so the number of samples is unknown. Make the loss a mean "
             "that capture knows, "
             "such as cross_entropy"
         )
-    return sizes.pop()
+    return symbols.plain(sizes[0])
 
 
 def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str | None) -> dict:
     """Makes the loss a sum multiplied by loss_weight, in place. Returns TARGETS of the bundle."""
+    env = symbols.env_of(forward.graph)
+    # What the rules for samples compare are sizes of the example, which are different primes.
+    with env.suppress_guards() if env else contextlib.nullcontext():
+        return _weigh_loss(forward, fields, reduction)
+
+
+def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str | None) -> dict:
     if reduction not in (None, "mean", "sum"):
         raise CaptureError(f'loss_reduction is {reduction!r}, not "mean" or "sum"')
     graph, loss = forward.graph, forward.loss

@@ -12,8 +12,9 @@ import operator
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..cut import Layer
+from ..export.forward import Table
 from ..own_operators import aten, attention
 from .linear import dependents, is_linear, is_moved
 from .masked import FILLS
@@ -30,9 +31,9 @@ MAGNITUDES = (
 
 def fuse_attention(layer: Layer) -> None:
     """Works on the layer's graph, in place."""
-    graph, constants = layer.graph_module.graph, constants_of(layer)
+    graph, constants, of_sizes = layer.graph_module.graph, constants_of(layer), tables_by_node(layer)
     for scores in [node for node in graph.nodes if node.op == "call_function" and node.target in SCORES]:
-        found = attention_of(scores, constants)
+        found = attention_of(scores, constants, of_sizes)
         if found is not None:
             replace(graph, scores, *found)
     graph.eliminate_dead_code()
@@ -42,13 +43,18 @@ def fuse_attention(layer: Layer) -> None:
 def constants_of(layer: Layer) -> dict[fx.Node, torch.Tensor]:
     placeholders = [node for node in layer.graph_module.graph.nodes if node.op == "placeholder"]
     return {
-        node: example
+        node: layer.tables[one.name].value if one.name in layer.tables else example
         for node, one, example in zip(placeholders, layer.inputs, layer.examples)
         if one.source == "constant"
     }
 
 
-def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
+def tables_by_node(layer: Layer) -> dict[fx.Node, Table]:
+    placeholders = [node for node in layer.graph_module.graph.nodes if node.op == "placeholder"]
+    return {node: layer.tables[one.name] for node, one in zip(placeholders, layer.inputs) if one.name in layer.tables}
+
+
+def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor], of_sizes: dict[fx.Node, Table]):
     """Returns (rows, last, (batch, positions), arguments). `last` is the attention of `rows`. Returns None if this is
     no attention, or not of rows of one projection."""
     last = end_of(scores)
@@ -61,15 +67,19 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
     )
     if q.dim() != 4 or value.dtype not in (torch.float32, torch.float64):
         return None
-    batch, heads, positions = q.shape[:3]
-    width = last.meta["val"].numel() // (batch * heads * positions)
-    row = value.numel() // (batch * positions)
+    batch, heads, positions = symbols.hint(q.shape[:3])
+    width = symbols.hint(last.meta["val"].numel()) // (batch * heads * positions)
+    row = symbols.hint(value.numel()) // (batch * positions)
     kv_heads = (row // width - heads) // 2 if width else 0
+    samples, _, length = q.shape[:3]
     if (
-        kv_heads < 1
+        not symbols.same(
+            (value.numel(), q.shape[1], last.meta["val"].numel()),
+            (samples * length * row, heads, samples * length * heads * width),
+        )
+        or kv_heads < 1
         or heads % kv_heads
         or (heads + 2 * kv_heads) * width != row
-        or last.meta["val"].numel() != batch * positions * heads * width
     ):
         return None
     limit = 1e-9 if value.dtype == torch.float64 else 1e-5
@@ -79,7 +89,9 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
         numbers = magnitude * torch.randn(
             batch, positions, row, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
         )
-        return numbers, evaluate(last, rows, numbers.reshape(value.shape), constants).reshape(batch, positions, -1)
+        return numbers, evaluate(last, rows, numbers.reshape(symbols.hint(value.shape)), constants).reshape(
+            batch, positions, -1
+        )
 
     def is_equal(cos: torch.Tensor | None, sin: torch.Tensor | None, causal: bool) -> bool:
         return all(
@@ -99,10 +111,38 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor]):
             if is_equal(
                 *(None if one is None else half(constants[one].double(), positions, width) for one in tables), causal
             ):
-                return rows, last, (batch, positions, row), (*tables, heads, kv_heads, causal)
+                masks = [of_sizes[one] for one in constants_read(last, rows) & of_sizes.keys() - set(tables)]
+                if not all(is_mask(one, causal) for one in masks):
+                    return None
+                return rows, last, (samples, length, row), (*tables, heads, kv_heads, causal)
     except (RuntimeError, TypeError, NotImplementedError):  # an operator that does not fit float64 or these shapes
         pass
     return None
+
+
+def constants_read(last: fx.Node, rows: fx.Node) -> set[fx.Node]:
+    return {one for node in ops.ancestors([last], stop=lambda node: node is rows) for one in ops.inputs_of(node)}
+
+
+def is_mask(table: Table, causal: bool) -> bool:
+    """Returns whether a table has one number for the positions that attention sees, and one for the others, which are
+    the same in the example and in the largest batch. So they are for all sizes in between."""
+
+    def numbers(value: torch.Tensor | None) -> list | None:
+        if value is None:
+            return None
+        if not causal or value.numel() == 1:
+            parts = [value]
+        elif value.dim() < 2 or value.shape[-1] != value.shape[-2]:
+            return None
+        else:
+            seen = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+            parts = [value[..., seen], value[..., ~seen]]
+        found = [part.unique() for part in parts]
+        return [one.item() for one in found] if all(one.numel() == 1 for one in found) else None
+
+    own = numbers(table.value)
+    return own is not None and table.large is not None and own == numbers(table.large())
 
 
 def end_of(scores: fx.Node) -> fx.Node:
@@ -176,7 +216,7 @@ def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dic
     with torch.no_grad():
         for node in rows.graph.nodes:
             if node in needed:
-                args, kwargs = (fx.map_arg(one, known.__getitem__) for one in (node.args, node.kwargs))
+                args, kwargs = (symbols.hint(fx.map_arg(one, known.__getitem__)) for one in (node.args, node.kwargs))
                 if node in dependent:
                     args, kwargs = (fx.node.map_aggregate(one, wide) for one in (args, kwargs))
                 known[node] = node.target(*args, **kwargs)
@@ -185,16 +225,11 @@ def evaluate(last: fx.Node, rows: fx.Node, numbers: torch.Tensor, constants: dic
 
 def tables_of(last: fx.Node, rows: fx.Node, constants: dict, positions: int, width: int):
     """Returns pairs of constants that may be cos and sin."""
-    read = {
-        one
-        for node in ops.ancestors([last], stop=lambda node: node is rows)
-        for one in ops.inputs_of(node)
-        if one in constants
-    }
     tables = [
         one
-        for one in read
-        if constants[one].is_floating_point()
+        for one in constants_read(last, rows)
+        if one in constants
+        and constants[one].is_floating_point()
         and width % 2 == 0
         and constants[one].shape[-1:] in ((width,), (width // 2,))
         and constants[one].numel() == positions * constants[one].shape[-1]

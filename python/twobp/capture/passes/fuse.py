@@ -5,6 +5,7 @@ numbers, however it is written."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from .. import ops
+from .. import ops, symbols
 from ..own_operators import aten, rms_norm
 
 ELEMENTWISE = {
@@ -100,7 +101,7 @@ def fuse_norms(graph: fx.Graph) -> None:
             else:
                 both = graph.call_function(rms_norm, (x, gain, eps))
                 both.meta = {key: value for key, value in node.meta.items() if key != "val"}
-                both.meta["val"] = (node.meta["val"], x.meta["val"].new_empty(x.meta["val"].shape[:-1].numel()))
+                both.meta["val"] = (node.meta["val"], x.meta["val"].new_empty(math.prod(x.meta["val"].shape[:-1])))
                 fused = graph.call_function(operator.getitem, (both, 0))
         fused.meta = dict(node.meta)
         node.replace_all_uses_with(fused)
@@ -132,7 +133,7 @@ def with_weights(node: fx.Node, target: object, value: torch.Tensor) -> list[tup
         for weights, other in (node.args, node.args[::-1])
         if isinstance(own := weights.meta.get("val"), torch.Tensor)
         and own.dtype == value.dtype
-        and own.shape == value.shape[-1:]
+        and symbols.same(own.shape, value.shape[-1:])
     ]
 
 
@@ -141,7 +142,9 @@ def kind_of(normal: fx.Node, x: fx.Node) -> tuple[bool, float] | None:
     otherwise."""
     value = x.meta["val"]
     points = 1 + torch.randn(
-        [4] * (value.dim() - 1) + [value.shape[-1]], dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        [4] * (value.dim() - 1) + [symbols.hint(value.shape[-1])],
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(0),
     )
     points *= torch.tensor([1, 1e-3, 1e-8, 1e6], dtype=torch.float64)[:, None]  # eps matters at the small ones
     constants: list[float] = []
@@ -174,7 +177,7 @@ def arguments_of(last: fx.Node, within: set = ELEMENTWISE) -> list[fx.Node]:
 
 def is_like(node: fx.Node, value: torch.Tensor) -> bool:
     own = node.meta.get("val")
-    return isinstance(own, torch.Tensor) and own.shape == value.shape and own.dtype == value.dtype
+    return isinstance(own, torch.Tensor) and symbols.same(own.shape, value.shape) and own.dtype == value.dtype
 
 
 def evaluate(

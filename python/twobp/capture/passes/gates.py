@@ -6,6 +6,7 @@ import operator
 
 from torch import fx
 
+from .. import symbols
 from ..ops import named_argument
 from ..own_operators import aten, glu
 
@@ -53,8 +54,11 @@ def half_of(node: fx.Node) -> tuple[fx.Node, int] | None:
     elif node.target is aten.slice.Tensor and named_argument(node, 4) == 1:
         x, start = node.args[0], named_argument(node, 2) or 0
         size = x.meta["val"].shape[-1]
+        if symbols.sized((size, start)):
+            return None
         which = {0: 0, size // 2: 1, -(size // 2): 1}.get(start, -1)
     else:
         return None
     whole, own = x.meta["val"].shape, node.meta["val"].shape
-    return (x, which) if whole[:-1] == own[:-1] and whole[-1] == 2 * own[-1] and which in (0, 1) else None
+    halves = symbols.same(whole[:-1], own[:-1]) and symbols.same(whole[-1], 2 * own[-1])
+    return (x, which) if halves and which in (0, 1) else None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..own_operators import aten
 
 SOFTMAX = {aten.softmax.int, aten._softmax.default}
@@ -23,6 +23,9 @@ CASTS = {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clo
 SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.where.self, aten.where.ScalarOther}
 LEAST = -1e9  # a score of this or less has no weight beside others, which are smaller numbers
+
+
+Values = Callable[[fx.Node, symbols.At], "torch.Tensor | None"]  # of a node that depends on constants and sizes alone
 
 
 class Found(NamedTuple):
@@ -33,28 +36,29 @@ class Found(NamedTuple):
     path: list[fx.Node]
     scale: float
 
-    def run(self, score: float, values: Callable[[fx.Node], torch.Tensor | None]) -> torch.Tensor | None:
+    def run(self, score: float, values: Values, sizes: symbols.At) -> torch.Tensor | None:
         """Returns what the path makes of a score, in the shape of the masks, or None if a mask has no known value."""
         value = self.product.meta["val"]
         known = {self.product: torch.full([1, 1, 1, 1], score, dtype=value.dtype)}
         for node in self.path:
             for one in ops.inputs_of(node):
                 if one not in known:
-                    if (other := values(one)) is None:
+                    if (other := values(one, sizes)) is None:
                         return None
                     known[one] = other
-            known[node] = ops.computed(node, known)
+            known[node] = ops.computed(node, known, sizes)
         return known[self.path[-1]] if self.path else known[self.product]
 
 
-def fuse_masked_attention(graph: fx.Graph, values: Callable[[fx.Node], torch.Tensor | None]) -> None:
-    """Works in place. `values` gives the values of constants. Numbers change only by rounding."""
+def fuse_masked_attention(graph: fx.Graph, values: Values, sizes: list[symbols.At]) -> None:
+    """Works in place. `values` gives the values of constants, which are looked at for these `sizes`. Numbers change
+    only by rounding."""
     trained = depends_on_parameters(graph)
     for softmax in [node for node in graph.nodes if node.op == "call_function" and node.target in SOFTMAX]:
         found = attention_of(softmax, trained)
         if found is None:
             continue
-        form = "visible" if is_visible(found, values) else form_of(found)
+        form = "visible" if all(is_visible(found, values, one) for one in sizes) else form_of(found)
         if form is not None:
             replace(graph, found, form)
     graph.eliminate_dead_code()
@@ -88,7 +92,7 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> Found | None:
         last.target is not aten.matmul.default
         or last.args[0] is not before
         or last.args[1].meta["val"].dim() != 4
-        or last.args[1].meta["val"].shape[:3] != (*value.shape[:2], value.shape[3])
+        or not symbols.same(last.args[1].meta["val"].shape[:3], (*value.shape[:2], value.shape[3]))
     ):
         return None
     path, scale, node = [], 1.0, softmax.args[0]
@@ -97,7 +101,7 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> Found | None:
         if (
             step is None
             or len(node.users) != 1
-            or node.meta["val"].shape != value.shape
+            or not symbols.same(node.meta["val"].shape, value.shape)
             or node.meta["val"].dtype != value.dtype
         ):
             return None
@@ -106,7 +110,7 @@ def attention_of(softmax: fx.Node, trained: set[fx.Node]) -> Found | None:
     if (
         node.op != "call_function"
         or len(node.users) != 1
-        or any(one.meta["val"].shape[:-2] != value.shape[:2] for one in node.args)
+        or any(not symbols.same(one.meta["val"].shape[:-2], value.shape[:2]) for one in node.args)
         or node.meta["val"].dtype != value.dtype
     ):
         return None
@@ -147,10 +151,10 @@ def fill_of(node: fx.Node) -> float | None:
     return float(fill) if isinstance(fill, (int, float)) and not math.isnan(fill) else None
 
 
-def is_visible(found: Found, values: Callable[[fx.Node], torch.Tensor | None]) -> bool:
+def is_visible(found: Found, values: Values, sizes: symbols.At) -> bool:
     """Returns whether each row is known to have a score that the mask leaves, and filled scores to have no weight
     beside it."""
-    added, probe = found.run(0.0, values), found.run(math.inf, values)
+    added, probe = found.run(0.0, values, sizes), found.run(math.inf, values, sizes)
     if added is None or probe is None:
         return False
     filled = probe < math.inf  # the others are inf, or NaN where -inf is added
@@ -171,9 +175,8 @@ def form_of(found: Found) -> str | None:
         elif node.target in SCALES:
             scale *= before_mask(node, set())[1]
     if fills <= {-math.inf}:
-        return (
-            "added" if found.last.args[1].meta["val"].shape[-1] == found.product.args[0].meta["val"].shape[-1] else None
-        )
+        widths = (one.meta["val"].shape[-1] for one in (found.last.args[1], found.product.args[0]))
+        return "added" if symbols.same(*widths) else None
     return "filled" if len(fills) == 1 and max(fills) <= LEAST and not added else None
 
 

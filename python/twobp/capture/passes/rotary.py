@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..cut import Layer
 from ..own_operators import aten, rotary, turn
 from .attend import call, call_half, constants_of, evaluate, half, tables_of
@@ -45,16 +45,17 @@ def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx
     x = argument_of(last, constants)
     if x is None:
         return None
-    numbers = torch.randn(value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shape = symbols.hint(value.shape)
+    numbers = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tolerance = 1e-9 if value.dtype == torch.float64 else 1e-5
     wanted = None
-    for tables in tables_of(last, x, constants, *value.shape[-2:]):
+    for tables in tables_of(last, x, constants, *shape[-2:]):
         if wanted is None:
             try:
                 wanted = evaluate(last, x, numbers, constants)
             except (RuntimeError, TypeError, NotImplementedError):
                 return None
-        cos, sin = (half(constants[one].double(), *value.shape[-2:]) for one in tables)
+        cos, sin = (half(constants[one].double(), *shape[-2:]) for one in tables)
         if torch.allclose(turn(numbers, cos, sin), wanted, rtol=tolerance, atol=tolerance):
             return x, tables
     return None
@@ -72,7 +73,7 @@ def argument_of(last: fx.Node, constants: dict) -> fx.Node | None:
             own = one.meta.get("val")
             if (
                 isinstance(own, torch.Tensor)
-                and own.shape == last.meta["val"].shape
+                and symbols.same(own.shape, last.meta["val"].shape)
                 and one.target not in FACTORS | SUMS
             ):
                 if found is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..ops import named_argument
 
 
@@ -61,7 +61,8 @@ class Mixes(Exception):
 
 
 def shape(node: fx.Node) -> torch.Size:
-    return node.meta["val"].shape
+    """Returns the shape in the example."""
+    return symbols.hint(node.meta["val"].shape)
 
 
 def argument(node: fx.Node, name: str):

@@ -17,6 +17,7 @@ from torch import nn
 
 from twobp import _native
 
+from ..export.generic import Dimensions
 from ..trace import Traced, own_tensors
 from . import fingerprint
 
@@ -41,13 +42,15 @@ class Cache:
         loss_reduction: str | None,
         check: bool,
         slices: bool,
+        which: Dimensions | None = None,
     ) -> Entry:
-        """Returns the entry of a module, over which `walk` went, for micro-batches with these fields."""
+        """Returns the entry of a module, over which `walk` went, for micro-batches with these fields, whose sizes in
+        the dimensions `which` may differ."""
         if self.folder is None:
             return Entry([], "", "off")
         if walk[0].unknown:
             return Entry([], "", f"not kept: {walk[0].unknown}")
-        key = fingerprint.key_of(walk[1], fields, loss_reduction, check)
+        key = fingerprint.key_of(walk[1], fields, loss_reduction, check, which)
         sliced, unsliced = self.folder / f"{key}-slices.safetensors", self.folder / f"{key}.safetensors"
         return Entry([sliced] if slices else [unsliced, sliced], key, "")
 

@@ -22,6 +22,7 @@ import sysconfig
 import types
 import weakref
 from collections import OrderedDict
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -686,8 +687,15 @@ def walk_over(whole: nn.Module) -> tuple[Fingerprint, str]:
     return walk, digest
 
 
-def key_of(state: str, fields: dict[str, torch.Tensor], loss_reduction: str | None, check: bool) -> str:
-    """Returns the key of a capture for micro-batches with these fields."""
+def key_of(
+    state: str,
+    fields: dict[str, torch.Tensor],
+    loss_reduction: str | None,
+    check: bool,
+    which: Mapping[str, Collection[int]] | None = None,
+) -> str:
+    """Returns the key of a capture for micro-batches with these fields, whose sizes in the dimensions `which` may
+    differ."""
     key = Fingerprint()
     key.word(
         state,
@@ -702,4 +710,6 @@ def key_of(state: str, fields: dict[str, torch.Tensor], loss_reduction: str | No
     )
     for name, tensor in fields.items():
         key.word("field", name, tensor.dtype, tuple(tensor.shape))
+    if which is not None:
+        key.word("many", sorted((name, list(dims)) for name, dims in which.items()))
     return key._hash.hexdigest()

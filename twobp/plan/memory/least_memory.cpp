@@ -1,12 +1,12 @@
-#include "twobp/plan/least_memory.h"
+#include "twobp/plan/memory/least_memory.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/plan/stage_bytes.h"
 
 namespace twobp {
 namespace {
