@@ -37,7 +37,7 @@ TEST_F(PlanModel, MeasuresAndRanks) {
   const std::string file = folder_.path("plan.json");
   const auto run =
       expect_success({"plan", config_, "--seconds", "0.01", "--memory", "1GiB", "--json", file, "--top", "5"});
-  for (const char* part : {"samples/s", "2BP ", "combinations", "bound ms", "--set pipeline.schedule="}) {
+  for (const char* part : {"samples/s", "2BP", "combinations", "bound ms", "--set pipeline.schedule="}) {
     EXPECT_NE(run.out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << run.out;
   }
   const json plan = json::parse(read_file(file));
