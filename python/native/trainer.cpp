@@ -41,20 +41,25 @@
 namespace twobp::python {
 namespace {
 
-// The samples of one micro-batch, again and again: what layers are measured with.
+// The samples of one micro-batch, again and again: what layers are measured with. Fields without a row for
+// each sample are read whole.
 class ExampleDataset : public Dataset {
  public:
-  explicit ExampleDataset(Fields fields) : fields_(std::move(fields)) {}
-  int64_t size() const override { return fields_.begin()->second.size(0); }
+  ExampleDataset(Fields fields, int64_t samples) : fields_(std::move(fields)), samples_(samples) {}
+  int64_t size() const override { return samples_; }
   Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
     const at::Tensor rows = at::tensor(indices, at::kLong);
     Fields read;
-    for (const auto& [name, tensor] : fields_) read[name] = tensor.index_select(0, rows);
+    for (const auto& [name, tensor] : fields_) {
+      const bool by_sample = tensor.dim() > 0 && tensor.size(0) == samples_;
+      read[name] = by_sample ? tensor.index_select(0, rows) : tensor;
+    }
     return read;
   }
 
  private:
   Fields fields_;
+  int64_t samples_;
 };
 
 // Of the trainers over process groups, which all processes make in the same order.
@@ -78,7 +83,6 @@ class PyTrainer {
       own->as<CapturedOptions>().graph = graph_;
     }
     Config made = parse_config_without_data(config, "the settings", own ? &*own : nullptr);
-    made.pipeline.micro_batch_size = example.begin()->second.size(0);
     TWOBP_CHECK(made.pipeline.transport == "auto",
                 "a trainer in Python connects its processes itself: leave out transport");
     const int replicas = static_cast<int>(made.pipeline.data_parallel);
@@ -89,7 +93,7 @@ class PyTrainer {
     const ModelSpec model = build_model(made);
     input_ = made.model.input();
     check_given(example, input_);
-    auto data = std::make_shared<ExampleDataset>(as_read(example, input_));
+    auto data = std::make_shared<ExampleDataset>(as_read(example, input_), made.pipeline.micro_batch_size);
     DataSplit split{std::move(data), nullptr};
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
@@ -148,12 +152,18 @@ class PyTrainer {
     return true;
   }
 
-  // Copies of all weights and buffers, on every process. `averaged`: of the running means, if there are any.
-  Fields weights(bool averaged) {
+  // Copies of all weights and buffers, on every process, or of those with these names. `averaged`: of the
+  // running means, if there are any.
+  Fields weights(bool averaged, const std::set<std::string>& names) {
     const Use use(*this);
     const WithoutGil free;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (!averaged) return copies(trainer_->update().live_weights());
+    if (!averaged) {
+      std::vector<LiveTensor> live = trainer_->update().live_weights();
+      if (!names.empty())
+        std::erase_if(live, [&](const LiveTensor& one) { return !names.contains(one.name); });
+      return copies(live);
+    }
     Fields means;
     trainer_->with_averages([&] { means = copies(trainer_->update().live_weights()); });
     return means;
@@ -560,7 +570,8 @@ void add_trainer(py::module_& module) {
       .def("last", &PyTrainer::last)
       .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)
-      .def("weights", &PyTrainer::weights, py::arg("averaged") = false)
+      .def("weights", &PyTrainer::weights, py::arg("averaged") = false,
+           py::arg("names") = std::set<std::string>())
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)

@@ -41,9 +41,14 @@ def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) ->
     return dict(zip(names, tensors))
 
 
-def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless all have samples, and the
-    same number of them."""
+def samples_of(fields: Batch) -> int:
+    """Returns the number of samples: that of the first tensor with dimensions."""
+    return next((tensor.shape[0] for tensor in fields.values() if tensor.dim()), 0)
+
+
+def check_fields(batch: Batch, what: str, *, is_cut: bool = True) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless the first has samples, and
+    all have the same number of them. A micro-batch that `is_cut` may have others. Scalars belong to all samples."""
     if not isinstance(batch, Mapping):
         raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
     with checks.readable(what):
@@ -60,12 +65,18 @@ def check_fields(batch: Batch, what: str) -> dict[str, torch.Tensor]:
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
         checks.check_dense(tensor, f"{what}: {name!r}")
-        if tensor.dim() == 0 or tensor.shape[0] == 0:
-            raise Error(f"{what}: {name!r} has shape {list(tensor.shape)}, but its first dimension must be the samples")
         fields[name] = tensor.detach().contiguous()
-    counts = {name: tensor.shape[0] for name, tensor in fields.items()}
-    if len(set(counts.values())) > 1:
-        raise Error(f"{what} has different numbers of samples: {counts}")
+    counts = {name: tensor.shape[0] for name, tensor in fields.items() if tensor.dim()}
+    if not counts or samples_of(fields) == 0:
+        name = next(iter(counts), next(iter(fields)))
+        raise Error(
+            f"{what}: {name!r} has shape {list(fields[name].shape)}, but its first dimension must be the samples"
+        )
+    if not is_cut and len(set(counts.values())) > 1:
+        raise Error(
+            f"{what} has different numbers of samples: {counts}. Give a list of micro-batches, whose tensors may have "
+            "other numbers of rows"
+        )
     return fields
 
 
@@ -77,6 +88,8 @@ def check_like(fields: Batch, example: Batch, what: str, *, any_sizes: bool) -> 
     for name, tensor in fields.items():
         if tensor.dtype != example[name].dtype:
             raise Error(f"{what}: {name!r} is {tensor.dtype}, but the trainer was made with {example[name].dtype}")
+        if tensor.dim() == 0 < example[name].dim():
+            raise Error(f"{what}: {name!r} has shape [], but its first dimension must be the samples")
         if not any_sizes and tensor.shape[1:] != example[name].shape[1:]:
             raise Error(
                 f"{what}: a sample of {name!r} has shape {list(tensor.shape[1:])}, but the trainer was made with "
@@ -108,17 +121,17 @@ def cut(
         for i, part in enumerate(parts):
             check_like(part, example, f"micro-batch {i}", any_sizes=any_sizes)
         return parts
-    fields = check_fields(batch, "the batch")
+    fields = check_fields(batch, "the batch", is_cut=False)
     check_like(fields, example, "the batch", any_sizes=any_sizes)
-    size = next(iter(example.values())).shape[0]
-    samples = next(iter(fields.values())).shape[0]
+    size, samples = samples_of(example), samples_of(fields)
     if samples > size * micro_batches:
         raise Error(
             f"the batch has {samples} samples, but a step has {micro_batches} micro-batches of {size}: give at most "
             f"{size * micro_batches}"
         )
     return [
-        {name: tensor[begin : begin + size] for name, tensor in fields.items()} for begin in range(0, samples, size)
+        {name: tensor[begin : begin + size] if tensor.dim() else tensor for name, tensor in fields.items()}
+        for begin in range(0, samples, size)
     ]
 
 

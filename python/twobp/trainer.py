@@ -31,7 +31,8 @@ SECTIONS = ("pipeline", "train")  # their keys are arguments of a trainer; those
 class StepResult:
     """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm`
     is that of all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are lists by rank. `skipped` means
-    that an fp16 gradient overflowed, so no weight has changed."""
+    that an fp16 gradient overflowed, so no weight has changed. `metrics` has each loss and metric that the trainer was
+    given by name, as the mean over the micro-batches."""
 
     step: int
     loss: float
@@ -41,6 +42,7 @@ class StepResult:
     step_seconds: float
     idle: list[float]
     peak_bytes: list[int]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Trainer:
         example: Batch | Tensors | None = None,
         *,
         model: Mapping | None = None,
-        loss_fn: Callable | None = None,
+        loss_fn: Callable | Mapping[str, Callable] | None = None,
+        metrics: Mapping[str, Callable] | None = None,
         loss_reduction: str | None = None,
         optimizer: AdamW | Adam | Muon | SGD | None = None,
         cache: bool | str | os.PathLike = True,
@@ -83,8 +86,10 @@ class Trainer:
         `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of
         tensors may replace the dict in the example and in batches. Its tensors are forward's arguments in order, and
         one additional tensor is the "target" for loss_fn. forward returns the loss, or `loss_fn(output, batch)` does.
-        `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is needed if capture cannot recognise it. The
-        user's cache folder keeps the result of capture, unless `cache` is False or another folder.
+        `loss_reduction`, "mean" or "sum" over a micro-batch's samples, is needed if capture cannot recognise it;
+        "micro_batch" weighs all micro-batches alike. A dict of functions trains the sum of their losses, and `metrics`
+        is a dict of functions whose numbers are only reported. The user's cache folder keeps the result of capture,
+        unless `cache` is False or another folder.
 
         `model` may replace a module. It has the keys of the section `model`, such as {"type": "mlp", "dim": 64}, or
         {"from": FOLDER} for a bundle, or for a Hugging Face directory of a model for which twobp has layers.
@@ -121,12 +126,15 @@ class Trainer:
         if isinstance(device := settings.get("device"), str):
             _native.check_device(checks.text(device, "device"))  # before capture, which takes seconds
         if module is not None:
+            loss_fn = _reported(loss_fn, metrics, settings)
             cache = cache if isinstance(cache, bool) else checks.path(cache, "cache")
             self._captured = _capture(
                 module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings)
             )
-        elif loss_fn is not None or loss_reduction is not None:
-            raise Error("loss_fn and loss_reduction are for a module: a configured model has its own loss")
+        elif loss_fn is not None or loss_reduction is not None or metrics is not None:
+            raise Error("loss_fn, metrics and loss_reduction are for a module: a configured model has its own loss")
+        self._reported = getattr(loss_fn, "names", []) if module is not None else []
+        self._parts_of_last = 0
         config = _config(settings, AdamW() if optimizer is None else optimizer, self._example)
         if self._captured is not None:
             graph, constants, weights = _parts(self._captured)
@@ -163,6 +171,7 @@ class Trainer:
                 else None
             )
             result = StepResult(**self._native.step(parts, lr))
+            self._parts_of_last = len(parts)
         except BaseException as error:  # also what the handler of a signal raises
             if self.steps_done > done:
                 self._native.tell_counted(error)
@@ -172,7 +181,15 @@ class Trainer:
                 f"step {result.step} was made with the loss {result.loss}, where the module has {expected}. This is an "
                 "error of twobp: please report it"
             )
-        return result
+        return self._with_metrics(result)
+
+    def _with_metrics(self, result: StepResult) -> StepResult:
+        if not self._reported:
+            return result
+        from twobp.capture.loss.reported import ROWS
+
+        rows = self._native.weights(names={ROWS})[ROWS][-self._parts_of_last :]
+        return dataclasses.replace(result, metrics=dict(zip(self._reported, rows.mean(0).tolist())))
 
     def _pass_over(self, batch: Batch | Tensors | Sequence[Batch]) -> bool:
         """Counts the step without an update, and returns True, if the batch has no counted target. `step` raises for
@@ -300,7 +317,7 @@ class Trainer:
     def last_result(self) -> StepResult | None:
         """The result of the last step that counts, also if an exception such as KeyboardInterrupt took its place."""
         last = self._native.last()
-        return StepResult(**last) if last else None
+        return self._with_metrics(StepResult(**last)) if last else None
 
     @property
     def micro_batches(self) -> int:
@@ -500,7 +517,7 @@ def _config(settings: Mapping, optimizer: AdamW | Adam | Muon | SGD, example: Ba
         raise Error(f"optimizer is {got}, but must be twobp.AdamW(...), Adam, Muon or SGD")
     config = by_section(settings)
     config["optimizer"] = optimizer.settings()
-    samples = next(iter(example.values())).shape[0]
+    samples = batches.samples_of(example)
     if checks.whole(config["pipeline"].setdefault("micro_batch_size", samples), "micro_batch_size") != samples:
         raise Error(
             f"micro_batch_size is {config['pipeline']['micro_batch_size']}, but the example has {samples} samples: "
@@ -561,6 +578,16 @@ def _capture(
     return capture(
         module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside, slices=slices
     )
+
+
+def _reported(loss_fn: object, metrics: object, settings: Mapping) -> Callable | None:
+    if metrics is None and not isinstance(loss_fn, Mapping):
+        return loss_fn
+    if settings.get("data_parallel", 1) != 1:
+        raise Error("a dict of losses, and metrics, are for one replica: leave out data_parallel, or give one loss_fn")
+    from twobp.capture.loss.reported import reported
+
+    return reported(loss_fn, metrics, settings.get("micro_batches"))
 
 
 def _sliced(settings: Mapping) -> bool:

@@ -231,3 +231,62 @@ def test_means_whose_numbers_are_in_another_proportion_in_another_shape_are_refu
     trainer.step({"ids": ids[:3], "labels": ids[:3]})
     with pytest.raises(twobp.Error, match="ratios are 3/4 for the first shape of batch, but 1/2 for this one"):
         trainer.step({"ids": ids[:, :4], "labels": ids[:, :4]})
+
+
+def accuracy(o, b):
+    return (o.argmax(-1) == b["labels"]).double().mean()
+
+
+def halves():
+    return [{name: one[i:i + 3] for name, one in batch().items()} for i in (0, 3)]
+
+
+def test_several_losses_and_metrics_by_a_dict():
+    """The sum of the losses is trained, and each is reported."""
+    losses = {"square": lambda o, b: square(o, b).mean(), "size": lambda o, b: o.pow(2).mean()}
+    module, parts = Net().double(), halves()
+    trainer = twobp.Trainer(module, parts[0], loss_fn=losses, metrics={"accuracy": accuracy}, ranks=2, micro_batches=2)
+    outputs = [module(one["x"]) for one in parts]
+    wanted = {name: sum(f(o, b).item() for o, b in zip(outputs, parts)) / 2 for name, f in {**losses, "accuracy": accuracy}.items()}
+    result = trainer.step(batch())
+    assert result.metrics == pytest.approx(wanted, rel=1e-9) and trainer.last_result == result
+    assert result.loss == pytest.approx(wanted["square"] + wanted["size"], rel=1e-9)
+    one = trainer.step(parts[:1])
+    assert one.loss == pytest.approx(one.metrics["square"] + one.metrics["size"], rel=1e-9)
+
+
+@pytest.mark.parametrize("own, message", [
+    ({"metrics": {"ids": lambda o, b: o}}, r"the metric 'ids' is a tensor of shape \[3, 4\]"), ({"metrics": accuracy}, "metrics must be a dict of functions"),
+    ({"metrics": {"loss": accuracy}}, "'loss' is both a loss and a metric"), ({"loss_fn": {}}, "loss_fn is an empty dict"),
+    ({"metrics": {"a": accuracy}, "data_parallel": 2}, "are for one replica")])
+def test_wrong_losses_and_metrics_are_refused(own, message):
+    with pytest.raises(twobp.Error, match=message):
+        twobp.Trainer(Net().double(), halves()[0], **{"loss_fn": LOSSES["mean"], **own})
+
+
+def test_micro_batches_that_count_alike():
+    """Of a loss that is no mean over samples, with other numbers of samples in each."""
+    module, whole = Net().double(), batch()
+    parts = [{name: one[:2] for name, one in whole.items()}, {name: one[2:] for name, one in whole.items()}]
+
+    def root(o, b):
+        return square(o, b).mean().sqrt()
+
+    trainer = twobp.Trainer(module, parts[0], loss_fn=root, loss_reduction="micro_batch", ranks=2, micro_batches=2)
+    assert trainer.step(parts).loss == pytest.approx(sum(root(module(one["x"]), one).item() for one in parts) / 2, rel=1e-9)
+
+
+def test_scalars_and_other_rows_in_a_batch():
+    """A scalar scales a mean, and a table with rows of its own is read whole."""
+    def scaled(o, b):
+        return b["factor"] * ((o - b["table"].sum()) ** 2).mean()
+
+    module, more = Net().double(), {"factor": torch.tensor(0.5, dtype=torch.float64), "table": torch.linspace(0, 1, 5, dtype=torch.float64)}
+    parts = [{**one, **more} for one in halves()]
+    trainer = twobp.Trainer(module, parts[0], loss_fn=scaled, ranks=2, micro_batches=2)
+    assert trainer.step(parts).loss == pytest.approx(sum(scaled(module(one["x"]), one).item() for one in parts) / 2, rel=1e-9)
+    with pytest.raises(twobp.Error, match="different numbers of samples.*Give a list of micro-batches"):
+        trainer.step({**batch(), **more})
+    whole = {**batch(), "factor": more["factor"], "table": torch.ones((), dtype=torch.float64)}
+    other = twobp.Trainer(module, {**parts[0], "table": whole["table"]}, loss_fn=scaled, ranks=2, micro_batches=2)
+    assert other.step(whole).loss == pytest.approx(scaled(module(whole["x"]), whole).item(), rel=1e-9)

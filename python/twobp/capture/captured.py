@@ -24,6 +24,7 @@ from .errors import CaptureError, user_line
 from .export.draws import Draw
 from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch
 from .export.generic import Dimensions, generic
+from .loss.reported import ROWS, Reported
 from .sizes import numbers_if_served
 from .state.as_before import AsBefore
 from .state.cache import Cache, Entry
@@ -184,7 +185,7 @@ class Captured:
         """Yields what programs for many shapes may be captured for, with the fields for it: generic ones, or if their
         programs do not serve the batch, the batch."""
         variant = self.variant
-        if self.slices or not variant.shapes or variant.one_by_one:
+        if self.slices or not variant.shapes or variant.one_by_one or getattr(self.module, "one_by_one", False):
             return
         if variant.groups >= MOST_MANY:
             self.why = f"the module was captured for {MOST_MANY} groups of shapes"
@@ -558,6 +559,11 @@ class Captured:
     def shape_number(self, fields: dict[str, torch.Tensor]) -> int:
         return self.variant.serving(fields)
 
+    @property
+    def only_trains(self) -> bool:
+        """Whether the module says that its programs are not for evaluation."""
+        return getattr(self.module, "only_trains", False)
+
     def limit(self) -> float:
         """Returns the largest relative error that is rounding."""
         return max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
@@ -573,9 +579,10 @@ class Captured:
             loss, slots, new_buffers = chain.forward(fields, weight, random)
             drawn = list(random.drawn)
             gradients = chain.backward(slots, random)
-            in_order = interpret.Random(7)
-            evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
             del slots
+            in_order, evaluated = interpret.Random(7), None
+            if not self.only_trains:
+                evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
         expected, wanted, changed, in_evaluation, dtypes = reference(
             self, {**fields, **(beside or {})}, drawn, list(in_order.drawn)
         )
@@ -595,12 +602,13 @@ class Captured:
                     "there. Freeze it "
                     "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop"
                 )
+        compared = changed.keys() - {ROWS, *getattr(self.module, "not_compared", ())}
         result = DryRun(
             relative(loss * scale, expected),
             worst,
             where,
-            max((relative(new_buffers.get(n, self.buffers[n]), b) for n, b in changed.items()), default=0.0),
-            relative(evaluated * scale, in_evaluation),
+            max((relative(new_buffers.get(n, self.buffers[n]), changed[n]) for n in compared), default=0.0),
+            0.0 if evaluated is None else relative(evaluated * scale, in_evaluation),
         )
         limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
         if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
@@ -844,11 +852,11 @@ def capture(
     training mode. Parts of it may be in evaluation mode and stay so.
 
     loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a
-    micro-batch's samples) is needed only if capture does not recognise the mean in the loss. With `check`, the programs
-    run once and are compared with autograd. The errors are in `dry_runs`. `cache` is False, or another folder than the
-    user's, for repeated captures (docs/python.md). `beside` is as for `Captured.add_shape`. Without `slices`, programs
-    run over whole sequences alone, and capture is faster. Raises CaptureError, which says what cannot be captured,
-    where, and what to do. The module is not changed."""
+    micro-batch's samples, or "micro_batch": each counts alike) is needed only if capture does not recognise the mean
+    in the loss. With `check`, the programs run once and are compared with autograd. The errors are in `dry_runs`.
+    `cache` is False, or another folder than the user's, for repeated captures (docs/python.md). `beside` is as for
+    `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and capture is faster. Raises
+    CaptureError, which says what cannot be captured, where, and what to do. The module is not changed."""
     check_torch()
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
@@ -917,8 +925,10 @@ def capture(
         ) from error
     for name in graph["parameters"].keys() - captured.trained:
         graph["parameters"][name]["frozen"] = True  # as in PyTorch, a parameter without a gradient is not changed
-    if isinstance(loss_fn, nn.Module) and (
-        own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None)
+    if (
+        isinstance(loss_fn, nn.Module)
+        and not isinstance(loss_fn, Reported)
+        and (own := next((name for name in captured.buffers if name.startswith("loss_fn.")), None))
     ):
         raise CaptureError(
             f"loss_fn changes its buffer '{own.removeprefix('loss_fn.')}', which is no part of the module. Let the "

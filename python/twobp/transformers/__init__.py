@@ -1,10 +1,12 @@
 """A drop-in replacement for transformers.Trainer that trains in a pipeline. Its loop, data, schedules, logs, callbacks
-and files are those of transformers. Each step is one of twobp.Trainer. It is tested with transformers 5.23."""
+and files are those of transformers. Each step is one of twobp.Trainer, whose module is compute_loss. `pipelined` does
+the same for any subclass of transformers.Trainer. It is tested with transformers 5.23."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 
@@ -16,10 +18,12 @@ from transformers.trainer_utils import TrainOutput
 
 import twobp
 from twobp import Error, checks
-from twobp.trainer import by_section
-from twobp.transformers.arguments import check_arguments
+from twobp.losses.module import TAKEN, LossModule
+from twobp.losses.script import STEP, Plan, Script
+from twobp.trainer import SECTIONS, by_section
+from twobp.transformers.arguments import check_arguments, without_effect
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
-from twobp.transformers.overrides import check_overrides, check_weights, is_overridden
+from twobp.transformers.overrides import check_overrides, is_overridden
 
 # TrainingArguments has these settings of the pipeline under another name.
 NAMES = {
@@ -29,6 +33,9 @@ NAMES = {
     "clip_norm": "max_grad_norm",
     "seed": "seed",
 }
+
+
+MANY_CAPTURES = 8
 
 
 class OneDevice:
@@ -53,8 +60,10 @@ class Trainer(transformers.Trainer):
 
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name:
     ranks, schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch,
-    and `gradient_accumulation_steps` is the number of micro-batches of a step. `loss_reduction` may be "mean", as for
-    twobp.Trainer. `check_every` is as there.
+    and `gradient_accumulation_steps` is the number of micro-batches of a step. `check_every` is as for twobp.Trainer.
+
+    The loss is that of compute_loss, and micro-batches are weighed as in transformers. With loss_reduction="targets",
+    it is the mean over the counted targets of the step, as in twobp.Trainer, and the model itself must return it.
 
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument
     that cannot be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
@@ -64,7 +73,8 @@ class Trainer(transformers.Trainer):
     gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
-    _late_error: BaseException | None = None
+    __late_error: BaseException | None = None
+    __of_pipelined: dict = {}  # the settings that `pipelined` has taken out of the arguments
 
     def __init__(
         self,
@@ -86,15 +96,11 @@ class Trainer(transformers.Trainer):
         check_every: int = 0,
         **settings,
     ):
-        self.compute_loss_func = compute_loss_func
+        own, settings = self.__of_pipelined, {**settings}
+        loss_reduction, check_every = own.pop("loss_reduction", loss_reduction), own.pop("check_every", check_every)
+        settings |= own
         check_overrides(self)
-        if args is not None and not isinstance(args, transformers.TrainingArguments):
-            raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
-        args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
-        check_arguments(args)
-        if args.activation_checkpointing:
-            settings.setdefault("recompute", ["activations"])
-            args.activation_checkpointing = args.gradient_checkpointing = False
+        args = prepared(args, settings)
         for name in NAMES.keys() & settings.keys():
             raise Error(f"{name} comes from TrainingArguments.{NAMES[name]}: set it there, and leave out {name}")
         if checks.whole(settings.get("data_parallel", 1), "data_parallel", least=1) != 1:
@@ -103,19 +109,19 @@ class Trainer(transformers.Trainer):
                 "for replicas"
             )
         by_section(settings)
-        if loss_reduction not in (None, "mean"):
+        if loss_reduction not in (None, "targets"):
             raise Error(
-                f"loss_reduction is {loss_reduction!r}, but transformers takes the mean of the losses of "
-                'micro-batches: let the model return a mean, and give "mean"'
+                f"loss_reduction is {loss_reduction!r}, but may only be 'targets': without it, micro-batches are "
+                "weighed as in transformers"
             )
-        self._settings, self.loss_reduction = (
-            {**settings, "loss_reduction": loss_reduction, "check_every": check_every},
-            loss_reduction,
-        )
-        self._stale = False  # whether the model's weights are older than the pipeline's
-        self._saves_checkpoint = False
-        self._many = args.distributed_state.distributed_type != DistributedType.NO
-        if self._many:
+        self.__settings, self.loss_reduction = {**settings, "check_every": check_every}, loss_reduction
+        self.__frozen: list = []  # parameters of references, while they are trained with
+        self.__script: Script | None = None
+        self.__module: torch.nn.Module | None = None  # that the pipeline trains
+        self.__stale = False  # whether the model's weights are older than the pipeline's
+        self.__saves_checkpoint = False
+        self.__many = args.distributed_state.distributed_type != DistributedType.NO
+        if self.__many:
             folders = [None] * args.world_size
             dist.all_gather_object(folders, args.output_dir)
             if len(set(folders)) > 1:
@@ -132,18 +138,26 @@ class Trainer(transformers.Trainer):
             eval_dataset,
             processing_class,
             model_init,
-            None,
+            compute_loss_func,
             compute_metrics,
             callbacks,
             optimizers,
             optimizer_cls_and_kwargs,
             preprocess_logits_for_metrics,
         )
-        self._accepts_loss_kwargs = self.model_accepts_loss_kwargs
+        if loss_reduction == "targets" and self.__has_own_loss():
+            raise Error(
+                f"loss_reduction is 'targets', but {type(self).__name__} has a compute_loss, compute_loss_func or "
+                "label_smoothing_factor of its own, whose weights only it knows: leave out loss_reduction"
+            )
+        if loss_reduction is None and isinstance(settings.get("slices"), int) and settings["slices"] > 1:
+            raise Error(
+                'slices need a loss that is the mean over all counted targets of a step: give loss_reduction="targets"'
+            )
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        if self._many:
+        if self.__many:
             self.accelerator.state = OneDevice(self.accelerator.state)
             self.accelerator.dataloader_config.dispatch_batches = False  # every process reads all batches
             self.accelerator.gather = self.accelerator.gather_for_metrics = self.gather_function = lambda data, **_: (
@@ -153,28 +167,36 @@ class Trainer(transformers.Trainer):
     def train(self, *args, **keywords) -> TrainOutput:
         check_overrides(self)
         check_arguments(self.args)
-        self._begin_step()
-        self._update_model()
+        self.__begin_step()
+        self.__update_model()
         if self.pipeline is not None:  # another call continues with the optimizer's state
-            fetch_state(self.optimizer, self.model, self.pipeline)
-            self.pipeline = None
-        return super().train(*args, **keywords)
+            fetch_state(self.optimizer, self.__module, self.pipeline)
+        try:
+            return super().train(*args, **keywords)
+        finally:
+            self.__unfreeze()
+
+    def _inner_training_loop(self, *args, **keywords) -> TrainOutput:
+        self.pipeline = self.__script = self.__module = None  # of a larger micro-batch, with auto_find_batch_size
+        self.__stale = False
+        self.__begin_step()
+        return super()._inner_training_loop(*args, **keywords)
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         loader = super().get_train_dataloader()
-        if self._many:  # random changes of samples are the same in all processes
+        if self.__many:  # random changes of samples are the same in all processes
             loader.worker_init_fn = functools.partial(loader.worker_init_fn, rank=0)
         return loader
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        if self._step_batches:
+        if self.__step_batches:
             warnings.warn(
-                f"an epoch ended within step {self.state.global_step + 1}: its {len(self._step_batches)} micro-batches "
-                "train nothing. Let the number of batches be a "
-                "multiple of gradient_accumulation_steps, and let callbacks end an epoch in on_step_end",
+                f"an epoch ended within step {self.state.global_step + 1}: its {len(self.__step_batches)} "
+                "micro-batches train nothing. Let the number of batches be a multiple of gradient_accumulation_steps, "
+                "and let callbacks end an epoch in on_step_end",
                 stacklevel=2,
             )
-        self._begin_step()
+        self.__begin_step()
         return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
@@ -189,99 +211,192 @@ class Trainer(transformers.Trainer):
             )
         model.train()  # as in transformers, also those parts that were in evaluation mode
         if is_overridden(self, "_prepare_inputs") or is_overridden(self, "_prepare_input"):
-            self._update_model()  # they may run it
+            self.__update_model()  # they may run it
         inputs = self._prepare_inputs(inputs)
         if not isinstance(inputs, Mapping):
             raise Error(f"_prepare_inputs returned a {type(inputs).__name__}, but must return a dict of tensors")
-        if self._step_norm is None:
-            self._step_batches.append(dict(inputs))
-            self._step_items.append(num_items_in_batch)
-        count, whole = len(self._step_batches), self.current_gradient_accumulation_steps
+        if self.__step_norm is None:
+            self.__step_batches.append(dict(inputs))
+            if self.loss_reduction is None:
+                self.__step_plans.append(self.__plan(inputs, num_items_in_batch))
+        count, whole = len(self.__step_batches), self.current_gradient_accumulation_steps
         last = self.accelerator.sync_gradients
-        if self._step_norm is not None or count > whole or last and count < whole:
+        if self.__step_norm is not None or count > whole or last and count < whole:
             raise Error(
                 f"a step has {whole} micro-batches, but training_step of {type(self).__name__} did not call "
                 "super().training_step, which trains in the "
                 "pipeline, once for each of them"
             )
-        return self._step() if last else torch.tensor(0.0)
+        return self.__step() if last else torch.tensor(0.0)
 
-    def _begin_step(self) -> None:
-        self._step_batches: list[dict] = []
-        self._step_items: list = []
-        self._step_norm: float | None = None  # that of the gradients, when the pipeline has made the step
+    def __begin_step(self) -> None:
+        self.__step_batches: list[dict] = []
+        self.__step_plans: list[Plan] = []
+        self.__step_norm: float | None = None  # that of the gradients, when the pipeline has made the step
 
-    def _step(self) -> torch.Tensor:
-        """Makes the step of `_step_batches` in the pipeline. Returns its loss."""
-        check_weights(self, self._step_batches, self._step_items, self._accepts_loss_kwargs)
-        if self.pipeline is None:
-            self._make_pipeline(self._step_batches[0])
-        self._check_settings()
-        self._update_model(needed=False)
-        done = self.pipeline.steps_done
-        try:
-            result = self.pipeline.step(self._step_batches, lr=highest_lr(self.optimizer))
-        except Error:
-            if not self.pipeline._pass_over(self._step_batches):
-                raise
-            warnings.warn(
-                f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)",
-                stacklevel=2,
+    def __has_own_loss(self) -> bool:
+        return (
+            is_overridden(self, "compute_loss") or self.compute_loss_func is not None or self.label_smoother is not None
+        )
+
+    def __plan(self, inputs: Mapping, items) -> Plan:
+        """Returns what is known of compute_loss for a micro-batch."""
+        own = self.__has_own_loss()
+        if self.__script is None:
+            self.__script = Script(self, own, self.__update_model)
+        elif self.__script.own != own:
+            raise Error(f"the compute_loss of {type(self).__name__} was replaced since the first step: set it before")
+        plan = self.__script.plan(inputs, None if items is None else torch.as_tensor(items))
+        if isinstance(self.__module, LossModule) and len(self.__script.modules) > len(list(self.__module.children())):
+            raise Error(
+                f"{type(self).__name__}.compute_loss calls {list(self.__script.modules)[-1]}, which it did not call in "
+                "the first step. Let it call the same modules in every step"
             )
-            self._step_norm = 0.0
-            return torch.tensor(0.0)
+        return plan
+
+    def __is_scaled(self, items) -> bool:
+        """Whether compute_loss divides by num_items_in_batch itself, by the rule of transformers."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        return self.model_accepts_loss_kwargs and items is not None or self.compute_loss_func is not None
+
+    def __given(self) -> list[dict]:
+        """Returns the micro-batches of the step as the pipeline takes them."""
+        if self.loss_reduction == "targets":
+            return self.__step_batches
+        given = []
+        for number, plan in enumerate(self.__step_plans):
+            scale = len(self.__step_plans) if self.__is_scaled(plan.items) else 1
+            items = 0 if plan.items is None else plan.items.item()
+            numbers = torch.tensor([items, scale, number], dtype=torch.float64)
+            given.append({**plan.fields, **dict(zip(STEP, numbers.unbind()))})
+        return given
+
+    def __step(self) -> torch.Tensor:
+        """Makes the step of `_step_batches` in the pipeline. Returns its loss."""
+        given = self.__given()
+        if self.__counts_nothing():
+            return self.__pass_over()
+        if self.pipeline is None:
+            self.__make_pipeline(given[0])
+        self.__check_settings()
+        self.__update_model(needed=False)
+        done, captures = self.pipeline.steps_done, self.pipeline.captures
+        try:
+            result = self.pipeline.step(given, lr=highest_lr(self.optimizer))
+        except Error as error:
+            if self.loss_reduction == "targets" and self.pipeline._pass_over(given):
+                return self.__pass_over()
+            if failed := self.__failed_guard():
+                raise Error(failed) from error
+            raise
         except BaseException as error:  # of a signal
             if self.pipeline.steps_done == done:
                 raise
-            self._late_error = error  # raised when transformers has counted the step, too
+            self.__late_error = error  # raised when transformers has counted the step, too
             result = self.pipeline.last_result
-        self._stale = True
-        self._step_norm = result.grad_norm
+        if captures <= MANY_CAPTURES < self.pipeline.captures and self.__script is not None and self.__script.own:
+            warnings.warn(
+                f"compute_loss was captured for {self.pipeline.captures} shapes of micro-batches so far, which takes "
+                "seconds each: pad to fewer lengths, such as by pad_to_multiple_of of the data collator",
+                stacklevel=2,
+            )
+        self.__stale = True
+        self.__step_norm = result.grad_norm
+        self.__replay()
         return torch.tensor(result.loss)
 
-    def _check_settings(self) -> None:
+    def __counts_nothing(self) -> bool:
+        plans = self.__step_plans
+        return bool(plans) and plans[0].items is not None and self.__is_scaled(plans[0].items) and plans[0].items == 0
+
+    def __pass_over(self) -> torch.Tensor:
+        warnings.warn(
+            f"step {self.state.global_step + 1} changes nothing: no label of its batch counts (all are -100)",
+            stacklevel=3,
+        )
+        self.__step_norm = 0.0
+        return torch.tensor(0.0)
+
+    def __rows(self) -> torch.Tensor:
+        """Returns what the programs of compute_loss have taken for Python, a row for each micro-batch."""
+        return self.pipeline._native.weights(names={TAKEN})[TAKEN]
+
+    def __replay(self) -> None:
+        """Runs the Python of compute_loss for each micro-batch, with the numbers of the step."""
+        if self.__script is None or not self.__script.own:
+            return
+        rows, state = self.__rows(), self.accelerator.gradient_state
+        try:
+            for number, plan in enumerate(self.__step_plans):
+                state._set_sync_gradients(number == len(self.__step_plans) - 1)
+                self.__script.replay(plan, rows[number])
+        finally:
+            state._set_sync_gradients(True)
+
+    def __failed_guard(self) -> str | None:
+        """Says which comparison of compute_loss had another outcome in the step, if one had."""
+        if self.__script is None or not any(plan.guarded for plan in self.__step_plans):
+            return None
+        try:
+            rows = self.__rows()
+        except Error:
+            return None
+        for number, plan in enumerate(self.__step_plans):
+            begin = sum(one.size for one in plan.in_row)
+            for key, holds in zip(plan.guarded, rows[number, begin:].tolist()):
+                if not holds:
+                    was = plan.outcomes[key].value
+                    return (
+                        f"step {self.state.global_step + 1} was not made, because a comparison of compute_loss ({key}) "
+                        f"is {not was} in micro-batch {number}, but was {was} when it was captured, and the loss "
+                        "depends on it. Compute both sides, and choose: torch.where(condition, a, b)"
+                    )
+        return None
+
+    def __check_settings(self) -> None:
         """Raises Error for settings that transformers reads at each step, but the pipeline has since its first."""
-        if fixed_settings(self.optimizer) != self._fixed:
+        if fixed_settings(self.optimizer) != self.__fixed:
             raise Error(
-                f"settings of the optimizer changed since the first step: from {self._fixed} to "
+                f"settings of the optimizer changed since the first step: from {self.__fixed} to "
                 f"{fixed_settings(self.optimizer)}. Only its learning rate "
                 "may change, as by a callback"
             )
-        if self.args.max_grad_norm != self._clip_norm:
+        if self.args.max_grad_norm != self.__clip_norm:
             raise Error(
-                f"TrainingArguments.max_grad_norm changed since the first step: from {self._clip_norm} to "
+                f"TrainingArguments.max_grad_norm changed since the first step: from {self.__clip_norm} to "
                 f"{self.args.max_grad_norm}. Set it before training"
             )
 
     def _maybe_log_save_evaluate(self, *args, **keywords) -> None:
-        if self._late_error is not None:
-            error, self._late_error = self._late_error, None
+        if self.__late_error is not None:
+            error, self.__late_error = self.__late_error, None
             raise error
         super()._maybe_log_save_evaluate(*args, **keywords)
 
     def _get_grad_norm(self, model, grad_norm=None) -> float:
-        if self._step_norm is None:
+        if self.__step_norm is None:
             raise Error(
                 f"training_step of {type(self).__name__} did not call super().training_step, which trains in the "
                 "pipeline"
             )
-        norm = self._step_norm
-        self._begin_step()
+        norm = self.__step_norm
+        self.__begin_step()
         return norm
 
     def _finalize_training(self, *args, **keywords) -> TrainOutput:
-        self._update_model()
+        self.__update_model()
         output = super()._finalize_training(*args, **keywords)
         output.metrics["captured_shapes"] = self.pipeline.captures if self.pipeline is not None else 0
         return output
 
     def evaluate(self, *args, **keywords) -> dict[str, float]:
         """Runs the model itself on PyTorch's threads, so that metrics and predictions are those of transformers."""
-        self._update_model()
+        self.__update_model()
         return super().evaluate(*args, **keywords)
 
     def predict(self, *args, **keywords):
-        self._update_model()
+        self.__update_model()
         return super().predict(*args, **keywords)
 
     def end(self) -> None:
@@ -292,23 +407,23 @@ class Trainer(transformers.Trainer):
     def save_model(self, *args, **keywords) -> None:
         """Any process may call this alone. During training, the others then send their weights before their next
         step."""
-        self._update_model()
+        self.__update_model()
         super().save_model(*args, **keywords)
-        if self._many and self._saves_checkpoint:
+        if self.__many and self.__saves_checkpoint:
             dist.barrier()  # the others look for the folder
 
     def _save_checkpoint(self, *args, **keywords) -> None:
-        self._saves_checkpoint = True
+        self.__saves_checkpoint = True
         try:
             super()._save_checkpoint(*args, **keywords)
         finally:
-            self._saves_checkpoint = False
+            self.__saves_checkpoint = False
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.pipeline is None:  # no step since the state was loaded
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        fetch_state(self.optimizer, self.model, self.pipeline)
+        fetch_state(self.optimizer, self.__module, self.pipeline)
         super()._save_optimizer_and_scheduler(output_dir)
         self.optimizer.state.clear()
 
@@ -316,29 +431,106 @@ class Trainer(transformers.Trainer):
         if self.args.should_save:  # all processes have the same state
             super()._save_rng_state(output_dir)
 
-    def _make_pipeline(self, example: dict) -> None:
+    def __make_pipeline(self, example: dict) -> None:
+        reduction = None
+        self.__module = self.model
+        if self.loss_reduction is None:
+            reduction = "micro_batch"
+            self.__module = LossModule(self.__script, self.__step_plans[0], self.args.gradient_accumulation_steps)
+            self.__freeze()
         self.pipeline = twobp.Trainer(
-            self.model,
+            self.__module,
             example,
-            optimizer=update_rule(self.optimizer, self.model),
+            optimizer=update_rule(self.optimizer, self.__module),
+            loss_reduction=reduction,
             micro_batches=self.args.gradient_accumulation_steps,
             clip_norm=self.args.max_grad_norm,
             seed=self.args.seed,
             steps=self.state.max_steps,
-            **self._settings,
+            **self.__settings,
         )
-        self._fixed, self._clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
-        load_state(self.optimizer, self.model, self.pipeline, self.state.global_step)
+        self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
+        load_state(self.optimizer, self.__module, self.pipeline, self.state.global_step)
+        if self.loss_reduction is None:
+            self.__warn_of_means()
 
-    def _update_model(self, needed: bool = True) -> None:
+    def __freeze(self) -> None:
+        """Models that compute_loss calls, but the optimizer does not have, are references: nothing trains them."""
+        trained = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        for name, module in self.__module.named_children():
+            if name != "model":
+                self.__frozen += [one for one in module.parameters() if one.requires_grad and id(one) not in trained]
+        for one in self.__frozen:
+            one.requires_grad_(False)
+
+    def __unfreeze(self) -> None:
+        for one in self.__frozen:
+            one.requires_grad_(True)
+        self.__frozen = []
+
+    def __warn_of_means(self) -> None:
+        """Warns of a loss that transformers takes for divided by num_items_in_batch, and that is not."""
+        plan, count = self.__step_plans[0], len(self.__step_plans)
+        if count > 1 and plan.items is not None and self.__is_scaled(plan.items) and self.__script.ignores_items(plan):
+            warnings.warn(
+                f"the loss of {type(self).__name__} does not divide by num_items_in_batch, but transformers takes it "
+                f"for divided and adds those of the {count} micro-batches. If it is a mean, set "
+                "loss_is_scaled_for_ga = False in the class of the trainer",
+                stacklevel=2,
+            )
+
+    def __update_model(self, needed: bool = True) -> None:
         """Gives the model the trained weights. All processes collect them together, but one alone may call this during
         training: the others ask before each step whether the weights are `needed`."""
-        if not self._stale:
+        if not self.__stale:
             return
-        if self._many:
+        if self.__many:
             by_any = torch.tensor([needed], dtype=torch.uint8)
             dist.all_reduce(by_any, dist.ReduceOp.MAX)
             needed = bool(by_any)
         if needed:
-            self.model.load_state_dict(self.pipeline.state_dict())
-            self._stale = False
+            self.__module.load_state_dict(self.pipeline.state_dict())
+            self.__stale = False
+
+
+def prepared(args: transformers.TrainingArguments | None, settings: dict) -> transformers.TrainingArguments:
+    """Returns the arguments as the pipeline honours them, and adds to its settings. Raises Error for the first that
+    cannot be honoured."""
+    if args is not None and not isinstance(args, transformers.TrainingArguments):
+        raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
+    args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
+    check_arguments(args)
+    without_effect(args)
+    if args.activation_checkpointing or args.gradient_checkpointing:
+        settings.setdefault("recompute", ["activations"])
+        args.activation_checkpointing = args.gradient_checkpointing = False
+    return args
+
+
+@functools.cache
+def pipelined(kind: type[transformers.Trainer]) -> type[Trainer]:
+    """Returns a subclass of `kind`, a subclass of transformers.Trainer such as one of TRL, that trains in a pipeline.
+    It takes the arguments of `kind`, and beside them those of Trainer."""
+    if not isinstance(kind, type) or not issubclass(kind, transformers.Trainer):
+        raise Error(f"pipelined takes a subclass of transformers.Trainer, not {checks.shown(kind)}")
+    if kind is transformers.Trainer or issubclass(kind, Trainer):
+        return kind if issubclass(kind, Trainer) else Trainer
+    names = {name.split(".", 1)[1] for name in twobp._native.config_keys() if name.startswith(SECTIONS)}
+    names = (names | NAMES.keys() | {"loss_reduction", "check_every"}) - inspect.signature(
+        kind.__init__
+    ).parameters.keys()
+
+    def __init__(self, *args, **keywords):
+        own = {name: keywords.pop(name) for name in names & keywords.keys()}
+
+        def honoured(one):
+            return prepared(one, own) if isinstance(one, transformers.TrainingArguments) else one
+
+        self._Trainer__of_pipelined = own  # of the class above
+        super(made, self).__init__(
+            *map(honoured, args), **{name: honoured(one) if name == "args" else one for name, one in keywords.items()}
+        )
+
+    made = type(kind.__name__, (kind, Trainer), {"__init__": __init__, "__doc__": kind.__doc__})
+    made.__module__, made.__qualname__ = __name__, f"pipelined({kind.__qualname__})"
+    return made

@@ -4,6 +4,8 @@ adds."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import warnings
 
 import torch
 import transformers
@@ -31,7 +33,8 @@ HONOURED = frozenset(
     dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
     dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names train_sampling_strategy
-    length_column_name skip_memory_metrics
+    label_smoothing_factor
+    length_column_name skip_memory_metrics neftune_noise_alpha auto_find_batch_size predict_with_generate
 """.split()
 )
 
@@ -42,13 +45,13 @@ WITHOUT_EFFECT = frozenset(
     average_tokens_across_devices eval_use_gather_object ddp_find_unused_parameters ddp_bucket_cap_mb
     ddp_broadcast_buffers
     ddp_static_graph tf32 torch_empty_cache_steps local_rank logging_nan_inf_filter
-    do_train do_eval do_predict resume_from_checkpoint
+    do_train do_eval do_predict resume_from_checkpoint torch_compile torch_compile_backend torch_compile_mode
 """.split()
 )
 
 _OWN_DTYPE = (
-    "a captured model computes in its own dtype: leave it out, and load the model with dtype=torch.bfloat16 if you "
-    "want that"
+    "a captured model computes in its own dtype: set it to False (TRL sets bf16 by default), and load the model with "
+    "dtype=torch.bfloat16 if you want that"
 )
 _EAGER = "the captured model runs without the code that this changes: leave it out"
 _PIPELINE = "the pipeline takes its place: leave it out, and choose ranks and schedule"
@@ -57,26 +60,43 @@ REFUSED = {
     "fp16": _OWN_DTYPE,
     "bf16_full_eval": _OWN_DTYPE,
     "fp16_full_eval": _OWN_DTYPE,
-    "torch_compile": _EAGER,
-    "torch_compile_backend": _EAGER,
-    "torch_compile_mode": _EAGER,
     "use_liger_kernel": _EAGER,
     "liger_kernel_config": _EAGER,
-    "neftune_noise_alpha": _EAGER,
     "debug": _EAGER,
-    "label_smoothing_factor": "the loss is that of the model: leave it out, or use twobp.Trainer with a loss_fn that "
-    "smooths",
     "optim_target_modules": "it is for optimizers that the pipeline does not have: leave it out",
-    "auto_find_batch_size": "the size of a micro-batch is fixed: set per_device_train_batch_size",
     "enable_jit_checkpoint": "it would save in the middle of a step: use save_steps",
     "fsdp": _PIPELINE,
     "fsdp_config": _PIPELINE,
     "deepspeed": _PIPELINE,
     "parallelism_config": _PIPELINE,
-    # Of Seq2SeqTrainingArguments.
-    "predict_with_generate": "the trainer does not generate: call model.generate after training",
+    # Of TRL.
+    "sync_ref_model": "the reference in the pipeline does not change: leave it out",
+    "use_liger_loss": _EAGER,
+    "activation_offloading": _PIPELINE,
 }
 CHECKPOINTING = {"every_n_layers": 1, "offload": False}  # keys of activation_checkpointing_kwargs that have an effect
+
+
+# Names of AdamW whose state has 8 bits, or may leave the device.
+SMALL_ADAMW = frozenset(
+    "adamw_bnb_8bit adamw_8bit adamw_torch_8bit adamw_torch_4bit paged_adamw_32bit paged_adamw_8bit".split()
+)
+
+
+def without_effect(args: transformers.TrainingArguments) -> None:
+    """Changes, with a warning, what the pipeline does in its own way."""
+    if getattr(args, "optim", None) in SMALL_ADAMW:
+        warnings.warn(
+            f"TrainingArguments.optim is {args.optim.value!r}: the pipeline's AdamW has its "
+            "state in 32 bits, spread over the ranks",
+            stacklevel=4,
+        )
+        args.optim = type(args.optim)("adamw_torch")
+    if args.torch_compile:
+        warnings.warn("TrainingArguments.torch_compile has no effect: the model is captured instead", stacklevel=4)
+        args.torch_compile = False
+        for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):  # TrainingArguments has set them
+            os.environ.pop(name, None)
 
 
 def check_arguments(args: transformers.TrainingArguments) -> None:

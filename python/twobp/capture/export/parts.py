@@ -112,6 +112,19 @@ def recurrent(function, x, state, weights, bias, layers, dropout, train, both_wa
     return (x.transpose(0, 1) if batch_first else x, *(torch.cat(one) for one in zip(*last)))
 
 
+def nansum(x, dim=None, keepdim=False, *, dtype=None):
+    kept = torch.where(torch.isnan(x), 0, x)
+    return kept.sum(dtype=dtype) if dim is None else kept.sum(dim, keepdim, dtype=dtype)
+
+
+def nanmean(x, dim=None, keepdim=False, *, dtype=None):
+    return nansum(x, dim, keepdim, dtype=dtype) / nansum(torch.isnan(x).logical_not(), dim, keepdim)
+
+
+def uniform(x, low=0.0, high=1.0, *, generator=None):
+    return x.copy_(torch.rand_like(x) * (high - low) + low)
+
+
 def functional_dropout(whole):
     """Returns torch.nn.functional's form of a dropout that drops single numbers or, with `whole` dimensions of a batch,
     channels."""
@@ -143,6 +156,11 @@ PARTS = {
     functional.embedding_bag: embedding_bag,
     functional.bilinear: bilinear,
     torch.bilinear: bilinear,
+    torch.Tensor.uniform_: uniform,
+    torch.nansum: nansum,
+    torch.Tensor.nansum: nansum,
+    torch.nanmean: nanmean,
+    torch.Tensor.nanmean: nanmean,
 }
 RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from twobp.batches import samples_of
+
 from .. import ops, symbols
 from ..export.forward import Forward
 from ..sequences.along import SUM, Along, Mixes
@@ -43,14 +45,19 @@ JOIN = {
 
 
 class Samples:
-    """The samples are the first dimension of every field."""
+    """The samples are the first dimension of the first field, and of all others with as many rows. Others, such as
+    scalars, belong to all samples."""
 
     def __init__(self, forward: Forward, fields: Mapping[str, torch.Tensor]):
-        sizes = {field.shape[0] for field in fields.values() if field.dim()}
-        self.positions = sizes.pop() if len(sizes) == 1 else 0  # as the rules call the size of the dimension
+        self.positions = samples_of(fields)  # as the rules call the size of the dimension
         self.fields = {node for node, meaning in forward.inputs.items() if meaning.source == "field"}
         self.inputs = forward.inputs
-        self.places: dict[fx.Node, Any] = {node: Along(0) if node in self.fields else None for node in forward.inputs}
+        self.places: dict[fx.Node, Any] = {
+            node: (Along(0) if fields[meaning.name].shape[:1] == (self.positions,) else SUM)
+            if meaning.source == "field"
+            else None
+            for node, meaning in forward.inputs.items()
+        }
         self._graph = forward.graph
 
     def kept(self, node: fx.Node) -> bool:
@@ -58,11 +65,9 @@ class Samples:
         return not self.positions or isinstance(self._place(node), Along)
 
     def changes(self, node: fx.Node) -> bool:
-        """Whether the value depends on the samples."""
-        return (
-            any(one in self.fields for call in ops.ancestors([node]) for one in ops.inputs_of(call))
-            or node in self.fields
-        )
+        """Whether the value depends on the samples. A scalar of the batch does not."""
+        read = {node, *(one for call in ops.ancestors([node]) for one in ops.inputs_of(call))}
+        return any(one.meta["val"].dim() > 0 for one in read & self.fields)
 
     def from_fields(self, node: fx.Node) -> bool:
         """Whether the value depends on nothing but the samples."""

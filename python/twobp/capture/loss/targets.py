@@ -240,9 +240,8 @@ def batch_size(forward: Forward, fields: dict[str, torch.Tensor]) -> int | torch
     if not sizes or any(not symbols.same(one, sizes[0]) for one in sizes):
         rows = sorted({f.shape[0] for f in fields.values() if f.dim()})
         raise CaptureError(
-            f"the batch's tensors have {rows} rows, so the number of samples is unknown. Make the loss a mean "
-            "that capture knows, "
-            "such as cross_entropy"
+            f"the batch's tensors have {rows} rows, so the number of samples is unknown. Make the loss a mean that "
+            'capture knows, such as cross_entropy, or weigh all micro-batches alike: loss_reduction="micro_batch"'
         )
     return symbols.plain(sizes[0])
 
@@ -256,9 +255,9 @@ def weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str
 
 
 def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: str | None) -> dict:
-    if reduction not in (None, "mean", "sum"):
-        raise CaptureError(f'loss_reduction is {reduction!r}, not "mean" or "sum"')
-    graph, loss = forward.graph, forward.loss
+    if reduction not in (None, "mean", "sum", "micro_batch"):
+        raise CaptureError(f'loss_reduction is {reduction!r}, not "mean", "sum" or "micro_batch"')
+    graph = forward.graph
     factor, counts, samples = 1, Counts(forward, fields), Samples(forward, fields)
     for check in forward.checks:
         if not samples.from_fields(check.condition):
@@ -267,6 +266,11 @@ def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: st
                 f"alone{where(check.condition)}. Leave out the check"
             )
     if reduction:
+        divide_sums(graph)
+    loss = forward.loss
+    if reduction == "micro_batch":
+        counted = 1
+    elif reduction:
         counted = batch_size(forward, fields)
         factor = counted if reduction == "mean" else 1
     else:
@@ -295,6 +299,39 @@ def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: st
     graph.eliminate_dead_code()  # the mean
     fuse_cross_entropy(graph)
     return described
+
+
+def divide_sums(graph: fx.Graph) -> None:
+    """Writes means of cross-entropies over the labels that count as sums, which become one operator, divided by their
+    number."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in NLL:
+            continue
+        labels, (reduction, ignore) = node.args[1], NLL[node.target]
+        if (
+            named_argument(node, reduction) != MEAN
+            or named_argument(node, 2) is not None
+            or labels.meta["val"].is_floating_point()
+        ):
+            continue
+        means = [node]
+        if isinstance(node.meta["val"], tuple):
+            means = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
+        set_argument(node, reduction, SUM)
+        for mean in means:
+            with graph.inserting_after(mean):
+                quotient = graph.call_function(aten.div.Tensor, (mean, mean))
+            with graph.inserting_before(quotient):
+                counts = graph.call_function(aten.ne.Scalar, (labels, named_argument(node, ignore)))
+                counts.meta = {
+                    **mean.meta,
+                    "val": labels.meta["val"].new_empty(labels.meta["val"].shape, dtype=torch.bool),
+                }
+                number = graph.call_function(aten.sum.default, (counts,))
+                number.meta = {**mean.meta, "val": labels.meta["val"].new_empty((), dtype=torch.int64)}
+            quotient.meta = dict(mean.meta)
+            mean.replace_all_uses_with(quotient)
+            quotient.args = (mean, number)
 
 
 def fuse_cross_entropy(graph: fx.Graph) -> None:

@@ -23,6 +23,9 @@ class Compared(Protocol):
     buffers: Mapping[str, torch.Tensor]
     draws: list[Draw]
 
+    @property
+    def only_trains(self) -> bool: ...
+
 
 class Replay(TorchDispatchMode):
     """Gives the module the random numbers of the programs, call by call. `read` says for each call of the module
@@ -66,6 +69,8 @@ class Replay(TorchDispatchMode):
                 "there. Draw by torch.rand, "
                 "torch.bernoulli or dropout"
             )
+        if base == "uniform_":
+            drawn = drawn * (args[2] - args[1]) + args[1]
         return args[0].copy_(drawn) if base.endswith("_") else drawn.clone()
 
 
@@ -119,8 +124,11 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
                         f"'{f'{path}.{key}'.removeprefix('module.')}', which "
                         f"programs do not see. {advice}"
                     )
-            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            found = zip(trained, torch.autograd.grad(loss, list(trained.values()), allow_unused=True))
+            gradients = {name: one for name, one in found if one is not None}
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
+            if captured.only_trains:
+                return loss.detach(), gradients, changed, None, training.dtypes
             restore(whole, state)
             whole.eval()
             with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
@@ -138,7 +146,7 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
             restore(whole, state)
             for part, mode in modes.items():
                 part.training = mode
-    return loss.detach(), {n: g for n, g in zip(trained, grads) if g is not None}, changed, evaluated, training.dtypes
+    return loss.detach(), gradients, changed, evaluated, training.dtypes
 
 
 def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:

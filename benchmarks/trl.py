@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Times steps of TRL's SFTTrainer and DPOTrainer on one device, and of the same trainers in a pipeline of two ranks, with equally many
+threads, step by step in turn. The model is a LLaMA of dim 512 with 8 layers and random weights.
+
+    benchmarks/trl.py [--only sft dpo] [--steps 8]
+"""
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.pop(0)  # this folder, in which this file has the name of TRL
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CORES, SAMPLES, MICRO_BATCHES, LENGTH, WORDS = 2, 2, 4, 128, 1000
+FIRST = 2  # steps that are not timed: the first captures
+
+
+def tokenizer():
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"w{i}" for i in range(WORDS))]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>")
+
+
+def model():
+    import torch
+    import transformers
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=WORDS + 4, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
+        max_position_embeddings=LENGTH, pad_token_id=0, bos_token_id=1, eos_token_id=2))
+
+
+def samples(kind: str, count: int) -> list[dict]:
+    rng = random.Random(0)
+
+    def words(number):
+        return " ".join(f"w{rng.randrange(WORDS)}" for _ in range(number))
+
+    half = LENGTH // 2
+    if kind == "sft":
+        return [{"prompt": words(half), "completion": " " + words(half - 1)} for _ in range(count)]
+    return [{"prompt": words(half), "chosen": " " + words(half - 1), "rejected": " " + words(half - 1)} for _ in range(count)]
+
+
+class Turns:
+    """Lets two threads take steps in turn."""
+
+    def __init__(self):
+        self.turn, self.changed = 0, threading.Condition()
+
+    def wait(self, number: int) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.turn == number)
+
+    def give(self, number: int) -> None:
+        with self.changed:
+            self.turn = number
+            self.changed.notify_all()
+
+
+def compare(kind: str, steps: int) -> None:
+    import datasets
+    import torch
+    import transformers
+    import trl
+
+    import twobp.trl
+
+    class Timed(transformers.TrainerCallback):
+        def __init__(self, number: int, turns: Turns):
+            self.number, self.turns, self.seconds = number, turns, []
+
+        def on_step_begin(self, *_, **__):
+            self.turns.wait(self.number)
+            torch.set_num_threads(CORES)
+            self.begin = time.monotonic()
+
+        def on_step_end(self, *_, **__):
+            self.seconds.append(time.monotonic() - self.begin)
+            self.turns.give(1 - self.number)
+
+    configs, kinds = {"sft": trl.SFTConfig, "dpo": trl.DPOConfig}, {"sft": "SFTTrainer", "dpo": "DPOTrainer"}
+    data, turns, trainers, timed = datasets.Dataset.from_list(samples(kind, SAMPLES * MICRO_BATCHES * steps)), Turns(), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (place, own) in enumerate(((trl, {}), (twobp.trl, {"ranks": CORES, "schedule": "1f1b", "p2": "fill"}))):
+            arguments = configs[kind](folder, use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=steps,
+                                      logging_steps=1, gradient_checkpointing=False, max_length=LENGTH + 2, per_device_train_batch_size=SAMPLES,
+                                      gradient_accumulation_steps=MICRO_BATCHES, learning_rate=1e-5)
+            timed.append(Timed(number, turns))
+            if kind == "dpo":
+                own = {**own, "ref_model": model()}
+            trainers.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[timed[-1]], **own))
+        threads = [threading.Thread(target=trainer.train) for trainer in trainers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    theirs, ours = ([one["loss"] for one in trainer.state.log_history if "loss" in one] for trainer in trainers)
+    if len(theirs) != steps or len(ours) != steps:
+        sys.exit(f"{kind}: a trainer stopped")
+    ratios = [b / a for a, b in zip(timed[0].seconds[FIRST:], timed[1].seconds[FIRST:])]
+    seconds = [statistics.median(one.seconds[FIRST:]) for one in timed]
+    worst = max(abs(a - b) / abs(a) for a, b in zip(theirs, ours))
+    print(f"{kind}  TRL {seconds[0]:.3f} s a step, pipeline {seconds[1]:.3f} s, ratio {statistics.median(ratios):.3f} "
+          f"({min(ratios):.3f} to {max(ratios):.3f}), losses differ by {worst:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=["sft", "dpo"], default=["sft", "dpo"])
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    for name in given.only:
+        compare(name, given.steps)

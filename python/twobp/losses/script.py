@@ -1,0 +1,486 @@
+"""What is known of a trainer's compute_loss: which modules it calls, which courses its Python takes for which shapes of
+micro-batch, and which of the outcomes of its comparisons change the loss."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from twobp import Error
+
+from .flow import Mode, OtherCourse, Outcome, Real, Take, Tracing, Unseen, Walk, module_calls
+from .numbers import digest, nested
+from .shadow import Kept, changed, shadow_of
+
+T = torch.Tensor
+ITEMS, SCALE, NUMBER = STEP = "_items", "_scale", "_number"  # scalars beside the fields of the batch
+COURSE, SIZED = "_course", "_sized"  # the first has as many dimensions as the number of the course
+SMALL = 1 << 20  # elements up to which modules return zeros: that takes less time than tensors without values
+MOST_COURSES = 20
+MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
+ROW = 256  # numbers of a micro-batch, at least
+PLAIN = (int, float, bool, str, type(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A tensor that a module returned."""
+
+    shape: tuple
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass
+class Call:
+    """A call of a module, and what it returned, with a Value for each tensor."""
+
+    module: nn.Module
+    output: Any
+    tree: Any
+
+
+@dataclasses.dataclass
+class Plan:
+    """A course of compute_loss, for one shape of micro-batch. `fields` are all of them. `kept` are tensors that it
+    leaves in attributes of the trainer."""
+
+    course: int
+    fields: dict[str, T]
+    others: list
+    tree: Any
+    takes: dict[str, Take]
+    outcomes: dict[str, Outcome]
+    sized: dict[str, tuple[list[str], Any]]
+    kept: list[Take]
+    loss: str
+    guarded: list[str]
+    items: T | None
+    calls: list[Call] = dataclasses.field(default_factory=list)
+
+    @property
+    def in_row(self) -> list[Take]:
+        return [one for key, one in self.takes.items() if not one.known and key not in self.outcomes] + self.kept
+
+
+def is_given(name: str) -> bool:
+    """Whether a field is of the batch itself."""
+    return name not in (*STEP, COURSE) and not name.startswith(SIZED)
+
+
+def shapes_of(fields: Mapping[str, T]) -> tuple:
+    return tuple(sorted((name, str(one.dtype), tuple(one.shape)) for name, one in fields.items() if name not in STEP))
+
+
+class Script:
+    """compute_loss of a trainer. `own` says that it is not the one of transformers, whose course never changes."""
+
+    def __init__(self, trainer: Any, own: bool, refresh: Callable[[], None] = lambda: None):
+        """`refresh` gives the model its trained weights."""
+        self.trainer, self.own, self._refresh = trainer, own, refresh
+        self.modules: dict[str, nn.Module] = {"model": trainer.model}
+        self.names: dict[int, str] = {}
+        self.signatures: dict[str, str] = {}
+        self._calls: dict[tuple, list[list[Call]]] = {}  # by shapes, those of each run
+        self._values: dict[tuple, dict[str, Any]] = {}
+        self._courses: list[dict[tuple, str]] = []
+        self._plans: dict[tuple | int, Plan] = {}  # by shapes, or by course if it is the same for all shapes
+        self._placed: list[T] = []  # in attributes of the trainer, by the last step
+        self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
+
+    # The modules that compute_loss calls.
+
+    def is_part(self, module: nn.Module) -> bool:
+        return id(module) in self._parts
+
+    def _add_modules(self, called: list[nn.Module]) -> None:
+        for module in called:
+            if self.is_part(module):
+                continue
+            places = vars(self.trainer).items()
+            name = next((name for name, one in places if one is module), f"module{len(self.modules)}")
+            self.modules[name] = module
+            self._look()
+
+    def _look(self) -> None:
+        self._parts = {
+            id(part): f"{name}.{path}" for name, m in self.modules.items() for path, part in m.named_modules()
+        }
+        self.names = {
+            id(tensor): f"{name}.{path}"
+            for name, module in self.modules.items()
+            for path, tensor in (*module.named_parameters(), *module.named_buffers())
+        }
+
+    # Runs.
+
+    def compute(self, trainer: Any, inputs: dict, items: T | None) -> T:
+        kind = type(self.trainer)
+        method = vars(trainer).get("compute_loss") or kind.compute_loss.__get__(trainer)
+        loss = method(self.trainer.model, inputs, num_items_in_batch=items)
+        if not isinstance(loss, T) or loss.dim() != 0:
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, T) else f"a {type(loss).__name__}"
+            raise Error(f"{kind.__name__}.compute_loss returned {found}, but must return one scalar: loss.mean()")
+        return loss
+
+    def inputs(self, fields: Mapping[str, T], others: list, tree: Any) -> dict:
+        tensors = iter([one for name, one in fields.items() if is_given(name)])
+        return pytree.tree_unflatten([next(tensors) if one is T else one for one in others], tree)
+
+    def real(self, fields: Mapping[str, T], others: list, tree: Any, items: T | None) -> None:
+        """Runs compute_loss as it is, for what its modules return and the numbers that it takes."""
+        calls: list[Call] = []
+        mode = Real()
+
+        def around(module, call, args, kwargs):
+            output = call(*args, **kwargs)
+            leaves, spec = pytree.tree_flatten(output)
+            values = [
+                Value(tuple(one.shape), one.dtype) if isinstance(one, T) else one if isinstance(one, PLAIN) else None
+                for one in leaves
+            ]
+            calls.append(Call(module, values, spec))
+            return output
+
+        self._look()
+        self._refresh()
+        with Kept(self.trainer), torch.no_grad(), module_calls(self.calls_of, around) as depth, refusing_generation():
+            mode.depth = depth
+            with mode:
+                self.compute(shadow_of(self.trainer), self.inputs(fields, others, tree), items)
+        self._add_modules([one.module for one in calls])
+        key = shapes_of(fields)
+        self._calls.setdefault(key, []).append(calls)
+        self._values[key] = {**mode.values, **self._values.get(key, {})}
+
+    def calls_of(self, module: nn.Module) -> bool:
+        return self.is_part(module) or next(module.parameters(), None) is not None
+
+    def _walk(self, trainer: Any, calls, fields, others, tree, items, values, forced=None) -> tuple[Walk, str, list[T]]:
+        """Returns the walk, how the loss was made, and the tensors that stay in attributes of the trainer."""
+        names = {**self.names, **{id(one): f"field {name}" for name, one in fields.items()}}
+        if items is not None:
+            names[id(items)] = "num_items_in_batch"
+        mode = Walk(names, values, forced)
+        size = sum(torch.Size(v.shape).numel() for one in calls for v in one.output if isinstance(v, Value))
+        expected = iter(calls)
+
+        def answer(module, call, args, kwargs):
+            known = next(expected, None)
+            if known is None or known.module is not module or not self.is_part(module):
+                before = type(known.module).__name__ if known else "nothing"
+                raise OtherCourse(f"it calls {type(module).__name__} where it called {before}")
+            made = contextlib.nullcontext() if size < SMALL else self._fake
+            with made:
+                tensors = [torch.zeros(v.shape, dtype=v.dtype) if isinstance(v, Value) else v for v in known.output]
+            output = pytree.tree_unflatten(tensors, known.tree)
+            mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
+            return output
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), module_calls(self.calls_of, answer) as depth:
+            mode.depth = depth
+            with mode:
+                loss = self.compute(trainer, self.inputs(fields, others, tree), items)
+        if any(id(one) in mode.constants for one in self._placed):
+            raise Error(
+                f"{type(self.trainer).__name__}.compute_loss reads a tensor that it left in an attribute before, as in "
+                "self.total += loss.detach(). Let it keep numbers: self.total += loss.item()"
+            )
+        mode.note("loss", mode.how_of(loss), str([one for one in others if one is not T]))
+        kept = tensors_in(changed(trainer, self.trainer)) if trainer is not self.trainer else []
+        return mode, mode.how_of(loss), [one for one in kept if mode.is_unknown(one)]
+
+    def _of_batch(self, fields: Mapping[str, T]) -> dict[str, T]:
+        return {n: one for n, one in fields.items() if is_given(n)}
+
+    # Before a step.
+
+    def plan(self, inputs: Mapping, items: T | None) -> Plan:
+        """Returns the course that compute_loss takes for a micro-batch."""
+        leaves, tree = pytree.tree_flatten(dict(inputs))
+        others = [T if isinstance(one, T) else one for one in leaves]
+        tensors = [one.detach() for one in leaves if isinstance(one, T)]
+        fields = dict(zip(paths_of(inputs), tensors))
+        key = shapes_of(fields)
+        if not self.own:
+            read = (self.trainer.model_accepts_loss_kwargs, self.trainer.args.average_tokens_across_devices)
+            signature = digest(items is None, *read, *(one for one in others if one is not T))
+            course = self._course(key, signature)
+            self.signatures[str(course)] = signature
+            fields[COURSE] = torch.zeros([1] * course)
+            plan = Plan(course, fields, others, tree, {}, {}, {}, [], "", [], items)
+            self._plans[course] = plan
+            return plan
+
+        def known(name: str, tensor: T) -> Any:
+            if name not in self._values[key]:
+                raise Unseen(name)
+            return self._values[key][name]
+
+        def walk(calls, values, forced=None):
+            with Kept(self.trainer):
+                return self._walk(shadow_of(self.trainer), calls, fields, others, tree, items, values, forced)
+
+        for calls in reversed(self._calls.get(key, ())):
+            with contextlib.suppress(Unseen, OtherCourse):
+                mode, loss, kept = walk(calls, known)
+                break
+        else:
+            self.real(fields, others, tree, items)
+            calls = self._calls[key][-1]
+            mode, loss, kept = walk(calls, known)
+        sized = {}
+        for name, result in mode.sized.items():
+            parts, spec = pytree.tree_flatten(result)
+            names = [f"{SIZED}{len(fields) - len(tensors) + i}" for i in range(len(parts))]
+            fields.update(zip(names, parts))
+            sized[name] = names, spec
+        course = self._course(shapes_of(fields), mode.course)
+        fields[COURSE] = torch.zeros([1] * course)
+        full = shapes_of(fields)
+        takes = [Take(False, mode.how_of(one), tuple(map(int, one.shape)), one.dtype, None) for one in kept]
+        plan = Plan(course, fields, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, calls)
+        place = 0
+        for one in plan.in_row:
+            one.begin, place = place, place + one.size
+        before = self._plans.get(full)
+        if before is None:
+            plan.guarded = self._guarded(plan, functools.partial(walk, calls), known)
+            self.signatures[digest(*full)] = mode.course
+        else:
+            plan.guarded = before.guarded
+        self._plans[full] = plan
+        return plan
+
+    def _course(self, key: tuple, signature: str) -> int:
+        """Returns the number of the course. A course may have other signatures for other shapes."""
+        fitting = [i for i, one in enumerate(self._courses) if one.get(key, signature) == signature]
+        known = [i for i in fitting if key in self._courses[i]]
+        if not fitting:
+            self._courses.append({})
+            if len(self._courses) > MOST_COURSES:
+                raise Error(
+                    f"{type(self.trainer).__name__}.compute_loss has computed with other values of Python in "
+                    f"{MOST_COURSES} steps, and each needs a capture of its own. Give it what changes from step to "
+                    "step as a tensor of the batch"
+                )
+            fitting = [len(self._courses) - 1]
+        course = (known or fitting)[-1]
+        self._courses[course][key] = signature
+        return course
+
+    def _guarded(self, plan: Plan, walk, known) -> list[str]:
+        """Returns the comparisons whose other outcome would change the loss or a number that is taken. Raises Error if
+        a number enters the loss that Python made of one that it took."""
+        same = {key: one.value for key, one in plan.outcomes.items()}
+
+        def others(key: str, tensor: T) -> Any:
+            return perturbed(known(key, tensor))
+
+        def nothing(key: str, tensor: T) -> Any:
+            try:
+                return known(key, tensor)
+            except Unseen:
+                return torch.zeros([int(n) for n in tensor.shape], dtype=tensor.dtype).tolist()
+
+        if any(not one.known for one in plan.takes.values()):
+            _, loss, _ = walk(others, same)
+            if loss != plan.loss:
+                raise Error(
+                    f"the loss of {type(self.trainer).__name__}.compute_loss depends on a number that Python computed "
+                    f"from one that it took out of a tensor ({self._culprit(plan, walk, known, same)}). Compute it "
+                    "with functions of torch: torch.exp(x) in place of math.exp(x.item())"
+                )
+        found = []
+        for key, outcome in plan.outcomes.items():
+            if outcome.known:
+                continue
+            try:
+                other, loss, _ = walk(nothing, {key: not outcome.value})
+            except Exception:  # the other outcome ends training
+                found.append(key)
+                continue
+            if loss != plan.loss or any(
+                name not in plan.takes or one.how != plan.takes[name].how for name, one in other.takes.items()
+            ):
+                found.append(key)
+        return found
+
+    def _culprit(self, plan: Plan, walk, known, same: dict[str, bool]) -> str:
+        for name, take in plan.takes.items():
+            if take.known:
+                continue
+            _, loss, _ = walk(lambda key, t, name=name: (perturbed if key == name else same_value)(known(key, t)), same)
+            if loss != plan.loss:
+                return name
+        return "several"
+
+    def ignores_items(self, plan: Plan) -> bool:
+        """Whether the loss is the same for another number of items."""
+        with torch.no_grad():
+            one, other = (self.eager(plan.fields, plan, items) for items in (plan.items, 2 * plan.items))
+        return torch.isclose(one, other, rtol=1e-4).item()
+
+    # In a program.
+
+    def traced(self, fields: Mapping[str, T]) -> tuple[T, list[T], dict[str, T], Plan]:
+        """Returns the loss, what the row of a micro-batch holds, and the guards."""
+        plan = self._plans[shapes_of(fields)]
+        mode = Tracing(
+            plan.takes,
+            plan.outcomes,
+            plan.guarded,
+            {
+                key: pytree.tree_unflatten([fields[name] for name in names], spec)
+                for key, (names, spec) in plan.sized.items()
+            },
+        )
+        trainer = shadow_of(self.trainer)
+        loose: list[T] = []
+
+        def around(module, call, args, kwargs):
+            if torch.is_grad_enabled() or not any(one.requires_grad for one in module.parameters()):
+                return call(*args, **kwargs)
+            # Each use of a trained weight has a gradient in a program. That of a call without gradients is zero.
+            with torch.enable_grad():
+                output = call(*args, **kwargs)
+            loose.extend(one for one in pytree.tree_leaves(output) if isinstance(one, T) and one.is_floating_point())
+            return pytree.tree_map_only(T, T.detach, output)
+
+        with Kept(self.trainer, trace=True), module_calls(self.is_part, around) as depth:
+            mode.depth = depth
+            with mode, refusing_generation():
+                loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items_of(fields, plan.items))
+        for one in loose:
+            loss = loss + torch.where(torch.zeros((), dtype=torch.bool), one, 0).sum().to(loss.dtype)
+        row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known and key not in plan.outcomes]
+        kept = [one for one in tensors_in(changed(trainer, self.trainer)) if is_traced(one)]
+        if len(kept) != len(plan.kept):
+            raise OtherCourse("it leaves other tensors in attributes")
+        return loss, [*row, *kept], {key: mode.guards[key] for key in plan.guarded}, plan
+
+    def eager(self, fields: Mapping[str, T], plan: Plan, items: T | None) -> T:
+        with Kept(self.trainer):
+            return self.compute(shadow_of(self.trainer), self.inputs(fields, plan.others, plan.tree), items)
+
+    def plan_of(self, fields: Mapping[str, T]) -> Plan:
+        return self._plans[shapes_of(fields) if self.own else fields[COURSE].dim()]
+
+    # After a step.
+
+    def replay(self, plan: Plan, row: T) -> None:
+        """Runs the Python of compute_loss for a micro-batch with the trainer itself, and the numbers of the step."""
+        by_key = plan.takes
+
+        def value(key: str, tensor: T) -> Any:
+            if key in plan.outcomes:
+                return plan.outcomes[key].value
+            take = by_key.get(key)
+            if take is None or take.known:
+                raise OtherCourse(f"{key} takes a number that the program does not return")
+            numbers = row[take.begin : take.begin + take.size]
+            if not take.dtype.is_floating_point and take.size and not numbers.abs().max() < MOST_WHOLE:
+                raise Error(f"a number of compute_loss is 2^53 or more ({key}): divide it, such as by a million")
+            return nested(numbers, take.shape, take.dtype)
+
+        fields = self._of_batch(plan.fields)
+        mode, loss, _ = self._walk(self.trainer, plan.calls, fields, plan.others, plan.tree, plan.items, value)
+        if loss != plan.loss:
+            raise OtherCourse("its loss is computed in another way")
+        values = {
+            one.how: torch.tensor(nested(row[one.begin : one.begin + one.size], one.shape, one.dtype), dtype=one.dtype)
+            for one in plan.kept
+        }
+        self._placed += [one for one in values.values() if not any(one is other for other in self._placed)]
+        if values:
+            replace_tensors(self.trainer, mode, values)
+
+
+def items_of(fields: Mapping[str, T], items: T | None) -> T | None:
+    return None if items is None else fields[ITEMS].to(items.dtype)
+
+
+def same_value(value: Any) -> Any:
+    return value
+
+
+def perturbed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [perturbed(one) for one in value]
+    return value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value * 1.25 + 0.125
+
+
+def paths_of(inputs: Mapping) -> list[str]:
+    """Names each tensor of the inputs."""
+    found = pytree.tree_flatten_with_path(dict(inputs))[0]
+    return [
+        ".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+        for path, one in found
+        if isinstance(one, T)
+    ]
+
+
+def tensors_in(values: Mapping[str, Any]) -> list[T]:
+    found: dict[int, T] = {}
+    for value in values.values():
+        for one in pytree.tree_leaves(value):
+            if isinstance(one, T):
+                found.setdefault(id(one), one)
+    return list(found.values())
+
+
+def replace_tensors(trainer: Any, mode: Mode, values: Mapping[str, T]) -> None:
+    """Puts the values of the step in place of tensors that a walk left in attributes of the trainer."""
+    for name, value in list(vars(trainer).items()):
+        leaves, tree = pytree.tree_flatten(value)
+        wanted = [isinstance(one, T) and mode.is_unknown(one) and mode.how_of(one) in values for one in leaves]
+        if any(wanted):
+            new = [values[mode.how_of(one)] if by_value else one for one, by_value in zip(leaves, wanted)]
+            vars(trainer)[name] = pytree.tree_unflatten(new, tree)
+
+
+def is_traced(tensor: T) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor)
+
+
+def state_of(module: nn.Module) -> str:
+    """What compute_loss may change about a module before it calls it: modes, and adapters of PEFT."""
+    return digest(
+        *(
+            (part.training, getattr(part, "_disable_adapters", None), str(getattr(part, "_active_adapter", None)))
+            for part in module.modules()
+        )
+    )
+
+
+@contextlib.contextmanager
+def refusing_generation():
+    utils = sys.modules.get("transformers.generation.utils")
+    if utils is None:
+        yield
+        return
+    original = utils.GenerationMixin.generate
+
+    def generate(self, *args, **keywords):
+        raise Error(
+            "compute_loss calls generate(), whose course depends on values. Generate in _prepare_inputs, and return "
+            "the tokens as tensors of the batch, as GRPOTrainer of TRL does"
+        )
+
+    utils.GenerationMixin.generate = generate
+    try:
+        yield
+    finally:
+        utils.GenerationMixin.generate = original

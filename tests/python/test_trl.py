@@ -1,0 +1,171 @@
+"""TRL's trainers in the pipeline, against TRL's own: every key of the log."""
+import os
+import random
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+transformers = pytest.importorskip("transformers")
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+tokenizers = pytest.importorskip("tokenizers")
+peft = pytest.importorskip("peft")
+
+import twobp.trl  # noqa: E402
+from trl.experimental.cpo import CPOConfig  # noqa: E402
+from trl.experimental.orpo import ORPOConfig  # noqa: E402
+
+STEPS = int(os.environ.get("TWOBP_TRL_STEPS", 3))
+WORDS = [f"w{i}" for i in range(60)]
+SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+             max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+
+def tokenizer():
+    words = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *WORDS])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>")
+
+
+def causal(seed=0):
+    torch.manual_seed(seed)
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES))
+
+
+def scorer(seed=0):
+    torch.manual_seed(seed)
+    return transformers.Qwen3ForSequenceClassification(transformers.Qwen3Config(**SIZES, num_labels=1))
+
+
+def text(rng, least, most):
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(least, most)))
+
+
+def completions(samples=24):
+    rng = random.Random(0)
+    return [{"prompt": text(rng, 3, 6), "completion": " " + text(rng, 4, 9)} for _ in range(samples)]
+
+
+def pairs(samples=24):
+    rng = random.Random(1)
+    return [{"prompt": text(rng, 3, 6), "chosen": " " + text(rng, 4, 9), "rejected": " " + text(rng, 4, 9)} for _ in range(samples)]
+
+
+def judged(samples=24):
+    rng = random.Random(2)
+    return [{"prompt": text(rng, 3, 6), "completion": " " + text(rng, 4, 9), "label": i % 3 != 0} for i in range(samples)]
+
+
+def prompts(samples=24):
+    rng = random.Random(3)
+    return [{"prompt": text(rng, 3, 6)} for _ in range(samples)]
+
+
+def documents(samples=60):
+    rng = random.Random(4)
+    return [{"text": text(rng, 6, 12)} for _ in range(samples)]
+
+
+def distinct(completions, **_):
+    return [float(len(set(one.split()))) for one in completions]
+
+
+def lora():
+    return peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def pad_to(number):
+    """Pads every batch to one length, so that it is captured once. Both trainers get it."""
+    def padded(trainer):
+        collator = trainer.data_collator
+
+        def collate(samples):
+            batch = collator(samples)
+            for name, one in batch.items():
+                if isinstance(one, torch.Tensor) and one.dim() == 2 and one.shape[1] < number:
+                    batch[name] = torch.nn.functional.pad(one, (0, number - one.shape[1]), value=-100 if "labels" in name else 0)
+            return batch
+        trainer.data_collator = collate
+    return padded
+
+
+COMMON = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "max_steps": STEPS,
+          "learning_rate": 1e-3, "adam_epsilon": 1e-6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
+MODELS = {"RewardTrainer": scorer}
+CONFIGS = {"SFTTrainer": trl.SFTConfig, "DPOTrainer": trl.DPOConfig, "RewardTrainer": trl.RewardConfig, "KTOTrainer": trl.KTOConfig,
+           "GRPOTrainer": trl.GRPOConfig, "RLOOTrainer": trl.RLOOConfig, "ORPOTrainer": ORPOConfig, "CPOTrainer": CPOConfig}
+
+
+def train(kind, folder, data, settings, own, prepare, pipeline):
+    name = kind.__name__
+    config = CONFIGS[name](str(folder), **{**COMMON, **settings})
+    model = MODELS.get(name, causal)()
+    if name in ("DPOTrainer", "RLOOTrainer") and "ref_model" not in own and "peft_config" not in own:  # TRL loads the reference from where the model came from
+        model.save_pretrained(folder / "model")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    trainer = kind(model, args=config, train_dataset=datasets.Dataset.from_list(data), processing_class=tokenizer(),
+                   **{key: make() for key, make in own.items()}, **pipeline)
+    if prepare:
+        prepare(trainer)
+    torch.manual_seed(0)
+    trainer.train()
+    return trainer
+
+
+def original(name):
+    return twobp.trl.__getattr__(name).__mro__[1]
+
+
+def both(name, data, folder, settings=None, own=None, prepare=pad_to(20), **pipeline):
+    settings, own = settings or {}, own or {}
+    theirs = train(original(name), folder / "theirs", data, settings, own, prepare, {})
+    ours = train(getattr(twobp.trl, name), folder / "ours", data, settings, own, prepare, {"ranks": 2, **pipeline})
+    return theirs, ours
+
+
+def compare(theirs, ours):
+    """Every key of the log but times. The norm of gradients is that of float32 sums in another order."""
+    for expected, line in zip(theirs.state.log_history, ours.state.log_history, strict=True):
+        assert line.keys() - {"captured_shapes"} == expected.keys()
+        for key, value in expected.items():
+            if "time" in key or key.endswith("per_second"):
+                continue
+            close = pytest.approx(value, rel=1e-5, abs=1e-5, nan_ok=True) if isinstance(value, float) else value
+            assert line[key] == close, (key, expected.get("step"))
+
+
+CASES = {
+    "SFT": ("SFTTrainer", completions, {}, {}),
+    "SFT dft": ("SFTTrainer", completions, {"loss_type": "dft"}, {}),
+    "SFT label smoothing": ("SFTTrainer", completions, {"label_smoothing_factor": 0.1}, {}),
+    "SFT LoRA": ("SFTTrainer", completions, {}, {"peft_config": lora}),
+    "DPO": ("DPOTrainer", pairs, {}, {}),
+    "DPO own reference": ("DPOTrainer", pairs, {}, {"ref_model": lambda: causal(5)}),
+    "DPO LoRA": ("DPOTrainer", pairs, {}, {"peft_config": lora}),
+    "DPO precomputed reference": ("DPOTrainer", pairs, {"precompute_ref_log_probs": True}, {"ref_model": lambda: causal(5)}),
+    "DPO several losses": ("DPOTrainer", pairs, {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.2], "ld_alpha": 0.5}, {}),
+    "Reward": ("RewardTrainer", pairs, {"center_rewards_coefficient": 0.01}, {}),
+    "KTO": ("KTOTrainer", judged, {"per_device_train_batch_size": 4}, {"ref_model": lambda: causal(5)}),
+    "ORPO": ("ORPOTrainer", pairs, {"max_length": 64}, {}),
+    "CPO": ("CPOTrainer", pairs, {"max_length": 64}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_key_of_the_log_is_that_of_trl(name, tmp_path):
+    kind, data, settings, own = CASES[name]
+    compare(*both(kind, data(), tmp_path, settings, own))
+
+
+@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
+def test_trainers_that_generate_do_so_with_the_trained_weights(name, tmp_path):
+    settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2}
+    compare(*both(name, prompts(), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
+
+
+def test_packed_documents(tmp_path):
+    settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped"}
+    compare(*both("SFTTrainer", documents(), tmp_path, settings, {}, None))
