@@ -160,8 +160,7 @@ class PyTrainer {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (!averaged) {
       std::vector<LiveTensor> live = trainer_->update().live_weights();
-      if (!names.empty())
-        std::erase_if(live, [&](const LiveTensor& one) { return !names.contains(one.name); });
+      if (!names.empty()) std::erase_if(live, [&](const LiveTensor& one) { return !names.contains(one.name); });
       return copies(live);
     }
     Fields means;
@@ -570,8 +569,7 @@ void add_trainer(py::module_& module) {
       .def("last", &PyTrainer::last)
       .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)
-      .def("weights", &PyTrainer::weights, py::arg("averaged") = false,
-           py::arg("names") = std::set<std::string>())
+      .def("weights", &PyTrainer::weights, py::arg("averaged") = false, py::arg("names") = std::set<std::string>())
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)

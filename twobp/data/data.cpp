@@ -354,8 +354,7 @@ Batch make_batch(std::vector<Fields> micro_batches, const TargetCount& count_tar
   Batch batch;
   batch.micro_batches = std::move(micro_batches);
   for (const Fields& fields : batch.micro_batches) {
-    const auto first =
-        std::find_if(fields.begin(), fields.end(), [](const auto& one) { return one.second.dim() > 0; });
+    const auto first = std::find_if(fields.begin(), fields.end(), [](const auto& one) { return one.second.dim() > 0; });
     const int64_t samples = first == fields.end() ? 0 : first->second.size(0);
     batch.targets += count_targets ? count_targets(fields) : counted_targets(fields, samples);
     batch.tokens += token_count(fields, samples);
