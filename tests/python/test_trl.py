@@ -169,3 +169,24 @@ def test_trainers_that_generate_do_so_with_the_trained_weights(name, tmp_path):
 def test_packed_documents(tmp_path):
     settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped"}
     compare(*both("SFTTrainer", documents(), tmp_path, settings, {}, None))
+
+
+def test_checkpointing_is_recomputation(tmp_path):
+    """TRL sets gradient_checkpointing by default."""
+    theirs, ours = both("SFTTrainer", completions(), tmp_path, {"gradient_checkpointing": True, "max_steps": 2})
+    compare(theirs, ours)
+    assert ours.pipeline.config["pipeline"]["recompute"] == ["activations"]
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"bf16": True}, "TrainingArguments.bf16 is True.*TRL sets bf16 by default"), ({"sync_ref_model": True}, "sync_ref_model is True: the reference .* does not change")])
+def test_what_the_pipeline_does_not_have_is_named(settings, message, tmp_path):
+    with pytest.raises(twobp.Error, match=message):
+        train(twobp.trl.DPOTrainer, tmp_path, pairs(), settings, {"ref_model": lambda: causal(5)}, None, {"ranks": 2})
+
+
+def test_the_names_are_those_of_trl():
+    for name in twobp.trl.__all__:
+        assert getattr(twobp.trl, name).__mro__[1] is original(name) and issubclass(getattr(twobp.trl, name), twobp.transformers.Trainer)
+    with pytest.raises(AttributeError, match="twobp.trl has no PPOTrainer: it has SFTTrainer.*pipelined"):
+        twobp.trl.PPOTrainer  # noqa: B018
