@@ -4,6 +4,7 @@
 // Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the clock, while
 // the walk releases the message at once. So most tests here send copies that no rank is charged for.
 #include <algorithm>
+#include <cmath>
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/models/freeze.h"
@@ -170,6 +171,44 @@ TEST(AutoCap, AFactorAllowsThatMuchMoreToWait) {
   EXPECT_LE(more, once * 11 / 10 + kUnderWay);
   EXPECT_NEAR(static_cast<double>(peak(MemoryCap::automatic(1000))), static_cast<double>(peak(MemoryCap::none())),
               kUnderWay);
+}
+
+// Caps are those of the largest micro-batch so far, so that W waits as long as with those that were measured.
+TEST(AutoCap, GrowsWithTheMicroBatches) {
+  const ModelSpec model = test::small_mlp(4);
+  PipelineOptions options = options_of({2, 2});
+  for (const auto& [name, tensor] : test::random_fields(1)) options.measured_numbers += tensor.numel();
+  Pipeline pipeline(model, measured(model), options);
+  const auto plan = [&](MemoryCap cap) { return pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, cap}); };
+  const StepPlan first = plan(MemoryCap::automatic(1.5));
+  const auto caps_times = [&](double size) {
+    std::vector<int64_t> peaks = first.options.standard_peaks;
+    for (int64_t& peak : peaks) peak = static_cast<int64_t>(static_cast<double>(peak) * size);
+    return auto_caps(peaks, fixed_bytes(pipeline), 1.5);
+  };
+  // The peak of a rank apart from what it holds between steps.
+  const auto peak = [&](const StepPlan& plan, int64_t samples) {
+    std::vector<Fields> batch;
+    for (int m = 0; m < 8; ++m) batch.push_back(test::random_fields(m + 1, samples));
+    pipeline.run(plan, batch, step_request());
+    take_gradients(pipeline);
+    const auto fixed = fixed_bytes(pipeline);
+    pipeline.meter().reset_peaks();
+    const StepReport step = pipeline.run(plan, batch, step_request());
+    take_gradients(pipeline);
+    return step.rank_memory[0].peak - fixed[0];
+  };
+  peak(first, test::kBatch);
+  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(1));
+  const int64_t large = peak(first, 4 * test::kBatch);
+  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(4));
+  EXPECT_LE(large, caps_times(4)[0] + 4 * (4 * kMessage));  // those in transit differ from run to run
+  const int64_t with_the_first_cap = peak(plan(MemoryCap(first.caps[0])), 4 * test::kBatch);
+  EXPECT_GT(large, with_the_first_cap + test::kStash);
+  peak(first, 3 * test::kBatch);
+  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(4));
+  peak(first, 5 * test::kBatch);
+  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(std::exp2(2.5)));  // rounded up
 }
 
 TEST(AutoCap, GivesEachRankTheTotalOfTheFullest) {

@@ -1,6 +1,7 @@
 #include "twobp/pipeline/pipeline.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
@@ -76,6 +77,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       timeout_(options.timeout),
       graphs_(options.graphs),
       accounts_(options.accounts),
+      measured_numbers_(options.measured_numbers),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerCost> costs = twobp::layer_costs(model, profile);
   if (rank_of_stage_.empty()) rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
@@ -205,15 +207,35 @@ void Pipeline::check_step(const StepPlan& plan, const std::vector<Fields>& micro
 }
 
 StepBatch Pipeline::in_parts(const std::vector<Fields>& micro_batches, int slices) const {
-  if (slices == 1) return {micro_batches, {}, {}};
+  std::vector<double> sizes;
+  for (const Fields& fields : micro_batches) sizes.push_back(size_of(fields));
+  if (slices == 1) return {micro_batches, {}, {}, std::move(sizes)};
   const std::vector<Cuts> cuts = cuts_of(micro_batches, slices_.cuts);
-  return {in_slices(micro_batches, cuts), micro_batches, cuts};
+  return {in_slices(micro_batches, cuts), micro_batches, cuts, std::move(sizes)};
+}
+
+double Pipeline::size_of(const Fields& micro_batch) const {
+  if (measured_numbers_ == 0) return 1;
+  int64_t numbers = 0;
+  for (const auto& [name, tensor] : micro_batch) numbers += tensor.numel();
+  return static_cast<double>(numbers) / static_cast<double>(measured_numbers_);
+}
+
+void Pipeline::note_sizes(const std::vector<Fields>& micro_batches) {
+  constexpr double kSteps = 4;  // between two powers of two
+  // Devices run W where the simulated step does, the same in all replicas, which have other micro-batches.
+  if (world_.replicas > 1 && world_.device(world_.local_ranks().front()).asynchronous()) return;
+  for (const Fields& fields : micro_batches) {
+    const double size = size_of(fields);
+    if (size > largest_) largest_ = std::exp2(std::ceil(std::log2(size) * kSteps) / kSteps);
+  }
 }
 
 std::shared_ptr<const StepPlan> Pipeline::current(const StepPlan& plan) {
   if (!under_way_.empty()) {
     const auto& newest = under_way_.back()->plan;
-    if (newest->options == plan.options && newest->schedule == plan.schedule) return newest;
+    if (newest->options == plan.options && newest->schedule == plan.schedule && newest->largest == largest_)
+      return newest;
     on_ranks([](int) {});  // what ranks hold is read, so no step may be under way
   }
   // Every process calls this, whatever its own plan. A replica without micro-batches would not ask for a cap.
@@ -226,6 +248,7 @@ void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_bat
   check_step(plan, micro_batches, request);
   auto step = std::make_unique<UnderWay>();
   step->begun_early = !under_way_.empty();
+  if (request.training) note_sizes(micro_batches);
   step->plan = current(plan);
   step->request = request;
   step->batch = in_parts(micro_batches, plan.schedule.slices);

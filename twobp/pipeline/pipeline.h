@@ -39,6 +39,9 @@ struct PipelineOptions {
   // already.
   bool graphs = false;
   bool accounts = true;  // without, reports have no times, events and memory
+  // Numbers in the fields of the micro-batch that was measured. The bytes of others are in proportion, and
+  // automatic caps are those of the largest so far. 0: all have this size.
+  int64_t measured_numbers = 0;
 };
 
 // One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these devices
@@ -48,7 +51,8 @@ std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptio
 
 class Pipeline {
  public:
-  // `profile` was measured with micro-batches of the size that will run. With slices, it is their sum.
+  // `profile` was measured with a micro-batch of PipelineOptions::measured_numbers. With slices, it is their
+  // sum.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world);
   // All ranks in this process.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
@@ -115,6 +119,10 @@ class Pipeline {
   // Throws Error if the step cannot run.
   void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) const;
   StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices) const;
+  // Of a micro-batch, over that of the profile's.
+  double size_of(const Fields& micro_batch) const;
+  // Takes note of the largest micro-batch, rounded up, so that few plans are made.
+  void note_sizes(const std::vector<Fields>& micro_batches);
   // The plan that a step runs by: that of the step under way if it is the same, else renewed.
   std::shared_ptr<const StepPlan> current(const StepPlan& plan);
   // The plan for what the ranks hold now. They must be idle.
@@ -140,6 +148,8 @@ class Pipeline {
   double timeout_;
   bool graphs_;
   bool accounts_;
+  int64_t measured_numbers_;
+  double largest_ = 1;                        // micro-batch so far, see size_of()
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double> clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<RankThreads> threads_;

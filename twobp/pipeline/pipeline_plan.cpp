@@ -54,7 +54,10 @@ void Pipeline::add_caps(StepPlan& plan) const {
   const MemoryCap& cap = options.memory_cap;
   if (cap.is_automatic()) {
     plan.fixed = fixed_bytes();
-    plan.caps = auto_caps(options.standard_peaks, plan.fixed, cap.times());
+    plan.largest = largest_;
+    std::vector<int64_t> peaks = options.standard_peaks;
+    for (int64_t& peak : peaks) peak = static_cast<int64_t>(static_cast<double>(peak) * largest_);
+    plan.caps = auto_caps(peaks, plan.fixed, cap.times());
   } else {
     plan.caps.assign(ranks(), cap.bytes());
   }
@@ -80,7 +83,7 @@ std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
   };
   auto kept = std::ranges::find_if(renewed_, is_same);
   if (kept == renewed_.end()) kept = renewed_.insert(kept, std::make_shared<const StepPlan>(plan));
-  if (!plan.fixed.empty() && (*kept)->fixed != fixed_bytes()) {
+  if (!plan.fixed.empty() && ((*kept)->largest != largest_ || (*kept)->fixed != fixed_bytes())) {
     StepPlan now = plan;
     add_caps(now);
     *kept = std::make_shared<const StepPlan>(std::move(now));

@@ -81,6 +81,7 @@ struct StepPlan {
   bool fills_waits = false;
   std::vector<std::vector<int>> w_places;  // see p2_places.h; empty: not on devices, or no wait runs W
   std::vector<int64_t> fixed;              // by rank: bytes of parameters, gradients and optimizer, for which caps hold
+  double largest = 1;  // size of the largest micro-batch for which they hold, over that of the profile's
 
   int64_t cap(int rank) const { return caps.empty() ? 0 : caps[rank]; }
 };

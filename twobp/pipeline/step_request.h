@@ -101,6 +101,7 @@ struct StepBatch {
   std::vector<Fields> micro_batches;
   std::vector<Fields> sequences;
   std::vector<Cuts> cuts;
+  std::vector<double> sizes{};  // of the whole micro-batches, over that of the profile's
 };
 
 }  // namespace twobp

@@ -166,8 +166,9 @@ Trainer::Trainer(const Config& config, Parts parts)
                                                parse_batching(config.pipeline.p2_batching),
                                                parse_memory_cap(config.pipeline.memory_cap)});
   PipelineOptions options = pipeline_options(config, parts.shape);
+  const ProfiledBatch measured = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
+  for (const auto& [name, tensor] : measured.fields) options.measured_numbers += tensor.numel();
   const auto measure = [&] {
-    const ProfiledBatch batch = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
     const int rank = parts.world->local_ranks().front();
     StepSeconds step;
     if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
@@ -175,7 +176,7 @@ Trainer::Trainer(const Config& config, Parts parts)
         return simulated_seconds(parts.model, slices, options, *variant_, micro_batches_);
       };
     }
-    return measured_slices(parts.model, batch, config.pipeline, parts.world->device(rank), /*seconds=*/0.3, step);
+    return measured_slices(parts.model, measured, config.pipeline, parts.world->device(rank), /*seconds=*/0.3, step);
   };
   SliceProfiles slices =
       agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure, config.pipeline.timeout);

@@ -12,6 +12,7 @@ In the order of the work:
 | cut.py | the graph becomes a chain of layers |
 | differentiate/ | a layer becomes a graph of forward and backward, which is split into F, I and W |
 | emit.py | the parts become programs of instructions; interpret.py runs them |
+| symbols.py, sizes.py | sizes that differ between micro-batches; the table of numbers that follow from them |
 | sequences/ | programs that also run over a slice of the sequences |
 | verify/ | the programs' numbers against those of the module under autograd |
 | bundle.py | the folder with all of it |

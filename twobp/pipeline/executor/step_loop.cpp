@@ -94,7 +94,7 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
     local_[stage.index()] = static_cast<int>(s);
     gives_gradient[stage.index()] = stage.gives_gradient();
     stage.prepare_micro_batches(schedule.micro_batches, schedule.slices);
-    largest_w_ = std::max(largest_w_, stage.largest_w());
+    largest_w_ = std::max(largest_w_, plan.largest * stage.largest_w());
     const std::vector<Values> none(schedule.micro_batches);
     boundaries_.push_back({none, none, none, none});
     made_.emplace_back(schedule.micro_batches);
@@ -173,13 +173,14 @@ void StepLoop::forward(int s, int mb) {
   RECORD_USER_SCOPE("F");
   Stage& stage = this->stage(s);
   Context context = context_of(mb);
+  const double size = batch_.sizes.empty() ? 1 : batch_.sizes[static_cast<size_t>(mb / plan_.schedule.slices)];
   Values x = take(boundaries_[s].input[mb]);
   if (stage.index() == 0 && !parts_.input_field.empty())
     x.push_back(on_device(context.field(parts_.input_field), parts_.device.where()));
   observer_.op_begins(Op::kForward, stage.index(), mb, !queue_.empty());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (request_.training) make_room(stage.cost(i, mb).forward_peak, stage.cost(i, mb).forward_held);
+    if (request_.training) make_room(size * stage.cost(i, mb).forward_peak, size * stage.cost(i, mb).forward_held);
     context.backward = i >= stage.first_backward();
     x = naming_layer([&] { return parts_.place_of(stage, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
