@@ -26,7 +26,7 @@ T = torch.Tensor
 ITEMS, SCALE, NUMBER = STEP = "_items", "_scale", "_number"  # scalars beside the fields of the batch
 COURSE, SIZED = "_course", "_sized"  # the first has as many dimensions as the number of the course
 SMALL = 1 << 20  # elements up to which modules return zeros: that takes less time than tensors without values
-MOST_COURSES = 20
+MOST_COURSES = 8  # each is a number of dimensions, of which a bundle allows 8
 MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
 ROW = 256  # numbers of a micro-batch, at least
 PLAIN = (int, float, bool, str, type(None))
@@ -195,7 +195,7 @@ class Script:
                 f"{type(self.trainer).__name__}.compute_loss reads a tensor that it left in an attribute before, as in "
                 "self.total += loss.detach(). Let it keep numbers: self.total += loss.item()"
             )
-        mode.note("loss", mode.how_of(loss), str([one for one in others if one is not T]))
+        mode.note("loss", mode.how_of(loss))
         kept = tensors_in(changed(trainer, self.trainer)) if trainer is not self.trainer else []
         return mode, mode.how_of(loss), [one for one in kept if mode.is_unknown(one)]
 
