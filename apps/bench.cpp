@@ -1,5 +1,4 @@
-#include "apps/bench.h"
-
+// `twobp bench`: compares the times of schedules and p2 policies, interleaved, on one model in one process.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,23 +9,21 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/bench_report.h"
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/kernel_trace.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/data/balance.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/train/auto_variant.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -54,8 +51,7 @@ struct BenchOptions {
 // Simulates the step with its measured F, I, W and optimizer times.
 Simulation predict(const BenchRow& row, const StepPlan& plan, const StepReport& report) {
   const Pipeline& pipeline = row.trainer->pipeline();
-  const auto costs =
-      measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report, row.batch_costs);
+  const auto costs = measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report, row.batch_costs);
   return simulate(plan.schedule, costs, in_process_simulation(plan.caps));
 }
 
@@ -89,8 +85,7 @@ void set_first_batch(BenchRow& row, int micro_batches) {
     samples = balanced_samples(data, samples, /*replicas=*/1, micro_batches, size);
     row.batch = read_batch(data, samples, 0, size);
   }
-  if (const double mean = mean_cost(data); mean != 0)
-    row.batch_costs = batch_costs(data, samples, size, mean);
+  if (const double mean = mean_cost(data); mean != 0) row.batch_costs = batch_costs(data, samples, size, mean);
 }
 
 // Makes rows of the schedules that place their stages as the trainer does, under the given configuration.
@@ -263,9 +258,8 @@ int bench(const BenchOptions& options) {
   }
   print_bench_table(rows);
   if (!options.json_file.empty()) {
-    json out = {{"machine", machine_to_json()},
-                {"config", json::parse(config_to_json(config))},
-                {"rows", json::array()}};
+    json out = {
+        {"machine", machine_to_json()}, {"config", json::parse(config_to_json(config))}, {"rows", json::array()}};
     for (const BenchRow& row : rows) out["rows"].push_back(bench_row_to_json(row));
     write_text(options.json_file, out.dump(1) + "\n");
   }
@@ -277,18 +271,15 @@ int bench(const BenchOptions& options) {
 
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command =
-      app.add_subcommand("bench", "Compare the step times of schedules and p2 policies, interleaved");
+  CLI::App* command = app.add_subcommand("bench", "Compare the step times of schedules and p2 policies, interleaved");
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
-  command
-      ->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
+  command->add_option("--set", options->overrides, "Override a key: section.key=value (see twobp train --help)")
       ->take_all();
   CLI::Option* schedules =
       command
-          ->add_option(
-              "--schedules", options->schedules,
-              "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
-              "NAME@POLICY runs only that p2 policy")
+          ->add_option("--schedules", options->schedules,
+                       "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
+                       "NAME@POLICY runs only that p2 policy")
           ->delimiter(',')
           ->capture_default_str();
   command
@@ -297,27 +288,21 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
       ->excludes(schedules);
   command
-      ->add_option("--p2", options->policies,
-                   "off, end, cooldown, fill, placed (placed: only schedules that place W)")
+      ->add_option("--p2", options->policies, "off, end, cooldown, fill, placed (placed: only schedules that place W)")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")
-      ->delimiter(',');
+  command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")->delimiter(',');
   command
       ->add_option("--memory-cap", options->caps,
                    "auto, a multiple of it such as 1.05x, 0 (no cap), or bytes (default: as configured)")
       ->delimiter(',');
-  command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
-      ->delimiter(',');
+  command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")->delimiter(',');
   command
-      ->add_option(
-          "--recompute", options->recomputes,
-          "none, activations, derivatives, both: what layers recompute instead of keeping it; each mode gets "
-          "its own rows (default: as configured)")
+      ->add_option("--recompute", options->recomputes,
+                   "none, activations, derivatives, both: what layers recompute instead of keeping it; each mode gets "
+                   "its own rows (default: as configured)")
       ->delimiter(',');
-  command
-      ->add_option("--micro-batches", options->micro_batches,
-                   "Numbers of micro-batches (default: as configured)")
+  command->add_option("--micro-batches", options->micro_batches, "Numbers of micro-batches (default: as configured)")
       ->check(number_from(1, kMaxCount))
       ->delimiter(',');
   command->add_option("--repeat", options->repeat, "Rounds over all rows")

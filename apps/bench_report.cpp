@@ -1,18 +1,23 @@
 #include "apps/bench_report.h"
 
 #include <algorithm>
+#include <exception>
+#include <filesystem>
 #include <numeric>
+#include <set>
+#include <system_error>
+
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include "apps/json_report.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/auto_variant.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {
@@ -49,8 +54,7 @@ json bench_row_to_json(const BenchRow& row) {
   double p2_operations = 0;
   for (const StageTimes& times : row.stages) {
     const double n = std::max(1, times.micro_batches);
-    stage_seconds.push_back(
-        {{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
+    stage_seconds.push_back({{"F", times.forward / n}, {"I", times.backward_p1 / n}, {"W", times.backward_p2 / n}});
     p2_operations += times.p2_products.operations;
   }
   const double seconds = median(row.seconds);
@@ -88,22 +92,21 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
   const InputKind input = rows.front().trainer->config().model.input().kind;
   const std::string speed = concat(item_name(input), "/s");
   // Shows these columns only if their values differ from the usual.
-  const bool recomputes = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) {
-    return !row.trainer->config().pipeline.recompute.empty();
-  });
+  const bool recomputes = std::any_of(
+      rows.begin(), rows.end(), [](const BenchRow& row) { return !row.trainer->config().pipeline.recompute.empty(); });
   const auto print_recompute = [&](const std::string& text) {
     if (recomputes) print("%-12s ", text.c_str());
   };
-  const bool slices = std::any_of(rows.begin(), rows.end(),
-                                  [](const BenchRow& row) { return row.trainer->pipeline().slices() > 1; });
+  const bool slices =
+      std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return row.trainer->pipeline().slices() > 1; });
   const auto print_slices = [&](const std::string& text) {
     if (slices) print("%-6s ", text.c_str());
   };
   print_recompute("recompute");
   print_slices("slices");
   print("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule", "p2",
-        "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted",
-        "products", "peak memory by rank");
+        "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted", "products",
+        "peak memory by rank");
   for (const BenchRow& row : rows) {
     // The speed is relative to the first row of the same M, sample by sample, because the two were timed in
     // turn.
@@ -124,17 +127,41 @@ void print_bench_table(const std::vector<BenchRow>& rows) {
     print("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
           row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
           std::string(policy_name(row.variant.policy)).c_str(),
-          std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(),
-          row.batch.micro_batches.size(), median(row.seconds), *fastest, *slowest,
-          static_cast<double>(row.batch.tokens) / median(row.seconds), median(ratios),
-          fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
+          std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(), row.batch.micro_batches.size(),
+          median(row.seconds), *fastest, *slowest, static_cast<double>(row.batch.tokens) / median(row.seconds),
+          median(ratios), fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
           fixed(median(row.products), 3).c_str(), join(peaks, " | ").c_str());
   }
   for (const BenchRow& row : rows) {
     if (row.schedule != kAutoSchedule) continue;
-    print("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(),
-          row.variant.schedule.name().c_str());
+    print("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(), row.variant.schedule.name().c_str());
   }
+}
+
+void trace_kernels(const std::string& path, bool on_gpu, const std::function<void()>& step) {
+  using torch::profiler::impl::ActivityType;
+  namespace profiler = torch::autograd::profiler;
+  torch::profiler::impl::ExperimentalConfig more;
+  more.profile_all_threads = true;  // the ranks' threads were started earlier
+  const torch::profiler::impl::ProfilerConfig config(
+      torch::profiler::impl::ProfilerState::KINETO, /*report_input_shapes=*/false, /*profile_memory=*/false,
+      /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false, more);
+  std::set<ActivityType> activities = {ActivityType::CPU};
+  if (on_gpu) activities.insert(ActivityType::CUDA);
+  std::error_code no_file;
+  std::filesystem::remove(path, no_file);  // the profiler does not report a file that it cannot write
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  std::exception_ptr error;
+  try {
+    step();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const auto result = profiler::disableProfiler();
+  if (error) std::rethrow_exception(error);
+  result->save(path);
+  TWOBP_CHECK(std::filesystem::exists(path, no_file), "cannot write ", path, ": the profiler's trace of a step");
 }
 
 }  // namespace twobp

@@ -1,8 +1,9 @@
-// This file has the measurements of `twobp bench`: one row of its table, and the output of rows as a table
-// and as JSON.
+// The measurements of `twobp bench`: one row of its table, the output of rows as a table and as JSON, and a
+// trace of a step's operators.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,19 +11,19 @@
 
 #include "twobp/pipeline/observer.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 
-// A row is a way to run a step, with its measurements. kUnknown (core/figures.h) stands for values that are
-// not measured: the parts of a step that is launched as a graph, and products on a GPU.
+// A row is a way to run a step, with its measurements. kUnknown (core/text.h) stands for values that are not
+// measured: the parts of a step that is launched as a graph, and products on a GPU.
 struct BenchRow {
   Trainer* trainer = nullptr;
   std::string schedule;  // as given on the command line
   Variant variant;
   std::string cap;
   Batch batch;
-  std::vector<double>
-      batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
+  std::vector<double> batch_costs;  // of its micro-batches, over the mean of all samples; empty: they are equal
   std::vector<double> seconds;
   std::vector<std::vector<double>> idle;       // [rank][sample]
   std::vector<std::vector<double>> predicted;  // [rank][sample]
@@ -39,5 +40,12 @@ struct BenchRow {
 
 nlohmann::json bench_row_to_json(const BenchRow& row);
 void print_bench_table(const std::vector<BenchRow>& rows);
+
+// Runs `step` and writes a trace of its operators, and on a GPU (`on_gpu`) of the kernels of all of this
+// process's GPUs, as LibTorch's profiler (Kineto, CUPTI) records them. It is in Chrome's trace format, for
+// Perfetto. A rank's F, I and W are ranges of these names on its thread, unless the step is launched as a
+// graph. Each kernel has its estimated occupancy of the multiprocessors. Throws Error naming the file if it
+// cannot be written.
+void trace_kernels(const std::string& path, bool on_gpu, const std::function<void()>& step);
 
 }  // namespace twobp

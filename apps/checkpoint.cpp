@@ -1,4 +1,5 @@
-#include "apps/checkpoint.h"
+// `twobp checkpoint`: inspects, verifies and converts checkpoints.
+#include "twobp/train/checkpoint/checkpoint.h"
 
 #include <cstdio>
 #include <filesystem>
@@ -7,16 +8,13 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/log.h"
 #include "apps/print.h"
-#include "apps/table.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
-#include "twobp/train/checkpoint/convert.h"
 
 namespace twobp {
 namespace {
@@ -64,8 +62,7 @@ std::vector<std::string> settings_of(const json& config) {
     for (const auto& [key, value] : keys.items()) {
       const bool known = defaults.contains(section) && defaults[section].contains(key);
       if (known && defaults[section][key] == value) continue;
-      settings.push_back(
-          concat(section, '.', key, '=', value.is_string() ? value.get<std::string>() : value.dump()));
+      settings.push_back(concat(section, '.', key, '=', value.is_string() ? value.get<std::string>() : value.dump()));
     }
   }
   return settings;
@@ -124,8 +121,8 @@ void print_files(const Checkpoint& checkpoint) {
     all.numbers += count.numbers;
     bytes += facts.bytes;
   }
-  rows.push_back({"all", std::to_string(all.tensors), std::to_string(all.numbers),
-                  format_bytes(static_cast<double>(bytes)), ""});
+  rows.push_back(
+      {"all", std::to_string(all.tensors), std::to_string(all.numbers), format_bytes(static_cast<double>(bytes)), ""});
   print_table(rows);
 }
 
@@ -179,8 +176,8 @@ void convert(const CheckpointOptions& options) {
   const Checkpoint checkpoint(find_checkpoint(options.folder));
   const auto step = static_cast<long long>(checkpoint.state().position.step);
   if (!options.model.empty()) {
-    const Config config = parse_config(checkpoint.state().run.config,
-                                       (checkpoint.folder() / kStateFile).string(), options.overrides);
+    const Config config =
+        parse_config(checkpoint.state().run.config, (checkpoint.folder() / kStateFile).string(), options.overrides);
     const SaveModelOptions how = save_options(config, options.dtype);
     save_model_of(checkpoint, config, options.model, how);
     const std::string warning = missing_tokenizer(how, options.model);
@@ -197,13 +194,11 @@ void convert(const CheckpointOptions& options) {
 
 void add_checkpoint_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CheckpointOptions>();
-  CLI::App* command =
-      app.add_subcommand("checkpoint", "Inspect, verify and convert the checkpoints that train writes");
+  CLI::App* command = app.add_subcommand("checkpoint", "Inspect, verify and convert the checkpoints that train writes");
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* description) {
     CLI::App* one = command->add_subcommand(name, description);
-    one->add_option("folder", options->folder,
-                    "A checkpoint, or a folder of checkpoints (the newest is used)")
+    one->add_option("folder", options->folder, "A checkpoint, or a folder of checkpoints (the newest is used)")
         ->required();
     return one;
   };
@@ -214,12 +209,10 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
   inspecting->callback([options] { inspect(*options); });
 
   CLI::App* verifying =
-      add("verify",
-          "Check sizes, checksums and tensors of every file; exit code 1 and a list if files are damaged");
+      add("verify", "Check sizes, checksums and tensors of every file; exit code 1 and a list if files are damaged");
   verifying->callback([options, &exit_code] { exit_code = verify(*options); });
 
-  CLI::App* converting =
-      add("convert", "Write a model for transformers, or a checkpoint with another number of files");
+  CLI::App* converting = add("convert", "Write a model for transformers, or a checkpoint with another number of files");
   CLI::Option* model = converting->add_option(
       "--model", options->model, "Folder for config.json and safetensors files, as save.model writes them");
   converting->add_option("--dtype", options->dtype, "Type of the model's weights")
@@ -229,15 +222,13 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
   CLI::Option* checkpoint = converting->add_option("--checkpoint", options->checkpoint,
                                                    "New folder for the same checkpoint, for train --resume");
   converting
-      ->add_option("--parts", options->parts,
-                   "Number of files of each kind, as if written by this many processes")
+      ->add_option("--parts", options->parts, "Number of files of each kind, as if written by this many processes")
       ->needs(checkpoint)
       ->check(number_from(1, 99999))
       ->capture_default_str();
   converting
-      ->add_option(
-          "--set", options->overrides,
-          "Override a key of the run's configuration, such as model.from=FOLDER if the folder has moved")
+      ->add_option("--set", options->overrides,
+                   "Override a key of the run's configuration, such as model.from=FOLDER if the folder has moved")
       ->needs(model)
       ->take_all();
   converting->callback([options] { convert(*options); });

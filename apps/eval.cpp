@@ -1,20 +1,20 @@
-#include "apps/eval.h"
-
+// `twobp eval`: held-out loss, perplexity and accuracy of a model, computed on the pipeline.
 #include <cmath>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/commands.h"
 #include "apps/json_report.h"
 #include "apps/print.h"
-#include "apps/train.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/run_world.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {

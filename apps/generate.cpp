@@ -1,5 +1,4 @@
-#include "apps/generate.h"
-
+// `twobp generate`: continues a text with a trained model.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -12,20 +11,21 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/printable.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/run_world.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/trainer.h"
+#include "twobp/train/weights/weight_files.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -76,9 +76,8 @@ class Text {
   bool is_end(int64_t token) const { return std::find(ends_.begin(), ends_.end(), token) != ends_.end(); }
 
   void print(int64_t token) {
-    const std::string text = tokenizer_
-                                 ? stream_->add(token)
-                                 : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
+    const std::string text =
+        tokenizer_ ? stream_->add(token) : std::string(1, static_cast<char>(static_cast<unsigned char>(token)));
     show(text);
   }
   void finish() { show((tokenizer_ ? stream_->finish() : "") + '\n'); }
@@ -115,8 +114,7 @@ void generate(const GenerateOptions& options) {
   const std::vector<int64_t> prompt = text.encode(options.prompt);
   TWOBP_CHECK(!prompt.empty(), "--prompt has no tokens: give at least one character");
 
-  const std::vector<std::string> unused =
-      unused_generation_settings(options.model, options.sampling.temperature == 0);
+  const std::vector<std::string> unused = unused_generation_settings(options.model, options.sampling.temperature == 0);
   if (!unused.empty()) {
     log_warning(concat(options.model, "/generation_config.json has ", join(unused),
                        ", which is not supported: transformers would generate another text"));
@@ -134,9 +132,8 @@ void generate(const GenerateOptions& options) {
   });
   text.finish();
   const double rest = now_seconds() - first;
-  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n",
-               static_cast<long long>(count), prompt.size(), first - begin,
-               count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
+  std::fprintf(stderr, "%lld tokens after %zu, first after %.2f s, then %.1f tokens/s\n", static_cast<long long>(count),
+               prompt.size(), first - begin, count > 1 ? static_cast<double>(count - 1) / rest : 0.0);
 }
 
 }  // namespace
@@ -162,8 +159,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--seed", options->sampling.seed, "Seed of the sampling")
       ->check(number_from(0, 1e18))  // more than 2^64 would be taken as that
       ->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "tokenizer.json, if it is not in the model's directory");
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json, if it is not in the model's directory");
   command->add_option("--precision", options->precision, "Precision of the computation")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 #include "twobp/pipeline/pipeline.h"
 
 namespace twobp {
@@ -70,8 +70,7 @@ json machine_to_json() {
       break;
     }
   }
-  return {
-      {"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
+  return {{"cpu", model}, {"cores", std::thread::hardware_concurrency()}, {"kernels", kernel_instruction_set()}};
 }
 
 }  // namespace twobp

@@ -3,7 +3,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include "twobp/core/printable.h"
+#include "twobp/core/text.h"
 
 namespace twobp {
 namespace {

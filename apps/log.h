@@ -1,6 +1,5 @@
-// Prints messages of the program on standard error, in one line each. Control characters are shown as
-// escapes. This file is separate because LibTorch's headers bring another version of the formatting library
-// that spdlog uses.
+// Prints messages of the program on standard error, in one line each. Control characters are shown as escapes. This
+// file is separate because LibTorch's headers bring another version of the formatting library that spdlog uses.
 #pragma once
 
 #include <string>

@@ -1,166 +1,199 @@
 // Defines the flags of the subcommand, and chooses its job by them.
 #include "apps/plan.h"
 
+#include <algorithm>
+#include <charconv>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
-#include "apps/plan_measured.h"
-#include "apps/plan_model.h"
-#include "apps/plan_options.h"
-#include "apps/plan_schedule.h"
+#include "apps/commands.h"
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
 
 // The subcommand has exactly one of these jobs.
 enum PlanJob : unsigned {
-  kDraw = 1U,      // one schedule, from costs on the command line
-  kMeasure = 2U,   // all ways to run a configured model
-  kCosts = 4U,     // the same from a cost model
-  kMeasured = 8U,  // a trace and its prediction
+  kDraw = 1U,     // schedules, from costs on the command line
+  kMeasure = 2U,  // all ways to run a configured model
+  kCosts = 4U,    // the same from a cost model
 };
+constexpr unsigned kModel = kMeasure | kCosts;
+constexpr unsigned kAnyJob = kDraw | kModel;
 
 PlanJob job_of(const PlanOptions& options) {
-  if (!options.measured.empty()) return kMeasured;
   if (!options.costs.empty()) return kCosts;
   return options.config.empty() ? kDraw : kMeasure;
 }
 
 std::string job_text(PlanJob job) {
-  if (job == kMeasured) return "with --measured, whose trace has the schedule and the times";
   if (job == kCosts) return "with --costs";
   if (job == kMeasure) return "with a configuration, whose model is measured and planned";
   return "for a single schedule: to compare ways to run a model, give a configuration or --costs";
 }
 
-struct FlagUse {
-  const char* name;
-  unsigned jobs;
-};
-constexpr unsigned kModel = kMeasure | kCosts;
-constexpr FlagUse kFlags[] = {
-    {"config", kModel},
-    {"--set", kModel},
-    {"--schedule", kDraw | kModel},
-    {"--stages", kDraw | kModel},
-    {"--ranks", kDraw | kModel},
-    {"--micro-batches", kDraw | kModel},
-    {"--slices", kDraw | kModel},
-    {"--p2", kDraw | kModel},
-    {"--forward", kDraw},
-    {"--backward-p1", kDraw},
-    {"--backward-p2", kDraw},
-    {"--p2-units", kDraw},
-    {"--cap", kDraw},
-    {"--rendezvous", kDraw},
-    {"--order-for-rendezvous", kDraw},
-    {"--buffers", kDraw},
-    {"--latency", kDraw | kModel},
-    {"--message-seconds", kDraw},
-    {"--bandwidth", kModel},
-    {"--share-links", kDraw | kModel},
-    {"--data-parallel", kDraw | kModel},
-    {"--gradient-seconds", kDraw},
-    {"--data-latency", kModel},
-    {"--data-bandwidth", kModel},
-    {"--devices", kModel},
-    {"--color", kDraw},
-    {"--no-ops", kDraw},
-    {"--csv", kDraw | kModel},
-    {"--csv-form", kDraw | kModel},
-    {"--costs", kCosts},
-    {"--micro-batch-sizes", kModel},
-    {"--recompute", kModel},
-    {"--memory", kDraw | kModel},
-    {"--batch", kModel},
-    {"--top", kModel},
-    {"--all", kModel},
-    {"--search", kDraw | kModel},
-    {"--seconds", kMeasure},
-};
+// The subcommand's flags, each with the jobs that read it.
+class Flags {
+ public:
+  Flags(CLI::App& plan, PlanOptions& options) : plan_(plan), options_(options) {
+    auto* config =
+        plan.add_option("config", options.config, "JSON file, as for train: its model is measured and planned");
+    jobs_.emplace_back(config, kModel);
+    jobs_.emplace_back(
+        plan.add_option("--set", options.overrides, "override a key of the configuration: section.key=value")
+            ->take_all(),
+        kModel);
+    add_schedule();
+    add_network();
+    add_output();
+    add_model();
+  }
 
-// Rejects options that the job would ignore.
-void check_flags(const CLI::App& plan, PlanJob job, const PlanOptions& options) {
-  for (const FlagUse& flag : kFlags) {
-    if ((flag.jobs & job) != 0 || plan.get_option(flag.name)->count() == 0) continue;
-    fail(flag.name, " has no effect ", job_text(job));
-  }
-  for (const auto& [flag, needs] : {std::pair{"--csv-form", "--csv"}, std::pair{"--svg-end", "--svg"},
-                                    std::pair{"--no-ops", "--json"}, std::pair{"--set", "config"}}) {
-    TWOBP_CHECK(plan.get_option(flag)->count() == 0 || plan.get_option(needs)->count() > 0, flag,
-                " has no effect without ", needs == std::string("config") ? "a configuration" : needs);
-  }
-  const auto given = [&](const char* flag) { return plan.get_option(flag)->count() > 0; };
-  if (job == kDraw) {
-    TWOBP_CHECK(given("--data-parallel") == given("--gradient-seconds"),
-                "give --data-parallel and --gradient-seconds together: the number of replicas that sum their "
-                "gradients, and the time that a stage's gradients take over a link");
-    TWOBP_CHECK(!given("--share-links") || given("--latency") || given("--message-seconds"),
-                "--share-links has no effect without --latency or --message-seconds: messages take no time");
-    TWOBP_CHECK(!given("--order-for-rendezvous") || options.csv_form != "compute_comms",
-                "--csv-form compute_comms has messages where PyTorch places them, not where "
-                "--order-for-rendezvous does: write compute_only, or leave out one of the two");
-  } else if (!given("--data-parallel") && !given("--devices")) {
-    for (const char* flag : {"--data-latency", "--data-bandwidth"}) {
-      TWOBP_CHECK(!given(flag), flag, " has no effect without --data-parallel or --devices");
+  // Rejects options that the job would ignore.
+  void check(PlanJob job) const {
+    for (const auto& [option, jobs] : jobs_) {
+      if ((jobs & job) != 0 || option->count() == 0) continue;
+      fail(option->get_name(), " has no effect ", job_text(job));
     }
+    needs("--svg-end", {"--svg"}, "--svg");
+    needs("--no-ops", {"--json"}, "--json");
+    needs("--set", {"config"}, "a configuration");
+    if (job == kDraw) {
+      TWOBP_CHECK(given("--data-parallel") == given("--gradient-seconds"),
+                  "give --data-parallel and --gradient-seconds together: the number of replicas that sum "
+                  "their gradients, and the time that a stage's gradients take over a link");
+      needs("--share-links", {"--latency", "--message-seconds"},
+            "--latency or --message-seconds: messages take no time");
+    } else {
+      needs("--data-latency", {"--data-parallel", "--devices"}, "--data-parallel or --devices");
+      needs("--data-bandwidth", {"--data-parallel", "--devices"}, "--data-parallel or --devices");
+    }
+    TWOBP_CHECK(!given("--top") || !given("--all"), "--top has no effect with --all");
   }
-  TWOBP_CHECK(plan.get_option("--top")->count() == 0 || plan.get_option("--all")->count() == 0,
-              "--top has no effect with --all");
-}
 
-// Adds the options of messages, and of replicas that sum their gradients.
-void add_network_options(CLI::App& plan, PlanOptions& options) {
-  const auto number = [&](const char* flag, auto& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->check(number_from(0));
-  };
-  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->capture_default_str();
-  };
-  plan.add_flag(
-      "--rendezvous", options.rendezvous,
-      "reject a schedule that would block if each send waits until the receiver reaches the receive");
-  plan.add_flag("--order-for-rendezvous", options.order_for_rendezvous,
-                "move receives forward so that the sends of --rendezvous never block; F, I and W keep their "
-                "order");
-  plan.add_option("--buffers", options.buffers,
-                  "reject a schedule if more messages than this may wait for a rank, however long ops take")
-      ->check(number_from(0));
-  number("--latency", options.latency,
-         "time from the end of sending a message until the receiver has it (default: 0; with a model: "
-         "seconds, from the costs)");
-  text("--message-seconds", options.message_seconds,
-       "time that a message of a stage occupies its link, which carries one at a time: a number, or one for "
-       "each stage, separated by commas");
-  text("--bandwidth", options.bandwidth,
-       "bytes per second of a link, such as 10GB (default: from the costs)");
-  number(
-      "--share-links", options.share_links,
-      "ranks in each node. Messages that leave a node share one link, with --latency and --message-seconds "
-      "or --bandwidth. Messages within a node take no time, or the time from the costs. 0: each pair of "
-      "ranks has its own link");
-  text(
-      "--data-parallel", options.data_parallel,
-      "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done (default: 1, "
-      "or the configured number)");
-  text("--gradient-seconds", options.gradient_seconds,
-       "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
-       "replicas needs 2 (d - 1) / d of it");
-  number("--data-latency", options.data_latency,
-         "latency of a sum over replicas in seconds (default: that of a link, or of the link out of a node)");
-  text("--data-bandwidth", options.data_bandwidth,
-       "bytes per second of the link for sums over replicas (default: as for --data-latency)");
-  number("--devices", options.devices, "only combinations whose ranks x replicas equal this; 0: any");
-}
+ private:
+  bool given(const char* flag) const { return plan_.get_option(flag)->count() > 0; }
+  void needs(const char* flag, const std::vector<const char*>& others, const char* what) const {
+    const bool met = std::any_of(others.begin(), others.end(), [&](const char* one) { return given(one); });
+    TWOBP_CHECK(!given(flag) || met, flag, " has no effect without ", what);
+  }
+
+  void text(unsigned jobs, const char* flag, std::string& value, const std::string& help) {
+    jobs_.emplace_back(plan_.add_option(flag, value, help)->capture_default_str(), jobs);
+  }
+  template <typename Number>
+  CLI::Option* number(unsigned jobs, const char* flag, Number& value, const std::string& help, double least = 0) {
+    CLI::Option* option = plan_.add_option(flag, value, help)->check(number_from(least));
+    jobs_.emplace_back(option, jobs);
+    return option;
+  }
+  void flag(unsigned jobs, const char* flag, bool& value, const std::string& help) {
+    jobs_.emplace_back(plan_.add_flag(flag, value, help), jobs);
+  }
+
+  // What is drawn or planned, and the costs of ops.
+  void add_schedule() {
+    text(kAnyJob, "--schedule", options_.schedule,
+         "[list] one of " + join(schedule_names()) +
+             ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
+             "(default: 1f1b; with a model: all names)");
+    text(kAnyJob, "--stages", options_.stages, "[list] number of stages (default: from --ranks, else 4)");
+    text(kAnyJob, "--ranks", options_.ranks,
+         "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of "
+         "the .csv files, else the configured one)");
+    text(kAnyJob, "--micro-batches", options_.micro_batches,
+         "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
+    text(kAnyJob, "--slices", options_.slices,
+         "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and "
+         "the configured number, or all in --costs); without a model they are equal, and costs stay those "
+         "of a whole micro-batch");
+    text(kAnyJob, "--p2", options_.p2,
+         "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
+             " (default: a file as it is written, else fill; with a model: all)");
+    text(kDraw, "--forward", options_.forward, "cost of F: a number, or one for each stage, separated by commas");
+    text(kDraw, "--backward-p1", options_.backward_p1, "cost of I, as for --forward");
+    text(kDraw, "--backward-p2", options_.backward_p2, "cost of W, as for --forward");
+    number(kDraw, "--p2-units", options_.p2_units,
+           "number of pieces of W; a waiting rank looks for its message between them", 1)
+        ->capture_default_str();
+    number(kDraw, "--cap", options_.cap, "largest number of micro-batches that a rank may hold; 0: no limit")
+        ->capture_default_str();
+  }
+
+  // Messages, and replicas that sum their gradients.
+  void add_network() {
+    number(kAnyJob, "--latency", options_.latency,
+           "time from the end of sending a message until the receiver has it (default: 0; with a model: "
+           "seconds, from the costs)");
+    text(kDraw, "--message-seconds", options_.message_seconds,
+         "time that a message of a stage occupies its link, which carries one at a time: a number, or one "
+         "for each stage, separated by commas");
+    text(kModel, "--bandwidth", options_.bandwidth,
+         "bytes per second of a link, such as 10GB (default: from the costs)");
+    number(kAnyJob, "--share-links", options_.share_links,
+           "ranks in each node. Messages that leave a node share one link, with --latency and "
+           "--message-seconds or --bandwidth. Messages within a node take no time, or the time from the "
+           "costs. 0: each pair of ranks has its own link");
+    text(kAnyJob, "--data-parallel", options_.data_parallel,
+         "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done "
+         "(default: 1, or the configured number)");
+    text(kDraw, "--gradient-seconds", options_.gradient_seconds,
+         "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
+         "replicas needs 2 (d - 1) / d of it");
+    number(kModel, "--data-latency", options_.data_latency,
+           "latency of a sum over replicas in seconds (default: that of a link, or of the link out of a "
+           "node)");
+    text(kModel, "--data-bandwidth", options_.data_bandwidth,
+         "bytes per second of the link for sums over replicas (default: as for --data-latency)");
+    number(kModel, "--devices", options_.devices, "only combinations whose ranks x replicas equal this; 0: any");
+  }
+
+  void add_output() {
+    text(kAnyJob, "--json", options_.json, "also write the result to this file");
+    flag(kDraw, "--no-ops", options_.no_ops,
+         "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
+    text(kAnyJob, "--svg", options_.svg, "also draw the schedule as an SVG picture in this file");
+    number(kAnyJob, "--svg-end", options_.svg_end, "end of the picture's time axis (default: the end of the step)");
+    text(kAnyJob, "--csv", options_.csv,
+         "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
+         "simulation ran it");
+  }
+
+  // What only a plan of a model has.
+  void add_model() {
+    text(kCosts, "--costs", options_.costs, "a cost model of 'twobp profile --json', instead of measuring");
+    text(kModel, "--micro-batch-sizes", options_.micro_batch_sizes,
+         "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
+         "number)");
+    text(kModel, "--recompute", options_.recompute,
+         "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
+             " (default: all, or only pipeline.recompute if that is configured)");
+    text(kAnyJob, "--memory", options_.memory,
+         "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
+    number(kModel, "--batch", options_.batch, "only combinations with this many samples per step; 0: any")
+        ->capture_default_str();
+    number(kModel, "--top", options_.top, "number of the best combinations to show", 1)->capture_default_str();
+    flag(kModel, "--all", options_.all, "show all combinations that fit (slow: each is simulated)");
+    flag(kAnyJob, "--search", options_.search,
+         "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
+    number(kMeasure, "--seconds", options_.seconds, "how long to measure each size and recomputation")
+        ->capture_default_str();
+  }
+
+  CLI::App& plan_;
+  PlanOptions& options_;
+  std::vector<std::pair<const CLI::Option*, unsigned>> jobs_;
+};
 
 std::string described_schedules() {
   constexpr size_t kNameColumn = 18;
@@ -170,118 +203,94 @@ std::string described_schedules() {
   return text;
 }
 
-// Adds what is drawn or planned, and the costs of ops.
-void add_schedule_options(CLI::App& plan, PlanOptions& options) {
-  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->capture_default_str();
-  };
-  text("--schedule", options.schedule,
-       "[list] one of " + join(schedule_names()) +
-           ", a file in PyTorch's text form that ends in .csv, or NAME@POLICY; several are compared "
-           "(default: 1f1b; with a model: all names)");
-  text("--stages", options.stages, "[list] number of stages (default: from --ranks, else 4)");
-  text(
-      "--ranks", options.ranks,
-      "[list] number of ranks N (default: stages / the schedule's stages per rank; with a model: that of the "
-      ".csv files, else the configured one)");
-  text("--micro-batches", options.micro_batches,
-       "[list] number of micro-batches M (default: the schedule's own; with a model: N, 2N and 4N)");
-  text("--slices", options.slices,
-       "[list] slices of each micro-batch's sequences, pipeline.slices (default: 1; with a model: 1 and the "
-       "configured number, or all in --costs); without a model they are equal, and costs stay those of a "
-       "whole "
-       "micro-batch");
-  text("--p2", options.p2,
-       "[list] p2 policy, which decides when weight gradients run: " + join(policy_names()) +
-           " (default: a file as it is written, else fill; with a model: all)");
-  text("--forward", options.forward, "cost of F: a number, or one for each stage, separated by commas");
-  text("--backward-p1", options.backward_p1, "cost of I, as for --forward");
-  text("--backward-p2", options.backward_p2, "cost of W, as for --forward");
-  plan.add_option("--p2-units", options.p2_units,
-                  "number of pieces of W; a waiting rank looks for its message between them")
-      ->capture_default_str()
-      ->check(number_from(1));
-  plan.add_option("--cap", options.cap, "largest number of micro-batches that a rank may hold; 0: no limit")
-      ->capture_default_str()
-      ->check(number_from(0));
-}
+constexpr int kMostCount = 1 << 20;
 
-// Adds the files and pictures to write.
-void add_output_options(CLI::App& plan, PlanOptions& options) {
-  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->capture_default_str();
-  };
-  text("--color", options.color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
-  text("--json", options.json, "also write the result to this file");
-  plan.add_flag("--no-ops", options.no_ops,
-                "leave ops and instructions out of --json; for a thousand ranks they would take gigabytes");
-  text("--timeline", options.timeline, "also draw the schedule as an HTML page in this file");
-  text("--svg", options.svg, "also draw the schedule as an SVG picture in this file");
-  plan.add_option("--svg-end", options.svg_end,
-                  "end of the picture's time axis (default: the end of the step)")
-      ->check(number_from(0));
-  text("--measured", options.measured,
-       "a trace of 'twobp train --trace': compare its schedule, simulated with the measured times, with the "
-       "real run; with --timeline both are on one page");
-  text("--csv", options.csv,
-       "also write the order in PyTorch's text form to this file; under fill or a cap, W stands where the "
-       "simulation ran it");
-  text("--csv-form", options.csv_form,
-       "compute_only, or compute_comms: with the messages, as PyTorch places them")
-      ->check(CLI::IsMember({"compute_only", "compute_comms"}));
-}
-
-// Adds what only a plan of a model has.
-void add_model_options(CLI::App& plan, PlanOptions& options) {
-  const auto text = [&](const char* flag, std::string& value, const std::string& help) {
-    return plan.add_option(flag, value, help)->capture_default_str();
-  };
-  text("--costs", options.costs, "a cost model of 'twobp profile --json', instead of measuring");
-  text("--micro-batch-sizes", options.micro_batch_sizes,
-       "[list] samples per micro-batch (default: from --costs, or half, once and twice the configured "
-       "number)");
-  text("--recompute", options.recompute,
-       "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
-           " (default: all, or only pipeline.recompute if that is configured)");
-  text("--memory", options.memory,
-       "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
-  plan.add_option("--batch", options.batch, "only combinations with this many samples per step; 0: any")
-      ->capture_default_str()
-      ->check(number_from(0));
-  plan.add_option("--top", options.top, "number of the best combinations to show")
-      ->capture_default_str()
-      ->check(number_from(1));
-  plan.add_flag("--all", options.all, "show all combinations that fit (slow: each is simulated)");
-  plan.add_flag("--search", options.search,
-                "also search for new schedules, with the placements of the best or given ones (rows 'auto')");
-  plan.add_option("--seconds", options.seconds, "how long to measure each size and recomputation")
-      ->check(number_from(0))
-      ->capture_default_str();
+int parse_number(const std::string& option, const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error != std::errc::invalid_argument && end == text.data() + text.size();
+  TWOBP_CHECK(whole, option, ": '", text, "' is not a whole number: give numbers as 4, 2,4,8 or 2..8");
+  TWOBP_CHECK(error == std::errc() && value >= 1 && value <= kMostCount, option, " must be at least 1 and at most ",
+              kMostCount, ", got ", text);
+  return value;
 }
 
 }  // namespace
+
+std::vector<int> parse_counts(const std::string& option, const std::string& text) {
+  std::vector<int> values;
+  const auto add = [&](int value) {
+    if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
+  };
+  for (const auto& part : split(text, ',')) {
+    const size_t dots = part.find("..");
+    if (dots == std::string::npos) {
+      add(parse_number(option, part));
+      continue;
+    }
+    const int first = parse_number(option, part.substr(0, dots));
+    const int last = parse_number(option, part.substr(dots + 2));
+    TWOBP_CHECK(first <= last, option, ": the range '", part, "' is empty: the first number is the smaller");
+    TWOBP_CHECK(last - first < 10000, option, ": the range '", part, "' has over 10000 numbers");
+    for (int value = first; value <= last; ++value) add(value);
+  }
+  TWOBP_CHECK(!values.empty(), option, " is empty: give numbers as 4, 2,4,8 or 2..8");
+  return values;
+}
+
+int parse_count(const std::string& option, const std::string& text) {
+  const auto values = parse_counts(option, text);
+  TWOBP_CHECK(values.size() == 1, option, ": '", text,
+              "' has several numbers, but a single schedule takes one: give a configuration file to compare them");
+  return values[0];
+}
+
+std::vector<std::string> parse_names(const std::string& option, const std::string& text) {
+  std::vector<std::string> names;
+  for (const auto& name : split(text, ',')) {
+    TWOBP_CHECK(!name.empty(), option, " '", text, "' has an empty entry");
+    names.push_back(name);
+  }
+  return names;
+}
+
+void write_output(const std::string& option, const std::string& path, const std::string& text) {
+  try {
+    write_text(path, text);
+  } catch (const Error& error) {
+    fail(option, ": ", error.what());
+  }
+}
+
+std::vector<double> parse_costs(const std::string& option, const std::string& text, int stages) {
+  std::vector<double> values;
+  for (const auto& part : split(text, ',')) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    TWOBP_CHECK(error == std::errc() && end == part.data() + part.size() && value >= 0 && value <= kMostCost, option,
+                ": '", part, "' is not a cost: give a number from 0 to ", kMostCost);
+    values.push_back(value);
+  }
+  TWOBP_CHECK(values.size() == 1 || static_cast<int>(values.size()) == stages, option, " has ", values.size(),
+              " values: give one, or one for each of the ", stages, " stages");
+  if (values.size() == 1) values.resize(stages, values[0]);
+  return values;
+}
 
 void add_plan_command(CLI::App& app) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* plan = app.add_subcommand("plan",
                                       "Draw and time a schedule from given costs. With a configuration or "
                                       "--costs: compare all ways to run that model by predicted throughput, "
-                                      "and say whether 2BP helps; options marked [list] may then be lists, "
+                                      "and say what 2BP gains; options marked [list] may then be lists, "
                                       "such as 2,4,8 or 2..8. Otherwise only --schedule and --p2 may be");
-  plan->add_option("config", options->config, "JSON file, as for train: its model is measured and planned");
-  plan->add_option("--set", options->overrides, "override a key of the configuration: section.key=value")
-      ->take_all();
-  add_schedule_options(*plan, *options);
-  add_network_options(*plan, *options);
-  add_output_options(*plan, *options);
-  add_model_options(*plan, *options);
+  const auto flags = std::make_shared<Flags>(*plan, *options);
   plan->footer(described_schedules());
-  plan->callback([options, plan] {
+  plan->callback([options, flags, plan] {
     check_alone("plan", find_launcher());
     const PlanJob job = job_of(*options);
-    check_flags(*plan, job, *options);
+    flags->check(job);
     check_files(*plan);
-    if (job == kMeasured) return plan_measured(*options);
     if (job == kDraw) return plan_schedule(*options);
     plan_model(*options);
   });

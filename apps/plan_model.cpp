@@ -1,4 +1,4 @@
-#include "apps/plan_model.h"
+// `twobp plan` with a configuration or a cost model: finds the best way to run it.
 
 #include <algorithm>
 #include <cctype>
@@ -9,18 +9,17 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/plan_schedule.h"
-#include "apps/table.h"
-#include "twobp/config/bytes.h"
+#include "apps/plan.h"
+#include "apps/print.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
 
 namespace twobp {
 namespace {
@@ -35,14 +34,12 @@ std::vector<int> sizes_around(int64_t size) {
 double parse_size(const std::string& option, const std::string& text) {
   if (text.empty()) return 0;
   const int64_t bytes = parse_bytes(text);
-  TWOBP_CHECK(bytes > 0, option, " is '", text,
-              "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
+  TWOBP_CHECK(bytes > 0, option, " is '", text, "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
 }
 
 // Takes the options that are given. The others keep the values of the costs.
-Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
-                             const std::optional<Config>& config) {
+Interconnect interconnect_of(const PlanOptions& options, const CostModel& model, const std::optional<Config>& config) {
   Interconnect network;
   if (config) network.bucket_bytes = static_cast<double>(parse_bucket(config->pipeline.bucket));
   const auto link = [](double latency, const std::string& option, const std::string& bandwidth,
@@ -73,12 +70,10 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
     }
   }
   if (request.ranks.empty() && request.stages.empty()) {
-    TWOBP_CHECK(config.has_value(),
-                "a plan from costs alone needs --ranks or --stages, such as --ranks 2..8");
+    TWOBP_CHECK(config.has_value(), "a plan from costs alone needs --ranks or --stages, such as --ranks 2..8");
     request.ranks = {pipeline_shape(config->pipeline).ranks};
   }
-  if (!options.micro_batches.empty())
-    request.micro_batches = parse_counts("--micro-batches", options.micro_batches);
+  if (!options.micro_batches.empty()) request.micro_batches = parse_counts("--micro-batches", options.micro_batches);
   if (!options.slices.empty()) request.slices = parse_counts("--slices", options.slices);
   if (!options.micro_batch_sizes.empty()) {
     request.micro_batch_sizes = parse_counts("--micro-batch-sizes", options.micro_batch_sizes);
@@ -100,8 +95,7 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   return request;
 }
 
-CostModel costs_of(const PlanOptions& options, const std::optional<Config>& config,
-                   const PlanRequest& request) {
+CostModel costs_of(const PlanOptions& options, const std::optional<Config>& config, const PlanRequest& request) {
   if (!options.costs.empty()) return read_cost_model(options.costs);
   MeasureOptions measure;
   measure.micro_batch_sizes = request.micro_batch_sizes;
@@ -114,22 +108,19 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   // The measured costs already include a configured recomputation.
   if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_names();
   measure.seconds = options.seconds;
-  std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n"
-            << std::flush;
+  std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n" << std::flush;
   return measure_costs(*config, measure);
 }
 
 void print_choices(const PlanResult& result, const std::vector<double>& bounds) {
   const bool replicated = std::any_of(result.best.begin(), result.best.end(),
                                       [](const PlanChoice& choice) { return choice.data_parallel > 1; });
-  std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size",
-                                                 "recompute", "step ms", "bound ms", "samples/s", "idle",
-                                                 "memory"}};
-  const bool sliced = std::any_of(result.best.begin(), result.best.end(),
-                                  [](const PlanChoice& choice) { return choice.slices > 1; });
+  std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size", "recompute",
+                                                 "step ms", "bound ms", "samples/s", "idle", "memory"}};
+  const bool sliced =
+      std::any_of(result.best.begin(), result.best.end(), [](const PlanChoice& choice) { return choice.slices > 1; });
   // From the right to the left, so that the places stay.
-  const auto insert = [&](std::vector<std::string>& row, const std::string& slices,
-                          const std::string& replicas) {
+  const auto insert = [&](std::vector<std::string>& row, const std::string& slices, const std::string& replicas) {
     if (sliced) row.insert(row.begin() + 6, slices);
     if (replicated) row.insert(row.begin() + 2, replicas);
   };
@@ -137,10 +128,9 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlanChoice& choice = result.best[i];
     rows.push_back({printable(choice.schedule.name()), std::string(policy_name(choice.policy)),
-                    std::to_string(choice.ranks), std::to_string(choice.stages),
-                    std::to_string(choice.micro_batches), std::to_string(choice.micro_batch_size),
-                    choice.recompute, fixed(choice.step_seconds * 1e3, 2), fixed(bounds[i] * 1e3, 2),
-                    fixed(choice.samples_per_second(), 2), percent(choice.bubble),
+                    std::to_string(choice.ranks), std::to_string(choice.stages), std::to_string(choice.micro_batches),
+                    std::to_string(choice.micro_batch_size), choice.recompute, fixed(choice.step_seconds * 1e3, 2),
+                    fixed(bounds[i] * 1e3, 2), fixed(choice.samples_per_second(), 2), percent(choice.bubble),
                     format_bytes(choice.peak_bytes)});
     insert(rows.back(), std::to_string(choice.slices), std::to_string(choice.data_parallel));
   }
@@ -151,8 +141,8 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
 // most weights. 0 means no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
-  const auto costs = stage_costs(with_recompute(model, choice.recompute), choice.split,
-                                 choice.micro_batch_size, choice.slices);
+  const auto costs =
+      stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size, choice.slices);
   const auto caps = caps_for(memory, schedule_of(choice).rank_of_stage, choice.ranks, costs);
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
@@ -160,8 +150,7 @@ int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) 
 // Returns the word for a shell, in quotes if it needs them.
 std::string quoted(const std::string& word) {
   const bool plain = std::all_of(word.begin(), word.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 ||
-           std::string_view("_-=.,/:+@%").find(static_cast<char>(c)) != std::string::npos;
+    return std::isalnum(c) != 0 || std::string_view("_-=.,/:+@%").find(static_cast<char>(c)) != std::string::npos;
   });
   if (plain && !word.empty()) return word;
   std::string text = "'";
@@ -218,8 +207,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   } else if (!computes_again(model)) {
     set("recompute", "[]");
   }
-  std::string command =
-      concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
+  std::string command = concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
   for (const std::string& setting : settings) command += " " + quoted(setting);
   if (choice.found && !again && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
   return command;
@@ -256,37 +244,16 @@ void write_json(const PlanResult& result, const std::vector<double>& bounds, con
     json["choices"].back()["lower_bound_seconds"] = bounds[i];
     json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
   }
-  const Advice& advice = *result.advice;
-  json["advice"] = {{"helps", advice.helps},
-                    {"speed_up", advice.speed_up},
-                    {"memory_factor", advice.memory_factor},
-                    {"out_of_memory_in_p2", advice.out_of_memory_in_p2},
-                    {"p1_longer_than_idle", advice.p1_longer_than_idle},
-                    {"unequal_p1_and_p2", advice.unequal_p1_and_p2},
-                    {"sentences", advice.sentences}};
+  json["gain"] = {{"speed_up", result.speed_up}, {"memory_factor", result.memory_factor}};
   write_output("--json", path, json.dump(1) + "\n");
 }
 
-// Draws the best choice, and the same choice with p2 off if its schedule has a name.
-void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice,
-          const PlanRequest& request) {
-  if (options.timeline.empty() && options.svg.empty() && options.csv.empty()) return;
-  std::vector<PlanChoice> drawn = {choice};
-  if (!choice.found && choice.policy != P2Policy::kOff) {
-    drawn.push_back(choice);
-    drawn.back().policy = P2Policy::kOff;
-  }
-  std::vector<SimulatedPlan> made;
-  for (const PlanChoice& each : drawn) {
-    PlannedRun run = planned_run(model, each, request);
-    run.options.timeline = true;
-    const Simulation simulation = simulate(run.schedule, run.costs, run.options);
-    made.push_back({std::move(run.schedule), simulation});
-  }
-  std::vector<DrawnPlan> plans;
-  for (const SimulatedPlan& plan : made)
-    plans.push_back({concat("p2 ", policy_name(plan.schedule.policy)), &plan});
-  write_pictures(plans, options);
+void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
+  if (options.svg.empty() && options.csv.empty()) return;
+  PlannedRun run = planned_run(model, choice, request);
+  run.options.timeline = true;
+  Simulation simulation = simulate(run.schedule, run.costs, run.options);
+  write_pictures({std::move(run.schedule), std::move(simulation)}, options);
 }
 
 }  // namespace
@@ -303,17 +270,16 @@ void plan_model(const PlanOptions& options) {
     fail("none of ", result.combinations, " combinations fits into ", format_bytes(request.memory),
          " per rank: the smallest memory that suffices is ", format_bytes(smallest.peak_bytes), " (",
          fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
-         policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches,
-         " micro-batches of ", smallest.micro_batch_size,
-         smallest.slices > 1 ? concat(" in ", smallest.slices, " slices") : "", ", recomputation ",
-         smallest.recompute);
+         policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches, " micro-batches of ",
+         smallest.micro_batch_size, smallest.slices > 1 ? concat(" in ", smallest.slices, " slices") : "",
+         ", recomputation ", smallest.recompute);
   }
   std::cout << result.combinations << " combinations, " << result.simulated
             << " simulated; the others cannot be among the best\n\n";
   const std::vector<double> bounds = bounds_of(result, model, request);
   print_choices(result, bounds);
   std::cout << '\n';
-  for (const std::string& sentence : result.advice->sentences) std::cout << printable(sentence) << ".\n";
+  std::cout << gain_text(result) << ".\n";
   std::cout << "\nThe first row trains with\n"
             << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
   if (!options.json.empty()) write_json(result, bounds, model, request, options.json);

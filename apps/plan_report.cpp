@@ -1,22 +1,18 @@
 // Draws simulated schedules and prints their tables and JSON.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <iostream>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
-#include "apps/plan_schedule.h"
+#include "apps/plan.h"
 #include "apps/print.h"
-#include "apps/table.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
-#include "twobp/plan/adviser.h"
-#include "twobp/schedule/check/buffering.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/plan/memory/stage_bytes.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -55,21 +51,12 @@ void print_ranks(const SimulatedPlan& plan) {
   for (int rank = 0; rank < plan.schedule.rank_count(); ++rank) {
     const auto& result = plan.simulation.ranks[rank];
     std::vector<std::string> row = {std::to_string(rank), number(result.busy)};
-    for (double idle : result.bubble)
-      row.push_back(number(without_rounding(idle, plan.simulation.step_seconds)));
+    for (double idle : result.bubble) row.push_back(number(without_rounding(idle, plan.simulation.step_seconds)));
     row.push_back(percent(plan.simulation.idle_fraction(rank)));
     row.push_back(std::to_string(result.peak_in_flight));
     rows.push_back(std::move(row));
   }
   print_table(rows);
-}
-
-// Prints how many messages may wait for each rank. An earlier check covers --rendezvous.
-void print_messages(const Schedule& schedule, const PlanOptions& options) {
-  std::vector<std::string> most;
-  for (const MostBuffered& rank : most_buffered(schedule)) most.push_back(std::to_string(rank.messages));
-  std::cout << "\nmessages that may wait for a rank, however long ops take, by rank: " << join(most) << '\n';
-  if (options.rendezvous) std::cout << "no deadlock if sends wait for their receives\n";
 }
 
 int most_in_flight(const Simulation& simulation) {
@@ -104,19 +91,15 @@ void print_summary(const std::vector<const SimulatedPlan*>& plans) {
   print_table(rows);
 }
 
-void print_grid(const SimulatedPlan& plan, double unit, const PlanOptions& options) {
-  const bool terminal = is_terminal(STDOUT_FILENO);
-  GridOptions grid;
-  grid.color = options.color == "always" ||
-               (options.color == "auto" && terminal && std::getenv("NO_COLOR") == nullptr);
+void print_grid(const SimulatedPlan& plan, double unit) {
   winsize size{};
-  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) grid.max_width = size.ws_col;
+  const bool terminal = is_terminal(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
   const double cells = plan.simulation.step_seconds / unit * plan.schedule.rank_count();
   if (cells > kMostDrawnCells) {
     std::cout << "(the grid is not drawn, because it would have " << number(cells) << " cells)\n";
     return;
   }
-  std::cout << draw_grid(plan.schedule, plan.simulation, unit, grid);
+  std::cout << draw_grid(plan.schedule, plan.simulation, unit, terminal ? size.ws_col : 0);
 }
 
 // Adds each op as it ran, and the instructions.
@@ -178,17 +161,15 @@ void print_comparison(const std::vector<const SimulatedPlan*>& plans) {
   if (sliced) rows[0].insert(rows[0].begin() + 5, "slices");
   for (const SimulatedPlan* plan : plans) {
     const Schedule& schedule = plan->schedule;
-    rows.push_back({schedule.name, std::string(policy_name(schedule.policy)),
-                    std::to_string(schedule.rank_count()), std::to_string(schedule.stages),
-                    std::to_string(schedule.micro_batches / schedule.slices),
-                    number(plan->simulation.step_seconds), bound_text(*plan),
-                    percent(plan->simulation.bubble_ratio()), number(peak_of(plan->simulation))});
+    rows.push_back({schedule.name, std::string(policy_name(schedule.policy)), std::to_string(schedule.rank_count()),
+                    std::to_string(schedule.stages), std::to_string(schedule.micro_batches / schedule.slices),
+                    number(plan->simulation.step_seconds), bound_text(*plan), percent(plan->simulation.bubble_ratio()),
+                    number(peak_of(plan->simulation))});
     if (sliced) rows.back().insert(rows.back().begin() + 5, std::to_string(schedule.slices));
   }
   print_table(rows);
-  std::cout
-      << "\nAll schedules run the same model, in as many parts as the most stages of a schedule; the costs "
-         "are those of these parts. peak: the most micro-batches of a part that a rank holds\n";
+  std::cout << "\nAll schedules run the same model, in as many parts as the most stages of a schedule; the costs "
+               "are those of these parts. peak: the most micro-batches of a part that a rank holds\n";
 }
 
 void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vector<StageCost>& costs,
@@ -200,14 +181,13 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
   if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches per rank";
   if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches per rank";
   std::cout << "\n\n";
-  print_grid(plan, grid_unit(costs), options);
+  print_grid(plan, grid_unit(costs));
   std::cout << '\n';
   print_summary(plans);
   for (const SimulatedPlan* each : plans) {
     std::cout << '\n';
     print_ranks(*each);
   }
-  if (options.rendezvous || options.buffers >= 0) print_messages(plan.schedule, options);
 }
 
 void write_plans(const std::vector<const SimulatedPlan*>& plans, const PlanOptions& options) {

@@ -1,4 +1,4 @@
-#include "apps/plan_schedule.h"
+// `twobp plan` without a configuration: simulates schedules with costs from the options.
 
 #include <algorithm>
 #include <charconv>
@@ -9,20 +9,15 @@
 #include <system_error>
 #include <utility>
 
+#include "apps/plan.h"
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
-#include "twobp/plan/adviser.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/schedule/check/rendezvous.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/schedule_source.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
-#include "twobp/trace/simulated.h"
-#include "twobp/trace/timeline.h"
 
 namespace twobp {
 namespace {
@@ -120,8 +115,7 @@ double cap_of(const PlanOptions& options) {
   double cap = 0;
   const char* end = options.memory.data() + options.memory.size();
   const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
-  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '",
-              options.memory,
+  TWOBP_CHECK(error == std::errc() && rest == end && std::isfinite(cap) && cap > 0, "--memory is '", options.memory,
               "': without a configuration or --costs, give the number of micro-batches that a rank may hold");
   return cap;
 }
@@ -131,8 +125,7 @@ SimulationOptions simulation_of(const PlanOptions& options, const Schedule& sche
   const double latency = std::max(0.0, options.latency);
   if (const double cap = cap_of(options); cap > 0) simulation.cap_per_rank.assign(schedule.ranks.size(), cap);
   if (options.share_links > 0) {
-    simulation.shared_links =
-        node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
+    simulation.shared_links = node_links(schedule.rank_count(), options.share_links, latency, kByteOfMessages);
   } else {
     simulation.message_seconds = latency;
     simulation.bytes_per_second = kByteOfMessages;
@@ -165,10 +158,8 @@ SimulatedPlan simulated(Schedule schedule, const std::vector<StageCost>& costs, 
 }
 
 SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy policy, int micro_batches) {
-  Schedule schedule =
-      of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options));
-  if (options.order_for_rendezvous) schedule = order_for_rendezvous(std::move(schedule));
-  return simulated(std::move(schedule), of.costs, options);
+  return simulated(of.asked.source.make(of.shape.stages, of.shape.ranks, micro_batches, policy, slices_of(options)),
+                   of.costs, options);
 }
 
 // Returns the costs of one of the equal slices of a micro-batch.
@@ -183,33 +174,18 @@ std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
   return costs;
 }
 
-void write_timeline(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
-  const Schedule& schedule = plans[0].plan->schedule;
-  Trace trace;
-  trace.simulated = true;
-  trace.abstract = options.config.empty() && options.costs.empty();
-  trace.title = concat(schedule.name, ", ", schedule.stages, " stages, ", schedule.count_text());
-  for (const DrawnPlan& each : plans) {
-    trace.step_names.push_back(each.name);
-    trace.steps.push_back(simulated_step(each.plan->simulation, trace.abstract ? kMicroBatchUnit : 1));
-  }
-  write_text(options.timeline, timeline_html(trace));
-}
-
 // Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
   const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
-  write_output("--csv", options.csv,
-               to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule,
-                      parse_csv_form(options.csv_form)));
+  write_output("--csv", options.csv, to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule));
 }
 
 void write_svg(const SimulatedPlan& plan, const PlanOptions& options) {
   SvgOptions picture;
   picture.until = options.svg_end;
-  picture.title = concat(plan.schedule.name, " with p2 ", policy_name(plan.schedule.policy), ", ",
-                         plan.schedule.rank_count(), " ranks, ", plan.schedule.stages, " stages, ",
-                         plan.schedule.count_text());
+  picture.title =
+      concat(plan.schedule.name, " with p2 ", policy_name(plan.schedule.policy), ", ", plan.schedule.rank_count(),
+             " ranks, ", plan.schedule.stages, " stages, ", plan.schedule.count_text());
   write_output("--svg", options.svg, draw_svg(plan.schedule, plan.simulation, picture));
 }
 
@@ -228,8 +204,8 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
     std::cout << each.plan.schedule.name << " with p2 " << policy_name(each.plan.schedule.policy)
               << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
   }
-  TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap),
-              " micro-batches per rank; the smallest needs ", number(least), ": raise --memory or --cap");
+  TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap), " micro-batches per rank; the smallest needs ",
+              number(least), ": raise --memory or --cap");
   all = std::move(fit);
 }
 
@@ -265,21 +241,15 @@ void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
     return a.plan.simulation.step_seconds < b.plan.simulation.step_seconds;
   });
   std::vector<const SimulatedPlan*> plans;
-  std::vector<DrawnPlan> drawn;
-  for (const Planned& each : all) {
-    plans.push_back(&each.plan);
-    drawn.push_back(
-        {concat(each.plan.schedule.name, ", p2 ", policy_name(each.plan.schedule.policy)), &each.plan});
-  }
+  for (const Planned& each : all) plans.push_back(&each.plan);
   print_comparison(plans);
   if (!options.json.empty()) write_plans(plans, options);
-  write_pictures(drawn, options);
+  write_pictures(*plans[0], options);
 }
 
 }  // namespace
 
-double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
-                const SimulationOptions& options) {
+double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   constexpr double kMostOps = 3e5;
   if (schedule.allow_reorder || 3.0 * schedule.stages * schedule.micro_batches > kMostOps) return kUnknown;
   if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
@@ -292,10 +262,9 @@ double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs,
   }
 }
 
-void write_pictures(const std::vector<DrawnPlan>& plans, const PlanOptions& options) {
-  if (!options.csv.empty()) write_csv(*plans[0].plan, options);
-  if (!options.svg.empty()) write_svg(*plans[0].plan, options);
-  if (!options.timeline.empty()) write_timeline(plans, options);
+void write_pictures(const SimulatedPlan& plan, const PlanOptions& options) {
+  if (!options.csv.empty()) write_csv(plan, options);
+  if (!options.svg.empty()) write_svg(plan, options);
 }
 
 void plan_schedule(const PlanOptions& options) {
@@ -303,8 +272,7 @@ void plan_schedule(const PlanOptions& options) {
   const std::vector<Asked> asked = asked_of(options);
   const bool compares = asked.size() > 1 || options.search;
   int parts = 1;
-  int micro_batches =
-      options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
+  int micro_batches = options.micro_batches.empty() ? 0 : parse_count("--micro-batches", options.micro_batches);
   const bool own_number = micro_batches == 0;
   for (const Asked& each : asked) {
     const Shape shape = shape_of(options, each.source, asked.size() > 1);
@@ -318,8 +286,7 @@ void plan_schedule(const PlanOptions& options) {
   for (Planned& each : all) {
     each.costs = of_a_slice(given.of(each.shape.stages), slices_of(options));
     each.plan = make_plan(options, each, each.asked.policy, micro_batches);
-    validate(each.plan.schedule, {.sends = options.rendezvous ? Sends::kRendezvous : Sends::kBuffered,
-                                  .buffer_limit = options.buffers});
+    validate(each.plan.schedule);
   }
   if (compares) return compare_schedules(options, std::move(all));
   const Planned& one = all.front();
@@ -331,13 +298,9 @@ void plan_schedule(const PlanOptions& options) {
   }
   print_plans(plans, one.costs, options);
   if (!fits(one.plan.simulation, cap_of(options)))
-    std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation))
-              << " micro-batches\n";
+    std::cout << "\nIt does not fit: a rank holds " << number(peak_of(one.plan.simulation)) << " micro-batches\n";
   if (!options.json.empty()) write_plans(plans, options);
-  std::vector<DrawnPlan> drawn;
-  for (const SimulatedPlan* plan : plans)
-    drawn.push_back({concat("p2 ", policy_name(plan->schedule.policy)), plan});
-  write_pictures(drawn, options);
+  write_pictures(one.plan, options);
 }
 
 }  // namespace twobp

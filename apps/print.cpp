@@ -11,10 +11,10 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "apps/stop_signals.h"
+#include "apps/run_guard.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/core/text.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -67,14 +67,33 @@ void print(const char* format, ...) {
   print_as_is(printable_lines(text));
 }
 
+void print_table(std::vector<std::vector<std::string>> rows) {
+  std::vector<size_t> widths;
+  for (auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = printable(row[i]);  // a name with a newline would look like a row of its own
+      widths[i] = std::max(widths[i], row[i].size());
+    }
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - row[i].size(), ' ');
+      text += i > 0 ? "  " + space + row[i] : row[i] + space;
+    }
+    text += '\n';
+  }
+  print_as_is(text);
+}
+
 void check_output() {
   errno = 0;
   std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0 && std::cout.good();
   if (!flushed && first_error == 0) first_error = errno;
   if ((flushed && std::ferror(stdout) == 0) || stop_signal() != 0) return;
-  fail("cannot write to standard output",
-       first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
+  fail("cannot write to standard output", first_error != 0 ? concat(": ", std::strerror(first_error)) : std::string());
 }
 
 }  // namespace twobp

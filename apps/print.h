@@ -1,7 +1,10 @@
-// Prints the program's text on standard output, and prepares the descriptors under it.
+// Prints the program's text and tables on standard output, and prepares the descriptors under it.
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "twobp/core/text.h"
 
 namespace twobp {
 
@@ -21,6 +24,10 @@ bool wait_writable(int descriptor);
 void print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // Prints text whose control characters come from the program itself.
 void print_as_is(const std::string& text);
+
+// Prints a table. Columns are as wide as their widest entry. The first is left-aligned, the others are
+// right-aligned.
+void print_table(std::vector<std::vector<std::string>> rows);
 
 // Call this last. Throws Error if standard output did not take all text. If a signal stops the run, it does
 // not throw, because the reader may be gone.

@@ -1,7 +1,5 @@
 // Measures one layer of each kind and shows where the time and the bytes go. The split into stages and the
 // byte cap use the same measurement. As JSON it is the cost model that `twobp plan` reads.
-#include "apps/profile.h"
-
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -11,16 +9,16 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/plan_options.h"
-#include "apps/table.h"
+#include "apps/plan.h"
+#include "apps/print.h"
 #include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/measure_costs.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -35,8 +33,7 @@ struct ProfileOptions {
   double seconds = 3;
 };
 
-std::vector<std::string> row_of(const std::string& name, int layers, const LayerCost& costs,
-                                double parameters) {
+std::vector<std::string> row_of(const std::string& name, int layers, const LayerCost& costs, double parameters) {
   return {name,
           std::to_string(layers),
           milliseconds(costs.forward),
@@ -86,14 +83,13 @@ void print_size(const CostModel& model, size_t size, double parameters) {
   print_table(rows);
   if (!model.sample_costs.empty()) {
     const auto more = [](double rise) { return milliseconds(std::max(0.0, rise)); };  // below 0 only by noise
-    std::cout
-        << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
-        << more(whole.forward_rise) << " more in F, " << more(whole.backward_p1_rise) << " in I and "
-        << more(whole.backward_p2_rise)
-        << " in W. The cost of a sample is its number of pairs of positions "
-           "within documents, here "
-        << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
-        << " times the mean.\n";
+    std::cout << "These are the times for samples of mean cost. If samples cost twice the mean, the model takes "
+              << more(whole.forward_rise) << " more in F, " << more(whole.backward_p1_rise) << " in I and "
+              << more(whole.backward_p2_rise)
+              << " in W. The cost of a sample is its number of pairs of positions "
+                 "within documents, here "
+              << fixed(model.sample_costs.front(), 2) << " to " << fixed(model.sample_costs.back(), 2)
+              << " times the mean.\n";
   }
   for (const auto& lengths : model.slice_lengths) {
     const int slices = static_cast<int>(lengths.size());
@@ -102,9 +98,8 @@ void print_size(const CostModel& model, size_t size, double parameters) {
     const auto costs = slice_costs_at(model, samples, slices);
     for (int slice = 0; slice < slices; ++slice) {
       const LayerCost cost = sum_of(costs[slice]);
-      rows.push_back({std::to_string(lengths[slice]), milliseconds(cost.forward),
-                      milliseconds(cost.backward_p1), milliseconds(cost.backward_p2),
-                      format_bytes(cost.forward_held), format_bytes(cost.stash)});
+      rows.push_back({std::to_string(lengths[slice]), milliseconds(cost.forward), milliseconds(cost.backward_p1),
+                      milliseconds(cost.backward_p2), format_bytes(cost.forward_held), format_bytes(cost.stash)});
     }
     print_table(rows);
   }
@@ -141,8 +136,7 @@ void profile(const ProfileOptions& options) {
   for (size_t size = 0; size < model.micro_batch_sizes.size(); ++size) print_size(model, size, parameters);
   std::cout << "\na message between two ranks takes " << fixed(model.link_latency * 1e6, 1) << " us";
   if (model.link_bytes_per_second > 0) {
-    std::cout << ", plus the time of its bytes at " << format_bytes(model.link_bytes_per_second)
-              << " per second\n";
+    std::cout << ", plus the time of its bytes at " << format_bytes(model.link_bytes_per_second) << " per second\n";
   } else {
     std::cout << ", whatever its size\n";
   }
@@ -163,16 +157,14 @@ void add_profile_command(CLI::App& app) {
                       "Also measure sequences cut into this many slices: 2,4,8 or 2..4 (default: as "
                       "configured)");
   command
-      ->add_option(
-          "--recompute", options->recompute,
-          "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_names()))
+      ->add_option("--recompute", options->recompute,
+                   "Also measure layers that recompute (without pipeline.recompute): " + join(recompute_names()))
       ->delimiter(',')
       ->check(CLI::IsMember(recompute_names()));
   command->add_option("--seconds", options->seconds, "How long to measure each size")
       ->check(number_from(0))
       ->capture_default_str();
-  command->add_option("--json", options->json_file,
-                      "File for the cost model, which twobp plan --costs reads");
+  command->add_option("--json", options->json_file, "File for the cost model, which twobp plan --costs reads");
   command->callback([options] { profile(*options); });
 }
 

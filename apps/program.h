@@ -1,5 +1,4 @@
-// The program is a function: main() calls it, and tests call it in a fork. Each subcommand has a file of its
-// own.
+// The program is a function: main() calls it, and tests call it in a fork. Each subcommand has a file of its own.
 #pragma once
 
 namespace twobp {

@@ -1,5 +1,4 @@
-#include "apps/train.h"
-
+// `twobp train`: trains the model that a configuration describes.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -8,32 +7,30 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/command_line.h"
+#include "apps/commands.h"
 #include "apps/json_report.h"
 #include "apps/log.h"
-#include "apps/metrics_file.h"
 #include "apps/print.h"
-#include "apps/progress.h"
 #include "apps/run_guard.h"
-#include "apps/stop_signals.h"
-#include "apps/trace_options.h"
+#include "apps/train_output.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/image_folder.h"
 #include "twobp/data/input_wait.h"
 #include "twobp/models/model_type.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/train/agreement.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -162,8 +159,7 @@ void resume(Checkpointer& checkpointer, Trainer& trainer, Output& output) {
   if (trainer.steps_done() > 0) {
     output.say(concat("resumed after step ", trainer.steps_done()));
   } else {  // the first start of a run that is restarted until it is done
-    output.say(
-        concat("no checkpoint in ", trainer.config().save.checkpoints, " yet: starting from the beginning"));
+    output.say(concat("no checkpoint in ", trainer.config().save.checkpoints, " yet: starting from the beginning"));
   }
 }
 
@@ -179,8 +175,8 @@ int64_t next_look(const Config& config, int64_t done) {
 }
 
 // Runs the trainer to its last step. Returns the exit code.
-int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer,
-        Output& output, const Processes& processes) {
+int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer, Output& output,
+        const Processes& processes) {
   const Config& config = trainer.config();
   const bool shows = output.shows();
   if (shows) {
@@ -230,10 +226,9 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   const int signal = trainer.stopping() ? agreed_stop_signal(processes) : 0;
   if (signal != 0) {
     const int64_t done = trainer.steps_done();
-    output.warn(concat(how_it_stops(signal), done == 0
-                                                 ? std::string(" before the first step")
-                                                 : concat(" after step ", done, " of ", config.train.steps,
-                                                          checkpointer ? ", checkpoint written" : "")));
+    output.warn(concat(how_it_stops(signal), done == 0 ? std::string(" before the first step")
+                                                       : concat(" after step ", done, " of ", config.train.steps,
+                                                                checkpointer ? ", checkpoint written" : "")));
   } else {
     if (result.step == 0) after = evaluate("after training");  // a resumed run that was already done
     if (shows && before && after) print("held-out loss %.4f -> %.4f\n", before->loss, after->loss);
@@ -259,8 +254,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
 int train(const TrainOptions& options, const Config& config, World world) {
   const bool shows = world.is_first();
   const Processes processes(*world.processes, config.pipeline.timeout);
-  std::optional<Trainer>
-      trainer;  // outlives the checkpointer, which checks its folder before minutes of work
+  std::optional<Trainer> trainer;  // outlives the checkpointer, which checks its folder before minutes of work
   std::optional<Checkpointer> checkpointer;
   if (processes.count() > 1) {  // before any work that only some of them might do
     check_agreement(processes, {{"save.checkpoints", config.save.checkpoints.empty() ? "empty" : "set"},
@@ -305,7 +299,7 @@ int train(const TrainOptions& options) {
   std::optional<RunGuard::Deadline> in_launcher;
   if (launcher.started_many()) in_launcher.emplace(config.pipeline.timeout, "starting the run");
   int exit_code = 0;
-  run_world(config.pipeline, launcher, [&](World world) {
+  run_world(start_options(config.pipeline), launcher, [&](World world) {
     in_launcher.reset();
     RunGuard::get().watch(world, config.pipeline.timeout);
     const bool first = world.is_first();
@@ -322,13 +316,9 @@ int train(const TrainOptions& options) {
 }  // namespace
 
 void warn_of_inputs(const Trainer& trainer) {
-  const std::string& images = trainer.config().data.images;
-  const std::string not_read = images.empty() ? "" : pictures_not_read(images);
-  if (!not_read.empty()) log_warning(not_read);
   const std::string& from = trainer.config().model.from;
   if (!trainer.new_parameters().empty()) {
-    log_warning(
-        concat(from, " has no ", join(trainer.new_parameters()), ": they are initialized as in a new model"));
+    log_warning(concat(from, " has no ", join(trainer.new_parameters()), ": they are initialized as in a new model"));
   }
   if (const auto& unused = trainer.unused_tensors(); !unused.empty()) {
     log_warning(concat(from, " has ", unused.size(), " tensors that the model does not use, such as ",
@@ -342,14 +332,15 @@ void add_train_command(CLI::App& app, int& exit_code) {
   command->add_option("config", options->config, "JSON file; without it, the defaults and --set");
   command->add_option("--set", options->overrides, "Override a key: section.key=value")->take_all();
   command->add_option("--metrics", options->metrics, "File for one JSON object per step");
-  add_trace_options(*command, options->trace);
+  command->add_option("--trace", options->trace.file, "File for a trace of chosen steps (https://ui.perfetto.dev)");
+  command->add_option("--trace-steps", options->trace.steps,
+                      "Steps to record: 5, or 3-5 (default: 2-4, or the last ones of a shorter run)");
   auto how = std::make_shared<std::string>();
   const CLI::Option* resume =
       command
-          ->add_option(
-              "--resume", *how,
-              "Continue from the newest complete checkpoint in save.checkpoints, or start anew if there is "
-              "none; \"auto\" means the same")
+          ->add_option("--resume", *how,
+                       "Continue from the newest complete checkpoint in save.checkpoints, or start anew if there is "
+                       "none; \"auto\" means the same")
           ->expected(0, 1)
           ->type_name("[auto]");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration and stop");

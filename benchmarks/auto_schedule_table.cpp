@@ -1,6 +1,6 @@
-// Prints the results of the auto-scheduler as a table: the best named schedule that fits, the schedule that
-// the search finds, the lower bound, and the largest possible distance from it. Everything except the search
-// time is the same on every machine.
+// Prints the results of the auto-scheduler as a table: the best named schedule that fits, the schedule that the search
+// finds, the lower bound, and the largest possible distance from it. Everything except the search time is the same on
+// every machine.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -37,8 +37,8 @@ std::vector<StageCost> stages_of(int stages, double spread, uint64_t seed) {
   return costs;
 }
 
-// `share` is the cap relative to the peak of 1f1b on its fullest rank (N micro-batches of all its stages). 0
-// means no cap.
+// `share` is the cap relative to the peak of 1f1b on its fullest rank (N micro-batches of all its stages). 0 means no
+// cap.
 void row(const char* what, Placement placement, int ranks, int micro_batches, double spread, double message,
          double share, SearchEffort effort) {
   const int per_rank = usual_stages_per_rank(placement);
@@ -48,21 +48,19 @@ void row(const char* what, Placement placement, int ranks, int micro_batches, do
   options.message_seconds = message;
   if (share > 0) options.cap_per_rank.assign(ranks, std::max(1.0, share * ranks) * per_rank);
   const auto begin = std::chrono::steady_clock::now();
-  const AutoSchedule found = auto_schedule(place_stages(placement, per_rank * ranks, ranks), micro_batches,
-                                           costs, options, {.effort = effort});
+  const AutoSchedule found = auto_schedule(place_stages(placement, per_rank * ranks, ranks), micro_batches, costs,
+                                           options, {.effort = effort});
   std::printf("%-8s %-8s %3d %4d %6.2f %5s  %-22s %9.2f %9.2f  %-16s %9.2f %6.2f%% %6.3fx %6.1fs\n", what,
               std::string(placement_name(placement)).c_str(), ranks, micro_batches, message,
               share > 0 ? (std::to_string(static_cast<int>(100 * share)) + "%").c_str() : "none",
-              found.best_named.empty() ? "none fits" : found.best_named.c_str(), found.named_seconds,
-              found.seconds, found.method.c_str(), found.bound.seconds, 100 * found.gap(), found.gain(),
-              seconds_since(begin));
+              found.best_named.empty() ? "none fits" : found.best_named.c_str(), found.named_seconds, found.seconds,
+              found.method.c_str(), found.bound.seconds, 100 * found.gap(), found.gain(), seconds_since(begin));
   std::fflush(stdout);
 }
 
 void table() {
-  std::printf("%-8s %-8s %3s %4s %6s %5s  %-22s %9s %9s  %-16s %9s %7s %7s %7s\n", "stages", "placed", "N",
-              "M", "msg", "cap", "best named", "seconds", "auto", "found by", "bound", "gap", "gain",
-              "search");
+  std::printf("%-8s %-8s %3s %4s %6s %5s  %-22s %9s %9s  %-16s %9s %7s %7s %7s\n", "stages", "placed", "N", "M", "msg",
+              "cap", "best named", "seconds", "auto", "found by", "bound", "gap", "gain", "search");
   for (const Placement placement : {Placement::kLinear, Placement::kV, Placement::kLooped}) {
     for (const char* what : {"equal", "unequal", "head"}) {
       const double spread = std::string(what) == "unequal" ? 0.3 : 0;

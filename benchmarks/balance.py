@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What the balanced order of packed documents brings (twobp/core/balanced_order.h), and how far predictions are from steps on real batches: those that take all
-micro-batches as equal, and those of the planner, which simulates a typical batch (twobp/plan/typical_batch.h). The documents are paragraphs of real text,
+micro-batches as equal, and those of the planner, which simulates a typical batch (twobp/plan/cost_model.h). The documents are paragraphs of real text,
 packed whole into samples. A micro-batch takes 1 - A of its time for any documents, and A times its pairs of positions within documents over their mean: a
 third of that in F, two thirds in I. `twobp profile` shows A, attention's time without its projections in a sample of one document. Everything is simulated,
 so no machine's speed matters.

@@ -1,8 +1,7 @@
-// Measures how well the real executor and transport keep up with the simulation at many ranks. The schedules
-// run on layers that wait instead of computing (models/emulated.h). The table shows the measured bubble, the
-// simulated one for the requested costs, and the bubble as the zero-bubble papers define it: 1 - M (F + I +
-// W) / longest span of a rank (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its
-// last.
+// Measures how well the real executor and transport keep up with the simulation at many ranks. The schedules run on
+// layers that wait instead of computing (models/freeze.h). The table shows the measured bubble, the simulated one for
+// the requested costs, and the bubble as the zero-bubble papers define it: 1 - M (F + I + W) / longest span of a rank
+// (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its last.
 //
 //   build/release/benchmarks/emulated_pipeline --ranks 4,8 --milliseconds 10
 #include <algorithm>
@@ -13,8 +12,8 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
-#include "twobp/models/emulated.h"
+#include "twobp/core/text.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -82,14 +81,12 @@ int64_t most_held(const StepReport& report) {
 json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Options& options) {
   const int per_rank = usual_stages_per_rank(named.placement);
   const int stages = ranks * per_rank;
-  const int micro_batches =
-      options.micro_batches > 0 ? options.micro_batches : options.micro_batches_per_rank * ranks;
+  const int micro_batches = options.micro_batches > 0 ? options.micro_batches : options.micro_batches_per_rank * ranks;
   EmulatedLayer layer;
   layer.forward = layer.backward_p1 = layer.backward_p2 =
       options.milliseconds * 1e-3 / per_rank / options.layers / options.slices;
   layer.activation_bytes = layer.stash_bytes = (1 << 16) / options.slices;
-  const ModelSpec model =
-      emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
+  const ModelSpec model = emulated(std::vector<EmulatedLayer>(static_cast<size_t>(stages) * options.layers, layer));
   Profile profile;
   for (const LayerSpec& spec : model.layers) {
     LayerCost& cost = profile[spec.kind];
@@ -104,8 +101,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   pipeline_options.rank_of_stage = place_stages(named.placement, stages, ranks);
   const int64_t positions = kSliceBlock * options.slices;
   if (options.slices > 1) {
-    pipeline_options.slices = {equal_cuts(positions, options.slices),
-                               std::vector<Profile>(options.slices, profile)};
+    pipeline_options.slices = {equal_cuts(positions, options.slices), std::vector<Profile>(options.slices, profile)};
   }
   Pipeline pipeline(model, profile, pipeline_options);
   const StepPlan plan = pipeline.plan(named.name, micro_batches, policy, {P2Batching::kLoop, 0});
@@ -130,10 +126,9 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   const StepReport measured_report = pipeline.run(plan, batch, step);
   const Bubble measured = of_run(measured_report);
 
-  std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n",
-              std::string(named.name).c_str(), std::string(policy_name(policy)).c_str(), ranks, micro_batches,
-              measured.seconds, simulated.seconds, measured.idle, simulated.idle,
-              measured.idle - simulated.idle, measured.authors, simulated.authors);
+  std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n", std::string(named.name).c_str(),
+              std::string(policy_name(policy)).c_str(), ranks, micro_batches, measured.seconds, simulated.seconds,
+              measured.idle, simulated.idle, measured.idle - simulated.idle, measured.authors, simulated.authors);
   std::fflush(stdout);
   return {{"schedule", named.name},
           {"p2", policy_name(policy)},
@@ -151,11 +146,10 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
 }
 
 int run(const Options& options) {
-  std::printf(
-      "F = I = W = %g ms per rank; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest span\n\n",
-      options.milliseconds);
-  std::printf("%-18s %-8s %4s %4s  %9s %9s  %7s %7s %8s  %7s %7s\n", "schedule", "p2", "N", "M", "step",
-              "simulated", "idle", "simul.", "differs", "of span", "simul.");
+  std::printf("F = I = W = %g ms per rank; idle: 1 - busy / step; of span: 1 - M (F + I + W) / longest span\n\n",
+              options.milliseconds);
+  std::printf("%-18s %-8s %4s %4s  %9s %9s  %7s %7s %8s  %7s %7s\n", "schedule", "p2", "N", "M", "step", "simulated",
+              "idle", "simul.", "differs", "of span", "simul.");
   json rows = json::array();
   for (const int ranks : options.ranks) {
     for (const std::string& name : options.schedules.empty() ? schedule_names() : options.schedules) {
@@ -163,8 +157,7 @@ int run(const Options& options) {
       if (options.slices > 1 && !named.takes_slices) continue;
       std::vector<std::string> policies = options.policies;
       if (policies.empty()) {
-        policies =
-            named.places_p2 ? std::vector<std::string>{"placed"} : std::vector<std::string>{"off", "fill"};
+        policies = named.places_p2 ? std::vector<std::string>{"placed"} : std::vector<std::string>{"off", "fill"};
       }
       for (const std::string& policy : policies) {
         rows.push_back(measure(named, ranks, parse_policy(policy), options));
@@ -190,13 +183,10 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "Micro-batches per rank, M / N")
       ->capture_default_str();
-  app.add_option("--micro-batches", options.micro_batches,
-                 "Number of micro-batches M, for every number of ranks");
+  app.add_option("--micro-batches", options.micro_batches, "Number of micro-batches M, for every number of ranks");
   app.add_option("--slices", options.slices, "Equal slices of each micro-batch")->capture_default_str();
-  app.add_option("--layers", options.layers, "Layers per stage; W runs in as many pieces")
-      ->capture_default_str();
-  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")
-      ->capture_default_str();
+  app.add_option("--layers", options.layers, "Layers per stage; W runs in as many pieces")->capture_default_str();
+  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")->capture_default_str();
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,5 +1,5 @@
-// Measures the overhead of the executor: seconds per instruction of a pipeline whose layers do nothing.
-// Waiting is excluded.
+// Measures the overhead of the executor: seconds per instruction of a pipeline whose layers do nothing. Waiting is
+// excluded.
 //
 //   build/release/benchmarks/executor_benchmark
 #include <benchmark/benchmark.h>
@@ -64,8 +64,8 @@ void per_instruction(benchmark::State& state) {
     double count = 0;
     for (const RankTimes& rank : report.ranks) {
       own += rank.end - rank.begin;
-      // The start-up wait counts from the start of the step. The part before the rank's own start is not in
-      // end - begin.
+      // The start-up wait counts from the start of the step. The part before the rank's own start is not in end -
+      // begin.
       for (const double idle : rank.idle) own -= idle;
       own += (rank.begin - report.begin) + (report.end - rank.end);
       count += static_cast<double>(rank.instructions);

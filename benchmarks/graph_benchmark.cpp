@@ -26,10 +26,9 @@ graph::Pass chain(bool in_place) {
     const nlohmann::json args = {{{"v", i}}, {{"v", 0}}, 1};
     code.push_back({{"op", "aten::add.Tensor"}, {"args", args}, {"out", {i + 1}}});
   }
-  const graph::JsonNode node(code, "benchmark", "code");
+  const JsonNode node(code, "benchmark", "code");
   graph::Input input;
-  graph::Pass pass =
-      graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});
+  graph::Pass pass = graph::make_pass({input}, graph::read_code(node, {kOperators + 1, false, false}), {kOperators});
   if (!in_place) {
     for (graph::Instruction& one : pass.code) one.over = -1;
   }

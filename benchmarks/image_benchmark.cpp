@@ -1,17 +1,17 @@
-// Compares F and I + W of a ResNet's blocks with the same blocks in ATen with autograd, on one thread and in
-// one process:
+// Compares F and I + W of a ResNet's blocks with the same blocks in ATen with autograd, on one thread and in one
+// process:
 //
 //   build/release/benchmarks/image_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=9
 //       --benchmark_report_aggregates_only=true
 //
-// The autograd side is PyTorch's default: channels in the second dimension. It contains no Python. On both
-// sides, gradients are added to existing ones, as with several micro-batches.
+// The autograd side is PyTorch's default: channels in the second dimension. It contains no Python. On both sides,
+// gradients are added to existing ones, as with several micro-batches.
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/layers/residual_block.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
@@ -51,9 +51,7 @@ void split_backward(benchmark::State& state, const Size& size, bool backward) {
   {
     const MemoryMeter::Watch watch(meter);
     const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-    const auto held = [&](const char* name) {
-      state.counters[name] = static_cast<double>(meter.held(0)) / (1 << 20);
-    };
+    const auto held = [&](const char* name) { state.counters[name] = static_cast<double>(meter.held(0)) / (1 << 20); };
     Values y = layer.forward({input.clone()}, context, saved);
     held("MiB_after_F");
     dy = at::randn(y[0].sizes());
@@ -102,8 +100,8 @@ struct Eager {
 
   at::Tensor conv_norm(const at::Tensor& x, size_t i, int64_t stride) const {
     const int64_t padding = weights[i].size(2) / 2;
-    return at::batch_norm(at::conv2d(x, weights[i], {}, {stride, stride}, {padding, padding}), gains[i],
-                          biases[i], means[i], vars[i], true, 0.1, 1e-5, false);
+    return at::batch_norm(at::conv2d(x, weights[i], {}, {stride, stride}, {padding, padding}), gains[i], biases[i],
+                          means[i], vars[i], true, 0.1, 1e-5, false);
   }
 
   at::Tensor forward(const at::Tensor& x) const {
@@ -124,8 +122,7 @@ struct Eager {
 void autograd_backward(benchmark::State& state, const Size& size, bool backward) {
   at::set_num_threads(1);
   const Eager layer(size.block);
-  const at::Tensor input =
-      at::randn({kBatch, size.block.in, size.pixels, size.pixels}).set_requires_grad(true);
+  const at::Tensor input = at::randn({kBatch, size.block.in, size.pixels, size.pixels}).set_requires_grad(true);
   const at::Tensor dy = at::randn(layer.forward(input).sizes());
   for (auto _ : state) {
     const double f = now_seconds();

@@ -1,5 +1,5 @@
-// Compares F and I + W of each kind of layer with the same layer in ATen with autograd, on one thread and in
-// one process:
+// Compares F and I + W of each kind of layer with the same layer in ATen with autograd, on one thread and in one
+// process:
 //
 //   build/release/benchmarks/layer_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=15
@@ -10,8 +10,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/core/measure.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
@@ -26,8 +26,7 @@ constexpr Size kSmall = {256, 8, 704, 4096, 128, 2};
 enum Kind { kEmbedding, kAttention, kMlp, kHead };
 
 Fields make_fields(const Size& size) {
-  const auto ids =
-      at::randint(size.vocab, {size.micro_batch, size.sequence}, at::TensorOptions().dtype(at::kLong));
+  const auto ids = at::randint(size.vocab, {size.micro_batch, size.sequence}, at::TensorOptions().dtype(at::kLong));
   return {{"input_ids", ids}, {"labels", ids.roll(-1, 1)}};
 }
 
@@ -67,13 +66,11 @@ void split_backward(benchmark::State& state, Size size, Kind kind, bool backward
   layer->forward(kind == kEmbedding ? Values{} : Values{input}, context, saved);  // creates the rotary tables
   saved.release();
   {
-    // The bytes that are live after F and after I, including the output and the input's gradient, and the
-    // bytes that W frees.
+    // The bytes that are live after F and after I, including the output and the input's gradient, and the bytes that W
+    // frees.
     const MemoryMeter::Watch watch(meter);
     const MemoryMeter::Scope scope(0, MemoryCategory::kActivations);
-    const auto held = [&](const char* name) {
-      state.counters[name] = static_cast<double>(meter.held(0)) / (1 << 20);
-    };
+    const auto held = [&](const char* name) { state.counters[name] = static_cast<double>(meter.held(0)) / (1 << 20); };
     Values y = layer->forward(kind == kEmbedding ? Values{} : Values{input.clone()}, context, saved);
     held("MiB_after_F");
     const Values dx = layer->backward_p1(kind == kHead ? Values{} : std::move(y), context, saved);
@@ -134,19 +131,15 @@ struct Eager {
     if (kind == kEmbedding) return at::embedding(weights[0], fields.at("input_ids"));
     const at::Tensor h = at::rms_norm(x, {size.dim}, weights[0], 1e-5);
     if (kind == kHead) {
-      return at::cross_entropy_loss(at::linear(h, weights[1]).view({-1, size.vocab}),
-                                    fields.at("labels").view({-1}));
+      return at::cross_entropy_loss(at::linear(h, weights[1]).view({-1, size.vocab}), fields.at("labels").view({-1}));
     }
     if (kind == kMlp) {
       return x + at::linear(at::silu(at::linear(h, weights[1])) * at::linear(h, weights[2]), weights[3]);
     }
     const auto heads = [&](int i) {
-      return at::linear(h, weights[i])
-          .view({size.micro_batch, size.sequence, size.heads, 2 * half})
-          .transpose(1, 2);
+      return at::linear(h, weights[i]).view({size.micro_batch, size.sequence, size.heads, 2 * half}).transpose(1, 2);
     };
-    const at::Tensor a =
-        at::scaled_dot_product_attention(rope(heads(1)), rope(heads(2)), heads(3), {}, 0.0, true);
+    const at::Tensor a = at::scaled_dot_product_attention(rope(heads(1)), rope(heads(2)), heads(3), {}, 0.0, true);
     return x + at::linear(a.transpose(1, 2).reshape({size.micro_batch, size.sequence, size.dim}), weights[4]);
   }
 
@@ -181,8 +174,7 @@ void register_all() {
   for (const auto& [size_name, size] : sizes) {
     for (const auto& [kind_name, kind] : kinds) {
       for (const bool backward : {false, true}) {
-        const std::string name =
-            std::string(size_name) + "/" + kind_name + (backward ? "/backward" : "/forward");
+        const std::string name = std::string(size_name) + "/" + kind_name + (backward ? "/backward" : "/forward");
         benchmark::RegisterBenchmark((name + "/twobp").c_str(), split_backward, size, kind, backward)
             ->UseManualTime()
             ->Unit(benchmark::kMillisecond);

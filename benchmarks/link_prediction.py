@@ -43,24 +43,18 @@ def metrics(path):
 
 def measured_costs(program, policy, steps, folder):
     """The seconds of F, I and W of each stage, and of the optimizer on the slower rank, measured in one process."""
-    trace, answer, told = folder / "trace.json", folder / "answer.json", folder / "here.jsonl"
-    last = FIRST_STEP + steps - 1
-    run([program, "train", CONFIG, *settings(policy, steps), "--trace", trace, "--trace-steps", f"{FIRST_STEP}-{last}",
-         "--metrics", told])
-    run([program, "plan", "--measured", trace, "--json", answer])
-    answer = json.loads(answer.read_text())
-    optimizer = []
-    for rank, stage in enumerate(answer["stage_seconds"]):
-        busy = statistics.median(step["step_seconds"] * (1 - step["idle_fraction"][rank]) for step in metrics(told))
-        optimizer.append(max(0.0, busy - MICRO_BATCHES * sum(stage.values())))
-    return answer["stage_seconds"], max(optimizer)
+    answer = folder / "answer.json"
+    run([program, "bench", CONFIG, *settings(policy, steps), "--p2", policy, "--warmup", FIRST_STEP - 1, "--steps", steps,
+         "--repeat", 1, "--json", answer])
+    row = json.loads(answer.read_text())["rows"][0]
+    return row["stage_seconds"], max(row["optimizer_seconds"])
 
 
 def simulated(program, policy, stages, latency, message, folder):
     answer = folder / "simulated.json"
     column = lambda key: ",".join(f"{stage[key]:.6g}" for stage in stages)
     run([program, "plan", "--schedule", "1f1b", "--p2", policy, "--stages", len(stages), "--micro-batches", MICRO_BATCHES,
-         "--forward", column("forward"), "--backward-p1", column("backward_p1"), "--backward-p2", column("backward_p2"),
+         "--forward", column("F"), "--backward-p1", column("I"), "--backward-p2", column("W"),
          "--p2-units", 28, "--latency", f"{latency:.6g}", "--message-seconds", f"{message:.6g}", "--json", answer])
     answer = json.loads(answer.read_text())
     return next(plan for plan in answer["plans"] if plan["p2"] == policy)["step_time"]

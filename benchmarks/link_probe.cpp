@@ -1,6 +1,5 @@
-// Measures the time of a message between two processes over MPI, by size. The time runs from the send until
-// the message has been received. It is the median over ping-pongs. Prints one JSON object, {"bytes":
-// seconds}.
+// Measures the time of a message between two processes over MPI, by size. The time runs from the send until the message
+// has been received. It is the median over ping-pongs. Prints one JSON object, {"bytes": seconds}.
 //
 //   mpirun -n 2 build/release/benchmarks/link_probe 16 1048576
 #include <cstdio>
@@ -8,8 +7,7 @@
 #include <vector>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/mpi/mpi.h"
 

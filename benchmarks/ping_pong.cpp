@@ -1,7 +1,7 @@
-// Compares our transports over MPI and over a c10d group with plain MPI and the plain group, alternating in
-// one run. It measures the time of one direction by ping-pong, as the OSU micro-benchmarks do. It also
-// measures the latency of a message whose sender computes and does not look at the transport meanwhile.
-// ping_pong.py loads this library, because only Python makes Gloo's groups.
+// Compares our transports over MPI and over a c10d group with plain MPI and the plain group, alternating in one run. It
+// measures the time of one direction by ping-pong, as the OSU micro-benchmarks do. It also measures the latency of a
+// message whose sender computes and does not look at the transport meanwhile. ping_pong.py loads this library, because
+// only Python makes Gloo's groups.
 #include <cstdio>
 #include <functional>
 #include <malloc.h>
@@ -13,8 +13,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/mpi/mpi.h"
@@ -44,14 +43,13 @@ Way plain_mpi(MPI_Comm comm, int other) {
   return {"MPI",
           [=](const at::Tensor& sent) {
             MPI_Request request = MPI_REQUEST_NULL;
-            MPI_Isend(sent.const_data_ptr(), static_cast<int>(sent.nbytes()), MPI_BYTE, other, 1, comm,
-                      &request);
+            MPI_Isend(sent.const_data_ptr(), static_cast<int>(sent.nbytes()), MPI_BYTE, other, 1, comm, &request);
             wait(request);
           },
           [=](at::Tensor& received) {
             MPI_Request request = MPI_REQUEST_NULL;
-            MPI_Irecv(received.mutable_data_ptr(), static_cast<int>(received.nbytes()), MPI_BYTE, other, 1,
-                      comm, &request);
+            MPI_Irecv(received.mutable_data_ptr(), static_cast<int>(received.nbytes()), MPI_BYTE, other, 1, comm,
+                      &request);
             wait(request);
           }};
 }
@@ -72,16 +70,14 @@ Way plain_group(const Group& group, int other) {
 Way through(Transport& transport, const std::string& name, int other) {
   const auto sends = std::make_shared<int64_t>(0);
   const auto receives = std::make_shared<int64_t>(0);
-  return {name,
-          [=, &transport](const at::Tensor& sent) { transport.isend(other, {.step = (*sends)++}, {sent}); },
+  return {name, [=, &transport](const at::Tensor& sent) { transport.isend(other, {.step = (*sends)++}, {sent}); },
           [=, &transport](at::Tensor& received) {
             received = transport.receive(other, {.step = (*receives)++}, kTimeout)[0];
           }};
 }
 
 // Both processes send one buffer and receive into others.
-void exchange(const Way& way, bool first, const at::Tensor& sent, at::Tensor& received,
-              std::vector<double>& seconds) {
+void exchange(const Way& way, bool first, const at::Tensor& sent, at::Tensor& received, std::vector<double>& seconds) {
   for (int i = 0; i < kTurn; ++i) {
     const double begin = now_seconds();
     if (first) way.send(sent);
@@ -99,8 +95,7 @@ bool another(MPI_Comm comm, int turn, double end) {
 }
 
 // The median seconds of each way.
-std::vector<double> ping_pong(MPI_Comm comm, bool first, const std::vector<Way>& ways, int64_t bytes,
-                              double seconds) {
+std::vector<double> ping_pong(MPI_Comm comm, bool first, const std::vector<Way>& ways, int64_t bytes, double seconds) {
   const at::Tensor sent = at::ones({bytes / 4}, at::kFloat);
   std::vector<at::Tensor> received;
   std::vector<std::vector<double>> all(ways.size());

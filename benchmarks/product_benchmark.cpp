@@ -1,12 +1,12 @@
-// Compares W's matrix products in twobp with a single ATen call on dense matrices, on one thread. In twobp,
-// narrow products run in parts (nn/kernels/products/gemm), and wide ones read a dy with padded rows
+// Compares W's matrix products in twobp with a single ATen call on dense matrices, on one thread. In twobp, narrow
+// products run in parts (nn/kernels/products/gemm), and wide ones read a dy with padded rows
 // (nn/kernels/products/padded_rows).
 //
 //   build/release/benchmarks/product_benchmark --benchmark_enable_random_interleaving=true
 //       --benchmark_repetitions=9 --benchmark_report_aggregates_only=true
 //
-// The operands are not in any cache. After each product, an untimed compute-bound product runs, because the
-// layers of a stage also alternate. Sizes: dW (out, in) over rows.
+// The operands are not in any cache. After each product, an untimed compute-bound product runs, because the layers of a
+// stage also alternate. Sizes: dW (out, in) over rows.
 #include <string>
 #include <vector>
 
@@ -14,9 +14,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/core/measure.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
 namespace {
@@ -26,8 +26,8 @@ struct Size {
   int64_t out, in;
   bool padded = false;
 };
-// Mamba's narrow projections at dim 512, adapters of rank 8 and 16, and a wide product. Then LLaMa's products
-// at dim 512 with padded outputs, including its head, and the q k v product of BERT base.
+// Mamba's narrow projections at dim 512, adapters of rank 8 and 16, and a wide product. Then LLaMa's products at dim
+// 512 with padded outputs, including its head, and the q k v product of BERT base.
 const Size kSizes[] = {{"dt_proj", 1024, 32},    {"x_proj", 64, 1024},      {"lora_a", 8, 2048},
                        {"lora_b", 2048, 16},     {"wide", 512, 512},        {"gate_up", 2816, 512, true},
                        {"qkv", 1536, 512, true}, {"head", 4096, 512, true}, {"bert", 2304, 768, true}};
@@ -67,11 +67,8 @@ const int kRegistered = [] {
   for (const Size& size : kSizes) {
     for (const int64_t rows : {512, 2048}) {
       for (const bool ours : {false, true}) {
-        const std::string name =
-            std::string(size.name) + '/' + std::to_string(rows) + (ours ? "/twobp" : "/ATen");
-        benchmark::RegisterBenchmark(name.c_str(), product, size, rows, ours)
-            ->UseManualTime()
-            ->Iterations(50);
+        const std::string name = std::string(size.name) + '/' + std::to_string(rows) + (ours ? "/twobp" : "/ATen");
+        benchmark::RegisterBenchmark(name.c_str(), product, size, rows, ours)->UseManualTime()->Iterations(50);
       }
     }
   }

@@ -1,9 +1,8 @@
-// Measures the gain of pipeline.run_ahead at many ranks. It compares step time and idle time of two trainers,
-// which alternate. In the first one, a rank starts the next step as soon as it has finished its part of the
-// current one. In the other one, the ranks wait for each other between steps. Layers wait instead of
-// computing (models/emulated.h). Each figure stands next to the simulated one for the requested costs. With
-// --clip, gradients are clipped to a norm that is never reached, so ranks that run ahead assume that no
-// clipping is needed.
+// Measures the gain of pipeline.run_ahead at many ranks. It compares step time and idle time of two trainers, which
+// alternate. In the first one, a rank starts the next step as soon as it has finished its part of the current one. In
+// the other one, the ranks wait for each other between steps. Layers wait instead of computing (models/freeze.h).
+// Each figure stands next to the simulated one for the requested costs. With --clip, gradients are clipped to a norm
+// that is never reached, so ranks that run ahead assume that no clipping is needed.
 //
 //   build/release/benchmarks/run_ahead --ranks 8 --schedules zb-h2,zb-v,1f1b
 #include <algorithm>
@@ -14,15 +13,15 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/json_report.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
-#include "twobp/models/emulated.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/schedule/simulate/step_periods.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {
@@ -149,8 +148,8 @@ json measure(const Case& it, const Options& options) {
               {"gain_of_profile", ahead->run_ahead().gain}};
   const double seconds = median(all(waited, &Round::seconds));
   const double seconds_ahead = median(all(went_ahead, &Round::seconds));
-  std::printf("%-8s %4d %4d  %8.4fs %8.4fs  %6.3fx %6.3fx  %7.4f %7.4f %7.4f\n", it.schedule.c_str(),
-              it.ranks, it.micro_batches, seconds, seconds_ahead, seconds / seconds_ahead, periods.gain(),
+  std::printf("%-8s %4d %4d  %8.4fs %8.4fs  %6.3fx %6.3fx  %7.4f %7.4f %7.4f\n", it.schedule.c_str(), it.ranks,
+              it.micro_batches, seconds, seconds_ahead, seconds / seconds_ahead, periods.gain(),
               median(all(waited, &Round::idle)), median(all(went_ahead, &Round::idle)), periods.idle);
   std::fflush(stdout);
   return row;
@@ -159,8 +158,8 @@ json measure(const Case& it, const Options& options) {
 int run(const Options& options) {
   std::printf("F = I = W = %g ms per rank%s; %d rounds of %d steps, medians\n\n", options.milliseconds,
               options.clip ? ", with clipping" : "", options.rounds, options.steps);
-  std::printf("%-8s %4s %4s  %9s %9s  %7s %7s  %7s %7s %7s\n", "schedule", "N", "M", "barrier", "ahead",
-              "faster", "simul.", "idle", "ahead", "simul.");
+  std::printf("%-8s %4s %4s  %9s %9s  %7s %7s  %7s %7s %7s\n", "schedule", "N", "M", "barrier", "ahead", "faster",
+              "simul.", "idle", "ahead", "simul.");
   json rows = json::array();
   for (const int ranks : options.ranks) {
     for (const std::string& schedule : options.schedules)
@@ -175,15 +174,13 @@ int run(const Options& options) {
 }  // namespace twobp
 
 int main(int argc, char** argv) {
-  CLI::App app{
-      "Compares steps without a barrier to steps with one, on layers that wait instead of computing."};
+  CLI::App app{"Compares steps without a barrier to steps with one, on layers that wait instead of computing."};
   twobp::Options options;
   app.add_option("--ranks", options.ranks, "Numbers of ranks")->delimiter(',')->capture_default_str();
   app.add_option("--schedules", options.schedules, "Named schedules")->delimiter(',')->capture_default_str();
   app.add_option("--micro-batches-per-rank", options.micro_batches_per_rank, "Micro-batches per rank, M / N")
       ->capture_default_str();
-  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")
-      ->capture_default_str();
+  app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")->capture_default_str();
   app.add_option("--steps", options.steps, "Steps per round")->capture_default_str();
   app.add_option("--rounds", options.rounds, "Rounds with and without a barrier, which alternate")
       ->capture_default_str();

@@ -1,6 +1,6 @@
-// Measures forward and backward-p1 of three things on one thread: the selective scan (p1 is its whole
-// backward, because nothing waits for W), the convolution before it, and the mixer with its W.
-// benchmarks/rivals/scan.py compares it with the same scan in PyTorch:
+// Measures forward and backward-p1 of three things on one thread: the selective scan (p1 is its whole backward, because
+// nothing waits for W), the convolution before it, and the mixer with its W. benchmarks/rivals/scan.py compares it with
+// the same scan in PyTorch:
 //
 //   build/release/benchmarks/scan_benchmark --benchmark_enable_random_interleaving=true
 //   --benchmark_repetitions=15 --benchmark_report_aggregates_only=true
@@ -8,7 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <benchmark/benchmark.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {
@@ -46,8 +46,7 @@ Values make_input(const Size& size, Part part) {
   const at::Tensor uz = numbers(2 * shape.inner);  // halves of one matrix, as in the mixer
   const at::Tensor u = uz.narrow(2, 0, shape.inner);
   if (part == kConv) return {u};
-  return {numbers(shape.inner), numbers(shape.inner), numbers(2 * shape.state),
-          uz.narrow(2, shape.inner, shape.inner)};
+  return {numbers(shape.inner), numbers(shape.inner), numbers(2 * shape.state), uz.narrow(2, shape.inner, shape.inner)};
 }
 
 void run(benchmark::State& state, Size size, Part part, bool backward) {
@@ -81,8 +80,7 @@ void register_all() {
   for (const auto& [size_name, size] : sizes) {
     for (const auto& [part_name, part] : parts) {
       for (const bool backward : {false, true}) {
-        const std::string name =
-            std::string(size_name) + "/" + part_name + (backward ? "/backward" : "/forward");
+        const std::string name = std::string(size_name) + "/" + part_name + (backward ? "/backward" : "/forward");
         benchmark::RegisterBenchmark(name.c_str(), run, size, part, backward)
             ->UseManualTime()
             ->Unit(benchmark::kMillisecond);

@@ -24,7 +24,7 @@ if(programs)
   install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(TARGETS ${installed} EXPORT twobpTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/twobp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/twobp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT twobpTargets NAMESPACE twobp:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twobp)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/twobpConfig.cmake.in ${PROJECT_BINARY_DIR}/twobpConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/twobp)

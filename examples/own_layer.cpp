@@ -1,10 +1,10 @@
-// A custom layer with a split backward pass among the library's layers: y = relu(x W^T + b). p1 gives dL/dx.
-// p2 adds dL/dW and dL/db, for which no other rank waits. See docs/add_a_layer.md.
+// A custom layer with a split backward pass among the library's layers: y = relu(x W^T + b). p1 gives dL/dx. p2 adds
+// dL/dW and dL/db, for which no other rank waits. See docs/add_a_layer.md.
 #include <cmath>
 #include <cstdio>
 
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 #include "twobp/twobp.h"
 
@@ -37,9 +37,7 @@ class ReluLinear : public twobp::Layer {
     }
   }
 
-  void collect_p2(twobp::Saved& saved, std::vector<twobp::P2Unit>& units) override {
-    units.push_back({this, &saved});
-  }
+  void collect_p2(twobp::Saved& saved, std::vector<twobp::P2Unit>& units) override { units.push_back({this, &saved}); }
   void collect_parameters(std::vector<twobp::Parameter*>& parameters) override {
     parameters.insert(parameters.end(), {&weight_, &bias_});
   }
@@ -74,8 +72,7 @@ int main() {
   const std::vector<int64_t> widths = {2, 64, 64};
   for (size_t i = 0; i + 1 < widths.size(); ++i) {
     const std::string name = "layer" + std::to_string(i);
-    model.layers.push_back(
-        {name, name, [=] { return std::make_unique<ReluLinear>(name, widths[i], widths[i + 1]); }});
+    model.layers.push_back({name, name, [=] { return std::make_unique<ReluLinear>(name, widths[i], widths[i + 1]); }});
   }
   model.layers.push_back({"out", "out", [] {
                             const std::vector<twobp::ParameterPart> weight = {{"out.weight", 2}};

@@ -1,5 +1,5 @@
-// A model of torch::nn modules in the pipeline, without a split layer written for it. Its I and W come from
-// autograd, and have autograd's cost.
+// A model of torch::nn modules in the pipeline, without a split layer written for it. Its I and W come from autograd,
+// and have autograd's cost.
 #include <cstdio>
 
 #include <torch/torch.h>
@@ -38,8 +38,7 @@ int main() {
   model.input_field = "input";
   for (int i = 0; i < 4; ++i) {
     const std::string name = "block" + std::to_string(i);
-    model.layers.push_back(
-        {name, "block", [name, block = make_block()] { return twobp::from_module(block, name); }});
+    model.layers.push_back({name, "block", [name, block = make_block()] { return twobp::from_module(block, name); }});
   }
   model.layers.push_back({"loss", "loss", [] { return std::make_unique<twobp::SquaredError>(); }});
 

@@ -1,5 +1,5 @@
-// Trains from C++: a small LLaMa on this source file, over two pipeline stages, with an observer that sees
-// the course of each step.
+// Trains from C++: a small LLaMa on this source file, over two pipeline stages, with an observer that sees the course
+// of each step.
 //
 //   build/release/examples/train_llama [TEXT FILE]
 #include <cstdio>

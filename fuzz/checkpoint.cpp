@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz/input.h"
-#include "twobp/files/json_file.h"
+#include "twobp/core/json.h"
 
 using namespace twobp;
 using nlohmann::json;
@@ -18,8 +18,7 @@ uint32_t crc_of(std::string_view text) {
 }
 
 // `key` is "state", or "part" for the report of one process.
-std::string with_checksums(std::string_view text, const char* key,
-                           const std::vector<std::string_view>& files) {
+std::string with_checksums(std::string_view text, const char* key, const std::vector<std::string_view>& files) {
   auto value = fuzz::accepted([&] { return parse_json_object(text, "fuzz", /*max_depth=*/14); });
   if (!value || value->contains("crc32")) return std::string(text);
   size_t at = 1;

@@ -1,5 +1,4 @@
-// The input is a cost model. If it is accepted, it is written and read again, and the costs of stages are
-// computed.
+// The input is a cost model. If it is accepted, it is written and read again, and the costs of stages are computed.
 #include "twobp/plan/cost_model.h"
 
 #include "fuzz/input.h"

@@ -1,5 +1,5 @@
-// Included before every file that uses 16-bit numbers, when clang is older than version 15. Such a clang has
-// no _Float16 without AVX512-FP16. LibTorch's class replaces it.
+// Included before every file that uses 16-bit numbers, when clang is older than version 15. Such a clang has no
+// _Float16 without AVX512-FP16. LibTorch's class replaces it.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
-// The input is the graph.json of a captured model whose constants are there. What is accepted is planned, but
-// not run. Every plan keeps values that its passes have.
+// The input is the graph.json of a captured model whose constants are there. What is accepted is planned, but not run.
+// Every plan keeps values that its passes have.
 #include "fuzz/input.h"
 #include "twobp/graph/read_graph.h"
 
@@ -7,8 +7,7 @@ using namespace twobp;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto graph = fuzz::accepted([&] {
-    return graph::parse_graph({reinterpret_cast<const char*>(data), size}, "graph.json",
-                              {{"scale", at::ones({5})}});
+    return graph::parse_graph({reinterpret_cast<const char*>(data), size}, "graph.json", {{"scale", at::ones({5})}});
   });
   if (!graph) return 0;
   const graph::Shape& shape = (*graph)->shape();

@@ -16,8 +16,7 @@ void overwrite(int fd, std::string_view content) {
   require(::ftruncate(fd, 0) == 0, "cannot truncate the input's file");
   size_t done = 0;
   while (done < content.size()) {
-    const ssize_t wrote =
-        ::pwrite(fd, content.data() + done, content.size() - done, static_cast<off_t>(done));
+    const ssize_t wrote = ::pwrite(fd, content.data() + done, content.size() - done, static_cast<off_t>(done));
     require(wrote > 0, "cannot write the input's file");
     done += static_cast<size_t>(wrote);
   }

@@ -1,5 +1,5 @@
-// Code that fuzz targets share: the rule that a reader may refuse an input only with twobp::Error, and inputs
-// as files and folders. Any other exception leaves the target and ends the program, so it is found.
+// Code that fuzz targets share: the rule that a reader may refuse an input only with twobp::Error, and inputs as files
+// and folders. Any other exception leaves the target and ends the program, so it is found.
 #pragma once
 
 #include <cstddef>

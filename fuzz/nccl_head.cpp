@@ -1,10 +1,9 @@
-// The input is the header that precedes tensors sent by NCCL. It contains numbers, and it describes as many
-// tensors as the first byte says.
-#include "twobp/transport/nccl/nccl_head.h"
-
+// The input is the header that precedes tensors sent by NCCL. It contains numbers, and it describes as many tensors as
+// the first byte says.
 #include <cstring>
 
 #include "fuzz/input.h"
+#include "twobp/transport/nccl/nccl_link.h"
 
 using namespace twobp;
 
@@ -17,8 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!read) return 0;
   fuzz::require(read->on_device.size() == read->shapes.size(), "the numbers of tensors and shapes differ");
   for (const int place : read->on_device) {
-    fuzz::require(place >= 0 && std::cmp_less(place, read->values.size()),
-                  "the place of a tensor is out of range");
+    fuzz::require(place >= 0 && std::cmp_less(place, read->values.size()), "the place of a tensor is out of range");
   }
   return 0;
 }

@@ -1,6 +1,6 @@
-// Runs a fuzz target without libFuzzer: on every file of the corpus, and then on mutations of them, which are
-// always the same. libFuzzer searches for new paths. This program checks, with any compiler, that the errors
-// found remain fixed.
+// Runs a fuzz target without libFuzzer: on every file of the corpus, and then on mutations of them, which are always
+// the same. libFuzzer searches for new paths. This program checks, with any compiler, that the errors found remain
+// fixed.
 //
 //   fuzz_npy FILE_OR_FOLDER... [--runs N] [--seconds S]     at most N mutations, for at most S seconds
 #include <algorithm>
@@ -60,8 +60,7 @@ class Mutator {
     const size_t length = std::min(below(below(5) == 0 ? 400 : 9) + 1, bytes.size() - at);
     const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(at);
     const auto end = begin + static_cast<std::ptrdiff_t>(length);
-    constexpr uint8_t kTelling[] = {0,   1,   0x7f, 0x80, 0xff, '"', '{', '}',
-                                    '[', ']', ',',  '-',  '9',  'e', '\n'};
+    constexpr uint8_t kTelling[] = {0, 1, 0x7f, 0x80, 0xff, '"', '{', '}', '[', ']', ',', '-', '9', 'e', '\n'};
     switch (below(7)) {
       case 0:
         if (length > 0) *begin ^= static_cast<uint8_t>(1U << below(8));
@@ -145,12 +144,10 @@ int main(int argc, char** argv) {
   const auto begin = std::chrono::steady_clock::now();
   Mutator mutator(corpus);
   int64_t done = 0;
-  while (done < runs &&
-         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds) {
+  while (done < runs && std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds) {
     run(mutator.next());
     ++done;
   }
-  std::printf("%zu inputs of the corpus, %lld mutations of them\n", corpus.size(),
-              static_cast<long long>(done));
+  std::printf("%zu inputs of the corpus, %lld mutations of them\n", corpus.size(), static_cast<long long>(done));
   return 0;
 }

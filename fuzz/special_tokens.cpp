@@ -1,9 +1,8 @@
 // The input is tokenizer.json, a line "%%", and tokenizer_config.json.
-#include "twobp/data/text/special_tokens.h"
-
 #include <algorithm>
 
 #include "fuzz/input.h"
+#include "twobp/data/text/masked_dataset.h"
 
 using namespace twobp;
 

@@ -1,6 +1,6 @@
 // The input is a token file of the type that the first byte selects. Every sample in it is read.
 #include "fuzz/input.h"
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/token_source.h"
 
 using namespace twobp;
 
@@ -14,8 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto files = fuzz::parts(data + 1, size - 1, 2);
   std::vector<std::string> paths = {first.holding(files[0])};
   if (!files[1].empty()) paths.push_back(second.holding(files[1]));
-  const auto read = fuzz::accepted(
-      [&] { return std::make_unique<TokenDataset>("data.tokens", paths, type, sequence, kVocab); });
+  const auto read =
+      fuzz::accepted([&] { return std::make_unique<TokenDataset>("data.tokens", paths, type, sequence, kVocab); });
   if (!read) return 0;
   for (int64_t i = 0; i < (*read)->size(); ++i) {
     const Fields fields = (*read)->read({i}, 0);  // the ids were checked when the files were opened

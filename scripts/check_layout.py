@@ -19,14 +19,15 @@ ALLOWED = {
     "nn": {"core"},
     "data": {"core", "config", "files", "nn"},  # nn/context.h: the definition of a batch
     "graph": {"core", "files", "nn"},
-    "models": {"core", "config", "files", "nn", "data", "graph"},  # data/model_input.h: the definition of a model's input
+    "models": {"core", "config", "files", "nn", "data", "graph"},  # data/data_config.h: the definition of a model's input
     "transport": {"core", "nn"},  # nn/values.h: the values in a message; nn/device: their device
-    "pipeline": {"core", "schedule", "plan", "config", "nn", "models", "transport"},
+    "pipeline": {"core", "schedule", "plan", "config", "nn", "data", "models", "transport"},  # data/data.h: typical samples, to measure on
     "autograd": {"core", "nn"},
     "train": {"core", "schedule", "plan", "config", "files", "nn", "data", "models", "transport", "pipeline"},
     "trace": {"core", "schedule", "pipeline"},  # pipeline/observer.h: the events of a step
 }
 TORCH_FREE = {"core", "schedule", "plan", "config"}
+MOST_PUBLIC = 40
 
 problems = []
 files = subprocess.run(["git", "ls-files", "*.cpp", "*.h"], check=True, capture_output=True, text=True).stdout.split()
@@ -39,7 +40,7 @@ for path in files:
     if not lines or not lines[0].startswith("//"):
         if path.endswith(".h"):
             problems.append(f"{path}: a header must begin with a comment about its purpose")
-    parts = path.split("/")
+    parts = path.removeprefix("include/").split("/")
     if parts[0] != "twobp" or len(parts) < 3:
         continue
     folder = parts[1]
@@ -80,7 +81,15 @@ for (folder, name), paths in definers.items():
     if len(paths) > 1:
         problems.append(f"{folder}: {name} is defined in {' and in '.join(paths)}, which a unity build may join: give one another name")
 
-includes = {path: re.findall(r'^#include "([^"]+)"', text, re.MULTILINE) for path, text in texts.items()}
+includes = {path: re.findall(r'^#include [<"]([^">]+)[>"]', text, re.MULTILINE) for path, text in texts.items()}
+includes = {path: ["include/" + name if "include/" + name in texts else name for name in names] for path, names in includes.items()}
+for path, names in includes.items():  # what programs outside need must be installed
+    for name in names:
+        if path.startswith(("include/", "examples/", "tests/consumer/")) and name.startswith("twobp/"):
+            problems.append(f"{path}: {name} is private: only headers in include/ are installed")
+public = [path for path in files if path.startswith("include/")]
+if len(public) > MOST_PUBLIC:
+    problems.append(f"include/ has {len(public)} headers, but programs should need at most {MOST_PUBLIC}: move one beside its source")
 code = {path: re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"', '""', text) for path, text in texts.items()}  # without comments and strings
 
 
@@ -97,7 +106,7 @@ def reached(path):
 
 declared = {}  # free functions: the headers that declare one of the name
 for path in files:
-    if path.startswith("twobp/") and path.endswith(".h"):
+    if path.startswith(("twobp/", "include/")) and path.endswith(".h"):
         for name in re.findall(r"^(?!return|using|namespace|struct|class|enum)[\w\[][\w:<>,&*\[\] ]*[ &*](\w+)\(", code[path], re.MULTILINE):
             declared.setdefault(name, set()).add(path)
 for path in files:
@@ -126,7 +135,7 @@ for page in set(pages) - {"CHANGELOG.md"}:  # it names files that no longer exis
     with open(page, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:h|cpp|cu|py))`", line):
-                if not any(os.path.exists(os.path.join(root, name)) for root in ("", "twobp", os.path.dirname(page))):
+                if not any(os.path.exists(os.path.join(root, name)) for root in ("", "include", "twobp", "include/twobp", os.path.dirname(page))):
                     problems.append(f"{page}:{number}: {name} does not exist")
             for suite, name in re.findall(r"`([A-Z]\w*)\.([A-Z]\w*)(?:/\w+)*`", line):
                 if (suite, name) not in tests:

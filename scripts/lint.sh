@@ -19,7 +19,7 @@ fi
 
 # These folders need no build: their only flags are the ones below.
 mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp' 'twobp/plan/*.cpp')
-clang-tidy --quiet --warnings-as-errors='*' "${tidy[@]}" -- -std=c++20 -I. -Wall -Wextra 2> /dev/null
+clang-tidy --quiet --warnings-as-errors='*' "${tidy[@]}" -- -std=c++20 -Iinclude -I. -Wall -Wextra 2> /dev/null
 
 python3 scripts/check_layout.py
 echo "format and lint: ok"

@@ -21,7 +21,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ["core", "schedule", "plan"]
-FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT)]
+FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT / "include"), "-I", str(ROOT)]
 LIBRARIES = ["-lgtest_main", "-lgtest", "-lpthread"]
 TIMEOUT = 3  # times the processor seconds of the tests without a mutant
 

@@ -27,8 +27,8 @@ THREADS = "twobp/transport/threads/in_process.cpp"
 SUMS = "twobp/pipeline/gradient_reducer.cpp"
 NCCL = "twobp/transport/nccl/nccl.cpp"
 LINK = "twobp/transport/nccl/nccl_link.cpp"
-GROUP = "twobp/transport/nccl/nccl_group.cpp"
-GPUS = "twobp/train/gpu_world.cpp"
+GROUP = "twobp/transport/nccl/nccl_communicator.cpp"
+GPUS = "twobp/transport/nccl/gpu_world.cpp"
 LINES = [
     ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
     ("a copy from another GPU waits for its tensor", DEVICE, "copies_.wait(ready);", ""),
@@ -54,7 +54,7 @@ LINES = [
     ("NCCL: what is sent is kept", LINK, "launched(std::move(values), begin, tag);", "launched({}, begin, tag);"),
     ("NCCL: its own sums wait for their tensors", GROUP, "stream().wait(ready);", "(void)ready;"),
     ("operators are loaded before transfers", GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
-    ("inputs are copied from pinned memory", "twobp/nn/values.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
+    ("inputs are copied from pinned memory", "twobp/nn/layer.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]
 TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test",

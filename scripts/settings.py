@@ -43,7 +43,7 @@ MEASURED = {
     "train.precision": "loss after 200 steps: fp32 2.0551, bf16 2.0620, fp16 2.0554 ([output](../benchmarks/results/precision_loss.txt)). bf16 on a CPU without its instructions: 0.87x the speed",
     "optimizer.shard": "two replicas of LLaMA: AdamW's state takes 114 instead of 228 MiB on each, the peak 488 instead of 598 MiB",
     "model.lora": "SmolLM2-135M: 0.705 of the time of training all weights, 1982 instead of 4154 MiB ([lora.txt](../benchmarks/results/lora.txt))",
-    "data.workers": "one thread: ranks wait 0.004 % of a step for text ([section 10](results.md#10-real-data)), and 0.00 of it for JPEG files (`benchmarks/image_workers.py`)",
+    "data.workers": "one thread: ranks wait 0.004 % of a step for text ([section 10](results.md#10-real-data))",
     "save.every": "a checkpoint every 6 steps: a step takes 1.017x as long ([checkpoint.txt](../benchmarks/results/checkpoint.txt))",
 }
 

@@ -6,14 +6,13 @@
 # .venv, the torch of the Python on the PATH. Otherwise torch $TORCH_VERSION is installed into .venv.
 
 # These are optional and not installed here. The tests that need them are skipped without them:
-#   chromium (Debian)               opens the timeline's page
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
 #   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node
 #   clang-16, libclang-rt-16-dev    fuzz/run (Debian; no test needs it)
 
 TORCH_VERSION=2.13.0
-PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libjpeg-dev libpng-dev libopenmpi-dev openmpi-bin"
+PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libopenmpi-dev openmpi-bin"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

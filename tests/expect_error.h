@@ -13,8 +13,7 @@ namespace twobp::test {
 
 // `text` has each of `parts` in it.
 inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
 // Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.

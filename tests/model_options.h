@@ -3,11 +3,8 @@
 
 #include <string>
 
-#include "twobp/models/bert.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mamba.h"
-#include "twobp/models/mlp.h"
-#include "twobp/models/resnet.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
 #include "twobp/train/config.h"
 
 namespace twobp::test {

@@ -1,8 +1,8 @@
-// Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward,
-// 2BP that runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a
-// pipeline run as threads. They share one memory, so their links are slowed down (slow_link.h). Layers wait
-// instead of computing (models/emulated.h), so that more ranks than cores keep time. Alternatively, the model
-// of a configuration runs. Each measured figure stands next to the simulated one for the same costs.
+// Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward, 2BP that
+// runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a pipeline run as threads.
+// They share one memory, so their links are slowed down (slow_link.h). Layers wait instead of computing
+// (models/freeze.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs. Each
+// measured figure stands next to the simulated one for the same costs.
 //
 //   build/release/benchmarks/data_parallel/exposed_communication --json table.json
 #include <algorithm>
@@ -17,15 +17,14 @@
 #include "apps/json_report.h"
 #include "benchmarks/data_parallel/slow_link.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/data/data.h"
-#include "twobp/models/emulated.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -118,8 +117,7 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
         }
       }
     }
-    reducers[rank] =
-        std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
+    reducers[rank] = std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
     pipeline.rank(rank).sum_gradients_with(reducers[rank].get());
   });
   return reducers;
@@ -190,8 +188,8 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   for (int round = -1; round < options.steps; ++round) {  // the first round warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
-      const StepPlan plan = pipeline.plan(std::string(named.name), micro_batches, method.policy,
-                                          {P2Batching::kLoop, 0, method.order});
+      const StepPlan plan =
+          pipeline.plan(std::string(named.name), micro_batches, method.policy, {P2Batching::kLoop, 0, method.order});
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
       StepRequest step;
       step.step = (round + 1) * static_cast<int64_t>(study.runs.size()) + static_cast<int64_t>(r) + 1;
@@ -246,13 +244,12 @@ Subject real_subject(const Options& options) {
   return subject;
 }
 
-std::vector<double> simulated(const NamedSchedule& named, const Study& study, const Run& run,
-                              const Subject& subject, const Options& options, int micro_batches) {
+std::vector<double> simulated(const NamedSchedule& named, const Study& study, const Run& run, const Subject& subject,
+                              const Options& options, int micro_batches) {
   const int stages = static_cast<int>(study.costs.size());
   std::vector<StageCost> costs = options.config.empty() ? profiled_costs(study.costs) : study.measured;
   for (int s = 0; s < stages; ++s) {
-    for (size_t i = 0; i < costs[s].layers.size(); ++i)
-      costs[s].layers[i].gradient_bytes = study.gradients[s][i];
+    for (size_t i = 0; i < costs[s].layers.size(); ++i) costs[s].layers[i].gradient_bytes = study.gradients[s][i];
     costs[s].optimizer = 0;
   }
   SimulationOptions simulation;
@@ -264,8 +261,7 @@ std::vector<double> simulated(const NamedSchedule& named, const Study& study, co
   const Schedule schedule =
       ScheduleSource(std::string(named.name)).make(stages, options.ranks, micro_batches, run.method.policy);
   std::vector<double> exposed;
-  for (const RankSimulation& rank : simulate(schedule, costs, simulation).ranks)
-    exposed.push_back(rank.exposed);
+  for (const RankSimulation& rank : simulate(schedule, costs, simulation).ranks) exposed.push_back(rank.exposed);
   return exposed;
 }
 
@@ -301,9 +297,8 @@ void study_schedule(const NamedSchedule& named, const Options& options, json& ro
     study.runs.push_back({method, 0, {}});
     for (const double speed : options.speeds) study.runs.push_back({method, sent / (speed * p2), {}});
   }
-  run_worlds(make_in_process_worlds(options.replicas, options.ranks, 0), [&](World world) {
-    run_replica(std::move(world), named, subject, options, micro_batches, study);
-  });
+  run_worlds(make_in_process_worlds(options.replicas, options.ranks, 0),
+             [&](World world) { run_replica(std::move(world), named, subject, options, micro_batches, study); });
   const size_t each = options.speeds.size() + 1;
   for (size_t link = 1; link < each; ++link) {
     const double standard = study.runs[link].median().longest();
@@ -314,11 +309,10 @@ void study_schedule(const NamedSchedule& named, const Options& options, json& ro
       const std::vector<double> predicted = simulated(named, study, run, subject, options, micro_batches);
       const double longest = *std::max_element(predicted.begin(), predicted.end());
       const double speed = options.speeds[link - 1];
-      std::printf("%-18s %5.2f  %-18s %9.1f %9.1f  %9.1f %9.1f  %-18s %-18s %9.2f\n",
-                  std::string(named.name).c_str(), speed, run.method.name, measured.seconds * 1e3,
-                  (measured.seconds - free.seconds) * 1e3, measured.longest() * 1e3, longest * 1e3,
-                  in_milliseconds(measured.exposed).c_str(), in_milliseconds(predicted).c_str(),
-                  measured.longest() / standard);
+      std::printf("%-18s %5.2f  %-18s %9.1f %9.1f  %9.1f %9.1f  %-18s %-18s %9.2f\n", std::string(named.name).c_str(),
+                  speed, run.method.name, measured.seconds * 1e3, (measured.seconds - free.seconds) * 1e3,
+                  measured.longest() * 1e3, longest * 1e3, in_milliseconds(measured.exposed).c_str(),
+                  in_milliseconds(predicted).c_str(), measured.longest() / standard);
       rows.push_back({{"model", options.config.empty() ? "emulated" : options.config},
                       {"schedule", named.name},
                       {"ranks", options.ranks},
@@ -345,8 +339,8 @@ int run(const Options& options) {
       "Slower: step time minus step time on a free link.\n"
       "Last column: exposed time relative to standard backward.\n\n",
       options.replicas, options.ranks, options.steps);
-  std::printf("%-18s %5s  %-18s %9s %9s  %9s %9s  %-18s %-18s %9s\n", "schedule", "link", "backward",
-              "step ms", "slower", "exposed", "simulated", "by rank", "simulated", "standard");
+  std::printf("%-18s %5s  %-18s %9s %9s  %9s %9s  %-18s %-18s %9s\n", "schedule", "link", "backward", "step ms",
+              "slower", "exposed", "simulated", "by rank", "simulated", "standard");
   json rows = json::array();
   for (const std::string& name : options.schedules) study_schedule(named_schedule(name), options, rows);
   if (!options.json_file.empty()) {
@@ -375,10 +369,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--bucket-layers", options.buckets, "Layers per bucket (emulated); 0: one layer");
   app.add_option("--latency", options.latency, "Latency of a message in seconds")->capture_default_str();
-  app.add_option("--steps", options.steps, "Steps of each method; the methods alternate")
-      ->capture_default_str();
-  app.add_option("--config", options.config,
-                 "Run the model of this configuration instead, with its bucket size");
+  app.add_option("--steps", options.steps, "Steps of each method; the methods alternate")->capture_default_str();
+  app.add_option("--config", options.config, "Run the model of this configuration instead, with its bucket size");
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);
   try {

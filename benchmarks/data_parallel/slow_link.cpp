@@ -5,15 +5,12 @@
 #include <thread>
 #include <utility>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 
 SlowLink::SlowLink(std::unique_ptr<Transport> inner, double latency, double bytes_per_second)
-    : inner_(std::move(inner)),
-      latency_(latency),
-      bytes_per_second_(bytes_per_second),
-      free_at_(inner_->size(), 0.0) {}
+    : inner_(std::move(inner)), latency_(latency), bytes_per_second_(bytes_per_second), free_at_(inner_->size(), 0.0) {}
 
 void SlowLink::set_speed(double latency, double bytes_per_second) {
   latency_ = latency;

@@ -1,5 +1,5 @@
-// A transport between threads that behaves like a network. Benchmarks and tests of overlap use it, because
-// their ranks share one memory.
+// A transport between threads that behaves like a network. Benchmarks and tests of overlap use it, because their ranks
+// share one memory.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace twobp {
 
-// Every ordered pair of ranks has a link. It carries one message at a time, in sending order, at
-// `bytes_per_second` (0: no limit). The receiver gets a message `latency` seconds after its last byte was
-// sent. All ends must be of this class and use the same clock. Sending takes no time on any rank.
+// Every ordered pair of ranks has a link. It carries one message at a time, in sending order, at `bytes_per_second` (0:
+// no limit). The receiver gets a message `latency` seconds after its last byte was sent. All ends must be of this class
+// and use the same clock. Sending takes no time on any rank.
 class SlowLink : public Transport {
  public:
   SlowLink(std::unique_ptr<Transport> inner, double latency, double bytes_per_second);
@@ -36,8 +36,8 @@ class SlowLink : public Transport {
     Values values;
     double arrives = 0;
   };
-  // Returns the first early message with this sender and tag, or null. If there is none, it tries to take one
-  // from the inner transport.
+  // Returns the first early message with this sender and tag, or null. If there is none, it tries to take one from the
+  // inner transport.
   Early* find(int from, const Tag& tag);
 
   std::unique_ptr<Transport> inner_;

@@ -15,8 +15,8 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/adviser.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
@@ -75,8 +75,7 @@ void add_rows(const Placed& placed, const CostModel& model, int micro_batches, J
   double standard = 0;    // the need of the fullest rank with p2 off
   for (const P2Policy policy : kPolicies) {
     if (policy == P2Policy::kPlaced && !placed.schedule->places_p2) continue;
-    const Schedule schedule =
-        make_schedule(placed.schedule->name, stages, micro_batches, policy, placed.ranks);
+    const Schedule schedule = make_schedule(placed.schedule->name, stages, micro_batches, policy, placed.ranks);
     options.cap_per_rank.clear();
     const Simulation simulation = simulate(schedule, placed.costs, options);
     rows.push_back(row(placed, schedule, simulation, false));
@@ -115,8 +114,7 @@ Json peaks(const CostModel& model, const std::vector<int>& ranks) {
 int ranks_of(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
-  TWOBP_CHECK(*end == '\0' && value >= 1 && value <= 1024, "'", text,
-              "' must be a number of ranks from 1 to 1024");
+  TWOBP_CHECK(*end == '\0' && value >= 1 && value <= 1024, "'", text, "' must be a number of ranks from 1 to 1024");
   return static_cast<int>(value);
 }
 

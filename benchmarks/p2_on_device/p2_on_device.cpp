@@ -1,13 +1,12 @@
-// Compares ways to launch W on a device (the paper's second open question). F and I are the matrix products
-// of one rank's layers for all micro-batches. They run in the compute stream. W runs
+// Compares ways to launch W on a device (the paper's second open question). F and I are the matrix products of one
+// rank's layers for all micro-batches. They run in the compute stream. W runs
 //   serial        in the same stream, after each layer's I: standard backward
 //   stream        product by product in one low-priority stream
 //   layer_streams in one low-priority stream per layer
 //   graph         in the low-priority stream, one recorded graph per micro-batch
-// The executor launches W as `serial` does (docs/distributed.md says why). The methods alternate. The table
-// shows the time until the device is done, the time until the host has launched everything, and whether the
-// gradients equal those of `serial` bit for bit. A CPU has neither streams nor graphs, so only `serial` runs
-// there.
+// The executor launches W as `serial` does (docs/distributed.md says why). The methods alternate. The table shows the
+// time until the device is done, the time until the host has launched everything, and whether the gradients equal those
+// of `serial` bit for bit. A CPU has neither streams nor graphs, so only `serial` runs there.
 //
 //   build/release/benchmarks/p2_on_device/p2_on_device --device cuda --json table.json
 #include <array>
@@ -19,12 +18,11 @@
 
 #include "apps/json_report.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/device/work_graph.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/device/gpu.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp {
 namespace {
@@ -101,8 +99,7 @@ class Rank {
     const OnStream here(weights_);
     for (int m = 0; m < options_.micro_batches; ++m) {
       graphs_.push_back(record_graph({device_.where()}, [&] {
-        for (auto product = products_.rbegin(); product != products_.rend(); ++product)
-          product->backward_p2(m);
+        for (auto product = products_.rbegin(); product != products_.rend(); ++product) product->backward_p2(m);
       }));
       if (!graphs_.back()) return methods;
     }
@@ -201,12 +198,9 @@ void run(const Options& options) {
   for (size_t i = 0; i < methods.size(); ++i) {
     const char* name = kNames[static_cast<size_t>(methods[i])];
     const bool same = same_bits[i];
-    std::printf("%-14s %12.3f %12.3f  %s\n", name, 1e3 * median(steps[i]), 1e3 * median(hosts[i]),
-                same ? "yes" : "no");
-    rows.push_back({{"method", name},
-                    {"step_seconds_all", steps[i]},
-                    {"host_seconds_all", hosts[i]},
-                    {"same_bits", same}});
+    std::printf("%-14s %12.3f %12.3f  %s\n", name, 1e3 * median(steps[i]), 1e3 * median(hosts[i]), same ? "yes" : "no");
+    rows.push_back(
+        {{"method", name}, {"step_seconds_all", steps[i]}, {"host_seconds_all", hosts[i]}, {"same_bits", same}});
   }
   if (!options.json_file.empty()) {
     write_text(options.json_file, json{{"device", options.device},

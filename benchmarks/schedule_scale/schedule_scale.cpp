@@ -36,8 +36,7 @@ double peak_gibibytes() {
 int number(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
-  TWOBP_CHECK(*end == '\0' && value >= 1 && value <= 1000000, "'", text,
-              "' must be a number from 1 to 1000000");
+  TWOBP_CHECK(*end == '\0' && value >= 1 && value <= 1000000, "'", text, "' must be a number from 1 to 1000000");
   return static_cast<int>(value);
 }
 
@@ -69,8 +68,8 @@ void run(int ranks, int micro_batches, const std::string& name, P2Policy policy)
       "%.3f, "
       "\"peak_gib\": %.3f, \"step\": %.1f, \"bubble\": %.5f}\n",
       name.c_str(), std::string(policy_name(policy)).c_str(), ranks, micro_batches, compute, messages,
-      generated - begin, validated - generated, simulated - validated, peak_gibibytes(),
-      simulation.step_seconds, simulation.bubble_ratio());
+      generated - begin, validated - generated, simulated - validated, peak_gibibytes(), simulation.step_seconds,
+      simulation.bubble_ratio());
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "twobp/core/check.h"
-#include "twobp/files/finite.h"
+#include "twobp/files/safetensors.h"
 
 namespace twobp::python {
 namespace {
@@ -37,13 +37,13 @@ void check_values(const std::string& name, const at::Tensor& given, const at::Te
   if (only_finite(own)) {
     TWOBP_CHECK(only_finite(given), "the state's ", name,
                 " has numbers that are not finite, so training could not continue");
-    TWOBP_CHECK(given.scalar_type() == own.scalar_type() || only_finite(given.to(own.scalar_type())),
-                "the state's ", name, " is ", given.scalar_type(), " and has numbers that overflow ",
-                own.scalar_type(), ", which the trainer computes in");
+    TWOBP_CHECK(given.scalar_type() == own.scalar_type() || only_finite(given.to(own.scalar_type())), "the state's ",
+                name, " is ", given.scalar_type(), " and has numbers that overflow ", own.scalar_type(),
+                ", which the trainer computes in");
   }
   for (const std::string_view variance : kVariances) {
-    TWOBP_CHECK(!name.ends_with(variance) || given.numel() == 0 || !at::any(given < 0).item<bool>(),
-                "the state's ", name, " has negative numbers, but holds variances");
+    TWOBP_CHECK(!name.ends_with(variance) || given.numel() == 0 || !at::any(given < 0).item<bool>(), "the state's ",
+                name, " has negative numbers, but holds variances");
   }
 }
 
@@ -55,8 +55,8 @@ void check_state(const std::vector<LiveTensor>& live, const Fields& state) {
     const auto found = state.find(one.name);
     TWOBP_CHECK(found != state.end(), "the state has no ", one.name);
     const at::Tensor& given = found->second;
-    TWOBP_CHECK(given.sizes() == one.tensor.sizes(), one.name, " has shape ", given.sizes(),
-                ", but the model's is ", one.tensor.sizes());
+    TWOBP_CHECK(given.sizes() == one.tensor.sizes(), one.name, " has shape ", given.sizes(), ", but the model's is ",
+                one.tensor.sizes());
     check_type(one.name, given.scalar_type(), one.tensor.scalar_type());
     if (one.first) check_values(one.name, given, one.tensor);
   }

@@ -9,9 +9,8 @@
 
 namespace twobp::python {
 
-// Throws Error unless `state` has a tensor for each live one, of its shape and kind of numbers, whose values
-// the live one can hold. Only where the live one has numbers that are not finite, the other may have some
-// too.
+// Throws Error unless `state` has a tensor for each live one, of its shape and kind of numbers, whose values the live
+// one can hold. Only where the live one has numbers that are not finite, the other may have some too.
 void check_state(const std::vector<LiveTensor>& live, const Fields& state);
 
 }  // namespace twobp::python

@@ -6,8 +6,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/next_token.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/data/array_dataset.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp::python {
 namespace {
@@ -39,8 +39,8 @@ void check_given(const Fields& fields, const ModelInput& input) {
   if (input.kind == InputKind::kFields) return;
   const std::vector<std::string> names = names_of(input);
   for (const auto& [name, tensor] : fields) {
-    TWOBP_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "the example has the field '",
-                name, "', but the model (", input.type, ") reads only ", join(names, ", "),
+    TWOBP_CHECK(std::find(names.begin(), names.end(), name) != names.end(), "the example has the field '", name,
+                "', but the model (", input.type, ") reads only ", join(names, ", "),
                 ": leave it out, or pass the model as a module");
   }
 }

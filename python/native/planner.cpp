@@ -7,10 +7,10 @@
 
 #include "python/native/module.h"
 #include "python/native/without_gil.h"
-#include "twobp/config/bytes.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 
 namespace twobp::python {
 namespace {
@@ -21,8 +21,7 @@ using Names = std::vector<std::string>;
 double parse_size(const std::string& text) {
   if (text.empty()) return 0;
   const int64_t bytes = parse_bytes(text);
-  TWOBP_CHECK(bytes > 0, "memory is '", text,
-              "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
+  TWOBP_CHECK(bytes > 0, "memory is '", text, "': write a size above 0, such as 80GiB, 512MiB or 1000000 (bytes)");
   return static_cast<double>(bytes);
 }
 
@@ -48,9 +47,9 @@ py::dict to_dict(const PlanChoice& choice, const CostModel& model) {
   return row;
 }
 
-py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts& micro_batches,
-                    const Names& schedules, const Names& policies, const Names& recompute,
-                    const Counts& slices, const std::string& memory, int batch, int top, bool search) {
+py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts& micro_batches, const Names& schedules,
+                    const Names& policies, const Names& recompute, const Counts& slices, const std::string& memory,
+                    int batch, int top, bool search) {
   const CostModel model = parse_cost_model(costs, "the costs");
   PlanRequest request;
   request.ranks = ranks;
@@ -72,13 +71,12 @@ py::tuple make_plan(const std::string& costs, const Counts& ranks, const Counts&
     const PlanChoice& least = *result.smallest;
     fail("none of ", result.combinations, " combinations fits into ", memory,
          " per rank: the smallest memory that suffices is ", format_bytes(least.peak_bytes), ", with ",
-         least.schedule.name(), ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ",
-         least.micro_batches, " micro-batches",
-         least.slices > 1 ? concat(" in ", least.slices, " slices") : "");
+         least.schedule.name(), ", p2 ", policy_name(least.policy), ", ", least.ranks, " ranks, ", least.micro_batches,
+         " micro-batches", least.slices > 1 ? concat(" in ", least.slices, " slices") : "");
   }
   py::list rows;
   for (const PlanChoice& choice : result.best) rows.append(to_dict(choice, model));
-  return py::make_tuple(rows, result.advice->sentences);
+  return py::make_tuple(rows, gain_text(result));
 }
 
 }  // namespace

@@ -9,13 +9,11 @@
 #include "python/native/module.h"
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/draw/svg.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/schedule_source.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
 
 namespace twobp::python {
 namespace {
@@ -24,12 +22,11 @@ namespace {
 using Costs = std::vector<std::vector<double>>;
 
 double cost_of(const char* name, const Costs& costs, size_t row, size_t rows, int stage, int stages) {
-  TWOBP_CHECK(costs.size() == 1 || costs.size() == rows, name, " has ", costs.size(),
-              " lists, but another cost has ", rows, ": give one list for each micro-batch, or one number");
+  TWOBP_CHECK(costs.size() == 1 || costs.size() == rows, name, " has ", costs.size(), " lists, but another cost has ",
+              rows, ": give one list for each micro-batch, or one number");
   const std::vector<double>& of_stages = costs[costs.size() == 1 ? 0 : row];
-  TWOBP_CHECK(of_stages.size() == 1 || static_cast<int>(of_stages.size()) == stages, name, " has ",
-              of_stages.size(), " numbers, but the schedule has ", stages,
-              " stages: give one number, or one for each stage");
+  TWOBP_CHECK(of_stages.size() == 1 || static_cast<int>(of_stages.size()) == stages, name, " has ", of_stages.size(),
+              " numbers, but the schedule has ", stages, " stages: give one number, or one for each stage");
   return of_stages[of_stages.size() == 1 ? 0 : static_cast<size_t>(stage)];
 }
 
@@ -52,19 +49,18 @@ Made make(const ScheduleSource& source, std::optional<int> stages, std::optional
   int count = 0;
   for (const int rank : placed) count = std::max(count, rank + 1);
   const int each = micro_batches.value_or(source.default_micro_batches(all, count));
-  return {source.make(all, count, each, policy, slices),
-          source.make(all, count, each, P2Policy::kOff, slices)};
+  return {source.make(all, count, each, policy, slices), source.make(all, count, each, P2Policy::kOff, slices)};
 }
 
-double peak_of(const Simulation& simulation) {
+double most_held(const Simulation& simulation) {
   double most = 0;
   for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_bytes);
   return most;
 }
 
 // cap 0: none; no cap: that of training, the peak of the fullest rank without 2BP.
-Simulated run(const Made& made, const Costs& forward, const Costs& backward_p1, const Costs& backward_p2,
-              int p2_units, double latency, std::optional<double> cap) {
+Simulated run(const Made& made, const Costs& forward, const Costs& backward_p1, const Costs& backward_p2, int p2_units,
+              double latency, std::optional<double> cap) {
   const Schedule& schedule = made.schedule;
   const size_t rows = std::max({forward.size(), backward_p1.size(), backward_p2.size()});
   std::vector<StageCost> costs;
@@ -79,7 +75,7 @@ Simulated run(const Made& made, const Costs& forward, const Costs& backward_p1, 
   }
   SimulationOptions options;
   options.message_seconds = latency;
-  const double most = cap ? *cap : peak_of(simulate(made.standard, costs, options));
+  const double most = cap ? *cap : most_held(simulate(made.standard, costs, options));
   if (most > 0) options.cap_per_rank.assign(schedule.ranks.size(), most);
   return {schedule, simulate(schedule, costs, options)};
 }
@@ -90,8 +86,8 @@ void add_schedules(py::module_& module) {
   module.def("schedule_names", &schedule_names);
   module.def(
       "make_schedule",
-      [](const std::string& name, std::optional<int> stages, std::optional<int> ranks,
-         std::optional<int> micro_batches, const std::optional<std::string>& p2,
+      [](const std::string& name, std::optional<int> stages, std::optional<int> ranks, std::optional<int> micro_batches,
+         const std::optional<std::string>& p2,
          int slices) { return make(ScheduleSource(name), stages, ranks, micro_batches, p2, slices); },
       py::arg("name"), py::arg("stages") = py::none(), py::arg("ranks") = py::none(),
       py::arg("micro_batches") = py::none(), py::arg("p2") = py::none(), py::arg("slices") = 1);
@@ -120,21 +116,14 @@ void add_schedules(py::module_& module) {
              }
              return ranks;
            })
-      .def(
-          "validate",
-          [](const Made& s, bool rendezvous, int buffers) {
-            validate(s.schedule,
-                     {.sends = rendezvous ? Sends::kRendezvous : Sends::kBuffered, .buffer_limit = buffers});
-          },
-          py::arg("rendezvous") = false, py::arg("buffers") = -1)
+      .def("validate", [](const Made& s) { validate(s.schedule); })
       .def("simulate", &run)
-      .def("csv",
-           [](const Made& s, const std::string& form) { return to_csv(s.schedule, parse_csv_form(form)); });
+      .def("csv", [](const Made& s) { return to_csv(s.schedule); });
 
   py::class_<Simulated>(module, "Simulation")
       .def_property_readonly("step", [](const Simulated& s) { return s.simulation.step_seconds; })
       .def_property_readonly("bubble", [](const Simulated& s) { return s.simulation.bubble_ratio(); })
-      .def_property_readonly("peak", [](const Simulated& s) { return peak_of(s.simulation); })
+      .def_property_readonly("peak", [](const Simulated& s) { return most_held(s.simulation); })
       .def_property_readonly("idle",
                              [](const Simulated& s) {
                                std::vector<double> idle;
@@ -153,10 +142,7 @@ void add_schedules(py::module_& module) {
              return ranks;
            })
       .def("grid", [](const Simulated& s, double unit) { return draw_grid(s.schedule, s.simulation, unit); })
-      .def("csv",
-           [](const Simulated& s, const std::string& form) {
-             return to_csv(lower(s.schedule, s.simulation), parse_csv_form(form));
-           })
+      .def("csv", [](const Simulated& s) { return to_csv(lower(s.schedule, s.simulation)); })
       .def("svg", [](const Simulated& s, const std::string& title, int width, double until) {
         SvgOptions options;
         options.title = title;

@@ -13,7 +13,7 @@
 #include "twobp/nn/context.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/train/config.h"
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::python {
 
@@ -25,8 +25,7 @@ void add_support(py::module_& module) {
   });
   module.def("check_operator", [](const std::string& name) { graph::find_operator(name); });
   module.def("check_device", [](const std::string& type) {
-    if (type != "cpu")
-      Device::count(type);  // opens none: this process may compute on another one than the first
+    if (type != "cpu") Device::count(type);  // opens none: this process may compute on another one than the first
   });
   module.def("find_launcher", [] {
     const Launcher launcher = find_launcher();

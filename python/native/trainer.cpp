@@ -22,24 +22,21 @@
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/trace/recorder.h"
-#include "twobp/trace/timeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/trace/trace.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/gpu_world.h"
-#include "twobp/train/measure_costs.h"
-#include "twobp/train/run_world.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/c10d/c10d_transport.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::python {
 namespace {
@@ -72,12 +69,11 @@ class PyTrainer {
  public:
   // `graph`: graph.json of a captured module, or empty for a model of the configuration. `group`: the name of
   // the c10d::ProcessGroup whose processes run a rank each, or empty if this process runs all ranks.
-  PyTrainer(const std::string& config, const std::string& graph, const Fields& constants,
-            const Fields& example, const Fields& weights, const std::string& group)
+  PyTrainer(const std::string& config, const std::string& graph, const Fields& constants, const Fields& example,
+            const Fields& weights, const std::string& group)
       : process_(::getpid()) {
     const Launcher launcher = find_launcher();
-    TWOBP_CHECK(!group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ",
-                launcher.size,
+    TWOBP_CHECK(!group.empty() || !launcher.started_many(), name_of(launcher.kind), " started ", launcher.size,
                 " processes: connect them by twobp.init_process_group() before the trainer is made");
     const Unlocked unlocked;
     std::optional<ModelOptions> own;
@@ -102,9 +98,8 @@ class PyTrainer {
     if (group.empty()) {
       trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
     } else {
-      trainer_ =
-          std::make_unique<Trainer>(made, model, std::move(split),
-                                    world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
+      trainer_ = std::make_unique<Trainer>(made, model, std::move(split),
+                                           world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
     }
     if (!made.model.from.empty()) {
       load_weights(trainer_->pipeline(), made.model.weights());
@@ -132,13 +127,12 @@ class PyTrainer {
     const Use use(*this);
     const Batch batch = own_batch(micro_batches);
     const std::string name = concat("step ", trainer_->steps_done() + 1);
-    last_ = to_dict(
-        until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
-          StepResult done = trainer_->step(batch, trainer_->variant(), lr);
-          if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
-          if (done.given_up) return std::nullopt;
-          return done;
-        }));
+    last_ = to_dict(until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
+      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
+      if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
+      if (done.given_up) return std::nullopt;
+      return done;
+    }));
     if (drawn_ && drawn_->complete()) draw();
     run_handlers(counted());
     return last_;
@@ -166,8 +160,7 @@ class PyTrainer {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (!averaged) {
       std::vector<LiveTensor> live = trainer_->update().live_weights();
-      if (!names.empty())
-        std::erase_if(live, [&](const LiveTensor& one) { return !names.contains(one.name); });
+      if (!names.empty()) std::erase_if(live, [&](const LiveTensor& one) { return !names.contains(one.name); });
       return copies(live);
     }
     Fields means;
@@ -222,9 +215,8 @@ class PyTrainer {
       const Config& config = trainer_->config();
       SaveModelOptions options;
       options.dtype = dtype;
-      trainer_->with_averages([&] {
-        save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes());
-      });
+      trainer_->with_averages(
+          [&] { save_model(folder, config.model, config.data.sequence, trainer_->weights(), options, processes()); });
     }
     run_handlers("the model is saved");
   }
@@ -251,8 +243,8 @@ class PyTrainer {
     return notes;
   }
 
-  // Draws the next step.
-  void timeline(const std::string& path) {
+  // Records the next step.
+  void trace(const std::string& path) {
     const Use use(*this);
     const int64_t next = trainer_->steps_done() + 1;
     drawn_to_ = path;
@@ -281,8 +273,7 @@ class PyTrainer {
   }
 
   // The cost model, as JSON.
-  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices,
-                    double seconds) {
+  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices, double seconds) {
     const Use use(*this);
     const WithoutGil free;
     const KeepThreads keep;
@@ -293,8 +284,7 @@ class PyTrainer {
     const Pipeline& pipeline = trainer_->pipeline();
     const World& world = trainer_->world();
     if (!world.devices.empty()) options.device = world.device(world.local_ranks().front()).where().index();
-    return cost_model_to_json(
-        measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+    return cost_model_to_json(measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
   }
 
   int process() const { return trainer_->world().process(); }
@@ -355,13 +345,12 @@ class PyTrainer {
                         const Launcher& launcher) {
     const int ranks = pipeline_shape(config).ranks;
     const C10dOptions options{.channel = next_channel++};
-    if (config.device == "cpu")
-      return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
+    if (config.device == "cpu") return make_c10d_world(std::move(group), config.data_parallel, ranks, options);
     GpuProcess process{.count = group->getSize(), .local_rank = group->getRank()};
     check_processes(process.count, config.data_parallel, ranks);
     if (launcher.started_many()) process.local_rank = launcher.local_rank;
     const Ends hosts(1, [&](int) { return make_c10d_transport(std::move(group), options); });
-    return make_gpu_world(config, process, ranks, hosts);
+    return make_gpu_world(start_options(config), process, hosts);
   }
 
   // This replica's share of a step's micro-batches, as a Loader gives it.
@@ -379,8 +368,7 @@ class PyTrainer {
 
   Processes processes() const {
     const World& world = trainer_->world();
-    return world.process_count() == 1 ? Processes()
-                                      : Processes(*world.processes, trainer_->config().pipeline.timeout);
+    return world.process_count() == 1 ? Processes() : Processes(*world.processes, trainer_->config().pipeline.timeout);
   }
 
   // Gives every process the tensors of all.
@@ -438,8 +426,7 @@ class PyTrainer {
     try {
       check_state(live, state);
       for (const auto& [name, tensor] : state) {
-        TWOBP_CHECK(!all.is_first() || known.contains(name), "the state has ", name,
-                    ", which the model does not have");
+        TWOBP_CHECK(!all.is_first() || known.contains(name), "the state has ", name, ", which the model does not have");
       }
     } catch (const Error& wrong) {
       error = wrong.what();
@@ -473,17 +460,13 @@ class PyTrainer {
     const Variant& variant = trainer_->variant();
     const Pipeline& pipeline = trainer_->pipeline();
     Trace trace;
-    trace.title =
-        concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
-    trace.facts = {
-        {"micro-batches", concat(trainer_->micro_batches(), ", of ", micro_batch_size(), " samples each")},
-        {"layers", std::to_string(pipeline.model().layers.size())}};
+    trace.title = concat(pipeline.stages(), " stages, ", variant.schedule, " with p2 ", policy_name(variant.policy));
     trace.steps = drawn->reports();
-    trace.run = traced_run(pipeline, make_plan(pipeline, variant, trainer_->micro_batches()));
+    trace.slices = pipeline.slices();
     try {
-      write_text(drawn_to_, timeline_html(trace));
+      write_text(drawn_to_, trace_json(trace));
     } catch (const Error& error) {  // the step counts
-      const std::string warning = concat("the timeline was not written: ", error.what());
+      const std::string warning = concat("the trace was not written: ", error.what());
       if (PyErr_WarnEx(PyExc_UserWarning, warning.c_str(), 2) != 0) throw py::error_already_set();
     }
   }
@@ -586,15 +569,14 @@ void add_trainer(py::module_& module) {
       .def("last", &PyTrainer::last)
       .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)
-      .def("weights", &PyTrainer::weights, py::arg("averaged") = false,
-           py::arg("names") = std::set<std::string>())
+      .def("weights", &PyTrainer::weights, py::arg("averaged") = false, py::arg("names") = std::set<std::string>())
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)
       .def("save", &PyTrainer::save)
       .def("checkpoint", &PyTrainer::checkpoint)
       .def("resume", &PyTrainer::resume)
-      .def("timeline", &PyTrainer::timeline)
+      .def("trace", &PyTrainer::trace)
       .def("add_shape", &PyTrainer::add_shape)
       .def("use_variant", &PyTrainer::use_variant)
       .def("drop_variant", &PyTrainer::drop_variant)

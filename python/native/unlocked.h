@@ -34,8 +34,8 @@ struct Unlocked {
 // Whether Ctrl-C came since the last WatchInterrupt was made. Any thread may call it.
 bool interrupted();
 
-// While it lives, Ctrl-C is seen at once, and then by Python, which cannot run its handler during a step.
-// Does nothing on other threads than Python's first, or if the process ignores Ctrl-C.
+// While it lives, Ctrl-C is seen at once, and then by Python, which cannot run its handler during a step. Does nothing
+// on other threads than Python's first, or if the process ignores Ctrl-C.
 class WatchInterrupt {
  public:
   WatchInterrupt();
@@ -48,15 +48,14 @@ class WatchInterrupt {
   bool watches_ = false;
 };
 
-// Adds to an exception what has happened, unless it says so already. KeyboardInterrupt has no text of its
-// own.
+// Adds to an exception what has happened, unless it says so already. KeyboardInterrupt has no text of its own.
 void tell(const py::object& exception, const std::string& what);
 
 // Runs Python's handlers of the signals that came meanwhile. An exception that they raise is told `what`.
 void run_handlers(const std::string& what);
 
-// Calls `once` until it gives a result. It gives none after Ctrl-C, and is then called again, unless a
-// handler in Python raises. That exception is told `given_up`.
+// Calls `once` until it gives a result. It gives none after Ctrl-C, and is then called again, unless a handler in
+// Python raises. That exception is told `given_up`.
 template <typename Once>
 auto until_done(const std::string& given_up, const Once& once) {
   try {

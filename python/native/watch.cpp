@@ -13,8 +13,8 @@
 namespace twobp::python {
 namespace {
 
-// What is compared of a tensor: where it is, how often an operator has changed it and, since fused optimizers
-// and tensor.data leave that count as it is, four of its elements.
+// What is compared of a tensor: where it is, how often an operator has changed it and, since fused optimizers and
+// tensor.data leave that count as it is, four of its elements.
 struct Look {
   const void* place = nullptr;
   uint32_t version = 0;
@@ -33,8 +33,7 @@ Look look_at(const at::Tensor& tensor) {
   const int64_t count = tensor.numel();
   if (count == 0 || size > 8 || !tensor.is_non_overlapping_and_dense() || !tensor.is_cpu()) return look;
   for (size_t i = 0; i < look.elements.size(); ++i) {
-    const int64_t index =
-        (count - 1) * static_cast<int64_t>(i) / (static_cast<int64_t>(look.elements.size()) - 1);
+    const int64_t index = (count - 1) * static_cast<int64_t>(i) / (static_cast<int64_t>(look.elements.size()) - 1);
     std::memcpy(look.elements[i].data(), static_cast<const char*>(look.place) + index * size, size);
   }
   return look;
@@ -119,9 +118,7 @@ class Guards {
   // The elements of a set, of which `copy` is a copy.
   void set(const py::object& of, const py::object& copy) { add(Kind::kSet, of, copy, nullptr); }
   void cell(const py::object& of) { add(Kind::kCell, of, py::none(), PyCell_GET(of.ptr())); }
-  void type(const py::object& of) {
-    add(Kind::kType, of, py::none(), reinterpret_cast<PyObject*>(Py_TYPE(of.ptr())));
-  }
+  void type(const py::object& of) { add(Kind::kType, of, py::none(), reinterpret_cast<PyObject*>(Py_TYPE(of.ptr()))); }
   // The items of its dict, which Python shows as a proxy.
   void class_(const py::object& of) {
     items(py::reinterpret_borrow<py::object>(reinterpret_cast<PyTypeObject*>(of.ptr())->tp_dict));
@@ -137,9 +134,7 @@ class Guards {
     looks_.push_back(look_at(THPVariable_Unpack(of.ptr())));
   }
   // What a call returns.
-  void call(const py::object& of, const py::object& result) {
-    add(Kind::kCall, of, py::none(), result.ptr());
-  }
+  void call(const py::object& of, const py::object& result) { add(Kind::kCall, of, py::none(), result.ptr()); }
 
   int64_t size() const { return static_cast<int64_t>(of_.size()); }
 
@@ -301,8 +296,7 @@ class Guards {
   std::vector<Look> looks_;
 };
 
-// A loss function may refer to the trainer, which holds its guards: Python's garbage collector must see the
-// circle.
+// A loss function may refer to the trainer, which holds its guards: Python's garbage collector must see the circle.
 void collect_garbage(PyHeapTypeObject* heap_type) {
   PyTypeObject& type = heap_type->ht_type;
   type.tp_flags |= Py_TPFLAGS_HAVE_GC;

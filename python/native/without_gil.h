@@ -5,8 +5,8 @@
 
 namespace twobp::python {
 
-// While it lives, this thread does not hold the GIL. Other threads than the first must not take it any more
-// once Python has begun to end: CPython would end them within a destructor. So they sleep then.
+// While it lives, this thread does not hold the GIL. Other threads than the first must not take it any more once Python
+// has begun to end: CPython would end them within a destructor. So they sleep then.
 class WithoutGil {
  public:
   WithoutGil();
@@ -18,8 +18,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Whether Python exits and waits for the calls of other threads, which should be given up. Any thread may
-// call it.
+// Whether Python exits and waits for the calls of other threads, which should be given up. Any thread may call it.
 bool exit_waits();
 
 // Raises SystemExit, which ends the thread in silence, on any thread but the one that ends Python.

@@ -42,11 +42,11 @@ class PlanRow:
 
 
 class Plan(Sequence):
-    """Has the rows, fastest first, and `advice`: sentences that say whether 2BP helps."""
+    """Has the rows, fastest first, and `gain`: a sentence that says what 2BP brings to the first row."""
 
-    def __init__(self, rows: Iterable[PlanRow], advice: list[str]):
+    def __init__(self, rows: Iterable[PlanRow], gain: str):
         self._rows = list(rows)
-        self.advice = advice
+        self.gain = gain
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,14 +104,14 @@ class Plan(Sequence):
         table = self._table()
         widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
-        return "\n".join([*lines, "", *(f"{sentence}." for sentence in self.advice)])
+        return "\n".join([*lines, "", f"{self.gain}."])
 
     def _repr_html_(self) -> str:
         head, *rows = self._table()
         cells = lambda row, tag: "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)  # noqa: E731
         body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-        advice = "".join(f"<p>{html.escape(sentence)}.</p>" for sentence in self.advice)
-        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>{advice}"
+        table = f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{table}<p>{html.escape(self.gain)}.</p>"
 
 
 def plan(
@@ -161,7 +161,7 @@ def plan(
         costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds)
     else:
         costs = _native.read_costs(of)
-    rows, advice = _native.plan(
+    rows, gain = _native.plan(
         costs,
         counts,
         _numbers(micro_batches, "micro_batches"),
@@ -171,7 +171,7 @@ def plan(
         sliced,
         *limits,
     )
-    return Plan((PlanRow(**row) for row in rows), advice)
+    return Plan((PlanRow(**row) for row in rows), gain)
 
 
 def _of_bundle(folder: str) -> Trainer:

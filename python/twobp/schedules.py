@@ -87,14 +87,10 @@ class Schedule:
     def rank_of_stage(self) -> list[int]:
         return self._native.rank_of_stage
 
-    def validate(self, *, rendezvous: bool = False, buffers: int | None = None) -> None:
-        """Raises twobp.Error, which shows the bad cell, unless the schedule is complete, in order and free of deadlock.
-
-        `rendezvous` also checks that there is no deadlock if sends wait for their receivers. `buffers` is the largest
-        number of messages that may wait for a rank."""
-        self._native.validate(
-            checks.flag(rendezvous, "rendezvous"), -1 if buffers is None else checks.whole(buffers, "buffers")
-        )
+    def validate(self) -> None:
+        """Raises twobp.Error, which shows the bad cell, unless the schedule is complete, in order and free of
+        deadlock."""
+        self._native.validate()
 
     def simulate(
         self,
@@ -147,10 +143,10 @@ class Schedule:
             self,
         )
 
-    def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
+    def to_csv(self, path: str | os.PathLike | None = None) -> str:
         """Returns the text form of PyTorch's pipelining, and writes it to `path` if that is given. A `fill` schedule
         has no fixed order, so use that of a simulation (`Simulation.to_csv`)."""
-        return _write(path, self._native.csv("compute_comms" if checks.flag(messages, "messages") else "compute_only"))
+        return _write(path, self._native.csv())
 
     @staticmethod
     def from_csv(source: str | os.PathLike, *, p2: str | None = None) -> Schedule:
@@ -226,9 +222,9 @@ class Simulation:
         """Returns the picture as text, with one column for each `unit` of time."""
         return self._native.grid(checks.number(unit, "unit"))
 
-    def to_csv(self, path: str | os.PathLike | None = None, *, messages: bool = False) -> str:
+    def to_csv(self, path: str | os.PathLike | None = None) -> str:
         """Returns the order in which the simulation ran F, I and W, in the form of `Schedule.to_csv`."""
-        return _write(path, self._native.csv("compute_comms" if checks.flag(messages, "messages") else "compute_only"))
+        return _write(path, self._native.csv())
 
     def _repr_svg_(self) -> str:
         return self.svg()

@@ -301,14 +301,14 @@ class Trainer:
             else [f"there is no checkpoint in {folder}, so training begins at its start"]
         )
 
-    def timeline(self, path: str | os.PathLike) -> None:
-        """Draws the next step as an HTML page, which is written when the step ends. If that fails, the step counts,
-        with a warning."""
+    def trace(self, path: str | os.PathLike) -> None:
+        """Writes the next step, when it ends, as JSON for https://ui.perfetto.dev. If that fails, the step counts, with
+        a warning."""
         path = checks.path(path, "path")
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-            raise Error(f"timeline: cannot write into {folder}: give a path in a folder that exists and is writable")
-        self._native.timeline(path)
+            raise Error(f"trace: cannot write into {folder}: give a path in a folder that exists and is writable")
+        self._native.trace(path)
 
     @property
     def steps_done(self) -> int:

@@ -1,5 +1,5 @@
-// Torch modules as layers of the pipeline. Their gradients must equal those of autograd on one device, and
-// the bits must be the same for all stages, schedules and policies.
+// Torch modules as layers of the pipeline. Their gradients must equal those of autograd on one device, and the bits
+// must be the same for all stages, schedules and policies.
 #include "twobp/autograd/autograd_layer.h"
 
 #include <filesystem>
@@ -132,8 +132,7 @@ TEST(AutogradLayer, TorchScriptFile) {
 TEST(AutogradLayer, Errors) {
   test::expect_error([] { from_torchscript("no_such_file.pt", "x"); }, {"no_such_file.pt", "TorchScript"});
   test::TempFolder folder;
-  test::expect_error([&] { from_torchscript(folder.write("bad.pt", "not a zip"), "x"); },
-                     {"bad.pt", "TorchScript"});
+  test::expect_error([&] { from_torchscript(folder.write("bad.pt", "not a zip"), "x"); }, {"bad.pt", "TorchScript"});
 }
 
 }  // namespace

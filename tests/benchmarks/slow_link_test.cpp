@@ -1,11 +1,10 @@
-// The link that benchmarks use between replicas: no message arrives early or in another order, and none is
-// lost.
+// The link that benchmarks use between replicas: no message arrives early or in another order, and none is lost.
 #include "benchmarks/data_parallel/slow_link.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/threads/in_process.h"
 #include "twobp/transport/world.h"

@@ -44,27 +44,21 @@ TEST(ConfigErrors, RefuseContradictionsInTheData) {
   EXPECT_NO_THROW(check_config(loaded));
   EXPECT_NO_THROW(load_config("", {"data.arrays=folder", "model.vocab=4096"}));
   refuse({"model.type=mlp"}, {"model.type is \"mlp\"", "data.text", "\"vectors\""});
-  expect_error([] { load_config("", {"data.synthetic=vectors"}); },
-               {"\"vectors\"", "model.type is \"llama\""});
+  expect_error([] { load_config("", {"data.synthetic=vectors"}); }, {"\"vectors\"", "model.type is \"llama\""});
 }
 
 TEST(ConfigErrors, RefuseDataThatTheModelCannotRead) {
   const auto refuse_data = [](std::vector<std::string> overrides, const std::vector<std::string>& parts) {
     expect_error([&] { load_config("", overrides); }, parts);
   };
-  refuse_data({"data.images=folder"}, {"data.images", "reads tokens", "data.text"});
-  refuse_data({"data.idx=folder"}, {"data.idx", "reads tokens"});
-  refuse_data({"data.cifar=a", "data.images=b"}, {"data.images and data.cifar"});
-  refuse_data({"model.type=resnet", "data.text=*.txt"},
-              {"data.text", "reads pictures", "data.images", "data.idx"});
+  refuse_data({"data.synthetic=images"}, {"data.synthetic", "reads tokens", "data.text"});
+  refuse_data({"data.tokens=a", "data.arrays=b"}, {"data.tokens and data.arrays"});
+  refuse_data({"model.type=resnet", "data.text=*.txt"}, {"data.text", "reads pictures", "data.arrays"});
   refuse_data({"model.type=resnet", "data.synthetic=tokens"}, {"\"tokens\"", "\"images\""});
-  EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.images=folder"}));
   EXPECT_NO_THROW(load_config("", {"model.type=resnet", "data.arrays=folder"}));
-  refuse_data({"model.type=bert", "data.text=*.txt"},
-              {"model.vocab is 256", "260", "4 special", "data.tokenizer"});
+  refuse_data({"model.type=bert", "data.text=*.txt"}, {"model.vocab is 256", "260", "4 special", "data.tokenizer"});
   EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=260"}));
-  EXPECT_NO_THROW(
-      load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=999", "data.tokenizer=folder"}));
+  EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.text=*.txt", "model.vocab=999", "data.tokenizer=folder"}));
   refuse_data({"model.type=bert", "data.tokens=*.bin"}, {"data.tokens", "special", "data.tokenizer"});
   EXPECT_NO_THROW(load_config("", {"model.type=bert", "data.tokens=*.bin", "data.tokenizer=folder"}));
   refuse_data({"model.type=bert", "data.text=*.txt", "model.vocab=260", "data.sequence=2"},
@@ -73,20 +67,19 @@ TEST(ConfigErrors, RefuseDataThatTheModelCannotRead) {
 
 // A key that the data source does not use is an error, unless it has its default value.
 TEST(ConfigErrors, RefuseKeysThatTheDataDoesNotUse) {
-  const std::vector<std::string> images = {"model.type=resnet", "data.images=folder"};
+  const std::vector<std::string> images = {"model.type=resnet", "data.arrays=folder"};
   const std::vector<std::string> bert = {"model.type=bert", "model.vocab=260"};
   const auto load = [](std::vector<std::string> overrides, const std::vector<std::string>& more) {
     overrides.insert(overrides.end(), more.begin(), more.end());
     return load_config("", overrides);
   };
-  for (const char* set : {"data.crop=none", "data.image_size=8", "data.flip=true", "data.mean=0.5",
-                          "data.std=1", "data.padding=2", "data.token_type=uint32", "data.cache=folder"}) {
+  for (const char* set : {"data.crop=none", "data.image_size=8", "data.flip=true", "data.mean=0.5", "data.std=1",
+                          "data.padding=2", "data.token_type=uint32", "data.cache=folder"}) {
     const std::string key = std::string(set).substr(0, std::string(set).find('='));
     refuse({set}, {key + " is set", "data.text does not use it", "it is for data.", "Remove " + key});
   }
-  refuse({"data.mask_probability=0.3"},
-         {"data.mask_probability", "does not use it", "\"llama\"", "\"bert\""});
-  expect_error([&] { load(images, {"data.sequence=8"}); }, {"data.sequence", "data.images", "data.text"});
+  refuse({"data.mask_probability=0.3"}, {"data.mask_probability", "does not use it", "\"llama\"", "\"bert\""});
+  expect_error([&] { load(images, {"data.sequence=8"}); }, {"data.sequence", "data.arrays of pictures", "data.text"});
   expect_error([&] { load(images, {"data.padding=2"}); }, {"data.padding", "data.crop \"shift\""});
   expect_error([&] { load(images, {"data.tokenizer=folder"}); }, {"data.tokenizer", "no data.text"});
   expect_error(

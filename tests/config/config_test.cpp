@@ -13,8 +13,9 @@
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/models/captured.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
@@ -74,12 +75,10 @@ TEST(Config, ReadsEverySectionAndType) {
 
 TEST(Config, ReadsAFileAndOverridesInTurn) {
   const TempFolder folder;
-  const std::string path =
-      folder.write("run.json", R"({"data": {"text": "a=b.txt"}, "train": {"steps": 7}})");
+  const std::string path = folder.write("run.json", R"({"data": {"text": "a=b.txt"}, "train": {"steps": 7}})");
   EXPECT_EQ(load_config(path, {}).train.steps, 7);
   EXPECT_EQ(load_config(path, {}).data.text, "a=b.txt");
-  const Config config =
-      load_config(path, {"train.steps=8", "train.steps=9", "data.text=x=y.txt", "optimizer.lr=1e-3"});
+  const Config config = load_config(path, {"train.steps=8", "train.steps=9", "data.text=x=y.txt", "optimizer.lr=1e-3"});
   EXPECT_EQ(config.train.steps, 9);
   EXPECT_EQ(config.data.text, "x=y.txt");
   EXPECT_EQ(config.optimizer.lr, 1e-3);
@@ -95,7 +94,7 @@ TEST(Config, ReadsOverridesOfEveryType) {
   EXPECT_EQ(config.pipeline.memory_cap, "0");
   EXPECT_EQ(with({"pipeline.split=[2, 2]"}).pipeline.split, (std::vector<int>{2, 2}));
   EXPECT_TRUE(with({"pipeline.split=1,3", "pipeline.split="}).pipeline.split.empty());
-  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.idx=folder",
+  const DataConfig pictures = load_config("", {"model.type=resnet", "data.synthetic=", "data.arrays=folder",
                                                "data.mean=0.5,1,-2e-1", "data.std=[0.25]"})
                                   .data;
   EXPECT_EQ(pictures.mean, (std::vector<double>{0.5, 1, -0.2}));
@@ -204,9 +203,8 @@ TEST(Config, EveryOptionOfADecoderIsAKeyOfAFamily) {
   for (const Key& key : decoder_keys()) {
     sizes.add(key.field(&options));
     const auto& all = decoder_families();
-    EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const auto& family) {
-      return has_option(family, key.name);
-    })) << key.name;
+    EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const auto& family) { return has_option(family, key.name); }))
+        << key.name;
   }
   sizes.expect(sizeof(DecoderOptions), "DecoderOptions");
 }
@@ -289,8 +287,7 @@ TEST(ConfigErrors, RefuseUnknownNames) {
               {"optimizer.weight_decay_of", "PATTERN weight_decay=DECAY", "optimizer.groups"});
   refuse({"optimizer.weight_decay_of=*.bias=0.1"}, {"--set", "optimizer.groups"});
   refuse_json(R"({"pipelin": {}})", {"unknown section \"pipelin\"", "did you mean \"pipeline\""});
-  refuse_json(R"({"pipeline": {"micro_batchs": 2}})",
-              {"\"pipeline.micro_batchs\"", "\"pipeline.micro_batches\""});
+  refuse_json(R"({"pipeline": {"micro_batchs": 2}})", {"\"pipeline.micro_batchs\"", "\"pipeline.micro_batches\""});
   refuse_json(R"({"model": {"lr": 2}})", {"\"model.lr\"", "\"optimizer.lr\""});
   refuse_json(R"({"dim": 2})", {"unknown section \"dim\"", "\"model.dim\""});
   refuse_json(R"({"model": 3})", {"\"model\" expects a section", "integer 3"});
@@ -307,8 +304,7 @@ TEST(ConfigErrors, RefuseWrongTypes) {
   refuse_json(R"({"model": {"dim": "big"}})", {"\"model.dim\" expects an integer", "got text \"big\""});
   refuse_json(R"({"model": {"dim": 1.5}})", {"an integer", "number 1.5"});
   refuse_json(R"({"model": {"dim": null}})", {"an integer", "null"});
-  refuse_json(R"({"model": {"dim": 9223372036854775808}})",
-              {"to 9223372036854775807", "integer 9223372036854775808"});
+  refuse_json(R"({"model": {"dim": 9223372036854775808}})", {"to 9223372036854775807", "integer 9223372036854775808"});
   refuse_json(R"({"model": {"tied": 1}})", {"a boolean", "integer 1"});
   refuse_json(R"({"model": {"type": true}})", {"expects text", "boolean true"});
   refuse_json(R"({"pipeline": {"stages": 2147483648}})", {"to 2147483647", "2147483648"});
@@ -323,9 +319,8 @@ TEST(ConfigErrors, RefuseWrongTypes) {
   refuse({"train.steps=1 2"}, {"an integer"});
   refuse({"data.shuffle=yes"}, {"a boolean", "text \"yes\""});
   refuse({"pipeline.split=1,x"}, {"a list of integers"});
-  refuse(
-      {"pipeline.split=[1,9223372036854775807]"},
-      {"pipeline.split", "integers from -2147483648 to 2147483647", "integer 9223372036854775807 as item 2"});
+  refuse({"pipeline.split=[1,9223372036854775807]"},
+         {"pipeline.split", "integers from -2147483648 to 2147483647", "integer 9223372036854775807 as item 2"});
   refuse({"optimizer.lr=nan"}, {"a number", "text \"nan\""});
   refuse({"data.mean=1,x"}, {"a list of numbers"});
   refuse_json(R"({"data": {"std": 1}})", {"a list of numbers", "integer 1"});
@@ -408,10 +403,8 @@ TEST(ConfigErrors, RefuseContradictionsInTheModel) {
   EXPECT_NO_THROW(with({"model.heads=4", "model.kv_heads=2"}));
   refuse({"model.dim=12", "model.heads=4"}, {"model.dim / model.heads (3)", "odd"});
   refuse({"model.head_dim=63"}, {"model.head_dim (63)", "odd"});
-  refuse({"model.type=gpt_neox", "model.dim=40", "model.rope_part=0.3"},
-         {"model.rope_part (0.3) turns 3 of the 10"});
-  refuse({"model.type=gpt2", "model.activation=silu"},
-         {"model.activation is \"silu\"", "\"gpt2\"", "no gate"});
+  refuse({"model.type=gpt_neox", "model.dim=40", "model.rope_part=0.3"}, {"model.rope_part (0.3) turns 3 of the 10"});
+  refuse({"model.type=gpt2", "model.activation=silu"}, {"model.activation is \"silu\"", "\"gpt2\"", "no gate"});
   refuse({"model.type=mistral", "model.windows=4,-1"}, {"model.windows has -1"});
   refuse({"model.windows=4"}, {"\"model.windows\" is a key of model.type mistral", "model.type is llama"});
   refuse({"model.type=smollm3", "model.rope_layers=1,2"}, {"model.rope_layers has 2"});
@@ -420,15 +413,12 @@ TEST(ConfigErrors, RefuseContradictionsInTheModel) {
 
 TEST(ConfigErrors, RefuseBadRopeScaling) {
   EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
-  refuse({"model.rope_low_freq=4"},
-         {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
+  refuse({"model.rope_low_freq=4"}, {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});
   refuse({"model.rope_scaling=llama3", "model.rope_low_freq=4"}, {"rope_low_freq (4)", "rope_high_freq (4)"});
   EXPECT_NO_THROW(with({"model.rope_scaling=yarn", "model.rope_factor=8", "model.rope_beta_fast=16"}));
-  refuse({"model.rope_scaling=yarn", "model.rope_beta_fast=0.5"},
-         {"rope_beta_slow (1)", "rope_beta_fast (0.5)"});
+  refuse({"model.rope_scaling=yarn", "model.rope_beta_fast=0.5"}, {"rope_beta_slow (1)", "rope_beta_fast (0.5)"});
   refuse({"model.rope_scaling=linear", "model.rope_beta_fast=8"}, {"model.rope_beta_fast is 8", "\"yarn\""});
-  refuse({"model.rope_scaling=longrope"},
-         {"\"longrope\"", "a llama has none or linear, llama3, yarn, dynamic"});
+  refuse({"model.rope_scaling=longrope"}, {"\"longrope\"", "a llama has none or linear, llama3, yarn, dynamic"});
   const std::string longrope = "model.rope_scaling=longrope";
   refuse({"model.type=phi3", longrope}, {"model.rope_short has 0 factors", "32 pairs"});
   const std::string ones = "[1,1,1,1,1,1,1,1]";
@@ -447,21 +437,18 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
                           "train.log_every", "save.every", "save.keep"}) {
     refuse({std::string(key) + "=9223372036854775807"}, {key, "to 1000000000000"});
   }
-  refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"},
-         {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
+  refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"}, {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
   refuse({"save.dtype=bfloat16"}, {"save.dtype is bfloat16", "save.model"});
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
-  refuse({"model.rope_factor=2"},
-         {"model.rope_factor is 2", "only a model.rope_scaling uses it", "set it to 1"});
+  refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "only a model.rope_scaling uses it", "set it to 1"});
   refuse({"model.rope_scaling=linear", "model.rope_low_freq=2"}, {"model.rope_low_freq is 2", "llama3"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=inverse_sqrt"}, {"optimizer.min_lr is 1e-05", "wsd"});
   refuse({"optimizer.decay=5"}, {"optimizer.decay is 5", "wsd"});
   refuse({"optimizer.muon_momentum=0.9"}, {"optimizer.muon_momentum is 0.9", "\"muon\""});
   refuse({"optimizer.momentum=0.9"}, {"optimizer.momentum is 0.9", "sgd", "set it to 0"});
   for (const char* key : {"beta1", "beta2", "eps"}) {
-    refuse({"optimizer.type=sgd", concat("optimizer.", key, "=0.5")},
-           {concat("optimizer.", key, " is 0.5"), "adamw"});
+    refuse({"optimizer.type=sgd", concat("optimizer.", key, "=0.5")}, {concat("optimizer.", key, " is 0.5"), "adamw"});
   }
   refuse({"model.lora_alpha=8"}, {"model.lora_alpha", "model.lora is 0"});
   refuse({"model.lora_targets=q_proj"}, {"model.lora_targets", "model.lora is 0"});
@@ -486,30 +473,10 @@ TEST(MemoryCap, ReadsSizes) {
   EXPECT_EQ(parse_memory_cap("3B"), 3);
   EXPECT_EQ(parse_memory_cap("2GB"), 2000000000);
   EXPECT_EQ(parse_memory_cap("1TiB"), int64_t{1} << 40);
-  for (const char* text : {"",
-                           "-1",
-                           "MiB",
-                           "12XiB",
-                           "1e9",
-                           "inf",
-                           "nan",
-                           "0.5",
-                           "1MiBs",
-                           "1 2",
-                           "99999999999999999999",
-                           "9000000TiB",
-                           "Auto",
-                           " 1",
-                           "0x10",
-                           "0x",
-                           "x",
-                           "0.9x",
-                           "1.05 x",
-                           "1.05X",
-                           "2000x",
-                           "nanx",
-                           "infx",
-                           "1e1x"}) {
+  for (const char* text :
+       {"",           "-1",   "MiB", "12XiB", "1e9", "inf", "nan",  "0.5",    "1MiBs", "1 2",   "99999999999999999999",
+        "9000000TiB", "Auto", " 1",  "0x10",  "0x",  "x",   "0.9x", "1.05 x", "1.05X", "2000x", "nanx",
+        "infx",       "1e1x"}) {
     SCOPED_TRACE(text);
     expect_error([&] { parse_memory_cap(text); }, {"pipeline.memory_cap is \"" + std::string(text) + "\""});
   }

@@ -1,11 +1,9 @@
 // Tests the clock of time-outs: a process that stood still has not waited.
-#include "twobp/core/awake_clock.h"
-
 #include <thread>
 
 #include <gtest/gtest.h>
 
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -20,8 +20,7 @@ TEST(BalancedOrder, PairsDearSamplesWithCheapOnes) {
   EXPECT_EQ(balanced_order({3, 3, 3, 3}, 2, 1, 2), (std::vector<size_t>{0, 1, 2, 3})) << "nothing to do";
   EXPECT_EQ(balanced_order({9, 8, 1, 2}, 1, 2, 2), (std::vector<size_t>{0, 2, 1, 3}));
   EXPECT_EQ(balanced_order({9, 8, 1, 2}, 2, 2, 1), (std::vector<size_t>{2, 0, 3, 1})) << "replicas";
-  EXPECT_EQ(balanced_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3}))
-      << "rise and fall";
+  EXPECT_EQ(balanced_order({5, 1, 4, 2, 3}, 1, 5, 1), (std::vector<size_t>{1, 4, 0, 2, 3})) << "rise and fall";
   EXPECT_EQ(balanced_order({}, 1, 0, 1), std::vector<size_t>());
 }
 

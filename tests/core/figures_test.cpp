@@ -1,11 +1,10 @@
 // Tests numbers as text, and medians. An unknown number must not look like a known one.
-#include "twobp/core/figures.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
 
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

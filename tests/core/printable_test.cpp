@@ -1,7 +1,7 @@
 // Tests that text from outside is safe to print on a terminal.
-#include "twobp/core/printable.h"
-
 #include <gtest/gtest.h>
+
+#include "twobp/core/text.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,5 +1,4 @@
-// Tests random integers: they match those of SplitMix64's authors, and all values below a bound are equally
-// likely.
+// Tests random integers: they match those of SplitMix64's authors, and all values below a bound are equally likely.
 #include "twobp/core/random.h"
 
 #include <vector>

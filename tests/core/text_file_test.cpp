@@ -1,12 +1,11 @@
 // Tests that whole files are read up to their limit and replaced when written, and the errors.
-#include "twobp/core/text_file.h"
-
 #include <filesystem>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
+#include "twobp/core/text.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

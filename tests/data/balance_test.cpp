@@ -54,8 +54,7 @@ TEST(RelativeCosts, ArePartsOfAllSamples) {
 }
 
 // Returns the micro-batches of each replica in batch `number`. The loader begins at batch `first`.
-std::vector<std::vector<int64_t>> batch_at(const std::shared_ptr<Dataset>& data, int64_t number,
-                                           int64_t first) {
+std::vector<std::vector<int64_t>> batch_at(const std::shared_ptr<Dataset>& data, int64_t number, int64_t first) {
   std::vector<std::vector<int64_t>> micro_batches;
   for (const int replica : {0, 1}) {
     LoaderOptions options;
@@ -67,8 +66,7 @@ std::vector<std::vector<int64_t>> batch_at(const std::shared_ptr<Dataset>& data,
     for (int64_t i = first; i < number; ++i) loader.next();
     for (const Fields& fields : loader.next().micro_batches) {
       const at::Tensor& index = fields.at("index");
-      micro_batches.emplace_back(index.const_data_ptr<int64_t>(),
-                                 index.const_data_ptr<int64_t>() + index.numel());
+      micro_batches.emplace_back(index.const_data_ptr<int64_t>(), index.const_data_ptr<int64_t>() + index.numel());
     }
   }
   return micro_batches;
@@ -83,8 +81,7 @@ TEST(Loader, LevelsFullBatchesAndResumesThem) {
     EXPECT_EQ(batch, batch_at(data, number, number));
     const std::vector<int64_t> epoch = epoch_order(30, true, 0, number / 4);
     const int64_t begin = number % 4 * 8;
-    const std::vector<int64_t> samples(epoch.begin() + begin,
-                                       epoch.begin() + std::min<int64_t>(begin + 8, 30));
+    const std::vector<int64_t> samples(epoch.begin() + begin, epoch.begin() + std::min<int64_t>(begin + 8, 30));
     std::vector<int64_t> all;
     for (const auto& micro_batch : batch) all.insert(all.end(), micro_batch.begin(), micro_batch.end());
     if (samples.size() < 8) {

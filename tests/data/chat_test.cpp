@@ -1,11 +1,10 @@
 // Tests chats: the text that the template makes, and that only the assistant's turns count in the loss.
-#include "twobp/data/text/chat.h"
-
 #include <gtest/gtest.h>
 
 #include "tokenizer_files.h"
 #include "twobp/data/data.h"
 #include "twobp/data/text/packed_dataset.h"
+#include "twobp/data/text/tokenizer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -48,9 +47,8 @@ class Chats : public test::WithTokenizers {
     if (missing) GTEST_SKIP() << "Python has no transformers";
   }
   std::string tokenizer(const std::string& chat_template) {
-    folder_.write(
-        "tokenizer_config.json",
-        json{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", chat_template}}.dump());
+    folder_.write("tokenizer_config.json",
+                  json{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", chat_template}}.dump());
     return folder_.path("tokenizer.json");
   }
 };
@@ -87,8 +85,7 @@ TEST_F(Chats, CountTheTurnsOfTheAssistant) {
   const std::string text = "s:\xc3\xa9\nu:hi\na:yes\nu:so\na:\xc3\xa9 no\n";
   const Document document = {chat.dump(), true, "chats.jsonl:7"};
   ChatEncoder plain(tokenizer(kPlain));
-  EXPECT_EQ(texts_of(plain.encode(document)),
-            (std::pair<std::string, std::string>{text, "yes\n|\xc3\xa9 no\n|"}));
+  EXPECT_EQ(texts_of(plain.encode(document)), (std::pair<std::string, std::string>{text, "yes\n|\xc3\xa9 no\n|"}));
 
   const auto refuse = [&](ChatEncoder& encoder, const json& messages, const std::vector<std::string>& parts) {
     std::vector<std::string> all = parts;
@@ -100,10 +97,8 @@ TEST_F(Chats, CountTheTurnsOfTheAssistant) {
   refuse(plain, json::array(), {"list of messages"});
   refuse(plain, json::array({{{"content", "hi"}}}), {"role"});
   refuse(plain, {message("user", "hi"), {{"role", "assistant"}}}, {"message 2", "'assistant'", "no content"});
-  refuse(plain, {{{"role", "user"}, {"content", nullptr}}, message("assistant", "yes")},
-         {"message 1", "no content"});
-  refuse(plain, {{{"role", "user"}, {"content", 5}}, message("assistant", "yes")},
-         {"message 1", "is 5, not a text"});
+  refuse(plain, {{{"role", "user"}, {"content", nullptr}}, message("assistant", "yes")}, {"message 1", "no content"});
+  refuse(plain, {{{"role", "user"}, {"content", 5}}, message("assistant", "yes")}, {"message 1", "is 5, not a text"});
   EXPECT_EQ(texts_of(plain.encode(document)).first, text) << "it goes on";
 }
 
@@ -146,8 +141,7 @@ const std::vector<Style> kStyles = {
      "{{ '<t>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '</t>\n' }}{% "
      "endfor %}"
      "{% if add_generation_prompt %}{{ '<t>model\n' }}{% endif %}",
-     "<bos><t>user\nhi</t>\n<t>model\nyes</t>\n<t>user\nso</t>\n<t>model\nno</t>\n", "yes</t>\n|no</t>\n|",
-     nullptr},
+     "<bos><t>user\nhi</t>\n<t>model\nyes</t>\n<t>user\nso</t>\n<t>model\nno</t>\n", "yes</t>\n|no</t>\n|", nullptr},
     // Instructions stand in brackets, with the system message inside. No generation prompt follows (Mistral).
     {"brackets",
      "{{ bos_token }}{% if messages[0].role == 'system' %}{% set head = messages[0].content + '\n\n' %}"
@@ -302,10 +296,9 @@ constexpr const char* kTools =
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}";
 
 TEST_F(Chats, GiveTheirToolsToTheTemplate) {
-  const std::string chat =
-      R"({"tools": TOOLS, "messages": [{"role": "user", "content": "hi"}, )"
-      R"({"role": "assistant", "content": "yes"}, {"role": "assistant", "tool_calls": )"
-      R"([{"name": "f", "arguments": {"b": 1, "a": 2}}]}, {"role": "user", "content": "so"}]})";
+  const std::string chat = R"({"tools": TOOLS, "messages": [{"role": "user", "content": "hi"}, )"
+                           R"({"role": "assistant", "content": "yes"}, {"role": "assistant", "tool_calls": )"
+                           R"([{"name": "f", "arguments": {"b": 1, "a": 2}}]}, {"role": "user", "content": "so"}]})";
   const std::string calls = R"([{"name": "f", "arguments": {"b": 1, "a": 2}}])";
   const auto text = [&](const std::string& chat_template, const std::string& tools) {
     std::string line = chat;
@@ -327,14 +320,12 @@ TEST_F(Chats, GiveTheirToolsToTheTemplate) {
                          .chat = true,
                          .origin = "chats.jsonl:1",
                          .tools = tools};
-  expect_error([&] { plain.encode(lost); },
-               {"chats.jsonl:1", "leaves out the record's tools", "remove the field"});
+  expect_error([&] { plain.encode(lost); }, {"chats.jsonl:1", "leaves out the record's tools", "remove the field"});
 }
 
 TEST_F(Chats, TakeTheTemplateForToolsOfSeveral) {
   const std::string file = tokenizer("");
-  const json templates = {{{"name", "default"}, {"template", kPlain}},
-                          {{"name", "tool_use"}, {"template", kTools}}};
+  const json templates = {{{"name", "default"}, {"template", kPlain}}, {{"name", "tool_use"}, {"template", kTools}}};
   folder_.write("tokenizer_config.json",
                 json{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"chat_template", templates}}.dump());
   ChatEncoder encoder(file);
@@ -355,8 +346,7 @@ TEST_F(Chats, MayNotLoseAMessage) {
   const json parts = {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "hi"}}}}};
   refuse({parts, message("assistant", "hi")}, {"chats.jsonl:7", "cannot render", "concatenate"});
   const json odd = {message("user", "\xee\x80\x80"), message("assistant", "\xee\x80\x81")};
-  EXPECT_EQ(texts_of(encoder.encode({odd.dump(), true, ""})).second, "\xee\x80\x81\n|")
-      << "characters for private use";
+  EXPECT_EQ(texts_of(encoder.encode({odd.dump(), true, ""})).second, "\xee\x80\x81\n|") << "characters for private use";
 }
 
 TEST_F(Chats, BecomeTrainingData) {
@@ -397,9 +387,8 @@ TEST_F(Chats, AllowTheLastTurnToBeRenderedDifferently) {
   ChatEncoder thinking(tokenizer(kThinking));
   const json chat = {message("user", "hi"), message("assistant", " yes "), message("user", "so"),
                      message("assistant", "no")};
-  EXPECT_EQ(
-      texts_of(thinking.encode({chat.dump(), true, ""})),
-      (std::pair<std::string, std::string>{"u:hi;\na:yes;\nu:so;\na:<t></t>no;\n", "yes;\n|<t></t>no;\n|"}));
+  EXPECT_EQ(texts_of(thinking.encode({chat.dump(), true, ""})),
+            (std::pair<std::string, std::string>{"u:hi;\na:yes;\nu:so;\na:<t></t>no;\n", "yes;\n|<t></t>no;\n|"}));
 }
 
 TEST_F(Chats, NeedATemplateThatKeepsTurnsApart) {

@@ -206,8 +206,7 @@ TEST_F(ArrayData, RefusesATruncatedFile) {
   const std::string path = folder_.path("labels.npy");
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 8);
   EXPECT_EQ(list(split.train->read({0}, 0).at("labels")), (std::vector<int64_t>{2, 3, -100}));
-  expect_error([&] { split.train->read({1}, 0); },
-               {"labels.npy: the file was truncated while it was in use"});
+  expect_error([&] { split.train->read({1}, 0); }, {"labels.npy: the file was truncated while it was in use"});
 }
 
 TEST_F(ArrayData, ReadsMasksOfALanguageModel) {
@@ -247,8 +246,7 @@ TEST_F(ArrayData, RefusesArraysThatAreNotRead) {
   for (const char* name :
        {"position_ids.npy", "token_type_ids.npy", "train.npy", "attention_mask.npz", "attention_mask.NPY"}) {
     folder_.write(name, good);
-    refuse(config(), vocab(6),
-           {name, "does not read this array", "input_ids.npy, labels.npy", "data.arrays"});
+    refuse(config(), vocab(6), {name, "does not read this array", "input_ids.npy, labels.npy", "data.arrays"});
     std::filesystem::remove(folder_.path(name));
   }
   std::filesystem::create_symlink(folder_.path("gone.npy"), folder_.path("attention_mask.npy"));
@@ -326,12 +324,11 @@ TEST(SyntheticData, TokensDependOnSeedAndIndexAlone) {
   const Fields both = data->read({5, 9}, 0);
   EXPECT_EQ(both.at("input_ids").sizes(), (std::vector<int64_t>{2, 64}));
   EXPECT_TRUE(at::equal(both.at("input_ids")[1], data->read({9}, 0).at("input_ids")[0]));
-  EXPECT_TRUE(
-      at::equal(both.at("labels"), open_data(config, vocab(100), 1).train->read({5, 9}, 0).at("labels")));
+  EXPECT_TRUE(at::equal(both.at("labels"), open_data(config, vocab(100), 1).train->read({5, 9}, 0).at("labels")));
   EXPECT_FALSE(at::equal(both.at("input_ids")[0], both.at("input_ids")[1]));
   EXPECT_FALSE(at::equal(both.at("input_ids"), both.at("labels")));
-  EXPECT_FALSE(at::equal(both.at("input_ids"),
-                         open_data(config, vocab(100), 2).train->read({5, 9}, 0).at("input_ids")));
+  EXPECT_FALSE(
+      at::equal(both.at("input_ids"), open_data(config, vocab(100), 2).train->read({5, 9}, 0).at("input_ids")));
   expect_error([&] { data->read({1024}, 0); }, {"no sample 1024"});
 }
 

@@ -76,10 +76,9 @@ TEST(Documents, NameTheLineThatIsWrong) {
 TEST(Documents, ReadTools) {
   const TempFolder folder;
   const std::string tools = R"([{"name":"b","arguments":{"y":1,"x":[]}}])";
-  const std::vector<Document> all =
-      read({folder.write("a.jsonl", R"({"text": [{"role": "user", "a": 1}], "tools": )" + tools + "}\n" +
-                                        R"({"tools": )" + nlohmann::json(tools).dump() + R"(, "text": []})" +
-                                        "\n" + R"({"text": "x", "tools": 7})")});
+  const std::vector<Document> all = read({folder.write(
+      "a.jsonl", R"({"text": [{"role": "user", "a": 1}], "tools": )" + tools + "}\n" + R"({"tools": )" +
+                     nlohmann::json(tools).dump() + R"(, "text": []})" + "\n" + R"({"text": "x", "tools": 7})")});
   ASSERT_EQ(all.size(), 3u);
   EXPECT_EQ(all[0].text, R"([{"role":"user","a":1}])");
   EXPECT_EQ(all[0].tools, tools);
@@ -102,9 +101,8 @@ TEST(Documents, ReadParquet) {
       test::absolute_python() + " " + folder.path("make.py") + " " + path + " 2> " + folder.path("errors");
   if (std::system(make.c_str()) != 0) GTEST_SKIP() << test::read_file(folder.path("errors"));
   std::vector<std::string> texts;
-  expect_error(
-      [&] { for_each_document({path}, "text", [&](const Document& one) { texts.push_back(one.text); }); },
-      {path + ", row 3", "holds null", "remove the record"});
+  expect_error([&] { for_each_document({path}, "text", [&](const Document& one) { texts.push_back(one.text); }); },
+               {path + ", row 3", "holds null", "remove the record"});
   for (const char* column : {"bytes", "parts"}) {
     expect_error([&] { read({path}, column); },
                  {path, "row 1", concat('"', column, '"'), "type bytes", "cast(\"string\")"});
@@ -117,9 +115,8 @@ TEST(Documents, ReadParquet) {
   EXPECT_EQ(chats[2].origin, path + ", row 3");
   EXPECT_EQ(chats[0].tools, R"([{"name":"f","x":1},{"name":"g","y":2}])") << "without the nulls of structs";
   EXPECT_EQ(chats[1].tools + chats[2].tools, "");
-  EXPECT_EQ(
-      read({path}, "calls")[0].text,
-      R"([{"role":"user","content":"a"},{"content":null,"call":{"x":1}},{"content":null,"call":{"y":2}}])");
+  EXPECT_EQ(read({path}, "calls")[0].text,
+            R"([{"role":"user","content":"a"},{"content":null,"call":{"x":1}},{"content":null,"call":{"y":2}}])");
   expect_error([&] { read({path}, "body"); },
                {path, "no field \"body\"", "text, bytes, parts, chat, calls, tools", "data.field"});
   expect_error([&] { read({folder.write("bad.parquet", "no parquet")}); }, {"bad.parquet"});
@@ -128,8 +125,7 @@ TEST(Documents, ReadParquet) {
 TEST(Documents, NeedAPackageForParquet) {
   const TempFolder folder;
   const test::Environment none(
-      "TWOBP_PYTHON",
-      test::write_program(folder, "python", "exec '" + test::absolute_python() + "' -S -I \"$@\""));
+      "TWOBP_PYTHON", test::write_program(folder, "python", "exec '" + test::absolute_python() + "' -S -I \"$@\""));
   expect_error([&] { read({folder.write("a.parquet", "x")}); },
                {"a.parquet", "lacks the package pyarrow", "pip install"});
 }

@@ -1,10 +1,9 @@
-#include "twobp/data/field_dataset.h"
-
 #include <filesystem>
 
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "twobp/data/array_dataset.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,4 +1,6 @@
 // Tests crop, resize, flip and normalisation, and their random draws.
+#include "twobp/data/image_transform.h"
+
 #include <cmath>
 #include <map>
 #include <utility>
@@ -7,7 +9,6 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/data.h"
-#include "twobp/data/images/transform.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -43,27 +44,24 @@ at::Tensor evaluate(const ImageTransform& transform, const at::Tensor& image) {
 TEST(ImageTransform, ScalesBytesToZeroToOneThenNormalises) {
   ImageOptions plain = options(2);
   const at::Tensor image = at::tensor({0, 51, 102, 255}, at::kByte).view({1, 2, 2});
-  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(plain), image),
-                           at::tensor({0.0F, 0.2F, 0.4F, 1.0F}).view({1, 2, 2})));
+  EXPECT_TRUE(
+      at::allclose(evaluate(ImageTransform(plain), image), at::tensor({0.0F, 0.2F, 0.4F, 1.0F}).view({1, 2, 2})));
   plain.mean = {0.2};
   plain.std = {0.5};
-  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(plain), image),
-                           at::tensor({-0.4F, 0.0F, 0.4F, 1.6F}).view({1, 2, 2})));
-  // Floats are not divided by 255.
   EXPECT_TRUE(
-      at::allclose(evaluate(ImageTransform(plain), at::tensor({0.2F, 1.2F, 2.2F, -0.8F}).view({1, 2, 2})),
-                   at::tensor({0.0F, 2.0F, 4.0F, -2.0F}).view({1, 2, 2})));
+      at::allclose(evaluate(ImageTransform(plain), image), at::tensor({-0.4F, 0.0F, 0.4F, 1.6F}).view({1, 2, 2})));
+  // Floats are not divided by 255.
+  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(plain), at::tensor({0.2F, 1.2F, 2.2F, -0.8F}).view({1, 2, 2})),
+                           at::tensor({0.0F, 2.0F, 4.0F, -2.0F}).view({1, 2, 2})));
 }
 
 TEST(ImageTransform, RepeatsOneChannelAndNormalisesEach) {
   ImageOptions three = options(1, Crop::kNone, 3);
   three.mean = {0, 0.5, 1};
   const at::Tensor grey = at::full({1, 1, 1}, 255, at::kByte);
-  EXPECT_TRUE(
-      at::allclose(evaluate(ImageTransform(three), grey), at::tensor({1.0F, 0.5F, 0.0F}).view({3, 1, 1})));
+  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(three), grey), at::tensor({1.0F, 0.5F, 0.0F}).view({3, 1, 1})));
   const at::Tensor colours = at::tensor({0, 255, 51}, at::kByte).view({1, 1, 3}).permute({2, 0, 1});
-  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(three), colours),
-                           at::tensor({0.0F, 0.5F, -0.8F}).view({3, 1, 1})));
+  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(three), colours), at::tensor({0.0F, 0.5F, -0.8F}).view({3, 1, 1})));
   expect_error(
       [&] {
         evaluate(ImageTransform(three), at::zeros({2, 1, 1}, at::kByte));
@@ -74,8 +72,7 @@ TEST(ImageTransform, RepeatsOneChannelAndNormalisesEach) {
 TEST(ImageTransform, EvaluatesTheSquareInTheCentre) {
   // Columns 2 to 6 of 5 x 9 are taken. They need no scaling.
   const at::Tensor image = numbered(5, 9);
-  EXPECT_TRUE(
-      at::allclose(evaluate(ImageTransform(options(5)), image), image.narrow(2, 2, 5).to(at::kFloat) / 255));
+  EXPECT_TRUE(at::allclose(evaluate(ImageTransform(options(5)), image), image.narrow(2, 2, 5).to(at::kFloat) / 255));
   const ImageDraw inner = ImageTransform(options(5, Crop::kResized)).draw(64, 80, 1, kEvaluation, 0);
   EXPECT_EQ(inner.height, 56);
   EXPECT_EQ(inner.width, 56);
@@ -115,13 +112,11 @@ TEST(ImageTransform, ResizesWithoutAliasing) {
     const at::Tensor image = at::randint(256, {3, side, side}, at::kByte);
     const ImageTransform transform(options(16, Crop::kNone, 3));
     const at::Tensor expected = resized(image, 16);
-    EXPECT_LE((evaluate(transform, image).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01)
-        << side;
+    EXPECT_LE((evaluate(transform, image).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01) << side;
     // In this layout, the channels of a pixel lie together, as decoders give them. The crop is part of a
     // larger picture.
     const at::Tensor together = image.permute({1, 2, 0}).contiguous().permute({2, 0, 1});
-    EXPECT_LE((evaluate(transform, together).to(at::kDouble) * 255 - expected).abs().max().item<double>(),
-              1.01);
+    EXPECT_LE((evaluate(transform, together).to(at::kDouble) * 255 - expected).abs().max().item<double>(), 1.01);
     const at::Tensor floats = evaluate(transform, image.to(at::kFloat));
     EXPECT_LE((floats.to(at::kDouble) - expected).abs().max().item<double>(), 1e-3) << side;
   }
@@ -162,8 +157,8 @@ TEST(ImageTransform, ShiftUncoversBlackAndFlipMirrors) {
 }
 
 bool same(const ImageDraw& a, const ImageDraw& b) {
-  return a.top == b.top && a.left == b.left && a.height == b.height && a.width == b.width &&
-         a.down == b.down && a.right == b.right && a.flip == b.flip;
+  return a.top == b.top && a.left == b.left && a.height == b.height && a.width == b.width && a.down == b.down &&
+         a.right == b.right && a.flip == b.flip;
 }
 
 TEST(ImageTransform, DrawsDependOnSeedEpochAndSampleAlone) {
@@ -178,8 +173,7 @@ TEST(ImageTransform, DrawsDependOnSeedEpochAndSampleAlone) {
       others += same(draw, transform.draw(40, 60, 8, 3, sample)) ? 1 : 0;
       others += same(draw, transform.draw(40, 60, 7, 4, sample)) ? 1 : 0;
       others += same(draw, transform.draw(40, 60, 7, 3, sample + 1)) ? 1 : 0;
-      EXPECT_TRUE(
-          same(transform.draw(40, 60, 7, kEvaluation, sample), transform.draw(40, 60, 9, kEvaluation, 0)));
+      EXPECT_TRUE(same(transform.draw(40, 60, 7, kEvaluation, sample), transform.draw(40, 60, 9, kEvaluation, 0)));
     }
     EXPECT_LT(others, 10);
   }

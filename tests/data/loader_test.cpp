@@ -24,8 +24,7 @@ class Counting : public Dataset {
   Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
     at::Tensor ids = at::empty({static_cast<int64_t>(indices.size()), 1}, at::kLong);
     for (size_t i = 0; i < indices.size(); ++i) {
-      if (indices[i] == fail_at_)
-        throw std::runtime_error("sample " + std::to_string(indices[i]) + " is broken");
+      if (indices[i] == fail_at_) throw std::runtime_error("sample " + std::to_string(indices[i]) + " is broken");
       ids.data_ptr<int64_t>()[i] = indices[i];
     }
     samples_read += static_cast<int64_t>(indices.size());
@@ -146,14 +145,12 @@ TEST(Loader, ThrowsTheFirstErrorInItsPlaceWithSeveralThreads) {
 }
 
 TEST(Loader, ReadsEvaluationsInOrder) {
-  Loader loader(std::make_shared<Slow>(), 4, 10,
-                {.shuffle = true, .seed = 3, .workers = 2, .evaluation = true});
+  Loader loader(std::make_shared<Slow>(), 4, 10, {.shuffle = true, .seed = 3, .workers = 2, .evaluation = true});
   for (int epoch = 0; epoch < 2; ++epoch) {
     const Batch first = loader.next();
     EXPECT_EQ(ids(first)[0], (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
     EXPECT_EQ(first.micro_batches[0].at("epoch").item<int64_t>(), kEvaluation);
-    EXPECT_EQ(ids(loader.next()),
-              (Ids{{40, 41, 42, 43, 44, 45, 46, 47, 48, 49}, {50, 51, 52, 53, 54, 55, 56}}));
+    EXPECT_EQ(ids(loader.next()), (Ids{{40, 41, 42, 43, 44, 45, 46, 47, 48, 49}, {50, 51, 52, 53, 54, 55, 56}}));
   }
 }
 
@@ -162,8 +159,7 @@ TEST(Loader, StartsLateWithoutReadingEarlierSamples) {
   Loader loader(data, 2, 2, {.seed = 1, .read_ahead = 1, .first_batch = 100});
   EXPECT_EQ(ids(loader.next()), (Ids{{400, 401}, {402, 403}}));
   EXPECT_LE(data->samples_read, 12);
-  Loader far(data, 2, 2,
-             {.shuffle = true, .seed = 1, .read_ahead = 1, .first_batch = int64_t{250} * 1000000007 + 249});
+  Loader far(data, 2, 2, {.shuffle = true, .seed = 1, .read_ahead = 1, .first_batch = int64_t{250} * 1000000007 + 249});
   const auto order = epoch_order(1000, true, 1, 1000000007);
   EXPECT_EQ(ids(far.next()), (Ids{{order[996], order[997]}, {order[998], order[999]}}));
 }

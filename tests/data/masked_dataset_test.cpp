@@ -11,7 +11,6 @@
 
 #include "tests/train/helpers.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/text/special_tokens.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -177,9 +176,7 @@ class MaskedArrays : public testing::Test {
     write("input_ids", npy_file<uint16_t>("<u2", "(2, 3)", {1, 2, 3, 4, 5, 6}));
     write("labels", npy_file<int64_t>("<i8", "(2, 3)", {9, -100, -100, -100, 5, -100}));
   }
-  void write(const std::string& name, const std::string& content) const {
-    folder_.write(name + ".npy", content);
-  }
+  void write(const std::string& name, const std::string& content) const { folder_.write(name + ".npy", content); }
   ArrayDataset open() const { return {folder_.path(""), 3, 10, LabelOf::kSameToken, 2}; }
   void refuse(const std::vector<std::string>& parts) const {
     expect_error([&] { open(); }, parts);

@@ -10,8 +10,7 @@
 #include "tokenizer_files.h"
 #include "twobp/core/random.h"
 #include "twobp/data/data.h"
-#include "twobp/data/text/best_fit.h"
-#include "twobp/data/text/byte_source.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -138,8 +137,7 @@ TEST(PackedDataset, LosesNothingAndCrossesNothing) {
       for (const std::string& text : texts) all += static_cast<int64_t>(text.size());
       ASSERT_EQ(tokens, packing == Packing::kSplit ? all / sequence * sequence : all);
       for (const auto& [pair, seen] : pairs) ASSERT_LE(seen, 1);
-      const auto counted =
-          std::count_if(pairs.begin(), pairs.end(), [](const auto& one) { return one.second == 1; });
+      const auto counted = std::count_if(pairs.begin(), pairs.end(), [](const auto& one) { return one.second == 1; });
       if (packing != Packing::kSplit) {
         ASSERT_EQ(counted, static_cast<ptrdiff_t>(pairs.size()));
       }
@@ -193,8 +191,7 @@ TEST(OpenDocuments, ReadsLinesAsBytes) {
   const TempFolder folder;
   const std::string path = folder.write("a.jsonl", lines({"abc", "", "defgh", "ij", "klmno"}));
   EXPECT_EQ(open_data(config_of(path, "whole"), keeps_apart(), 1).train->size(), 2);
-  EXPECT_EQ(open_data(config_of(path, "none"), ModelInput{}, 1).train->size(), 4)
-      << "the empty one is left out";
+  EXPECT_EQ(open_data(config_of(path, "none"), ModelInput{}, 1).train->size(), 4) << "the empty one is left out";
   DataConfig held_out = config_of(path, "whole");
   held_out.held_out = 0.3;
   const DataSplit split = open_data(held_out, keeps_apart(), 1);
@@ -204,8 +201,7 @@ TEST(OpenDocuments, ReadsLinesAsBytes) {
   masked.kind = InputKind::kMaskedTokens;
   masked.vocab = kMaskedByteVocab;
   EXPECT_EQ(open_data(config_of(path, "stream"), masked, 1).train->size(), 2) << "two samples of six bytes";
-  EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0),
-            (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
+  EXPECT_EQ(row_of(stream.train->read({0}, 0), "input_ids", 0), (Numbers{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}));
 }
 
 // A captured model shifts the labels itself.
@@ -227,9 +223,9 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
     expect_error([&] { open_data(data, model, 1); }, parts);
   };
   for (const char* packing : {"whole", "none"})
-    refuse(config_of(path, packing), keeps_apart(),
-           {packing, "the document at", "a.jsonl:3 of data.text", "15 tokens", "data.sequence (8)",
-            "1 others", "split"});
+    refuse(
+        config_of(path, packing), keeps_apart(),
+        {packing, "the document at", "a.jsonl:3 of data.text", "15 tokens", "data.sequence (8)", "1 others", "split"});
   refuse(config_of(folder.write("one.jsonl", lines({"012345678"})), "whole"), keeps_apart(),
          {"one.jsonl:1 of", "data.sequence (8): make"});
   refuse(config_of(path, "split"), ModelInput{}, {"data.packing", "llama", "stream or none"});
@@ -240,10 +236,9 @@ TEST(OpenDocuments, RefusesWhatCannotWork) {
   DataConfig long_samples = config_of(path, "split");
   long_samples.sequence = 100;
   refuse(long_samples, keeps_apart(), {"27 tokens", "fewer than one sample", "data.sequence (100)"});
-  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(),
-         {"0 documents", "needed: give more."});
-  refuse(config_of(folder.write("c.jsonl", R"({"text": [{"role": "user", "content": "hi"}]})"), "whole"),
-         keeps_apart(), {"c.jsonl:1", "is a chat", "data.tokenizer"});
+  refuse(config_of(folder.write("e.jsonl", "\n"), "split"), keeps_apart(), {"0 documents", "needed: give more."});
+  refuse(config_of(folder.write("c.jsonl", R"({"text": [{"role": "user", "content": "hi"}]})"), "whole"), keeps_apart(),
+         {"c.jsonl:1", "is a chat", "data.tokenizer"});
   DataConfig field = config_of(folder.write("a.txt", std::string(100, 'x')), "stream");
   field.field = "body";
   refuse(field, ModelInput{}, {"data.field is \"body\"", "remove it"});
@@ -280,8 +275,7 @@ TEST_F(EncodedDocuments, EndWithTheEndOfText) {
     }
   }
   const DataSplit stream = open_data(encoded(path, "stream"), input(), 1);
-  EXPECT_EQ(row_of(stream.train->read({0}, 0), "labels", 0),
-            (Numbers{'b', 'c', 256, 'd', 'e', 256, 'f', 'g'}));
+  EXPECT_EQ(row_of(stream.train->read({0}, 0), "labels", 0), (Numbers{'b', 'c', 256, 'd', 'e', 256, 'f', 'g'}));
 }
 
 TEST_F(EncodedDocuments, ReadFilesAsDocumentsToo) {

@@ -7,7 +7,7 @@
 
 #include "tokenizer_files.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -74,8 +74,7 @@ TEST_F(Python, SendsLinesAndBytesBothWays) {
   }
 }
 
-// Megabytes go in both directions and to stderr before the script reads anything. That is more than pipes
-// hold.
+// Megabytes go in both directions and to stderr before the script reads anything. That is more than pipes hold.
 TEST_F(Python, NeitherSideWaitsForTheOther) {
   PythonProcess python("test",
                        "import sys\n"
@@ -114,8 +113,7 @@ TEST_F(Python, ReportsWritingToAScriptThatEnded) {
 
 TEST_F(Python, GivesUpAScriptThatHangs) {
   const double begin = now_seconds();
-  PythonProcess python("test", "import sys, time; print('zzz', file=sys.stderr, flush=True); time.sleep(100)",
-                       {}, 1.0);
+  PythonProcess python("test", "import sys, time; print('zzz', file=sys.stderr, flush=True); time.sleep(100)", {}, 1.0);
   expect_error([&] { python.read_line(); }, {"did nothing for 1.0s", "zzz"});
   PythonProcess deaf("test", "import time; time.sleep(100)", {}, 0.2);
   expect_error(

@@ -1,12 +1,11 @@
 // Tests the special tokens of a tokenizer.json, and damaged files.
-#include "twobp/data/text/special_tokens.h"
-
 #include <random>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
+#include "twobp/data/text/masked_dataset.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -23,8 +22,7 @@ class Special : public testing::Test {
   }
   static json bert() {
     return {{"model",
-             {{"type", "WordPiece"},
-              {"vocab", {{"[PAD]", 0}, {"[CLS]", 2}, {"[SEP]", 3}, {"[MASK]", 4}, {"a", 7}}}}},
+             {{"type", "WordPiece"}, {"vocab", {{"[PAD]", 0}, {"[CLS]", 2}, {"[SEP]", 3}, {"[MASK]", 4}, {"a", 7}}}}},
             {"added_tokens", {added(0, "[PAD]"), added(2, "[CLS]"), added(3, "[SEP]"), added(4, "[MASK]")}}};
   }
   SpecialTokens read(const json& tokenizer) const {
@@ -50,8 +48,7 @@ TEST_F(Special, ReadsThoseOfBert) {
 }
 
 TEST_F(Special, ReadsThoseOfRobertaAndUnigram) {
-  const json scores =
-      json::array({json::array({"<s>", 0}), json::array({"</s>", 0}), json::array({"x", -1})});
+  const json scores = json::array({json::array({"<s>", 0}), json::array({"</s>", 0}), json::array({"x", -1})});
   const json tokenizer = {
       {"model", {{"type", "Unigram"}, {"vocab", scores}}},
       {"added_tokens", {added(0, "<s>"), added(1, "</s>"), added(9, "<mask>"), added(5, "word", false)}}};
@@ -106,13 +103,11 @@ TEST_F(Special, SurvivesRandomDamage) {
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
     std::string text = whole;
-    for (unsigned c = 0; c <= random() % 3; ++c)
-      text[random() % text.size()] = static_cast<char>(32 + random() % 95);
+    for (unsigned c = 0; c <= random() % 3; ++c) text[random() % text.size()] = static_cast<char>(32 + random() % 95);
     folder_.write("tokenizer.json", text);
     try {
       const SpecialTokens tokens = read_special_tokens(folder_.path("tokenizer.json"));
-      for (const int64_t id :
-           {tokens.begin, tokens.end, tokens.mask, tokens.all.front(), tokens.all.back()}) {
+      for (const int64_t id : {tokens.begin, tokens.end, tokens.mask, tokens.all.front(), tokens.all.back()}) {
         EXPECT_GE(id, 0);
         EXPECT_LT(id, tokens.vocab);
       }

@@ -1,5 +1,4 @@
-// Tests tokenized text on disk: it is made once and used again, remade after any change, and never half
-// written.
+// Tests tokenized text on disk: it is made once and used again, remade after any change, and never half written.
 #include "twobp/data/text/token_cache.h"
 
 #include <csignal>
@@ -37,8 +36,7 @@ class TokenCache : public test::WithTokenizers {
     tokenizer_ = folder_.write("tokenizer.json", byte_tokenizer().dump());
     // This Python records each start.
     counting_ = write_program(
-        folder_, "python",
-        "echo >> '" + folder_.path("starts") + "'; exec '" + test::absolute_python() + "' \"$@\"");
+        folder_, "python", "echo >> '" + folder_.path("starts") + "'; exec '" + test::absolute_python() + "' \"$@\"");
     python_.emplace("TWOBP_PYTHON", counting_);
     user_cache_.emplace("XDG_CACHE_HOME", folder_.path("user-cache"));
   }
@@ -96,8 +94,7 @@ TEST_F(TokenCache, IsRemadeWhenTheTextChanges) {
   fs::last_write_time(path, time + std::chrono::seconds(1));
   EXPECT_EQ(tokens(path), as_tokens("HELLO THERE"));
   EXPECT_EQ(starts(), 3U);
-  // The file is as long and as old as before: it is written over, as by cp -p, and moved into place, as by
-  // rsync -t.
+  // The file is as long and as old as before: it is written over, as by cp -p, and moved into place, as by rsync -t.
   const auto same = fs::last_write_time(path);
   std::ofstream(path) << "hello again";
   fs::last_write_time(path, same);
@@ -151,10 +148,9 @@ TEST_F(TokenCache, RemakesDamagedEntries) {
   damage(as_tokens("hello") + "x", good);
   damage("", good);
   for (const std::string& text :
-       {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{}"),
-        std::string("\xff"), replaced("\"tokens\": 5", "\"tokens\": 4"),
-        replaced("\"tokens\": 5", "\"tokens\": -5"), replaced("\"tokens\": 5", "\"tokens\": \"5\""),
-        replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
+       {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{}"), std::string("\xff"),
+        replaced("\"tokens\": 5", "\"tokens\": 4"), replaced("\"tokens\": 5", "\"tokens\": -5"),
+        replaced("\"tokens\": 5", "\"tokens\": \"5\""), replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
         replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
         replaced("\"format\": 6", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
         "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
@@ -174,10 +170,9 @@ TEST_F(TokenCache, RemakesDamagedEntries) {
 TEST_F(TokenCache, KeepsNothingOfAKilledPython) {
   const std::string path = folder_.write("a.txt", "hello");
   {
-    const Environment killed("TWOBP_PYTHON",
-                             write_program(folder_, "killed",
-                                           R"(echo '{"vocab": 257, "end_of_text": null}'; read line; )"
-                                           R"(echo '{"tokens": [5]}'; printf hel; kill -9 $$)"));
+    const Environment killed("TWOBP_PYTHON", write_program(folder_, "killed",
+                                                           R"(echo '{"vocab": 257, "end_of_text": null}'; read line; )"
+                                                           R"(echo '{"tokens": [5]}'; printf hel; kill -9 $$)"));
     expect_error([&] { tokenize({path}); }, {"killed by signal 9"});
   }
   EXPECT_EQ(cached(), std::vector<std::string>{});
@@ -201,8 +196,7 @@ TEST_F(TokenCache, KeepsNothingOnAFullDisk) {
 TEST_F(TokenCache, IsMadeOnceByTwoRunsAtOnce) {
   std::vector<std::string> texts;
   for (int i = 0; i < 4; ++i) {
-    texts.push_back(
-        folder_.write(std::to_string(i) + ".txt", std::string(50000, static_cast<char>('a' + i))));
+    texts.push_back(folder_.write(std::to_string(i) + ".txt", std::string(50000, static_cast<char>('a' + i))));
   }
   std::vector<TokenizedText> results(3);
   std::vector<std::thread> threads;
@@ -230,15 +224,13 @@ TEST_F(TokenCache, RefusesATokenizerLargerThanTheVocabulary) {
                {"tokenizer.json", "vocabulary of 257", "model.vocab is 256", "set model.vocab to 257"});
   EXPECT_EQ(cached(), std::vector<std::string>{});
   EXPECT_NO_THROW(tokenize({path}, 257));
-  expect_error([&] { tokenize({path}, 256); },
-               {"vocabulary of 257", "model.vocab is 256"});  // from the cache
+  expect_error([&] { tokenize({path}, 256); }, {"vocabulary of 257", "model.vocab is 256"});  // from the cache
 }
 
 TEST_F(TokenCache, RefusesBadTexts) {
   const std::string good = folder_.write("a.txt", "hello");
   expect_error([&] { tokenize({good, folder_.path("none.txt")}); }, {"none.txt", "cannot open"});
-  expect_error([&] { tokenize({folder_.write("b.txt", "caf\xe9")}); },
-               {"b.txt", "byte 3 is not UTF-8", "iconv"});
+  expect_error([&] { tokenize({folder_.write("b.txt", "caf\xe9")}); }, {"b.txt", "byte 3 is not UTF-8", "iconv"});
   EXPECT_EQ(cached().size(), 0U);
   EXPECT_EQ(tokenize({folder_.write("empty.txt", "")}).files, std::vector<std::string>{});
   EXPECT_EQ(tokens(folder_.write("caf\xe9 \xff.txt", "strange name")), as_tokens("strange name"));
@@ -267,8 +259,7 @@ TEST_F(TokenCache, LiesInTheUsersCache) {
   }
   const Environment nowhere("HOME", "");
   expect_error([&] { folder_of(""); }, {"cannot keep tokenized text", "XDG_CACHE_HOME", "data.cache"});
-  const std::string in_the_way =
-      folder_.write("file", "as good as a folder that cannot be written, for root too");
+  const std::string in_the_way = folder_.write("file", "as good as a folder that cannot be written, for root too");
   expect_error([&] { folder_of(in_the_way); }, {"cannot keep tokenized text", in_the_way, "data.cache"});
 }
 
@@ -326,8 +317,7 @@ TEST_F(TokenCache, UsesTheTokenizerOfAModelFolder) {
   fs::create_directory(folder_.path("model"));
   model.from = folder_.path("model");
   EXPECT_EQ(tokenizer_of(data, model), "");
-  expect_error([&] { open_data(data, model, 1); },
-               {"model.vocab is 258", "no tokenizer.json in", "data.tokenizer"});
+  expect_error([&] { open_data(data, model, 1); }, {"model.vocab is 258", "no tokenizer.json in", "data.tokenizer"});
   model.vocab = 256;
   EXPECT_EQ(open_data(data, model, 1).train->size(), 3);  // bytes
   model.vocab = 258;

@@ -1,6 +1,4 @@
 // Tests token files: both types, several shards, and every error in them.
-#include "twobp/data/text/token_dataset.h"
-
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -35,9 +34,8 @@ class TokenFiles : public testing::Test {
     model.vocab = vocab;
     return open_data(data, model, 1).train;
   }
-  void refuse(const std::string& pattern, int64_t sequence, int64_t vocab,
-              const std::vector<std::string>& parts, const std::string& type = "uint16",
-              double held_out = 0) const {
+  void refuse(const std::string& pattern, int64_t sequence, int64_t vocab, const std::vector<std::string>& parts,
+              const std::string& type = "uint16", double held_out = 0) const {
     expect_error([&] { open(pattern, sequence, vocab, type, held_out); }, parts);
   }
 
@@ -61,8 +59,7 @@ TEST_F(TokenFiles, HoldBothTypesUpToTheirLargestNumber) {
   folder_.write("a.bin", raw_bytes<uint16_t>({0, 65535, 256}));
   EXPECT_EQ(list(open("a.bin", 2, 65536)->read({0}, 0).at("labels")), (Ids{65535, 256}));
   folder_.write("b.bin", raw_bytes<uint32_t>({0, 4294967295, 70000}));
-  EXPECT_EQ(list(open("b.bin", 2, int64_t{1} << 32, "uint32")->read({0}, 0).at("labels")),
-            (Ids{4294967295, 70000}));
+  EXPECT_EQ(list(open("b.bin", 2, int64_t{1} << 32, "uint32")->read({0}, 0).at("labels")), (Ids{4294967295, 70000}));
 }
 
 // The shards form one long row. A sample may begin in one shard and end in the next, or in a later one.
@@ -91,8 +88,7 @@ TEST_F(TokenFiles, RefuseBadSizes) {
   refuse("odd.bin", 2, 70000, {"odd.bin has 5 bytes", "no multiple of the 2 of a uint16", "truncated"});
   folder_.write("six.bin", "123456");
   EXPECT_EQ(open("six.bin", 2, 70000)->size(), 1);
-  refuse("six.bin", 1, 70000, {"six.bin has 6 bytes", "no multiple of the 4 of a uint32", "data.token_type"},
-         "uint32");
+  refuse("six.bin", 1, 70000, {"six.bin has 6 bytes", "no multiple of the 4 of a uint32", "data.token_type"}, "uint32");
   folder_.write("full.bin", raw_bytes<uint16_t>({1, 2, 3}));
   folder_.write("fuller.bin", "");
   refuse("full*.bin", 2, 9, {"fuller.bin is empty"});
@@ -182,16 +178,13 @@ TEST_F(TokenFiles, ReadFilesOfLlmc) {
   folder_.write("l.bin", llmc_header(20240801, 7, 3) + raw_bytes<uint32_t>({1, 128000, 3}));
   EXPECT_EQ(list(open("l.bin", 2, 128256, "")->read({0}, 0).at("input_ids")), (Ids{1, 128000}));
 
-  refuse("g*.bin", 2, 50257, {"g1.bin", "llm.c's header for uint16", "data.token_type is uint32", "remove"},
-         "uint32");
-  refuse("[gl]*.bin", 2, 128256, {"l.bin holds uint32 by its header", "g1.bin", "holds uint16", "one type"},
-         "");
+  refuse("g*.bin", 2, 50257, {"g1.bin", "llm.c's header for uint16", "data.token_type is uint32", "remove"}, "uint32");
+  refuse("[gl]*.bin", 2, 128256, {"l.bin holds uint32 by its header", "g1.bin", "holds uint16", "one type"}, "");
   folder_.write("raw.bin", raw_bytes<uint16_t>({1, 2, 3}));
   EXPECT_EQ(open("[gr]*.bin", 2, 50257, "")->size(), 4);
   refuse("*.bin", 2, 128256, {"holds uint32"}, "");
   refuse("g2.bin", 2, 9,
-         {"g2.bin", "token 3 is 50256", "vocabulary of 9", "for a new model, set model.vocab",
-          "for model.from, give"},
+         {"g2.bin", "token 3 is 50256", "vocabulary of 9", "for a new model, set model.vocab", "for model.from, give"},
          "");
 }
 

@@ -1,5 +1,5 @@
-// The tests of tokenizers share these helpers: small tokenizer.json files, a way to replace Python for a
-// while, and a check for the package `tokenizers`.
+// The tests of tokenizers share these helpers: small tokenizer.json files, a way to replace Python for a while, and a
+// check for the package `tokenizers`.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ inline std::string absolute_python() {
   return python.find('/') == std::string::npos ? python : std::filesystem::absolute(python).string();
 }
 
-// Returns the character that stands for a byte in byte-level BPE (GPT-2): the byte itself if it is visible,
-// else a character above 255.
+// Returns the character that stands for a byte in byte-level BPE (GPT-2): the byte itself if it is visible, else a
+// character above 255.
 inline std::string byte_character(int byte) {
   const auto seen = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
   int code = byte;
@@ -44,8 +44,8 @@ inline std::string byte_character(int byte) {
   return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
-// Makes byte-level BPE. Token i is the byte i. Token 256 is "he" if `merge`. The special token <|endoftext|>
-// comes last.
+// Makes byte-level BPE. Token i is the byte i. Token 256 is "he" if `merge`. The special token <|endoftext|> comes
+// last.
 inline nlohmann::json byte_tokenizer(bool merge = false) {
   nlohmann::json vocab;
   for (int byte = 0; byte < 256; ++byte) vocab[byte_character(byte)] = byte;
@@ -54,33 +54,33 @@ inline nlohmann::json byte_tokenizer(bool merge = false) {
     vocab["he"] = 256;
     merges.push_back("h e");
   }
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens",
-           {{{"id", merge ? 257 : 256},
-             {"content", "<|endoftext|>"},
-             {"single_word", false},
-             {"lstrip", false},
-             {"rstrip", false},
-             {"normalized", false},
-             {"special", true}}}},
-          {"normalizer", nullptr},
-          {"pre_tokenizer",
-           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-          {"post_processor", nullptr},
-          {"decoder",
-           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"vocab", vocab},
-            {"merges", merges}}}};
+  return {
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens",
+       {{{"id", merge ? 257 : 256},
+         {"content", "<|endoftext|>"},
+         {"single_word", false},
+         {"lstrip", false},
+         {"rstrip", false},
+         {"normalized", false},
+         {"special", true}}}},
+      {"normalizer", nullptr},
+      {"pre_tokenizer",
+       {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"post_processor", nullptr},
+      {"decoder", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}},
+      {"model",
+       {{"type", "BPE"},
+        {"dropout", nullptr},
+        {"unk_token", nullptr},
+        {"continuing_subword_prefix", nullptr},
+        {"end_of_word_suffix", nullptr},
+        {"fuse_unk", false},
+        {"byte_fallback", false},
+        {"vocab", vocab},
+        {"merges", merges}}}};
 }
 
 // Makes a tokenizer of whole words between spaces, with the given ids. Other words are [UNK], id 0.

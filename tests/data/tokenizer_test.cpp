@@ -1,5 +1,4 @@
-// Tests encoding and decoding with a tokenizer.json, also token by token, hostile files, and a Python that
-// misbehaves.
+// Tests encoding and decoding with a tokenizer.json, also token by token, hostile files, and a Python that misbehaves.
 #include "twobp/data/text/tokenizer.h"
 
 #include <filesystem>
@@ -75,10 +74,8 @@ TEST_F(TokenizerTest, AddsSpecialTokensOnlyWhenAsked) {
   json["post_processor"] = {
       {"type", "TemplateProcessing"},
       {"single",
-       {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}},
-        {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
-      {"pair",
-       {{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
+       {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+      {"pair", {{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
       {"special_tokens",
        {{"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {256}}, {"tokens", {"<|endoftext|>"}}}}}}};
   Tokenizer tokenizer(write(json));
@@ -88,16 +85,14 @@ TEST_F(TokenizerTest, AddsSpecialTokensOnlyWhenAsked) {
 
 TEST_F(TokenizerTest, IgnoresTruncationAndPaddingInTheFile) {
   nlohmann::json json = byte_tokenizer();
-  json["truncation"] = {
-      {"direction", "Right"}, {"max_length", 3}, {"strategy", "LongestFirst"}, {"stride", 0}};
+  json["truncation"] = {{"direction", "Right"}, {"max_length", 3}, {"strategy", "LongestFirst"}, {"stride", 0}};
   json["padding"] = {
       {"strategy", {{"Fixed", 9}}}, {"direction", "Right"}, {"pad_to_multiple_of", nullptr}, {"pad_id", 0},
       {"pad_type_id", 0},           {"pad_token", "!"}};
   Tokenizer tokenizer(write(json));
   EXPECT_EQ(tokenizer.encode("abcde"), bytes_of("abcde"));
   std::string all;
-  tokenizer.encode_all(InputFile(folder_.write("a.txt", "abcde")),
-                       [&](std::string_view part) { all += part; });
+  tokenizer.encode_all(InputFile(folder_.write("a.txt", "abcde")), [&](std::string_view part) { all += part; });
   EXPECT_EQ(all, test::raw_bytes<uint16_t>({'a', 'b', 'c', 'd', 'e'}));
 }
 
@@ -121,22 +116,19 @@ TEST_F(TokenizerTest, EncodesLongTextsWhole) {
   Tokenizer tokenizer(write(byte_tokenizer()));
   std::mt19937 random(3);
   const size_t piece = 1 << 18;
-  std::vector<std::string> texts = {"", "x", std::string(2 * piece + 5, '\n'),
-                                    std::string(2 * piece + 5, ' ')};
+  std::vector<std::string> texts = {"", "x", std::string(2 * piece + 5, '\n'), std::string(2 * piece + 5, ' ')};
   std::string lines;
   while (lines.size() < 9 * piece)
     lines += std::string(random() % 200, 'a' + random() % 26) + (random() % 3 == 0 ? "\n\n" : "\n");
   texts.push_back(lines);
-  for (size_t shift = 0; shift < 4;
-       ++shift) {  // There is no good place to cut, and characters cross every boundary.
+  for (size_t shift = 0; shift < 4; ++shift) {  // There is no good place to cut, and characters cross every boundary.
     std::string wide(shift, 'x');
     while (wide.size() < piece + 1000) wide += "\xf0\x9f\x98\x80\xe2\x82\xac";
     texts.push_back(wide);
   }
   for (const auto& text : texts) {
     std::string all;
-    tokenizer.encode_all(InputFile(folder_.write("a.txt", text)),
-                         [&](std::string_view part) { all += part; });
+    tokenizer.encode_all(InputFile(folder_.write("a.txt", text)), [&](std::string_view part) { all += part; });
     ASSERT_EQ(all.size(), 2 * text.size());
     size_t wrong = 0;
     for (size_t i = 0; i < text.size(); ++i) wrong += all[2 * i] != text[i] || all[2 * i + 1] != 0;
@@ -150,9 +142,8 @@ TEST_F(TokenizerTest, FindsBytesThatAreNotUtf8Anywhere) {
     std::string text(2 << 20, 'a');
     text[at] = '\xff';
     Tokenizer tokenizer(path);
-    expect_error(
-        [&] { tokenizer.encode_all(InputFile(folder_.write("my.txt", text)), [](std::string_view) {}); },
-        {"my.txt", "byte " + std::to_string(at), "UTF-8"});
+    expect_error([&] { tokenizer.encode_all(InputFile(folder_.write("my.txt", text)), [](std::string_view) {}); },
+                 {"my.txt", "byte " + std::to_string(at), "UTF-8"});
   }
   Tokenizer tokenizer(path);
   expect_error([&] { tokenizer.encode("a\xff"); }, {"not UTF-8"});
@@ -178,8 +169,7 @@ TEST_F(TokenizerTest, StreamsInvalidOutputOfAModel) {
   Tokenizer tokenizer(write(byte_tokenizer()));
   TokenStream stream(tokenizer);
   std::string all;
-  // These are bytes that begin no character, and special and unknown tokens between the halves of a
-  // character.
+  // These are bytes that begin no character, and special and unknown tokens between the halves of a character.
   for (const int64_t id :
        {0xff, 0xff, 0x80, 0xff, 0xff, 0xff, 0xff, int{'a'}, 256, 9999, 0xc3, 256, 9999, 0xa9, int{'b'}}) {
     const std::string part = stream.add(id);
@@ -219,8 +209,7 @@ TEST_F(TokenizerTest, RefusesHostileFiles) {
                                        std::string(1000, '\0'),
                                        std::string(200000, '['),
                                        byte_tokenizer().dump().substr(0, 1500)};
-  for (const auto& json : {no_model, unknown, merges, negative, large, pattern})
-    contents.push_back(json.dump());
+  for (const auto& json : {no_model, unknown, merges, negative, large, pattern}) contents.push_back(json.dump());
   for (size_t i = 0; i < contents.size(); ++i) {
     const std::string& content = contents[i];
     const std::string path = folder_.write("tokenizer.json", content);

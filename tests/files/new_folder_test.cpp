@@ -1,10 +1,9 @@
 // Tests a new folder: if the work in it fails, it is removed with the parents that were made for it, and no
 // others.
-#include "twobp/files/new_folder.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "twobp/files/new_file.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -62,8 +62,7 @@ TEST_F(Npy, ReadsNegativeAndLargeValues) {
 
 TEST_F(Npy, ReadsVersions1To3) {
   for (const int major : {1, 2, 3}) {
-    EXPECT_EQ(values(open(npy_file<int32_t>("<i4", "(2,)", {7, -8}, major))), (std::vector<double>{7, -8}))
-        << major;
+    EXPECT_EQ(values(open(npy_file<int32_t>("<i4", "(2,)", {7, -8}, major))), (std::vector<double>{7, -8})) << major;
   }
 }
 
@@ -78,8 +77,7 @@ TEST_F(Npy, ReadsScalarsAndEmptyArrays) {
 
 TEST_F(Npy, ReadsOtherSpellingsOfTheHeader) {
   const std::string bytes = test::raw_bytes(std::vector<int32_t>{1, 2});
-  EXPECT_EQ(open(npy_prefix("{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"<i4\"}") + bytes).elements(),
-            2);
+  EXPECT_EQ(open(npy_prefix("{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"<i4\"}") + bytes).elements(), 2);
   EXPECT_EQ(open(npy_prefix("{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2)}") + bytes).shape(),
             (std::vector<int64_t>{1, 2}));
 }
@@ -135,8 +133,7 @@ TEST_F(Npy, RefusesShapesThatOverflow) {
   const auto with_shape = [](const std::string& shape, const std::string& descr = "<i8") {
     return npy_prefix(npy_dict(descr, shape)) + std::string(64, '\0');
   };
-  refuse(with_shape("(4294967296, 4294967296)"),
-         {"(4294967296, 4294967296)", "more bytes than 64 bits count"});
+  refuse(with_shape("(4294967296, 4294967296)"), {"(4294967296, 4294967296)", "more bytes than 64 bits count"});
   refuse(with_shape("(2305843009213693952,)"), {"64 bits"});  // 2^61 * 8 bytes wraps to 0
   refuse(with_shape("(2305843009213693953,)"), {"64 bits"});  // ... to 8
   refuse(with_shape("(9223372036854775807,)", "|u1"), {"needs 9223372036854775807 bytes, but 64"});
@@ -153,14 +150,11 @@ TEST_F(Npy, RefusesOtherLayoutsAndTypes) {
   const std::string bytes(64, '\0');
   refuse(npy_prefix(npy_dict("<i8", "(2, 4)", true)) + bytes, {"Fortran order", "ascontiguousarray"});
   refuse(npy_prefix(npy_dict(">i8", "(8,)")) + bytes, {"big-endian", "'>i8'"});
-  for (const char* descr :
-       {"<f8", "|b1", "|O", "<c8", "<U4", "|V8", "<i3", "", "i8", "=i8", "<i8 ", "<u4", "|i1"}) {
+  for (const char* descr : {"<f8", "|b1", "|O", "<c8", "<U4", "|V8", "<i3", "", "i8", "=i8", "<i8 ", "<u4", "|i1"}) {
     SCOPED_TRACE(descr);
-    refuse(npy_prefix(npy_dict(descr, "(8,)")) + bytes,
-           {"not supported", "uint8, uint16, int32, int64, float32"});
+    refuse(npy_prefix(npy_dict(descr, "(8,)")) + bytes, {"not supported", "uint8, uint16, int32, int64, float32"});
   }
-  refuse(npy_prefix("{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (8,), }") + bytes,
-         {"structured"});
+  refuse(npy_prefix("{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (8,), }") + bytes, {"structured"});
   refuse(npy_prefix(npy_dict("\x01\x1b[31m", "(8,)")) + bytes,
          {"'??[31m'"});  // the terminal gets no control characters
 }
@@ -206,8 +200,8 @@ TEST_F(Npy, ReadsUnalignedElements) {
   EXPECT_EQ(values(open(content)), (std::vector<double>{7, -8}));
 }
 
-// The test flips every bit of a file. A bit of an element changes that element alone. A bit in the header is
-// refused, or gives an array that fills the file.
+// The test flips every bit of a file. A bit of an element changes that element alone. A bit in the header is refused,
+// or gives an array that fills the file.
 TEST_F(Npy, SurvivesEveryFlippedBit) {
   const std::string whole = npy_file<int32_t>("<i4", "(2, 3)", {1, 2, 3, 4, 5, 6});
   const size_t elements_at = whole.size() - 24;

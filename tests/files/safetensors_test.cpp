@@ -1,5 +1,5 @@
-// Tests safetensors files: written tensors come back. A damaged file is refused with an Error, or every
-// tensor of it can be read to its end.
+// Tests safetensors files: written tensors come back. A damaged file is refused with an Error, or every tensor of it
+// can be read to its end.
 #include "twobp/files/safetensors.h"
 
 #include <cstring>
@@ -40,8 +40,7 @@ class Safetensors : public ::testing::Test {
     parts.emplace_back("a.safetensors");
     expect_error([&] { open(content); }, parts);
   }
-  void refuse_header(const std::string& header, size_t data_bytes,
-                     const std::vector<std::string>& parts) const {
+  void refuse_header(const std::string& header, size_t data_bytes, const std::vector<std::string>& parts) const {
     SCOPED_TRACE(header.substr(0, 200));
     refuse(safetensors_file(header, std::string(data_bytes, '\1')), parts);
   }
@@ -91,8 +90,7 @@ TEST_F(Safetensors, ReturnsEveryTypeAndShapeToTheBit) {
 TEST_F(Safetensors, WritesAlignedData) {
   write_safetensors(
       folder_.path("a"),
-      {{"b", at::ones({3}, at::kByte)}, {"h", at::ones({3}, at::kHalf)}, {"d", at::ones({1}, at::kDouble)}},
-      {});
+      {{"b", at::ones({3}, at::kByte)}, {"h", at::ones({3}, at::kHalf)}, {"d", at::ones({1}, at::kDouble)}}, {});
   const std::string content = content_of("a");
   uint64_t header = 0;
   std::memcpy(&header, content.data(), sizeof(header));
@@ -152,8 +150,8 @@ TEST_F(Safetensors, ReadsBytesOfBoolAbove1AsTrue) {
 }
 
 TEST_F(Safetensors, RefusesUnknownTypesWhenAskedForThem) {
-  const SafetensorsFile file = open(safetensors_file(
-      header({entry("x", "F8_E4M3", "[3]", "[0,3]"), entry("y", "U8", "[1]", "[3,4]")}), "abcd"));
+  const SafetensorsFile file =
+      open(safetensors_file(header({entry("x", "F8_E4M3", "[3]", "[0,3]"), entry("y", "U8", "[1]", "[3,4]")}), "abcd"));
   EXPECT_EQ(file.tensor("y").item<uint8_t>(), 'd');
   expect_error([&] { file.tensor("x"); }, {"a.safetensors", "\"x\"", "F8_E4M3", "BF16"});
 }
@@ -202,11 +200,9 @@ TEST_F(Safetensors, RefusesBadOffsets) {
   refuse_header(two("[0,4]", "[4,8,8]"), 8, {"data_offsets are not two"});
   refuse_header(two("[0,4]", "4"), 8, {"data_offsets is not a list"});
   refuse_header(two("[0,4]", "[18446744073709551612,0]"), 8, {"integers from 0 to 2^63 - 1"});
-  refuse_header(two("[0,4]", "[9223372036854775803,9223372036854775807]"), 8,
-                {"9223372036854775803", "has 8"});
+  refuse_header(two("[0,4]", "[9223372036854775803,9223372036854775807]"), 8, {"9223372036854775803", "has 8"});
   refuse_header(two("[0,4]", "[4,99999999999999999999999]"), 8, {"integers from 0"});
-  refuse_header(header({entry("x", "F8", "[4]", "[5,4]")}), 4,
-                {"5 to 4"});  // the check covers unknown types too
+  refuse_header(header({entry("x", "F8", "[4]", "[5,4]")}), 4, {"5 to 4"});  // the check covers unknown types too
   refuse_header(header({entry("x", "F8", "[4]", "[0,5]")}), 4, {"0 to 5"});
   refuse_header("{}", 4, {"0 to 4", "no tensor"});
   EXPECT_TRUE(open(safetensors_file("{}", "")).names().empty());
@@ -240,8 +236,7 @@ TEST_F(Safetensors, RefusesBadHeaders) {
   const std::string x = entry("x", "U8", "[1]", "[0,1]");
   EXPECT_NO_THROW(open(safetensors_file(header({x, R"("__metadata__":{"a":"b"})"}), "a")));
   refuse_header(header({x, x}), 1, {"\"x\" is there twice"});
-  refuse_header(R"({"x":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1,
-                {"\"dtype\"", "twice"});
+  refuse_header(R"({"x":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, {"\"dtype\"", "twice"});
   refuse_header(R"({"x":{"shape":[1],"data_offsets":[0,1]}})", 1, {"no dtype"});
   refuse_header(R"({"x":{"dtype":"U8","data_offsets":[0,1]}})", 1, {"no shape"});
   refuse_header(R"({"x":{"dtype":"U8","shape":[1]}})", 1, {"no data_offsets"});
@@ -270,9 +265,8 @@ int64_t sum_of_bytes(const SafetensorsFile& file) {
 }
 
 TEST_F(Safetensors, RefusesEveryTruncation) {
-  const std::string full =
-      safetensors_file(header({entry("w", "F32", "[2,1]", "[0,8]"), entry("b", "BOOL", "[3]", "[8,11]")}),
-                       std::string(11, '\1'));
+  const std::string full = safetensors_file(
+      header({entry("w", "F32", "[2,1]", "[0,8]"), entry("b", "BOOL", "[3]", "[8,11]")}), std::string(11, '\1'));
   ASSERT_NO_THROW(sum_of_bytes(open(full)));
   for (size_t size = 0; size < full.size(); ++size) {
     SCOPED_TRACE(size);
@@ -304,9 +298,8 @@ TEST_F(Safetensors, SurvivesEveryFlippedBit) {
 }
 
 TEST_F(Safetensors, SurvivesRandomDamage) {
-  const std::string whole =
-      safetensors_file(header({entry("w", "F32", "[2,1]", "[0,8]"), entry("b", "I16", "[3]", "[8,14]")}),
-                       std::string(14, '\1'));
+  const std::string whole = safetensors_file(
+      header({entry("w", "F32", "[2,1]", "[0,8]"), entry("b", "I16", "[3]", "[8,14]")}), std::string(14, '\1'));
   std::mt19937 random(7);
   int accepted = 0;
   int refused = 0;
@@ -334,17 +327,9 @@ TEST_F(Safetensors, RejectsTensorsThatCannotBeReadBack) {
   const std::string path = folder_.path("out");
   expect_error([&] { write_safetensors(path, {{"x", x}, {"x", x}}, {}); }, {"out", "two tensors", "x"});
   expect_error([&] { write_safetensors(path, {{"__metadata__", x}}, {}); }, {"__metadata__"});
-  expect_error(
-      [&] {
-        write_safetensors(path, {{"x", x.to(at::kComplexFloat)}}, {});
-      },
-      {"x", "ComplexFloat", "F32"});
+  expect_error([&] { write_safetensors(path, {{"x", x.to(at::kComplexFloat)}}, {}); }, {"x", "ComplexFloat", "F32"});
   expect_error([&] { write_safetensors(path, {{"\xff", x}}, {}); }, {"out", "UTF-8"});
-  expect_error(
-      [&] {
-        write_safetensors(folder_.path("no/out"), {{"x", x}}, {});
-      },
-      {"no/out", "No such file"});
+  expect_error([&] { write_safetensors(folder_.path("no/out"), {{"x", x}}, {}); }, {"no/out", "No such file"});
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path("")));  // no temporary file is left
 }
 

@@ -1,5 +1,5 @@
-// Tests whole runs from a bundle. The bits do not depend on schedules, cuts, ranks and recomputation. Also
-// tests a run that is stopped and resumed, and a saved bundle that is loaded again.
+// Tests whole runs from a bundle. The bits do not depend on schedules, cuts, ranks and recomputation. Also tests a run
+// that is stopped and resumed, and a saved bundle that is loaded again.
 #include <filesystem>
 #include <sys/stat.h>
 
@@ -76,8 +76,7 @@ TEST_F(CapturedRun, HasTheSameBitsOverSchedulesAndRanks) {
       other.pipeline.schedule = schedule;
       other.pipeline.p2 = p2;
       other.pipeline.p2_batching = batching;
-      expect_same_bits(expected, train(other),
-                       concat(schedule, " ", p2, " ", batching, ", ", ranks, " ranks"));
+      expect_same_bits(expected, train(other), concat(schedule, " ", p2, " ", batching, ", ", ranks, " ranks"));
       if (std::string(schedule) != "1f1b" || std::string(p2) != "fill") continue;
       other.pipeline.recompute = {"both"};
       expect_same_bits(expected, train(other), concat("recompute both, ", ranks, " ranks"));
@@ -117,8 +116,7 @@ TEST_F(CapturedRun, ContinuesFromACheckpointOnOtherRanks) {
     third.model.from = elsewhere.path("bundle");
     third.model.type = read_hf_config(third.model.from);
     third.save.checkpoints = folder_.path("copy");
-    std::filesystem::copy(second.save.checkpoints, third.save.checkpoints,
-                          std::filesystem::copy_options::recursive);
+    std::filesystem::copy(second.save.checkpoints, third.save.checkpoints, std::filesystem::copy_options::recursive);
     Trainer other(third);
     Checkpointer of_another(third.save, /*resume=*/true);
     test::expect_error([&] { of_another.resume(other); }, {"cannot resume", "model.program is"});
@@ -185,8 +183,7 @@ TEST_F(CapturedRun, HasTheLossOfAutograd) {
     const at::Tensor moved = before.detach() - parameter->value;  // moved by its gradient
     const double size = before.grad().abs().max().item<double>();
     EXPECT_GT(size, 0) << parameter->name();
-    EXPECT_LE((moved - before.grad()).abs().max().item<double>(), 1e-5 * std::max(1.0, size))
-        << parameter->name();
+    EXPECT_LE((moved - before.grad()).abs().max().item<double>(), 1e-5 * std::max(1.0, size)) << parameter->name();
   }
 }
 

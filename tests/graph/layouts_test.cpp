@@ -1,6 +1,6 @@
-// Sweeps ATen's operators as captured programs call them (Operator::call): small and odd shapes, each tensor
-// in other layouts, four dtypes. Results must be those of float64 and contiguous tensors. Fresh memory is
-// NaN, so results that were never written show.
+// Sweeps ATen's operators as captured programs call them (Operator::call): small and odd shapes, each tensor in other
+// layouts, four dtypes. Results must be those of float64 and contiguous tensors. Fresh memory is NaN, so results that
+// were never written show.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -32,9 +32,7 @@ class NanMemory : public c10::Allocator {
     return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
  private:
   static constexpr uint8_t kPriority = 255;
@@ -52,8 +50,7 @@ at::Tensor above_zero(at::IntArrayRef sizes) {
   return numbers(sizes).abs_().add_(0.5);
 }
 at::Tensor indices(int64_t below, at::IntArrayRef sizes) {
-  return at::randint(below, sizes, at::detail::createCPUGenerator(++seed),
-                     at::TensorOptions().dtype(at::kLong));
+  return at::randint(below, sizes, at::detail::createCPUGenerator(++seed), at::TensorOptions().dtype(at::kLong));
 }
 
 struct Layout {
@@ -90,8 +87,8 @@ constexpr Layout kLayouts[] = {{"contiguous", [](const at::Tensor& x) { return x
                                {"spread", &spread},
                                {"unaligned", &unaligned}};
 
-// Roundings of sums and intermediate results, in units of the largest number of a result. Operators that
-// round to 16 bits on their way have many.
+// Roundings of sums and intermediate results, in units of the largest number of a result. Operators that round to 16
+// bits on their way have many.
 constexpr double kRoundings = 48;
 
 double unit_of(at::ScalarType type) {
@@ -137,8 +134,8 @@ class Sweep {
 
  private:
   // `one` is the argument that has the layout; -1: all have it.
-  void call(const std::string& name, const Stack& arguments, const std::vector<at::Tensor>& wanted,
-            at::ScalarType type, const Layout& layout, int one) {
+  void call(const std::string& name, const Stack& arguments, const std::vector<at::Tensor>& wanted, at::ScalarType type,
+            const Layout& layout, int one) {
     Stack stack = arguments;
     for (size_t i = 0; i < stack.size(); ++i) {
       if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
@@ -146,8 +143,7 @@ class Sweep {
       if (x.is_floating_point()) x = x.to(type);
       stack[i] = one < 0 || one == static_cast<int>(i) ? layout.of(x) : x.clone();
     }
-    if (name.ends_with("_backward_data"))
-      stack.back() = static_cast<int64_t>(type);  // the dtype of the input
+    if (name.ends_with("_backward_data")) stack.back() = static_cast<int64_t>(type);  // the dtype of the input
     const std::string what = concat(name, ", ", c10::toString(type), ", ", layout.name, " argument ", one);
     try {
       graph::find_operator(name).call(stack);
@@ -159,8 +155,7 @@ class Sweep {
     ++calls_;
     const std::vector<at::Tensor> results = results_of(stack);
     ASSERT_EQ(results.size(), wanted.size()) << what;
-    for (size_t i = 0; i < results.size(); ++i)
-      compare(results[i], wanted[i], type, concat(what, ", result ", i));
+    for (size_t i = 0; i < results.size(); ++i) compare(results[i], wanted[i], type, concat(what, ", result ", i));
   }
 
   static void compare(const at::Tensor& result, const at::Tensor& wanted, at::ScalarType type,
@@ -216,8 +211,8 @@ TEST_F(Layouts, Convolution) {
     const at::Tensor y = at::conv2d(x, weight, {}, stride, padding);
     sweep_.run("aten::convolution", {x, weight, kNone, stride, padding, one, false, kZero2, 1});
     for (const int output : {-1, 0, 1}) {
-      sweep_.run("aten::convolution_backward", {numbers(y.sizes()), x, weight, std::vector<int64_t>{s.out},
-                                                stride, padding, one, false, kZero2, 1, only(output)});
+      sweep_.run("aten::convolution_backward", {numbers(y.sizes()), x, weight, std::vector<int64_t>{s.out}, stride,
+                                                padding, one, false, kZero2, 1, only(output)});
     }
   }
 }
@@ -230,10 +225,8 @@ TEST_F(Layouts, BatchNormAndGroupNorm) {
     Stack made = {x, gain, bias, kNone, kNone, true, 0.1, 1e-2};
     sweep_.run("aten::native_batch_norm", made);
     graph::find_operator("aten::native_batch_norm").call(made);
-    sweep_.run("aten::native_batch_norm_backward",
-               {dy, x, gain, kNone, kNone, made[1], made[2], true, 1e-2, only(-1)});
-    sweep_.run("aten::native_batch_norm_backward",
-               {dy, x, gain, mean, variance, kNone, kNone, false, 1e-2, only(-1)});
+    sweep_.run("aten::native_batch_norm_backward", {dy, x, gain, kNone, kNone, made[1], made[2], true, 1e-2, only(-1)});
+    sweep_.run("aten::native_batch_norm_backward", {dy, x, gain, mean, variance, kNone, kNone, false, 1e-2, only(-1)});
     sweep_.run("aten::_native_batch_norm_legit_no_training", {x, gain, bias, mean, variance, 0.1, 1e-2});
     const int64_t pixels = x.numel() / (sizes[0] * 4);
     for (const int64_t groups : {1, 2, 4}) {
@@ -254,8 +247,7 @@ TEST_F(Layouts, LayerNorm) {
     Stack made = {x, inner, gain, bias, 1e-2};
     sweep_.run("aten::native_layer_norm", made);
     graph::find_operator("aten::native_layer_norm").call(made);
-    sweep_.run("aten::native_layer_norm_backward",
-               {numbers(sizes), x, inner, made[1], made[2], gain, bias, only(-1)});
+    sweep_.run("aten::native_layer_norm_backward", {numbers(sizes), x, inner, made[1], made[2], gain, bias, only(-1)});
   }
 }
 
@@ -277,8 +269,8 @@ TEST_F(Layouts, Attention) {
 }
 
 TEST_F(Layouts, Products) {
-  for (const auto& [m, n, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-           {1, 1, 1}, {3, 5, 2}, {0, 2, 3}, {2, 3, 0}, {17, 33, 65}}) {
+  for (const auto& [m, n, k] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 1, 1}, {3, 5, 2}, {0, 2, 3}, {2, 3, 0}, {17, 33, 65}}) {
     const at::Tensor a = numbers({m, k}), b = numbers({k, n}), row = numbers({n});
     sweep_.run("aten::mm", {a, b});
     sweep_.run("aten::addmm", {row, a, b, 1, 1});
@@ -298,8 +290,7 @@ TEST_F(Layouts, Pooling) {
     sweep_.run("aten::max_pool2d_with_indices", made);
     graph::find_operator("aten::max_pool2d_with_indices").call(made);
     const at::Tensor dy = numbers(made[0].toTensor().sizes());
-    sweep_.run("aten::max_pool2d_with_indices_backward",
-               {dy, x, kernel, stride, padding, one, false, made[1]});
+    sweep_.run("aten::max_pool2d_with_indices_backward", {dy, x, kernel, stride, padding, one, false, made[1]});
     sweep_.run("aten::avg_pool2d", {x, kernel, stride, padding, false, true, kNone});
     sweep_.run("aten::avg_pool2d_backward", {dy, x, kernel, stride, padding, false, true, kNone});
     sweep_.run("aten::_adaptive_avg_pool2d", {x, two});
@@ -363,8 +354,8 @@ TEST_F(Layouts, Indices) {
     sweep_.run("aten::gather", {table, 0, indices(rows, {2, 5}), false});
     sweep_.run("aten::scatter_add", {table, 0, indices(rows, {2, 5}), numbers({2, 5})});
     sweep_.run("aten::constant_pad_nd", {table, std::vector<int64_t>{1, 2, 0, 1}, 3});
-    sweep_.run("aten::reflection_pad2d_backward", {numbers({2, 3, 5, rows + 2}), numbers({2, 3, 3, rows + 2}),
-                                                   std::vector<int64_t>{0, 0, 1, 1}});
+    sweep_.run("aten::reflection_pad2d_backward",
+               {numbers({2, 3, 5, rows + 2}), numbers({2, 3, 3, rows + 2}), std::vector<int64_t>{0, 0, 1, 1}});
     sweep_.run("aten::tril", {table, 0});
     sweep_.run("aten::flip", {table, std::vector<int64_t>{0}});
     sweep_.run("aten::roll", {table, std::vector<int64_t>{1}, std::vector<int64_t>{0}});

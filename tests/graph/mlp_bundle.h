@@ -20,8 +20,7 @@ inline constexpr int kMlpSamples = 40;
 inline std::vector<float> random_floats(int64_t count, uint64_t seed) {
   SplitMix64 random(seed);
   std::vector<float> values;
-  for (int64_t i = 0; i < count; ++i)
-    values.push_back(static_cast<float>(bounded(random, 2001)) / 1000.0F - 1);
+  for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(bounded(random, 2001)) / 1000.0F - 1);
   return values;
 }
 
@@ -46,8 +45,7 @@ inline void write_bundle(const TempFolder& folder, const MlpGraph& mlp) {
   const graph::Tensors constants = mlp.constants();
   write_safetensors(folder.path("bundle/constants.safetensors"), {constants.begin(), constants.end()}, {});
   folder.write("bundle/notes.txt", "of the module");
-  folder.write("data/input.npy",
-               npy_file("<f4", concat("(", kMlpSamples, ", 3)"), random_floats(kMlpSamples * 3, 50)));
+  folder.write("data/input.npy", npy_file("<f4", concat("(", kMlpSamples, ", 3)"), random_floats(kMlpSamples * 3, 50)));
   folder.write("data/target.npy",
                npy_file("<f4", concat("(", kMlpSamples, ", 2)"), random_floats(kMlpSamples * 2, 51)));
 }

@@ -1,6 +1,6 @@
-// This is a captured MLP, written by hand: Linear, ReLU, some middle layers, Linear and the squared error. A
-// middle layer is y = dropout(relu(linear(x)) * c). A buffer follows the mean of y, and c is a constant. The
-// first and the last middle layer have the same weight.
+// This is a captured MLP, written by hand: Linear, ReLU, some middle layers, Linear and the squared error. A middle
+// layer is y = dropout(relu(linear(x)) * c). A buffer follows the mean of y, and c is a constant. The first and the
+// last middle layer have the same weight.
 #pragma once
 
 #include <string>
@@ -42,15 +42,15 @@ struct MlpGraph {
       parameter(name + ".bias", "[5]");
       add(buffers, "\"" + name + ".mean\": {\"dtype\": \"" + dtype + "\", \"shape\": [5]}");
       add(layers, "{\"name\": \"" + name + "\", \"kind\": " + (frozen_first && i == 0 ? "3" : "1") +
-                      ", \"parameters\": [\"" + weight + ".weight\", \"" + name +
-                      ".bias\"], \"buffers\": [\"" + name + ".mean\"], \"constants\": [\"scale\"]}");
+                      ", \"parameters\": [\"" + weight + ".weight\", \"" + name + ".bias\"], \"buffers\": [\"" + name +
+                      ".mean\"], \"constants\": [\"scale\"]}");
     }
     add(layers,
         R"({"name": "last", "kind": 2, "parameters": ["last.weight", "last.bias"], "buffers": [], "constants": []})");
     return R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Mlp", "dtype": ")" + dtype +
            "\", \"layers\": [" + layers + R"(], "kinds": ["first", "middle", "last")" +
-           (frozen_first ? R"(, "after frozen")" : "") + R"(], "parameters": {)" + parameters +
-           "}, \"buffers\": {" + buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
+           (frozen_first ? R"(, "after frozen")" : "") + R"(], "parameters": {)" + parameters + "}, \"buffers\": {" +
+           buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
   }
 
   // Returns the programs for micro-batches of this number of samples.
@@ -59,13 +59,11 @@ struct MlpGraph {
     const std::string fields = R"("fields": {"input": {"dtype": ")" + dtype + R"(", "shape": [)" + n +
                                R"(, 3]}, "target": {"dtype": ")" + dtype + R"(", "shape": [)" + n + ", 2]}}";
     const std::string p1 =
-        frozen_first ? ""
-                     : R"({"op": "aten::threshold_backward", "args": [{"v": 6}, {"v": 5}, 0], "out": [7]},
+        frozen_first ? "" : R"({"op": "aten::threshold_backward", "args": [{"v": 6}, {"v": 5}, 0], "out": [7]},
            {"op": "aten::sum.dim_IntList", "args": [{"v": 7}, [0], false, null], "out": [8]},
            {"add_to": 1, "how": "sum", "args": [{"v": 8}]})";
     const std::string p2 =
-        frozen_first ? ""
-                     : R"({"name": "first.weight", "code": [{"op": "aten::t", "args": [{"v": 7}], "out": [9]},
+        frozen_first ? "" : R"({"name": "first.weight", "code": [{"op": "aten::t", "args": [{"v": 7}], "out": [9]},
            {"add_to": 0, "how": "product", "args": [{"v": 9}, {"v": 0}]}]})";
     const std::string first = R"({"slots": 10,
       "inputs": [{"from": "field", "name": "input", "slot": 0}, {"from": "parameter", "index": 0, "slot": 1},
@@ -147,9 +145,7 @@ struct MlpGraph {
     return {{"scale", at::linspace(0.5, 1.5, kHidden, type)}};
   }
 
-  std::shared_ptr<graph::Graph> graph() const {
-    return graph::parse_graph(json(), "graph.json", constants());
-  }
+  std::shared_ptr<graph::Graph> graph() const { return graph::parse_graph(json(), "graph.json", constants()); }
 };
 
 }  // namespace twobp::test

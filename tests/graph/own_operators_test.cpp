@@ -1,5 +1,5 @@
-// Tests our own operators: calls that are refused, and results compared with LibTorch's.
-// tests/python/test_packed.py compares their gradients with autograd's.
+// Tests our own operators: calls that are refused, and results compared with LibTorch's. tests/python/test_packed.py
+// compares their gradients with autograd's.
 #include "twobp/graph/own_operators.h"
 
 #include <algorithm>
@@ -212,8 +212,8 @@ TEST(OwnOperators, PackedAttentionOfSlicesGivesTheWhole) {
   std::vector<Stack> kept;
   for (size_t s = 0; s < sliced.count(); ++s) {
     const at::Tensor own_cos = sliced.part(cos, 0, s), own_sin = sliced.part(sin, 0, s);
-    kept.push_back(sliced.run("twobp::attention", s,
-                              {sliced.part(qkv, 1, s), own_cos, own_sin, kHeads, kKvHeads, true}));
+    kept.push_back(
+        sliced.run("twobp::attention", s, {sliced.part(qkv, 1, s), own_cos, own_sin, kHeads, kKvHeads, true}));
     out[s] = kept[s][0].toTensor();
   }
   for (size_t s = sliced.count(); s-- > 0;) {

@@ -26,8 +26,7 @@ at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
 }
 
 Fields fields() {
-  return {{"input", random({test::kSamples, test::kIn}, 1)},
-          {"target", random({test::kSamples, test::kOut}, 2)}};
+  return {{"input", random({test::kSamples, test::kIn}, 1)}, {"target", random({test::kSamples, test::kOut}, 2)}};
 }
 
 class ProgramLayerTest : public ::testing::Test {
@@ -171,9 +170,8 @@ TEST_F(ProgramLayerTest, NamesTheKnownShapes) {
   Context context;
   context.fields = &other;
   Saved saved;
-  test::expect_error(
-      [&] { layer.forward({}, context, saved); },
-      {"no program for a micro-batch of input Double [3, 3]", "It has programs for: input Double [4, 3]"});
+  test::expect_error([&] { layer.forward({}, context, saved); }, {"no program for a micro-batch of input Double [3, 3]",
+                                                                  "It has programs for: input Double [4, 3]"});
   graph::add_shape(*graph_, in_float64().shape(3), "shape", {});
   other["target"] = random({3, test::kOut}, 1);
   std::vector<Parameter*> parameters;

@@ -50,10 +50,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"Torch", "\"2.13\"", "\"2.12\"", {"captured with torch 2.12", "capture it again"}},
         Bad{"MissingKey", "\"kinds\"", "\"kind_names\"", {"there is no \"kinds\""}},
         Bad{"Kind", "\"kind\": 1", "\"kind\": 3", {"layers[1].kind", "is 3, outside 0 to 2"}},
-        Bad{"TwoLayersOfAName",
-            "\"name\": \"middle.1\"",
-            "\"name\": \"middle.0\"",
-            {"two layers \"middle.0\""}},
+        Bad{"TwoLayersOfAName", "\"name\": \"middle.1\"", "\"name\": \"middle.0\"", {"two layers \"middle.0\""}},
         Bad{"UnknownParameter",
             "[\"first.weight\"",
             "[\"second.weight\"",
@@ -166,10 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
             R"({"add_to": 1, "how": "sum", "args": [{"v": 8}]})",
             R"({"add_to": 0, "how": "sum", "args": [{"v": 8}]})",
             {"\"first.bias\" gets no gradient"}},
-        Bad{"UnknownField",
-            "\"name\": \"input\", \"slot\"",
-            "\"name\": \"inputs\", \"slot\"",
-            {"no field \"inputs\""}},
+        Bad{"UnknownField", "\"name\": \"input\", \"slot\"", "\"name\": \"inputs\", \"slot\"", {"no field \"inputs\""}},
         Bad{"UnknownPlace", "\"from\": \"loss_weight\"", "\"from\": \"file\"", {"from", "\"file\""}},
         Bad{"ValueRange",
             "{\"from\": \"value\", \"index\": 0",
@@ -179,10 +173,7 @@ INSTANTIATE_TEST_SUITE_P(
             R"("input_gradients": [{"index": 0, "slot": 22}])",
             R"("input_gradients": [])",
             {"layer \"middle.0\"", "input_gradients"}},
-        Bad{"LossWithoutGradient",
-            R"({"slot": 10, "gradient": 11})",
-            R"({"slot": 10})",
-            {"nothing has been written"}},
+        Bad{"LossWithoutGradient", R"({"slot": 10, "gradient": 11})", R"({"slot": 10})", {"nothing has been written"}},
         Bad{"Targets", R"("slot": 3}})", R"("slot": 4}})", {"targets.slot"}},
         Bad{"CheckOfTargets",
             R"("slot": 3}})",
@@ -204,15 +195,14 @@ std::string with_positions(const std::string& positions, const std::string& argu
   };
   replace("\"shape\": [4, 3]", "\"shape\": [4, 2]");
   replace("\"programs\":", positions + "\"programs\":");
-  replace(kRelu,
-          R"({"op": "aten::slice.Tensor", "args": [{"v": 4}, 0, null, )" + argument + R"(, 1], "out": [5]})");
+  replace(kRelu, R"({"op": "aten::slice.Tensor", "args": [{"v": 4}, 0, null, )" + argument + R"(, 1], "out": [5]})");
   return text;
 }
 
 TEST(ReadGraph, NumbersDependOnPositions) {
   const auto last = [](const std::string& argument) {
-    const auto graph = graph::parse_graph(with_positions("\"positions\": 2, ", argument), "graph.json",
-                                          MlpGraph().constants());
+    const auto graph =
+        graph::parse_graph(with_positions("\"positions\": 2, ", argument), "graph.json", MlpGraph().constants());
     const graph::Argument& end = graph->shape().programs[0].forward[2].arguments[3];
     EXPECT_EQ(end.of_positions.size(), 1u);
     return std::pair(end.value.toInt(), end.of_positions.at(0).value(/*begin=*/7, /*length=*/5));
@@ -223,14 +213,11 @@ TEST(ReadGraph, NumbersDependOnPositions) {
   const auto refused = [](const std::string& positions, const std::string& argument,
                           const std::vector<std::string>& message) {
     test::expect_error(
-        [&] {
-          graph::parse_graph(with_positions(positions, argument), "graph.json", MlpGraph().constants());
-        },
+        [&] { graph::parse_graph(with_positions(positions, argument), "graph.json", MlpGraph().constants()); },
         message);
   };
   refused("", R"({"positions": 3})", {"args[3]", "no number of positions"});
-  refused("\"positions\": 2, ", R"({"position": "middle"})",
-          {"args[3]", "\"middle\" is not a known position"});
+  refused("\"positions\": 2, ", R"({"position": "middle"})", {"args[3]", "\"middle\" is not a known position"});
   refused("\"positions\": 2, ", R"({"positions": 0})", {"args[3]", "outside 1"});
   refused("\"positions\": 2, \"no_slices\": \"why\", ", "1", {"positions", "\"no_slices\" is given too"});
 }
@@ -239,12 +226,10 @@ TEST(ReadGraph, RefusesADamagedSecondShape) {
   const auto graph = MlpGraph().graph();
   std::string shape = MlpGraph().shape(2);
   shape.replace(shape.find("aten::relu"), 10, "aten::save");
-  test::expect_error([&] { graph::add_shape(*graph, shape, "shape", {}); },
-                     {"shape: programs[0].forward[2].op"});
+  test::expect_error([&] { graph::add_shape(*graph, shape, "shape", {}); }, {"shape: programs[0].forward[2].op"});
   graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});
   graph::add_shape(*graph, MlpGraph().shape(2), "shape", {});  // it is there already
-  EXPECT_TRUE(
-      graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}, /*variant=*/0));
+  EXPECT_TRUE(graph->knows({{"input", {at::kFloat, {2, 3}}}, {"target", {at::kFloat, {2, 2}}}}, /*variant=*/0));
 }
 
 // An error during a run names the instruction.
@@ -252,8 +237,7 @@ TEST(ReadGraph, RunTimeErrorsNameTheInstruction) {
   std::string text = MlpGraph().json();
   const std::string code = R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 1, 0])";
   ASSERT_NE(text.find(code), std::string::npos);
-  text.replace(text.find(code), code.size(),
-               R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 5, 0])");
+  text.replace(text.find(code), code.size(), R"("code": [{"op": "aten::select.int", "args": [{"v": 0}, 5, 0])");
   const auto graph = graph::parse_graph(text, "graph.json", MlpGraph().constants());
   test::expect_error(
       [&] {
@@ -266,26 +250,23 @@ TEST(ReadGraph, RunTimeErrorsNameTheInstruction) {
 std::string with_checks(const std::string& checks) {
   std::string text = MlpGraph().json();
   const size_t targets = text.find("\"targets\"");
-  return text.replace(
-      targets, text.find("}}", targets) + 1 - targets,
-      R"("targets": {"count": 8, "slots": 3, "inputs": [{"from": "field", "name": "target", "slot": 0}],
+  return text.replace(targets, text.find("}}", targets) + 1 - targets,
+                      R"("targets": {"count": 8, "slots": 3, "inputs": [{"from": "field", "name": "target", "slot": 0}],
       "code": [{"op": "aten::ge.Scalar", "args": [{"v": 0}, 0], "out": [1]}, {"op": "aten::all", "args": [{"v": 1}], "out": [2]}],
-      "checks": [)" +
-          checks + "]}");
+      "checks": [)" + checks +
+                          "]}");
 }
 
 // A count may be a number if there are checks.
 TEST(ReadGraph, ChecksOfTargetsRunForEachMicroBatch) {
   const auto count = [](const std::string& checks, double target) {
     const Fields fields{{"input", at::zeros({4, 3})}, {"target", at::full({4, 2}, target)}};
-    return graph::parse_graph(with_checks(checks), "graph.json", MlpGraph().constants())
-        ->count_targets(fields);
+    return graph::parse_graph(with_checks(checks), "graph.json", MlpGraph().constants())->count_targets(fields);
   };
   const std::string positive = R"({"slot": 2, "says": "a target is negative"})";
   EXPECT_EQ(count(positive, 1), 8);
   test::expect_error([&] { count(positive, -1); }, {"a micro-batch", "a target is negative"});
-  test::expect_error([&] { count(R"({"slot": 1, "says": ""})", 1); },
-                     {"a check of the targets", "not one bool"});
+  test::expect_error([&] { count(R"({"slot": 1, "says": ""})", 1); }, {"a check of the targets", "not one bool"});
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ const graph::FieldTypes kFields{{"x", {at::kLong, {3, 7}}}, {"one", {at::kFloat,
 
 std::vector<graph::Sizes::Number> numbers_of(const std::string& list) {
   const auto parsed = nlohmann::json::parse(list);
-  return graph::Sizes(graph::JsonNode(parsed, "graph.json", "sizes"), kFields).of(kFields);
+  return graph::Sizes(JsonNode(parsed, "graph.json", "sizes"), kFields).of(kFields);
 }
 
 // Entries 0 to 5: the sizes of x, which are 3 and 7, then -7, 0, 2.5 and 2^62.
@@ -214,9 +214,8 @@ TEST_F(ShapeOfMany, AFixedShapeComesFirst) {
 }
 
 TEST_F(ShapeOfMany, RefusesWhatItsGuardsExclude) {
-  test::expect_error(
-      [&] { graph_->shape_of(fields_of(9)); },
-      {"no program for a micro-batch of input Double [9, 3]", "[any, 3]", "if input.size(0) <= 8"});
+  test::expect_error([&] { graph_->shape_of(fields_of(9)); },
+                     {"no program for a micro-batch of input Double [9, 3]", "[any, 3]", "if input.size(0) <= 8"});
   Fields fields = fields_of(3);
   fields["target"] = at::zeros({4, 2}, at::kDouble);
   test::expect_error([&] { graph_->shape_of(fields); }, {"no program"});
@@ -303,15 +302,9 @@ INSTANTIATE_TEST_SUITE_P(
             "{\"do\": \"le\", \"of\": [0, 1]}",
             "{\"do\": \"truediv\", \"of\": [0, 1]}",
             {"guards[0].size", "entry 2 is no whole number"}},
-        Bad{"GuardWithoutASize",
-            "{\"size\": 2, \"says\"",
-            "{\"sizes\": 2, \"says\"",
-            {"guards[0]", "no \"size\""}},
+        Bad{"GuardWithoutASize", "{\"size\": 2, \"says\"", "{\"sizes\": 2, \"says\"", {"guards[0]", "no \"size\""}},
         Bad{"GuardOfAnEntry", "{\"size\": 2, \"says\"", "{\"size\": 9, \"says\"", {"guards[0].size", "is 9"}},
-        Bad{"ConstantOfATable",
-            "{\"constant\": \"scale\"",
-            "{\"constant\": \"c9\"",
-            {"no constant \"c9\"", "table 0"}},
+        Bad{"ConstantOfATable", "{\"constant\": \"scale\"", "{\"constant\": \"c9\"", {"no constant \"c9\"", "table 0"}},
         Bad{"SlotOfATable", "\"slot\": 1}]", "\"slot\": 2}]", {"tables[0].slot"}},
         Bad{"UnwrittenTable",
             "\"out\": [1]}], \"slot\": 1}]",
@@ -321,10 +314,7 @@ INSTANTIATE_TEST_SUITE_P(
             "\"aten::mul.Tensor\", \"args\": [{\"v\": 0}, {\"number\"",
             "\"aten::rand\", \"args\": [{\"v\": 0}, {\"number\"",
             {"tables[0].code[0]"}},
-        Bad{"TableOfALayer",
-            "[[], [{\"table\": 0}]",
-            "[[], [{\"table\": 1}]",
-            {"constants[1][0].table", "is 1"}},
+        Bad{"TableOfALayer", "[[], [{\"table\": 0}]", "[[], [{\"table\": 1}]", {"constants[1][0].table", "is 1"}},
         Bad{"Count", "\"count\": {\"size\": 0}", "\"count\": {\"size\": 5}", {"targets.count.size", "is 5"}}),
     [](const auto& info) { return std::string(info.param.name); });
 
@@ -335,8 +325,7 @@ TEST(ShapesOfMany, TheFirstShapeIsFixed) {
   const std::string first = text.substr(0, at) + of_many() + ", " + fixed + "]}";
   const std::string second = text.substr(0, at) + fixed + ", " + of_many() + "]}";
   const graph::Tensors constants = MlpGraph{.dtype = "float64"}.constants();
-  test::expect_error([&] { graph::parse_graph(first, "graph.json", constants); },
-                     {"shapes[0]", "first shape"});
+  test::expect_error([&] { graph::parse_graph(first, "graph.json", constants); }, {"shapes[0]", "first shape"});
   const auto graph = graph::parse_graph(second, "graph.json", constants);
   EXPECT_EQ(graph->count_targets(fields_of(6)), 6);
 }

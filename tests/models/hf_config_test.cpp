@@ -1,5 +1,5 @@
-// Tests config.json of Hugging Face directories: both notations of the rope settings, unsupported values, and
-// the configuration derived from the file.
+// Tests config.json of Hugging Face directories: both notations of the rope settings, unsupported values, and the
+// configuration derived from the file.
 #include "twobp/models/hf_config.h"
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -127,11 +127,7 @@ TEST_F(HfConfig, ReadsRopeSettingsInBothForms) {
           {"config.json", type, "not supported", "default, linear, llama3, yarn, dynamic are"});
     }
     expect_error([&] { with({{"rope_type", "linear"}}, 1e4); }, {"has no factor"});
-    expect_error(
-        [&] {
-          with({{"rope_type", "linear"}, {"factor", "2"}}, 1e4);
-        },
-        {"factor is \"2\", not a number"});
+    expect_error([&] { with({{"rope_type", "linear"}, {"factor", "2"}}, 1e4); }, {"factor is \"2\", not a number"});
     expect_error([&] { with({{"rope_type", "linear"}, {"factor", 0}}, 1e4); }, {"model.rope_factor is 0"});
     expect_error([&] { with({{"rope_type", 3}}, 1e4); }, {"rope_type is 3"});
     expect_error(
@@ -271,8 +267,7 @@ TEST_F(HfConfig, RefusesBadNumbers) {
   }
   refuse([](json& c) { c["num_key_value_heads"] = 2; }, {"num_key_value_heads 2", "num_attention_heads 9"});
   refuse([](json& c) { c["num_key_value_heads"] = 0; }, {"num_key_value_heads 0"});
-  refuse([](json& c) { c["num_attention_heads"] = 7; },
-         {"hidden_size 576", "num_attention_heads 7", "head_dim"});
+  refuse([](json& c) { c["num_attention_heads"] = 7; }, {"hidden_size 576", "num_attention_heads 7", "head_dim"});
   refuse([](json& c) { c["head_dim"] = 63; }, {"head_dim 63", "even"});
   refuse([](json& c) { c["head_dim"] = 0; }, {"head_dim 0"});
   refuse([](json& c) { c["rms_norm_eps"] = 0; }, {"model.norm_eps is 0", "above 0"});
@@ -282,9 +277,7 @@ TEST_F(HfConfig, RefusesBadNumbers) {
 // torch.nn.Embedding reads it in the same way.
 TEST_F(HfConfig, ReadsThePaddingToken) {
   EXPECT_EQ(read(llama_json()).pad_token, -1);
-  const auto token = [&](const json& value) {
-    return read([&](json& c) { c["pad_token_id"] = value; }).pad_token;
-  };
+  const auto token = [&](const json& value) { return read([&](json& c) { c["pad_token_id"] = value; }).pad_token; };
   EXPECT_EQ(token(nullptr), -1);
   EXPECT_EQ(token(0), 0);
   EXPECT_EQ(token(49151), 49151);
@@ -297,8 +290,7 @@ TEST_F(HfConfig, ReadsThePaddingToken) {
   refuse([](json& c) { c["pad_token_id"] = 1.5; }, {"pad_token_id is 1.5, not an integer"});
 }
 
-// A value from the file stays. BERT's default in transformers is 0, so a missing padding token is written as
-// null.
+// A value from the file stays. BERT's default in transformers is 0, so a missing padding token is written as null.
 TEST_F(HfConfig, WritesThePaddingToken) {
   ModelConfig bert;
   bert.type = BertOptions{};
@@ -342,8 +334,7 @@ TEST_F(HfConfig, RefusesToWriteWhatTransformersRefuses) {
   llama.head_dim = 2;
   ModelConfig config;
   config.type = llama;
-  expect_error([&] { hf_config_json(config, 512, "float32"); },
-               {"transformers", "model.dim (17)", "model.heads (9)"});
+  expect_error([&] { hf_config_json(config, 512, "float32"); }, {"transformers", "model.dim (17)", "model.heads (9)"});
 }
 
 // A file has no word for options whose 0 follows from others. transformers 5.23 loads no Gemma whose
@@ -374,13 +365,10 @@ TEST_F(HfConfig, WritesWhatFollowsFromOtherOptions) {
                  {"transformers wants an integer query_pre_attn_scalar", "11.1", "model.attention_scale"});
   }
   EXPECT_EQ(written(options_of("granite"))["attention_multiplier"], 0.25);
-  for (const char* key :
-       {"bos_token_id", "eos_token_id"})  // that of LLaMA would be 1 and 2, if it were missing
-    EXPECT_TRUE(written(options_of("llama")).contains(key) && written(options_of("llama"))[key].is_null())
-        << key;
+  for (const char* key : {"bos_token_id", "eos_token_id"})  // that of LLaMA would be 1 and 2, if it were missing
+    EXPECT_TRUE(written(options_of("llama")).contains(key) && written(options_of("llama"))[key].is_null()) << key;
   json granite = llama_json();
-  granite.update(
-      {{"model_type", "granite"}, {"architectures", {"GraniteForCausalLM"}}, {"attention_multiplier", 0.0}});
+  granite.update({{"model_type", "granite"}, {"architectures", {"GraniteForCausalLM"}}, {"attention_multiplier", 0.0}});
   expect_error([&] { read(granite); }, {"config.json", "attention_multiplier is 0, not a number above 0"});
   json gemma = llama_json();
   gemma.update({{"model_type", "gemma"}, {"architectures", {"GemmaForCausalLM"}}});
@@ -391,9 +379,8 @@ TEST_F(HfConfig, WritesWhatFollowsFromOtherOptions) {
   gemma["hidden_act"] = "silu";
   expect_error([&] { read(gemma); }, {"config.json", "hidden_act \"silu\" is not supported"});
   gemma.erase("hidden_act");
-  gemma.update({{"model_type", "gemma3_text"},
-                {"architectures", {"Gemma3ForCausalLM"}},
-                {"attn_logit_softcapping", nullptr}});
+  gemma.update(
+      {{"model_type", "gemma3_text"}, {"architectures", {"Gemma3ForCausalLM"}}, {"attn_logit_softcapping", nullptr}});
   EXPECT_NO_THROW(read(gemma));
   gemma["attn_logit_softcapping"] = 50.0;  // transformers computes no cap
   expect_error([&] { read(gemma); }, {"config.json", "attn_logit_softcapping 50.0 is not supported"});
@@ -470,15 +457,13 @@ TEST_F(HfConfig, KeepsOtherKeysOfTheFile) {
 
 TEST_F(HfConfig, GivesTheConfigurationItsArchitecture) {
   folder_.write("config.json", llama_json().dump());
-  const std::vector<std::string> base = {"data.text=*.txt", "data.tokenizer=t.json",
-                                         "model.from=" + folder_.path("")};
+  const std::vector<std::string> base = {"data.text=*.txt", "data.tokenizer=t.json", "model.from=" + folder_.path("")};
   const auto with = [&](const std::vector<std::string>& more) {
     std::vector<std::string> all = base;
     all.insert(all.end(), more.begin(), more.end());
     return load_config("", all);
   };
-  const Config config =
-      with({"model.lora=8", "model.init_std=0.1", "model.freeze=model.embed*", "model.lora_alpha=3"});
+  const Config config = with({"model.lora=8", "model.init_std=0.1", "model.freeze=model.embed*", "model.lora_alpha=3"});
   EXPECT_EQ(test::llama_of(config).dim, 576);
   EXPECT_EQ(test::llama_of(config).heads, 9);
   EXPECT_EQ(config.model.lora, 8);

@@ -28,8 +28,7 @@ std::string letters(const std::string& names) {
 class Weights : public ::testing::Test {
  protected:
   void index(const std::string& map) const {
-    folder_.write("model.safetensors.index.json",
-                  R"({"metadata":{"total_size":3},"weight_map":)" + map + "}");
+    folder_.write("model.safetensors.index.json", R"({"metadata":{"total_size":3},"weight_map":)" + map + "}");
   }
   void refuse(const std::vector<std::string>& parts) const {
     expect_error([&] { ModelWeights(folder_.path("")); }, parts);
@@ -55,8 +54,7 @@ TEST_F(Weights, TwoNamesMayMeanOneTensor) {
   TensorNames naming;
   naming.rename = [](const std::string& stored) { return stored.substr(0, 1); };
   const auto two = [&](char of_b) {
-    const std::string header =
-        test::header({entry("a", "U8", "[1]", "[0,1]"), entry("a_old", "U8", "[1]", "[1,2]")});
+    const std::string header = test::header({entry("a", "U8", "[1]", "[0,1]"), entry("a_old", "U8", "[1]", "[1,2]")});
     folder_.write("model.safetensors", safetensors_file(header, std::string("x") + of_b));
     return ModelWeights(folder_.path(""), naming);
   };
@@ -67,8 +65,7 @@ TEST_F(Weights, TwoNamesMayMeanOneTensor) {
 TEST_F(Weights, AreReadFromSeveralFiles) {
   folder_.write("model-00001-of-00002.safetensors", letters("ca"));
   folder_.write("other.safetensors", letters("b"));
-  index(
-      R"({"a":"model-00001-of-00002.safetensors","b":"other.safetensors","c":"model-00001-of-00002.safetensors"})");
+  index(R"({"a":"model-00001-of-00002.safetensors","b":"other.safetensors","c":"model-00001-of-00002.safetensors"})");
   const ModelWeights weights(folder_.path(""));
   EXPECT_EQ(weights.names(), (std::vector<std::string>{"a", "b", "c"}));
   for (const std::string& name : weights.names()) EXPECT_EQ(weights.tensor(name).item<uint8_t>(), name[0]);

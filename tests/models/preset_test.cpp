@@ -38,12 +38,11 @@ TEST_P(PresetTest, IsTheModelOfThePaper) {
   }
 }
 
-// The authors or transformers give these parameter counts: LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv
-// 1810.04805), Mamba-1.4b (arXiv 2312.00752) and ResNet-152 (arXiv 1512.03385).
+// The authors or transformers give these parameter counts: LLaMa-7B (arXiv 2302.13971), BERT-Large (arXiv 1810.04805),
+// Mamba-1.4b (arXiv 2312.00752) and ResNet-152 (arXiv 1512.03385).
 INSTANTIATE_TEST_SUITE_P(Presets, PresetTest,
-                         testing::Values(Preset{"transformer_7b", 6738415616},
-                                         Preset{"bert_large", 335174458}, Preset{"mamba_1.4b", 1372178432},
-                                         Preset{"resnet_152", 60192808}),
+                         testing::Values(Preset{"transformer_7b", 6738415616}, Preset{"bert_large", 335174458},
+                                         Preset{"mamba_1.4b", 1372178432}, Preset{"resnet_152", 60192808}),
                          [](const auto& info) {
                            std::string name = info.param.file;
                            for (char& c : name) c = c == '.' ? '_' : c;

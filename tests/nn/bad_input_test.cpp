@@ -1,16 +1,16 @@
-// A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside
-// the vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
+// A layer must refuse unusable input with an Error that describes the problem: token ids and labels outside the
+// vocabulary, wrong sizes, wrong dtypes, missing fields, impossible models.
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {
@@ -31,16 +31,13 @@ void expect_forward_error(Layer& layer, const at::Tensor& x, const Fields& field
 
 TEST(BadInput, TokenIdOutsideTheVocabulary) {
   Embedding layer("e", 4, 3, 1, at::kFloat);
-  expect_forward_error(layer, {}, {{"input_ids", ids({0, 3, 4})}},
-                       {"token id 4", "position 2", "vocabulary of 4"});
-  expect_forward_error(layer, {}, {{"input_ids", ids({0, -1, 9})}},
-                       {"token id -1", "position 1", "vocabulary"});
+  expect_forward_error(layer, {}, {{"input_ids", ids({0, 3, 4})}}, {"token id 4", "position 2", "vocabulary of 4"});
+  expect_forward_error(layer, {}, {{"input_ids", ids({0, -1, 9})}}, {"token id -1", "position 1", "vocabulary"});
 }
 
 TEST(BadInput, InputIdsOfAnotherKind) {
   Embedding layer("e", 4, 3, 1, at::kFloat);
-  expect_forward_error(layer, {}, {{"input_ids", at::zeros({1, 3}, at::kFloat)}},
-                       {"input_ids", "int64", "Float"});
+  expect_forward_error(layer, {}, {{"input_ids", at::zeros({1, 3}, at::kFloat)}}, {"input_ids", "int64", "Float"});
   expect_forward_error(layer, {}, {{"input_ids", at::zeros({3}, at::kLong)}},
                        {"input_ids", "(batch, sequence)", "[3]"});
 }
@@ -49,8 +46,7 @@ TEST(BadInput, MissingFields) {
   Embedding embedding("e", 4, 3, 1, at::kFloat);
   expect_forward_error(embedding, {}, {}, {"input_ids", "none"});
   CrossEntropy loss;
-  expect_forward_error(loss, at::zeros({1, 2, 3}), {{"input_ids", ids({1, 2})}},
-                       {"labels", "it has input_ids"});
+  expect_forward_error(loss, at::zeros({1, 2, 3}), {{"input_ids", ids({1, 2})}}, {"labels", "it has input_ids"});
   SquaredError error;
   expect_forward_error(error, at::zeros({1, 2, 3}), {}, {"target"});
   Context no_fields;
@@ -61,20 +57,17 @@ TEST(BadInput, MissingFields) {
 TEST(BadInput, LabelOutsideTheVocabulary) {
   CrossEntropy layer;
   const at::Tensor logits = at::zeros({1, 3, 5});
-  expect_forward_error(layer, logits, {{"labels", ids({1, 5, 0})}},
-                       {"label 5", "position 1", "vocabulary of 5"});
+  expect_forward_error(layer, logits, {{"labels", ids({1, 5, 0})}}, {"label 5", "position 1", "vocabulary of 5"});
   expect_forward_error(layer, logits, {{"labels", ids({-1, 4, 0})}}, {"label -1", "position 0"});
 }
 
 TEST(BadInput, LabelsThatDoNotFit) {
   CrossEntropy layer;
   const at::Tensor logits = at::zeros({2, 3, 5});
-  expect_forward_error(layer, logits, {{"labels", at::zeros({2, 2}, at::kLong)}},
-                       {"labels [2, 2]", "[2, 3, 5]"});
+  expect_forward_error(layer, logits, {{"labels", at::zeros({2, 2}, at::kLong)}}, {"labels [2, 2]", "[2, 3, 5]"});
   expect_forward_error(layer, logits, {{"labels", at::zeros({2, 3}, at::kInt)}}, {"labels", "Int", "int64"});
   // Equally many labels, but at other positions.
-  expect_forward_error(layer, logits, {{"labels", at::zeros({3, 2}, at::kLong)}},
-                       {"labels [3, 2]", "[2, 3, 5]"});
+  expect_forward_error(layer, logits, {{"labels", at::zeros({3, 2}, at::kLong)}}, {"labels [3, 2]", "[2, 3, 5]"});
 }
 
 TEST(BadInput, TargetThatDoesNotFit) {
@@ -120,14 +113,13 @@ TEST(BadInput, DtypesWithoutKernels) {
   GatedUnit swiglu(Gate::kSilu);
   expect_forward_error(swiglu, x, {}, {"SwiGlu", "Int", "float32"});
   CrossEntropy loss;
-  expect_forward_error(loss, at::zeros({1, 3, 16}, at::kLong), {{"labels", ids({1, 2, 3})}},
-                       {"CrossEntropy", "Long"});
+  expect_forward_error(loss, at::zeros({1, 3, 16}, at::kLong), {{"labels", ids({1, 2, 3})}}, {"CrossEntropy", "Long"});
 }
 
 // A gradient whose sizes differ from the output's must not be read past its end.
 TEST(BadInput, GradientThatDoesNotFit) {
-  const auto expect_p1_error = [](Layer& layer, const at::Tensor& x, const Fields& fields,
-                                  const at::Tensor& dy, const std::vector<std::string>& parts) {
+  const auto expect_p1_error = [](Layer& layer, const at::Tensor& x, const Fields& fields, const at::Tensor& dy,
+                                  const std::vector<std::string>& parts) {
     make_parameters(layer);
     MicroBatch micro_batch(layer, fields);
     micro_batch.forward(x);
@@ -144,8 +136,7 @@ TEST(BadInput, GradientThatDoesNotFit) {
   Attention attention({2, 1, 4, 10000}, at::kFloat);
   expect_p1_error(attention, x, {}, at::zeros({1, 3, 8}), {"ttention", "[1, 3, 8]", "(2, 3, 8)"});
   Embedding embedding("emb", 4, 16, 1, at::kFloat);
-  expect_p1_error(embedding, {}, {{"input_ids", at::zeros({2, 3}, at::kLong)}}, short_one,
-                  {"emb", "[1, 3, 16]"});
+  expect_p1_error(embedding, {}, {{"input_ids", at::zeros({2, 3}, at::kLong)}}, short_one, {"emb", "[1, 3, 16]"});
 }
 
 TEST(BadInput, ImpossibleShapes) {

@@ -1,14 +1,12 @@
-// Tests layers with batch statistics: batch norm, alone and fused, and a ResNet's blocks. Training is
-// compared with autograd of ATen's batch_norm and with finite differences. Running statistics are compared
-// with ATen's after several micro-batches. Other tests cover evaluation, several micro-batches at once, and
-// the saved tensors.
+// Tests layers with batch statistics: batch norm, alone and fused, and a ResNet's blocks. Training is compared with
+// autograd of ATen's batch_norm and with finite differences. Running statistics are compared with ATen's after several
+// micro-batches. Other tests cover evaluation, several micro-batches at once, and the saved tensors.
 #include "twobp/nn/layers/batch_norm.h"
 
 #include <functional>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp::TWOBP_FILE {
@@ -22,8 +20,7 @@ struct BatchCase {
   std::string name;
   std::function<std::unique_ptr<Layer>(at::ScalarType)> make;
   std::vector<int64_t> sizes;  // of x
-  // Computes y (B, H', W', C) from x and the layer's parameters. Updates running statistics in place if
-  // `training`.
+  // Computes y (B, H', W', C) from x and the layer's parameters. Updates running statistics in place if `training`.
   std::function<at::Tensor(const at::Tensor& x, const Weights& w, bool training)> reference;
 };
 
@@ -46,8 +43,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& w, int64_t stride) {
 
 BatchCase norm_case(const std::string& name, std::vector<int64_t> sizes, bool relu) {
   const int64_t channels = sizes.back();
-  return {name,
-          [=](at::ScalarType dtype) { return std::make_unique<BatchNorm2d>("n", channels, relu, dtype); },
+  return {name, [=](at::ScalarType dtype) { return std::make_unique<BatchNorm2d>("n", channels, relu, dtype); },
           std::move(sizes),
           [=](const at::Tensor& x, const Weights& w, bool training) {
             const at::Tensor y = norm(x, w, "n", training);
@@ -56,8 +52,7 @@ BatchCase norm_case(const std::string& name, std::vector<int64_t> sizes, bool re
 }
 
 BatchCase norm_conv_case(const std::string& name, std::vector<int64_t> sizes, const ConvolutionOptions& o) {
-  return {name,
-          [=](at::ScalarType dtype) { return std::make_unique<BatchNormReluConv2d>("n", "w", o, dtype); },
+  return {name, [=](at::ScalarType dtype) { return std::make_unique<BatchNormReluConv2d>("n", "w", o, dtype); },
           std::move(sizes),
           [=](const at::Tensor& x, const Weights& w, bool training) {
             return conv(at::relu(norm(x, w, "n", training)), w.at("w"), o.stride);
@@ -65,8 +60,7 @@ BatchCase norm_conv_case(const std::string& name, std::vector<int64_t> sizes, co
 }
 
 BatchCase block_case(const std::string& name, std::vector<int64_t> sizes, const ResidualBlockOptions& o) {
-  return {name, [=](at::ScalarType dtype) { return std::make_unique<ResidualBlock>("b", o, dtype); },
-          std::move(sizes),
+  return {name, [=](at::ScalarType dtype) { return std::make_unique<ResidualBlock>("b", o, dtype); }, std::move(sizes),
           [=](const at::Tensor& x, const Weights& w, bool training) {
             const int count = o.bottleneck ? 3 : 2;
             at::Tensor y = x;
@@ -77,10 +71,9 @@ BatchCase block_case(const std::string& name, std::vector<int64_t> sizes, const 
                        layer + ".normalization", training);
               if (i + 1 < count) y = at::relu(y);
             }
-            const at::Tensor shortcut = o.projects()
-                                            ? norm(conv(x, w.at("b.shortcut.convolution.weight"), o.stride),
-                                                   w, "b.shortcut.normalization", training)
-                                            : x;
+            const at::Tensor shortcut = o.projects() ? norm(conv(x, w.at("b.shortcut.convolution.weight"), o.stride), w,
+                                                            "b.shortcut.normalization", training)
+                                                     : x;
             return at::relu(y + shortcut);
           }};
 }
@@ -112,16 +105,15 @@ struct Outcome {
   std::map<std::string, at::Tensor> grads, buffers;
 };
 
-// The allowed error, relative to the largest number of the result. It follows from the longest chain of sums.
-// A norm divides by the deviation and subtracts the mean, so it loses a few more bits.
+// The allowed error, relative to the largest number of the result. It follows from the longest chain of sums. A norm
+// divides by the deviation and subtracts the mean, so it loses a few more bits.
 double bound(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-11 : 5e-5;
 }
 
-// The error is relative to the largest number, or to 0.1 if that is larger, because small numbers may be
-// differences of numbers of about 0.1.
-void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative,
-                 const std::string& what) {
+// The error is relative to the largest number, or to 0.1 if that is larger, because small numbers may be differences of
+// numbers of about 0.1.
+void expect_near(const at::Tensor& actual, const at::Tensor& expected, double relative, const std::string& what) {
   expect_within(actual, expected, relative * std::max(0.1, largest(expected)), what);
 }
 
@@ -147,8 +139,7 @@ class BatchLayer : public testing::TestWithParam<BatchCase> {
     Weights weights;
     for (const Parameter* p : made.parameters) {
       if (p->is_buffer()) {
-        weights[p->name()] =
-            p->value.is_floating_point() ? p->value.to(at::kDouble, false, true) : p->value.clone();
+        weights[p->name()] = p->value.is_floating_point() ? p->value.to(at::kDouble, false, true) : p->value.clone();
       } else {
         weights[p->name()] = p->value.to(at::kDouble).clone().requires_grad_(leaves);
       }
@@ -190,8 +181,7 @@ class BatchLayer : public testing::TestWithParam<BatchCase> {
       expect_near(actual.dx, leaf.grad(), bound(dtype), "dx");
       EXPECT_EQ(actual.dx.scalar_type(), dtype);
       EXPECT_GT(largest(leaf.grad()), 1e-3);
-      for (const auto& [name, grad] : actual.grads)
-        expect_near(grad, w.at(name).grad(), bound(dtype), "d" + name);
+      for (const auto& [name, grad] : actual.grads) expect_near(grad, w.at(name).grad(), bound(dtype), "d" + name);
       for (const auto& [name, value] : actual.buffers) {
         expect_near(value, w.at(name), bound(dtype), name);
         EXPECT_EQ(value.scalar_type(), w.at(name).is_floating_point() ? dtype : at::kLong) << name;
@@ -281,8 +271,7 @@ TEST_P(BatchLayer, OrderOfMicroBatchesDoesNotMatter) {
   const auto results = [&](const std::string& order) {
     Made made = make(at::kFloat);
     std::vector<std::unique_ptr<MicroBatch>> micro_batches;
-    for (int m = 0; m < 3; ++m)
-      micro_batches.push_back(std::make_unique<MicroBatch>(*made.layer, Fields{}, m));
+    for (int m = 0; m < 3; ++m) micro_batches.push_back(std::make_unique<MicroBatch>(*made.layer, Fields{}, m));
     std::vector<at::Tensor> y(3), out;
     for (size_t i = 0; i + 1 < order.size(); i += 2) {
       const int m = order[i + 1] - '0';
@@ -361,8 +350,8 @@ TEST_P(BatchLayer, BackwardWithoutForwardIsAnError) {
   expect_error([&] { micro_batch.p1(random(y.sizes(), 4, at::kFloat)); }, {"backward-p1", "forward"});
 }
 
-// Sums are in float32, and stored numbers have 8 or 11 bits. An output is off by a few roundings. A gradient
-// is off by the roundings of the numbers whose difference it is.
+// Sums are in float32, and stored numbers have 8 or 11 bits. An output is off by a few roundings. A gradient is off by
+// the roundings of the numbers whose difference it is.
 TEST_P(BatchLayer, AgreesInReducedPrecision) {
   if (GetParam().name == "NormTwoRows") GTEST_SKIP() << "of two rows a norm gives 1 and -1, with no gradient";
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {

@@ -1,15 +1,14 @@
-// BERT's layers without dropout, in small odd sizes and in sizes of several blocks. They run through all
-// tests that cover every layer.
+// BERT's layers without dropout, in small odd sizes and in sizes of several blocks. They run through all tests that
+// cover every layer.
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_cases.h"
 #include "tests/nn/reference.h"
-#include "twobp/models/bert.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp::test {
 namespace {
@@ -41,13 +40,9 @@ LayerCase biased_linear_case(const std::string& name, int64_t positions, int64_t
                              const std::vector<ParameterPart>& parts) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<Linear>(parts, in, kStd, dtype, /*bias=*/true);
-  };
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<Linear>(parts, in, kStd, dtype, /*bias=*/true); };
   c.input = sizes({positions, in});
-  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
-    return reference::affine(x, w[0], w[1]);
-  };
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) { return reference::affine(x, w[0], w[1]); };
   int64_t out = 0;
   for (const auto& part : parts) out += part.rows;
   c.roundings = static_cast<double>(std::max({3 * positions, out, in + 1}));
@@ -62,8 +57,8 @@ LayerCase layer_norm_case(const std::string& name, int64_t positions, int64_t di
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::layer_norm(x, w[0], w[1], kEps);
   };
-  // The mean and the variance sum dim numbers each. The gain's gradient sums rows up to a block of 64, and
-  // then blocks. About 16 more operations are involved.
+  // The mean and the variance sum dim numbers each. The gain's gradient sums rows up to a block of 64, and then blocks.
+  // About 16 more operations are involved.
   c.roundings = static_cast<double>(std::max<int64_t>(2 * dim, 64)) + 20;
   return c;
 }
@@ -125,14 +120,13 @@ LayerCase attention_case(const std::string& name, const BidirectionalAttentionSh
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
     return reference::bidirectional_attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor());
   };
-  // Scores (D), softmax and its sum (S), and values (S), and all of them again in the backward pass. exp is
-  // within 4 ulp of scores up to 8. About 20 more operations are involved.
+  // Scores (D), softmax and its sum (S), and values (S), and all of them again in the backward pass. exp is within 4
+  // ulp of scores up to 8. About 20 more operations are involved.
   c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions) + 60;
   return c;
 }
 
-LayerCase embedding_case(const std::string& name, const BertEmbeddingShape& shape, int64_t positions,
-                         bool typed) {
+LayerCase embedding_case(const std::string& name, const BertEmbeddingShape& shape, int64_t positions, bool typed) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
@@ -146,8 +140,7 @@ LayerCase embedding_case(const std::string& name, const BertEmbeddingShape& shap
   c.reference = [=](const at::Tensor&, const Weights& w, const Fields& fields) {
     const at::Tensor& ids = fields.at("input_ids");
     const at::Tensor types = typed ? fields.at("token_type_ids") : at::zeros_like(ids);
-    const at::Tensor sum =
-        at::embedding(w[0], ids) + at::embedding(w[2], types) + w[1].narrow(0, 0, positions);
+    const at::Tensor sum = at::embedding(w[0], ids) + at::embedding(w[2], types) + w[1].narrow(0, 0, positions);
     return reference::layer_norm(sum, w[3], w[4], kEps);
   };
   c.roundings = static_cast<double>(std::max<int64_t>(2 * shape.dim, 64) + 3 * positions) + 24;
@@ -167,15 +160,13 @@ LayerCase counted_case(const std::string& name, int64_t positions, int64_t dim, 
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<CountedPositions>(make_sequential(
-        std::make_unique<Linear>(std::vector<ParameterPart>{{"w", vocab}}, dim, kStd, dtype, true),
-        std::make_unique<CrossEntropy>()));
+    return std::make_unique<CountedPositions>(
+        make_sequential(std::make_unique<Linear>(std::vector<ParameterPart>{{"w", vocab}}, dim, kStd, dtype, true),
+                        std::make_unique<CrossEntropy>()));
   };
   c.input = sizes({positions, dim});
   c.loss_weight = kLossWeight;
-  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
-    return labelled(samples, positions, vocab, seed);
-  };
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) { return labelled(samples, positions, vocab, seed); };
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields& fields) {
     return reference::cross_entropy(reference::affine(x, w[0], w[1]), fields.at("labels"), kLossWeight);
   };
@@ -205,8 +196,8 @@ LayerCase attention_half_case(const std::string& name, int64_t positions, int64_
     return Fields{{"attention_mask", padding_mask(samples, positions, seed)}};
   };
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
-    const at::Tensor out = reference::bidirectional_attention(
-        reference::affine(x, w[0], w[1]), {heads, dim / heads}, fields.at("attention_mask"));
+    const at::Tensor out = reference::bidirectional_attention(reference::affine(x, w[0], w[1]), {heads, dim / heads},
+                                                              fields.at("attention_mask"));
     return reference::layer_norm(x + reference::affine(out, w[2], w[3]), w[4], w[5], kEps);
   };
   c.roundings = static_cast<double>(12 * dim + 8 * positions) + 200;
@@ -232,9 +223,7 @@ LayerCase head_case(const std::string& name, int64_t positions, int64_t dim) {
   c.make = [=](at::ScalarType dtype) { return bert(options(dim, 1, 2), {dtype, {}}).layers.back().make(); };
   c.input = sizes({positions, dim});
   c.loss_weight = kLossWeight;
-  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
-    return labelled(samples, positions, 23, seed);
-  };
+  c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) { return labelled(samples, positions, 23, seed); };
   c.reference = [](const at::Tensor& x, const Weights& w, const Fields& fields) {
     const at::Tensor act = reference::gelu(reference::affine(x, w[0], w[1]), GeluForm::kErf);
     const at::Tensor normed = reference::layer_norm(act, w[2], w[3], kEps);
@@ -253,8 +242,7 @@ INSTANTIATE_TEST_SUITE_P(
         layer_norm_case("LayerNorm", 3, 5), layer_norm_case("LayerNormWholeBlocks", 64, 17),
         layer_norm_case("LayerNormLarge", 65, 33), layer_norm_case("LayerNormWide", 3, 1100),
         gelu_case("GeluErf", GeluForm::kErf, 3, 5), gelu_case("GeluTanh", GeluForm::kTanh, 3, 5),
-        gelu_case("GeluErfLarge", GeluForm::kErf, 65, 137),
-        gelu_case("GeluTanhLarge", GeluForm::kTanh, 65, 137),
+        gelu_case("GeluErfLarge", GeluForm::kErf, 65, 137), gelu_case("GeluTanhLarge", GeluForm::kTanh, 65, 137),
         gelu_linear_case("GeluLinear", GeluForm::kErf, true, 3, 5, 7),
         gelu_linear_case("GeluLinearTanh", GeluForm::kTanh, false, 3, 5, 7),
         gelu_linear_case("GeluLinearLarge", GeluForm::kErf, true, 65, 33, 31), add_norm_case("AddNorm", 3, 5),
@@ -262,13 +250,11 @@ INSTANTIATE_TEST_SUITE_P(
         attention_case("BidirectionalAttentionPadded", {2, 3}, 5, true),
         attention_case("BidirectionalAttentionOnePosition", {2, 3}, 1, false),
         attention_case("BidirectionalAttentionLarge", {3, 18}, 133, true),  // blocks of 128 and 5 queries
-        embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),  // 14 tokens from 4 values: repeated
-        embedding_case("BertEmbeddingUntyped", {131, 70, 3, 33}, 65, false),
-        counted_case("CountedPositions", 3, 5, 7), counted_case("CountedPositionsLarge", 65, 17, 33),
-        attention_half_case("BertAttentionHalf", 5, 6, 2),
+        embedding_case("BertEmbedding", {4, 7, 2, 5}, 7, true),             // 14 tokens from 4 values: repeated
+        embedding_case("BertEmbeddingUntyped", {131, 70, 3, 33}, 65, false), counted_case("CountedPositions", 3, 5, 7),
+        counted_case("CountedPositionsLarge", 65, 17, 33), attention_half_case("BertAttentionHalf", 5, 6, 2),
         attention_half_case("BertAttentionHalfLarge", 65, 36, 3), mlp_half_case("BertMlpHalf", 3, 5, 7),
-        mlp_half_case("BertMlpHalfLarge", 65, 33, 71), head_case("BertHead", 3, 5),
-        head_case("BertHeadLarge", 65, 33)),
+        mlp_half_case("BertMlpHalfLarge", 65, 33, 71), head_case("BertHead", 3, 5), head_case("BertHeadLarge", 65, 33)),
     [](const testing::TestParamInfo<LayerCase>& info) { return info.param.name; });
 
 }  // namespace

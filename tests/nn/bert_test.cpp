@@ -1,18 +1,16 @@
-// Properties of BERT's layers only: padding, positions, counted labels, saved bytes, parameters and their
-// names, bad input.
-#include "twobp/models/bert.h"
-
+// Properties of BERT's layers only: padding, positions, counted labels, saved bytes, parameters and their names, bad
+// input.
 #include <cmath>
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -27,8 +25,8 @@ at::Tensor mask_of(const std::vector<int64_t>& lengths, int64_t positions) {
   return mask;
 }
 
-// Real positions do not depend on the padding: neither their outputs nor their gradients. Padding gets no
-// gradient through the keys.
+// Real positions do not depend on the padding: neither their outputs nor their gradients. Padding gets no gradient
+// through the keys.
 TEST(BidirectionalAttention, PaddingIsNotSeen) {
   BidirectionalAttention layer(kShape, 0, "a", at::kDouble);
   const at::Tensor x = random({1, 9, 3 * kShape.width()}, 1);
@@ -90,8 +88,8 @@ TEST(BidirectionalAttention, MaskOfAnotherShape) {
   with(at::ones({18}, at::kLong));
 }
 
-// The norm rounds, so the gradients are not whole numbers. The expected ones are sums over rows of the sum's
-// gradient, which the layer saves.
+// The norm rounds, so the gradients are not whole numbers. The expected ones are sums over rows of the sum's gradient,
+// which the layer saves.
 TEST(BertEmbedding, GradientsOfRepeatedTokensPositionsAndTypesAddUp) {
   BertEmbedding layer("e", {5, 4, 2, 3}, 1e-12, 0, 1, at::kDouble);
   const auto parameters = make_parameters(layer);
@@ -111,8 +109,7 @@ TEST(BertEmbedding, GradientsOfRepeatedTokensPositionsAndTypesAddUp) {
   expect_close(parameters[2]->grad[1], rows[1] + rows[2] + rows[5], 4, at::kDouble, "type");
 }
 
-// Only the word's row has no gradient. The position and the type of a padding token are trained, as in
-// transformers.
+// Only the word's row has no gradient. The position and the type of a padding token are trained, as in transformers.
 TEST(BertEmbedding, ThePaddingTokenHasNoGradient) {
   const at::Tensor ids = at::tensor({2, 0, 2, 2, 0, 3}, at::kLong).view({2, 3});
   const auto gradients = [&](int64_t padding) {
@@ -149,8 +146,7 @@ TEST(BertEmbedding, BadInput) {
   with({{"input_ids", ids + 5}}, {"input_ids has 5 at position 0", "vocabulary of 5"});
   with({{"input_ids", at::zeros({2, 5}, at::kLong)}}, {"sequence of 5", "4 positions"});
   with({{"input_ids", ids}, {"token_type_ids", ids + 2}}, {"token_type_ids has 2", "types of 2"});
-  with({{"input_ids", ids}, {"token_type_ids", at::zeros({2, 2}, at::kLong)}},
-       {"token_type_ids [2, 2]", "[2, 3]"});
+  with({{"input_ids", ids}, {"token_type_ids", at::zeros({2, 2}, at::kLong)}}, {"token_type_ids [2, 2]", "[2, 3]"});
 }
 
 // If no label counts, there is no loss, no gradient and no error. This also holds in evaluation.
@@ -179,11 +175,7 @@ TEST(CountedPositions, LabelsOfAnotherShape) {
   const auto layer = bert(o, o.settings()).layers.back().make();
   make_parameters(*layer);
   MicroBatch micro_batch(*layer, {{"labels", at::zeros({2, 4}, at::kLong)}});
-  expect_error(
-      [&] {
-        micro_batch.forward(random({2, 3, 4}, 1, at::kFloat));
-      },
-      {"labels [2, 4]", "[2, 3, 4]"});
+  expect_error([&] { micro_batch.forward(random({2, 3, 4}, 1, at::kFloat)); }, {"labels [2, 4]", "[2, 3, 4]"});
 }
 
 test::Typed<BertOptions> options() {
@@ -202,10 +194,10 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kPositions = 5;
 constexpr int64_t kRows = kBatch * kPositions;
 
-// Compares the bytes that are kept after F and after I with these counts of 4-byte numbers. They include the
-// tensors that the caller passes in.
-void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
-                    const Fields& fields, int64_t after_forward, int64_t after_p1) {
+// Compares the bytes that are kept after F and after I with these counts of 4-byte numbers. They include the tensors
+// that the caller passes in.
+void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output, const Fields& fields,
+                    int64_t after_forward, int64_t after_p1) {
   make_parameters(layer);
   MicroBatch micro_batch(layer, fields);
   LiveBytes bytes;
@@ -223,9 +215,8 @@ const std::vector<int64_t> kInput = {kBatch, kPositions, 12};
 class BertMemory : public testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Dropout, BertMemory, testing::Values(0.0, 0.25));
 
-// After F: x, q k v, the attention's output (one tensor for I and W) and its log-sums, the sum before the
-// norm, and the norm's mean and deviation. After I, for W: x, dL/d(q k v), the attention's output, and dL/dy
-// of the last projection.
+// After F: x, q k v, the attention's output (one tensor for I and W) and its log-sums, the sum before the norm, and the
+// norm's mean and deviation. After I, for W: x, dL/d(q k v), the attention's output, and dL/dy of the last projection.
 TEST_P(BertMemory, AttentionHalf) {
   test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = GetParam();
@@ -234,8 +225,8 @@ TEST_P(BertMemory, AttentionHalf) {
                  kRows * (o.dim + 3 * o.dim + o.dim + o.dim));
 }
 
-// After F: x, GELU's input, the sum before the norm and its statistics. I recomputes GELU's output. After I:
-// x, GELU's output and its input's gradient, dL/dy.
+// After F: x, GELU's input, the sum before the norm and its statistics. I recomputes GELU's output. After I: x, GELU's
+// output and its input's gradient, dL/dy.
 TEST_P(BertMemory, MlpHalf) {
   test::Typed<BertOptions> o = options();
   o.dropout = GetParam();
@@ -253,9 +244,8 @@ TEST_P(BertMemory, Embedding) {
   expect_numbers(*layer, {}, kInput, fields, kRows * (o.dim + 2), kRows * o.dim);
 }
 
-// Only for the n counted positions, with their indices (8 bytes): x, GELU's input, the norm's input and its
-// statistics, its output, the logits. After I: x, the gradient of GELU's input, the norm's output, the
-// logits' gradient.
+// Only for the n counted positions, with their indices (8 bytes): x, GELU's input, the norm's input and its statistics,
+// its output, the logits. After I: x, the gradient of GELU's input, the norm's output, the logits' gradient.
 TEST(BertMemory, Head) {
   const test::Typed<BertOptions> o = options();
   const auto layer = bert(o, o.settings()).layers.back().make();
@@ -263,8 +253,7 @@ TEST(BertMemory, Head) {
   labels[0][2] = 3;
   labels[1][0] = 1;
   labels[1][4] = 10;
-  expect_numbers(*layer, kInput, {}, {{"labels", labels}},
-                 3 * (2 + o.dim + o.dim + o.dim + 2 + o.dim + o.vocab),
+  expect_numbers(*layer, kInput, {}, {{"labels", labels}}, 3 * (2 + o.dim + o.dim + o.dim + 2 + o.dim + o.vocab),
                  3 * (o.dim + o.dim + o.dim + o.vocab));
 }
 
@@ -281,8 +270,7 @@ std::vector<std::string> names_of(const test::Typed<BertOptions>& o) {
   return names;
 }
 
-// The embeddings have 5, each block 16 and the head 6. The decoder's weight in the head is the word
-// embeddings.
+// The embeddings have 5, each block 16 and the head 6. The decoder's weight in the head is the word embeddings.
 TEST(Bert, ParametersAndKinds) {
   const test::Typed<BertOptions> o = options();
   const auto names = names_of(o);
@@ -310,8 +298,8 @@ TEST(Bert, ImpossibleModels) {
   with([](test::Typed<BertOptions>& o) { o.attention_dropout = -1; }, "[0, 1)");
 }
 
-// Evaluates between calls of training, with dropout on. Training's results must not change, and evaluation
-// must not use a mask.
+// Evaluates between calls of training, with dropout on. Training's results must not change, and evaluation must not use
+// a mask.
 TEST(Bert, EvaluationLeavesTrainingUntouched) {
   test::Typed<BertOptions> o = options();
   o.dropout = o.attention_dropout = 0.25;
@@ -371,8 +359,7 @@ TEST(Bert, ConcatenatedBackwardAgrees) {
       for (const at::Tensor& grad : copy_grads(parameters)) out.push_back(grad);
     }
     for (size_t i = 0; i < results[0].size(); ++i) {
-      expect_close(results[1][i], results[0][i], 100, at::kFloat,
-                   std::to_string(which) + " " + std::to_string(i));
+      expect_close(results[1][i], results[0][i], 100, at::kFloat, std::to_string(which) + " " + std::to_string(i));
     }
   }
 }

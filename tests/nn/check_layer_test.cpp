@@ -1,5 +1,5 @@
-// The gradient check that users run on their own layers finds typical mistakes. gradient_test.cpp shows that
-// right layers pass.
+// The gradient check that users run on their own layers finds typical mistakes. gradient_test.cpp shows that right
+// layers pass.
 #include "twobp/nn/check_layer.h"
 
 #include <functional>
@@ -67,8 +67,7 @@ TEST(CheckLayer, PassesALayerWithoutMistake) {
 TEST(CheckLayer, FindsMistakes) {
   expect_error([] { check(Mistake::kP1); }, {"dL/dx of input 0, element 6, is ", "finite differences give "});
   expect_error([] { check(Mistake::kShape); }, {"dL/dx of input 0 has the sizes [4, 2], not [2, 4]"});
-  expect_error([] { check(Mistake::kThrows); },
-               {"the layer fails: mat1 and mat2 shapes cannot be multiplied"});
+  expect_error([] { check(Mistake::kThrows); }, {"the layer fails: mat1 and mat2 shapes cannot be multiplied"});
   expect_error([] { check(Mistake::kP2); }, {"the gradient of parameter w, element 11, is "});
   expect_error([] { check(Mistake::kNoW); }, {"parameter w got no gradient", "backward_p2"});
   expect_error([] { check(Mistake::kNoUnit); }, {"parameter w got no gradient", "collect_p2"});

@@ -2,8 +2,7 @@
 #include <ATen/record_function.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/concatenate_rows.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/linear.h"
 
 namespace twobp::TWOBP_FILE {
@@ -47,9 +46,9 @@ Sample sample(int64_t m, int64_t rows) {
   return {random({rows, kIn}, 10 + m, at::kFloat), random({rows, kOut}, 30 + m, at::kFloat)};
 }
 
-// The error of |dw| over several samples is at most n u |dy|^T |x|, where n is the length of the sums. This
-// holds for any order of addition in a GEMM (Higham, Accuracy and Stability, eq. 3.13), so two results differ
-// by at most twice that, elementwise.
+// The error of |dw| over several samples is at most n u |dy|^T |x|, where n is the length of the sums. This holds for
+// any order of addition in a GEMM (Higham, Accuracy and Stability, eq. 3.13), so two results differ by at most twice
+// that, elementwise.
 void expect_sum(const at::Tensor& dw, const std::vector<Sample>& samples) {
   at::Tensor expected = at::zeros({kOut, kIn}, at::kDouble);
   at::Tensor magnitude = at::zeros({kOut, kIn}, at::kDouble);

@@ -1,5 +1,5 @@
-// Tests dropout's masks: their scale, their dependencies, and evaluation without masks. In BERT's layers,
-// forward and backward must use the same mask.
+// Tests dropout's masks: their scale, their dependencies, and evaluation without masks. In BERT's layers, forward and
+// backward must use the same mask.
 #include <cmath>
 #include <set>
 
@@ -8,10 +8,10 @@
 #include "tests/nn/bert_reference.h"
 #include "tests/nn/layer_test_util.h"
 #include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -73,8 +73,7 @@ TEST(Dropout, RowsAndColumnsAreIndependent) {
   within(dropped.mean(1), 1000, "rows");
   // Two neighbours are both dropped with the square of the probability.
   const double both = kProbability * kProbability;
-  for (const auto& [down, right] :
-       std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 0}, {0, 500}, {8, 8}}) {
+  for (const auto& [down, right] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 0}, {0, 500}, {8, 8}}) {
     const at::Tensor here = dropped.narrow(0, 0, 2048 - down).narrow(1, 0, 1000 - right);
     const at::Tensor there = dropped.narrow(0, down, 2048 - down).narrow(1, right, 1000 - right);
     const double n = static_cast<double>(here.numel());
@@ -135,11 +134,10 @@ TEST(Dropout, ProbabilityOutOfRange) {
   expect_error([] { DropoutRate(std::nan(""), "layer"); }, {"dropout of layer", "nan"});
 }
 
-// Compares a layer in training with autograd of a reference that uses the same mask: y, dx and the
-// parameters' gradients.
-void expect_autograd(
-    Layer& layer, const at::Tensor& x, const Fields& fields,
-    const std::function<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>& reference) {
+// Compares a layer in training with autograd of a reference that uses the same mask: y, dx and the parameters'
+// gradients.
+void expect_autograd(Layer& layer, const at::Tensor& x, const Fields& fields,
+                     const std::function<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>& reference) {
   const auto parameters = make_parameters(layer);
   Context context = context_of({}, &fields);
   Saved saved;
@@ -153,8 +151,7 @@ void expect_autograd(
   for (const P2Unit& unit : units) unit.layer->backward_p2({&unit.saved, 1});
   const at::Tensor leaf = x.defined() ? x.clone().requires_grad_(true) : x;
   std::vector<at::Tensor> weights;
-  for (const Parameter* parameter : parameters)
-    weights.push_back(parameter->value.clone().requires_grad_(true));
+  for (const Parameter* parameter : parameters) weights.push_back(parameter->value.clone().requires_grad_(true));
   const at::Tensor expected = reference(leaf, weights);
   expected.backward(dy);
   constexpr double kRoundings = 2000;
@@ -170,8 +167,8 @@ constexpr double kEps = 0.25;
 
 TEST(Dropout, InAddNormAgreesWithAutograd) {
   for (const int64_t positions : {3, 65}) {
-    AddNorm layer(std::make_unique<Linear>(std::vector<ParameterPart>{{"w", 33}}, 33, 0.5, at::kDouble, true),
-                  "n", 33, kEps, kProbability, at::kDouble);
+    AddNorm layer(std::make_unique<Linear>(std::vector<ParameterPart>{{"w", 33}}, 33, 0.5, at::kDouble, true), "n", 33,
+                  kEps, kProbability, at::kDouble);
     const at::Tensor mask = mask_of("n.dropout", {2, positions, 33});
     expect_autograd(layer, random({2, positions, 33}, 3), {},
                     [&](const at::Tensor& x, const std::vector<at::Tensor>& w) {
@@ -195,8 +192,8 @@ TEST(Dropout, InBertEmbeddingAgreesWithAutograd) {
 }
 
 // With equal scores and the identity as values, the output shows which probabilities were kept.
-at::Tensor kept_probabilities(BidirectionalAttention& layer, const BidirectionalAttentionShape& shape,
-                              int64_t batch, int64_t positions) {
+at::Tensor kept_probabilities(BidirectionalAttention& layer, const BidirectionalAttentionShape& shape, int64_t batch,
+                              int64_t positions) {
   at::Tensor packed = at::zeros({batch, positions, 3, shape.heads, shape.head_dim}, at::kDouble);
   for (int64_t s = 0; s < positions; ++s) packed.select(1, s).select(1, 2).select(2, s).fill_(1);
   Context context = context_of({});

@@ -1,10 +1,9 @@
-// Tests BERT's kernels for every instruction set that this CPU supports, in float and double. Masks must be
-// equal bit for bit. The other results are compared with plain loops in long double.
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
-
+// Tests BERT's kernels for every instruction set that this CPU supports, in float and double. Masks must be equal bit
+// for bit. The other results are compared with plain loops in long double.
 #include <numbers>
 
 #include "tests/nn/kernel_test_util.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -103,14 +102,13 @@ TEST_P(EncoderKernelsTest, GeluOverItsWholeRange) {
       k.gelu_backward(x.data(), dy.data(), again.data(), nullptr, kCount, form);
       expect_close(y, value, 16, largest(value), "y");
       expect_close(act, value, 16, largest(value), "act");
-      // tanh's slope multiplies (1 - gate) by up to 61 before gate reaches 1. This amplifies two roundings of
-      // gate.
+      // tanh's slope multiplies (1 - gate) by up to 61 before gate reaches 1. This amplifies two roundings of gate.
       const double of_slope = form == GeluForm::kTanh ? 16 + 2 * 61 : 16;
       expect_close(dx, slope, of_slope, largest(slope), "dx");
       expect_close(again, slope, of_slope, largest(slope), "dx without act");
       if (form == GeluForm::kTanh || std::is_same_v<T, double>) continue;
-      // In float, the small results at x < 0 are accurate relative to their own size: exp of -x^2 / 2 rounds
-      // by x^2 / 2 units. (In double they come from 1 + erf, whose rounding is relative to 1.)
+      // In float, the small results at x < 0 are accurate relative to their own size: exp of -x^2 / 2 rounds by x^2 / 2
+      // units. (In double they come from 1 + erf, whose rounding is relative to 1.)
       const Buffer<T>&gelu = y, &gelu_again = act;
       for (int64_t i = 0; i < kCount; ++i) {
         const Real bound = std::abs(value[i]) * (16 + from[i] * from[i]) * unit + Real(1e-37);
@@ -153,16 +151,14 @@ TEST_P(EncoderKernelsTest, LayerNorm) {
         }
         for (int64_t c = 0; c < cols; ++c) {
           const Real xhat = (from[r * cols + c] - middle) * scale;
-          exact_dx.push_back(scale *
-                             (gradient[r * cols + c] * g[c] - sum_g / Real(cols) - xhat * dot / Real(cols)));
+          exact_dx.push_back(scale * (gradient[r * cols + c] * g[c] - sum_g / Real(cols) - xhat * dot / Real(cols)));
         }
       }
       const double roundings = static_cast<double>(2 * cols) + 40;
-      k.layer_norm_forward(x.data(), gain.data(), bias.data(), y.data(), mean.data(), rstd.data(), kRows,
-                           cols, kEps);
+      k.layer_norm_forward(x.data(), gain.data(), bias.data(), y.data(), mean.data(), rstd.data(), kRows, cols, kEps);
       expect_close(y, exact_y, roundings, std::max(1.0, largest(exact_y)), "y");
-      k.layer_norm_backward(dx.data(), x.data(), gain.data(), mean.data(), rstd.data(), dx.data(),
-                            dgain.data(), dbias.data(), kRows, cols);
+      k.layer_norm_backward(dx.data(), x.data(), gain.data(), mean.data(), rstd.data(), dx.data(), dgain.data(),
+                            dbias.data(), kRows, cols);
       expect_close(dx, exact_dx, roundings, std::max(1.0, largest(exact_dx)), "dx over dy");
       expect_close(dgain, exact_dgain, roundings, std::max(1.0, largest(exact_dgain)), "dgain");
       expect_close(dbias, exact_dbias, 2 * kRows, std::max(1.0, largest(exact_dbias)), "dbias");

@@ -1,13 +1,10 @@
-// Tests matrix products in any library against float64. The error must be within the bound for any order of
-// summation.
-#include "twobp/nn/kernels/products/gemm.h"
-
+// Tests matrix products in any library against float64. The error must be within the bound for any order of summation.
 #include <limits>
 
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/one_dnn.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -38,8 +35,7 @@ void expect_product(const at::Tensor& actual, const Operands& of, double scale, 
     expected += of.y;
     bound += of.y.abs();
   }
-  bound *=
-      (static_cast<double>(of.a.size(1)) + 2) * static_cast<double>(std::numeric_limits<float>::epsilon());
+  bound *= (static_cast<double>(of.a.size(1)) + 2) * static_cast<double>(std::numeric_limits<float>::epsilon());
   EXPECT_TRUE(((actual.to(at::kDouble) - expected).abs() <= bound).all().item<bool>());
 }
 
@@ -69,8 +65,8 @@ TEST_P(GemmLibraries, LargeProductsOfEitherSideTransposed) {
 INSTANTIATE_TEST_SUITE_P(Gemm, GemmLibraries, testing::Bool(),
                          [](const auto& info) { return info.param ? "OneDnn" : "Mkl"; });
 
-// W of projections to or from few numbers has such products. The terms are summed in several parts, and the
-// last part is shorter.
+// W of projections to or from few numbers has such products. The terms are summed in several parts, and the last part
+// is shorter.
 TEST(Gemm, NarrowProductsOfManyTerms) {
   for (const auto& [rows, cols] : {std::pair{4096, 16}, {16, 4096}, {1024, 64}, {64, 1000}}) {
     for (const int64_t terms : {0, 1, 30, 101}) {

@@ -1,8 +1,8 @@
-// Compares the output, input gradient and parameter gradients of every layer with finite differences in
-// float64, and with autograd of a reference in float64 and float32.
+// Compares the output, input gradient and parameter gradients of every layer with finite differences in float64, and
+// with autograd of a reference in float64 and float32.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/check_layer.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -113,11 +113,11 @@ TEST_P(EveryLayer, AgreesWithAutogradByOperators) {
   expect_autograd(GetParam(), at::kFloat);
 }
 
-// The step is larger than for a layer with kinks, so that rounding disturbs less. The tolerance is relative
-// to the tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth derivative. No function here
-// varies over less than half a unit (a norm of numbers near 0, because of its eps), so that derivative is at
-// most 5! * 2^4 = 2e3 times the first: 6e-11. Rounding: some 10 u = 1e-15 of an output, which may be 100
-// times the gradient (a loss is a sum of 130 terms), divided by h: 1e-10.
+// The step is larger than for a layer with kinks, so that rounding disturbs less. The tolerance is relative to the
+// tensor's largest gradient. Truncation: h^4 / 30 = 3e-14 times the fifth derivative. No function here varies over less
+// than half a unit (a norm of numbers near 0, because of its eps), so that derivative is at most 5! * 2^4 = 2e3 times
+// the first: 6e-11. Rounding: some 10 u = 1e-15 of an output, which may be 100 times the gradient (a loss is a sum of
+// 130 terms), divided by h: 1e-10.
 TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
   const LayerCase& c = GetParam();
   const auto layer = c.make(at::kDouble);
@@ -129,8 +129,8 @@ TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
   check_layer(*layer, values_of(c.make_input(kSamples, 3, at::kDouble)), options);
 }
 
-// A layer may overwrite tensors that are moved in, but never those that the caller still holds. The results
-// are the same.
+// A layer may overwrite tensors that are moved in, but never those that the caller still holds. The results are the
+// same.
 TEST_P(EveryLayer, LeavesTheCallersTensorsAlone) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Setting s(GetParam(), dtype);

@@ -1,8 +1,7 @@
-// The layers for images, for the tests that cover every layer. Layers with batch statistics have their own
-// tests in batch_norm_test.cpp.
+// The layers for images, for the tests that cover every layer. Layers with batch statistics have their own tests in
+// batch_norm_test.cpp.
 #include "tests/nn/layer_cases.h"
-#include "twobp/nn/layers/conv2d.h"
-#include "twobp/nn/layers/pool2d.h"
+#include "twobp/nn/layers/convolution.h"
 
 namespace twobp::test {
 namespace {
@@ -27,8 +26,7 @@ LayerCase conv2d_case(const std::string& name, int64_t height, int64_t width, co
   c.make = [=](at::ScalarType dtype) { return std::make_unique<Conv2d>("w", o, dtype); };
   c.input = images(height, width, o.in);
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
-    return channels_last(
-        at::conv2d(channels_second(x), w[0], {}, {o.stride, o.stride}, {o.padding, o.padding}));
+    return channels_last(at::conv2d(channels_second(x), w[0], {}, {o.stride, o.stride}, {o.padding, o.padding}));
   };
   // Sums over a window's channels, over the outputs that use a number, and over pixels.
   const int64_t pixels = 2 * (height / o.stride + 1) * (width / o.stride + 1);
@@ -37,15 +35,14 @@ LayerCase conv2d_case(const std::string& name, int64_t height, int64_t width, co
   return c;
 }
 
-LayerCase max_pool_case(const std::string& name, int64_t size, int64_t channels, int64_t kernel,
-                        int64_t stride, int64_t padding) {
+LayerCase max_pool_case(const std::string& name, int64_t size, int64_t channels, int64_t kernel, int64_t stride,
+                        int64_t padding) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType) { return std::make_unique<MaxPool2d>(kernel, stride, padding); };
   c.input = images(size, size + 1, channels);
   c.reference = [=](const at::Tensor& x, const Weights&, const Fields&) {
-    return channels_last(
-        at::max_pool2d(channels_second(x), {kernel, kernel}, {stride, stride}, {padding, padding}));
+    return channels_last(at::max_pool2d(channels_second(x), {kernel, kernel}, {stride, stride}, {padding, padding}));
   };
   c.roundings = static_cast<double>(kernel * kernel);  // windows that share a largest number
   return c;

@@ -1,5 +1,5 @@
-// Compares the image kernels for every instruction set that this CPU supports, in float and double, with
-// plain loops in long double: sizes around vector widths, in-place calls, guards behind the buffers, and NaN.
+// Compares the image kernels for every instruction set that this CPU supports, in float and double, with plain loops in
+// long double: sizes around vector widths, in-place calls, guards behind the buffers, and NaN.
 #include "twobp/nn/kernels/image/image_kernels.h"
 
 #include "tests/nn/kernel_test_util.h"
@@ -12,8 +12,7 @@ using namespace test;
 class ImageKernelsTest : public KernelFamilyTest<ImageKernels> {};
 
 TEST(EveryTap, MeetsTheImage) {
-  const auto by_walking = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding,
-                             int64_t dilation) {
+  const auto by_walking = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
     for (int64_t tap = 0; tap < kernel; ++tap) {
       bool meets = false;
       for (int64_t at = -padding; at + dilation * (kernel - 1) < size + padding; at += stride)
@@ -81,8 +80,8 @@ TEST_P(ImageKernelsTest, Moments) {
         exact_squares[i % d.cols] += off * off;
       }
       expect_close(mean, exact_mean, static_cast<double>(d.rows) + 2, 4, "mean");
-      expect_close(squares, exact_squares, 3 * static_cast<double>(d.rows) + 4,
-                   16 * static_cast<double>(d.rows), "squares");
+      expect_close(squares, exact_squares, 3 * static_cast<double>(d.rows) + 4, 16 * static_cast<double>(d.rows),
+                   "squares");
     }
   });
 }
@@ -104,8 +103,8 @@ TEST_P(ImageKernelsTest, ScaleAndAdd) {
       }
       for (const bool scaled : {false, true}) {
         Buffer<T> y(d.rows * d.cols);
-        k.channel_scale_add_relu(d.x.data(), d.of(), d.other.data(),
-                                 scaled ? d.of_other() : ChannelScales<T>{}, y.data(), d.rows, d.cols);
+        k.channel_scale_add_relu(d.x.data(), d.of(), d.other.data(), scaled ? d.of_other() : ChannelScales<T>{},
+                                 y.data(), d.rows, d.cols);
         std::vector<Real> expected;
         for (int64_t i = 0; i < y.size(); ++i) {
           const Real added = scaled ? c.value(c.other, c.other_scales, i) : c.other[i];
@@ -158,20 +157,19 @@ TEST_P(ImageKernelsTest, BackwardSumsAndBackward) {
         if (mode > 1) continue;
         const Buffer<T> means(2 * n, 10);
         Buffer<T> dx = d.dy, y = d.x;  // each in place
-        k.channel_backward(dx.data(), y.data(), d.of(), means.data(), means.data() + n, dx.data(), y.data(),
-                           mode == 1, d.rows, n);
+        k.channel_backward(dx.data(), y.data(), d.of(), means.data(), means.data() + n, dx.data(), y.data(), mode == 1,
+                           d.rows, n);
         std::vector<Real> exact_dx, exact_y;
         for (int64_t i = 0; i < d.x.size(); ++i) {
           const int64_t at = i % n;
-          exact_dx.push_back(c.scales[2 * n + at] *
-                             (g[i] - means[at] - (c.x[i] - c.scales[at]) * means[n + at]));
+          exact_dx.push_back(c.scales[2 * n + at] * (g[i] - means[at] - (c.x[i] - c.scales[at]) * means[n + at]));
           exact_y.push_back(mode == 1 ? std::max<Real>(value[i], 0) : value[i]);
         }
         expect_close(dx, exact_dx, 6, 120, "dx");
         expect_close(y, exact_y, 3, 20, "y");
         Buffer<T> over_x = d.x;
-        k.channel_backward(d.dy.data(), over_x.data(), d.of(), means.data(), means.data() + n, over_x.data(),
-                           nullptr, mode == 1, d.rows, n);
+        k.channel_backward(d.dy.data(), over_x.data(), d.of(), means.data(), means.data() + n, over_x.data(), nullptr,
+                           mode == 1, d.rows, n);
         expect_close(over_x, exact_dx, 6, 120, "dx over x, without y");
       }
     }

@@ -1,5 +1,5 @@
-// Helpers for tests of kernels: the kernels for every instruction set that this CPU supports, buffers with a
-// guard, and comparison within a number of roundings.
+// Helpers for tests of kernels: the kernels for every instruction set that this CPU supports, buffers with a guard, and
+// comparison within a number of roundings.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "twobp/nn/kernels/instruction_sets.h"
-#include "twobp/nn/kernels/kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp {
 
@@ -63,8 +63,7 @@ class KernelFamilyTest : public testing::TestWithParam<KernelSetOf<Family>> {
 template <typename T>
 class Buffer {
  public:
-  explicit Buffer(int64_t size, uint64_t seed = 0, double scale = 1)
-      : size_(size), all_(size + 1 + kGuard, kMark) {
+  explicit Buffer(int64_t size, uint64_t seed = 0, double scale = 1) : size_(size), all_(size + 1 + kGuard, kMark) {
     std::mt19937_64 engine(seed);
     std::normal_distribution<double> normal(0, scale);
     for (int64_t i = 0; i < size; ++i) data()[i] = static_cast<T>(normal(engine));

@@ -1,6 +1,6 @@
-// Compares the kernels for every instruction set that this CPU supports, in float and double, with plain
-// loops in long double: sizes around vector widths, in-place calls, split rows, large numbers, NaN. Buffers
-// are unaligned and end with a guard.
+// Compares the kernels for every instruction set that this CPU supports, in float and double, with plain loops in long
+// double: sizes around vector widths, in-place calls, split rows, large numbers, NaN. Buffers are unaligned and end
+// with a guard.
 #include <cmath>
 #include <cstdint>
 
@@ -78,19 +78,19 @@ TEST_P(KernelsTest, RmsNormBackward) {
           size = std::max(size, rstd * (std::abs(g) + std::abs(d.x_at(r, c) * rstd * mean)));
         }
       }
-      k.rms_norm_backward(d.dy.data(), d.x.data(), d.gain.data(), d.rstd.data(), dx.data(), dgain.data(),
-                          shape.rows, shape.cols);
+      k.rms_norm_backward(d.dy.data(), d.x.data(), d.gain.data(), d.rstd.data(), dx.data(), dgain.data(), shape.rows,
+                          shape.cols);
       // Two sums per row (for rstd and the mean), and 16 operations.
       expect_close(dx, exact_dx, 2 * static_cast<double>(shape.cols) + 16, static_cast<double>(size), "dx");
-      expect_close(dgain, exact_dgain, static_cast<double>(shape.rows + shape.cols) + 12,
-                   largest(exact_dgain) + 1, "dgain");
+      expect_close(dgain, exact_dgain, static_cast<double>(shape.rows + shape.cols) + 12, largest(exact_dgain) + 1,
+                   "dgain");
       // dx written over dy and over x: the bits must be the same.
       for (const bool over_dy : {true, false}) {
         RmsNormData<T> in_place(shape);
         Buffer<T> unused(shape.cols);
         Buffer<T>& target = over_dy ? in_place.dy : in_place.x;
-        k.rms_norm_backward(in_place.dy.data(), in_place.x.data(), d.gain.data(), d.rstd.data(),
-                            target.data(), unused.data(), shape.rows, shape.cols);
+        k.rms_norm_backward(in_place.dy.data(), in_place.x.data(), d.gain.data(), d.rstd.data(), target.data(),
+                            unused.data(), shape.rows, shape.cols);
         EXPECT_TRUE(target == dx) << "dx over " << (over_dy ? "dy" : "x");
       }
     }
@@ -112,8 +112,7 @@ TEST_P(KernelsTest, RopeRotatesAndBackwardTurnsBack) {
       Buffer<T> x = start;
       // In two calls, as two threads would do it.
       k.rope(x.data(), cos.data(), sin.data(), 1, 7, 0, stride, kRotated, head, half, kPositions);
-      k.rope(x.data() + 7 * stride, cos.data(), sin.data(), 1, kRows - 7, 7, stride, kRotated, head, half,
-             kPositions);
+      k.rope(x.data() + 7 * stride, cos.data(), sin.data(), 1, kRows - 7, 7, stride, kRotated, head, half, kPositions);
       std::vector<Real> expected;
       for (int64_t r = 0; r < kRows; ++r) {
         for (int64_t i = 0; i < stride; ++i) {
@@ -164,15 +163,14 @@ TEST_P(KernelsTest, SwiGlu) {
         }
       }
       k.swiglu_forward(x.data(), 2 * shape.cols, act.data(), shape.rows, shape.cols);
-      k.swiglu_backward(x.data(), 2 * shape.cols, dact.data(), dx.data(), 2 * shape.cols, shape.rows,
-                        shape.cols);
-      // exp is within 4 ulp (8 roundings), plus 8 operations. g s (1 - s) loses up to |g| <= 12 roundings
-      // because of 1 - s.
+      k.swiglu_backward(x.data(), 2 * shape.cols, dact.data(), dx.data(), 2 * shape.cols, shape.rows, shape.cols);
+      // exp is within 4 ulp (8 roundings), plus 8 operations. g s (1 - s) loses up to |g| <= 12 roundings because of 1
+      // - s.
       expect_close(act, exact_act, 16, largest(exact_act), "act");
       expect_close(dx, exact_dx, 32, largest(exact_dx), "dx");
       Buffer<T> in_place = x;
-      k.swiglu_backward(in_place.data(), 2 * shape.cols, dact.data(), in_place.data(), 2 * shape.cols,
-                        shape.rows, shape.cols);
+      k.swiglu_backward(in_place.data(), 2 * shape.cols, dact.data(), in_place.data(), 2 * shape.cols, shape.rows,
+                        shape.cols);
       EXPECT_TRUE(in_place == dx) << "dx over x";
     }
   });
@@ -200,8 +198,7 @@ TEST_P(KernelsTest, SwiGluWithLargeGates) {
 
 constexpr int64_t kIgnore = -100;
 
-// Logits around `shift` with deviation `spread`. Rows of losses and gradients are compared with the
-// definition.
+// Logits around `shift` with deviation `spread`. Rows of losses and gradients are compared with the definition.
 template <typename T>
 void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double spread) {
   constexpr double kScale = 0.3;
@@ -211,8 +208,7 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
   std::vector<int64_t> targets;
   for (int64_t r = 0; r < shape.rows; ++r) targets.push_back(r % 4 == 1 ? kIgnore : (r * 7 + 3) % shape.cols);
   std::vector<Real> exact_loss, exact;
-  // The range of the logits of a row. exp turns an error of u * range in its argument into that many
-  // roundings.
+  // The range of the logits of a row. exp turns an error of u * range in its argument into that many roundings.
   Real range = 0;
   for (int64_t r = 0; r < shape.rows; ++r) {
     Real most = start[r * shape.cols];
@@ -229,13 +225,11 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
       exact.push_back(counted ? (p - (c == targets[r] ? 1 : 0)) * Real(kScale) : 0);
     }
   }
-  const double roundings =
-      static_cast<double>(shape.cols) + static_cast<double>(std::min<Real>(range, 100)) + 16;
+  const double roundings = static_cast<double>(shape.cols) + static_cast<double>(std::min<Real>(range, 100)) + 16;
   const auto check_loss = [&](const Buffer<double>& loss) {
     const double size = largest(exact_loss) + 1;
     for (int64_t r = 0; r < shape.rows; ++r) {
-      ASSERT_TRUE(std::abs(loss[r] - exact_loss[r]) <=
-                  roundings * std::numeric_limits<T>::epsilon() / 2 * size)
+      ASSERT_TRUE(std::abs(loss[r] - exact_loss[r]) <= roundings * std::numeric_limits<T>::epsilon() / 2 * size)
           << "loss of row " << r << ": " << loss[r] << ", expected " << exact_loss[r];
     }
     EXPECT_TRUE(loss.guard_intact());
@@ -248,8 +242,7 @@ void check_cross_entropy(const Kernels<T>& k, Shape shape, double shift, double 
     std::copy_n(logits.data() + r * shape.cols, shape.cols, apart.data() + r * (shape.cols + kGap));
   const Buffer<T> apart_start = apart;
   const auto run = [&](Buffer<T>& x, int64_t stride, bool gradient) {
-    k.cross_entropy(x.data(), stride, targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale,
-                    gradient);
+    k.cross_entropy(x.data(), stride, targets.data(), loss.data(), shape.rows, shape.cols, kIgnore, kScale, gradient);
     check_loss(loss);
   };
   run(logits, shape.cols, false);
@@ -321,8 +314,8 @@ TEST_P(KernelsTest, SumOfSquares) {
   });
 }
 
-// Rows may be split over calls anywhere with the same bits. A NaN appears in all results of its row that
-// depend on it, and nowhere else.
+// Rows may be split over calls anywhere with the same bits. A NaN appears in all results of its row that depend on it,
+// and nowhere else.
 TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
   for_each_type([]<typename T>(const Kernels<T>& k) {
     constexpr int64_t kRows = 5, kCols = 19, kBad = 3;
@@ -335,8 +328,7 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
         if (with_nan) x[kBad * kCols + bad_col] = nan;
         Buffer<T> packed(kRows * 2 * kCols, 1);
         if (with_nan) packed[kBad * 2 * kCols + bad_col] = nan;
-        Buffer<T> y(kRows * kCols), rstd(kRows), dx(kRows * kCols), act(kRows * kCols),
-            dpacked(kRows * 2 * kCols);
+        Buffer<T> y(kRows * kCols), rstd(kRows), dx(kRows * kCols), act(kRows * kCols), dpacked(kRows * 2 * kCols);
         Buffer<T> dgain(kCols);
         Buffer<T> logits(kRows * kCols, 1);
         if (with_nan) logits[kBad * kCols + bad_col] = nan;
@@ -344,21 +336,19 @@ TEST_P(KernelsTest, RowsAreIndependentAndNanPassesThrough) {
         for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, split}, {split, kRows}}) {
           const int64_t rows = end - begin;
           const int64_t at = begin * kCols;
-          k.rms_norm_forward(x.data() + at, gain.data(), y.data() + at, rstd.data() + begin, rows, kCols,
-                             1e-5);
+          k.rms_norm_forward(x.data() + at, gain.data(), y.data() + at, rstd.data() + begin, rows, kCols, 1e-5);
           k.rms_norm_backward(dy.data() + at, x.data() + at, gain.data(), rstd.data() + begin, dx.data() + at,
                               dgain.data(), rows, kCols);
           k.swiglu_forward(packed.data() + 2 * at, 2 * kCols, act.data() + at, rows, kCols);
-          k.swiglu_backward(packed.data() + 2 * at, 2 * kCols, dy.data() + at, dpacked.data() + 2 * at,
-                            2 * kCols, rows, kCols);
-          k.cross_entropy(logits.data() + at, kCols, targets.data() + begin, loss.data() + begin, rows, kCols,
-                          kIgnore, 1.0, true);
+          k.swiglu_backward(packed.data() + 2 * at, 2 * kCols, dy.data() + at, dpacked.data() + 2 * at, 2 * kCols, rows,
+                            kCols);
+          k.cross_entropy(logits.data() + at, kCols, targets.data() + begin, loss.data() + begin, rows, kCols, kIgnore,
+                          1.0, true);
         }
         std::vector<std::vector<double>> out(kRows);
         for (int64_t r = 0; r < kRows; ++r) {
           for (int64_t c = 0; c < kCols; ++c) {
-            for (const T value : {y[r * kCols + c], dx[r * kCols + c], logits[r * kCols + c]})
-              out[r].push_back(value);
+            for (const T value : {y[r * kCols + c], dx[r * kCols + c], logits[r * kCols + c]}) out[r].push_back(value);
           }
           out[r].push_back(loss[r]);
           out[r].push_back(act[r * kCols + bad_col]);

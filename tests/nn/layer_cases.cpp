@@ -5,17 +5,15 @@
 
 #include "tests/nn/reference.h"
 #include "twobp/core/random.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
-#include "twobp/nn/layers/learned_positions.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/query_key_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::test {
@@ -38,8 +36,7 @@ auto sizes(std::vector<int64_t> per_sample) {
   };
 }
 
-LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, int64_t positions,
-                         double scale = 1) {
+LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, int64_t positions, double scale = 1) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
@@ -51,21 +48,19 @@ LayerCase embedding_case(const std::string& name, int64_t vocab, int64_t dim, in
   c.reference = [=](const at::Tensor&, const Weights& w, const Fields& fields) {
     return at::embedding(w[0], fields.at("input_ids")) * scale;
   };
-  c.roundings = 2.0 * static_cast<double>(positions) +
-                (scale == 1 ? 0 : 2);  // a token repeats at most once per position
+  c.roundings =
+      2.0 * static_cast<double>(positions) + (scale == 1 ? 0 : 2);  // a token repeats at most once per position
   return c;
 }
 
-LayerCase linear_case(const std::string& name, std::vector<int64_t> per_sample,
-                      std::vector<ParameterPart> parts, double rows) {
+LayerCase linear_case(const std::string& name, std::vector<int64_t> per_sample, std::vector<ParameterPart> parts,
+                      double rows) {
   LayerCase c;
   c.name = name;
   const int64_t in = per_sample.back();
   c.make = [=](at::ScalarType dtype) { return linear(parts, in, dtype); };
   c.input = sizes(per_sample);
-  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
-    return reference::linear(x, w[0]);
-  };
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) { return reference::linear(x, w[0]); };
   double out = 0;
   for (const auto& part : parts) out += static_cast<double>(part.rows);
   c.roundings = std::max({rows, out, static_cast<double>(in)});
@@ -80,9 +75,7 @@ LayerCase transposed_linear_case() {
                                     /*transposed=*/true);
   };
   c.input = sizes({3, 5});
-  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
-    return at::matmul(x, w[0]) + w[1];
-  };
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) { return at::matmul(x, w[0]) + w[1]; };
   c.roundings = 8;
   return c;
 }
@@ -125,9 +118,7 @@ LayerCase query_key_norm_case(const std::string& name, const QueryKeyNormShape& 
                               GainForm form) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<QueryKeyNorm>("q", "k", shape, kEps, dtype, form);
-  };
+  c.make = [=](at::ScalarType dtype) { return std::make_unique<QueryKeyNorm>("q", "k", shape, kEps, dtype, form); };
   const int64_t queries = shape.heads * shape.head_dim, keys = shape.kv_heads * shape.head_dim;
   c.input = sizes({positions, queries + 2 * keys});
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
@@ -143,8 +134,7 @@ LayerCase query_key_norm_case(const std::string& name, const QueryKeyNormShape& 
   return c;
 }
 
-LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim,
-                        GainForm form = GainForm::kWeight) {
+LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim, GainForm form = GainForm::kWeight) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) { return std::make_unique<RmsNorm>("g", dim, kEps, dtype, form); };
@@ -152,14 +142,14 @@ LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim,
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
     return reference::rms_norm(x, form == GainForm::kWeight ? w[0] : 1 + w[0], kEps);
   };
-  // The mean sums dim numbers. The gain's gradient sums rows up to a block of 64, and then blocks. About 10
-  // more operations are involved.
+  // The mean sums dim numbers. The gain's gradient sums rows up to a block of 64, and then blocks. About 10 more
+  // operations are involved.
   c.roundings = static_cast<double>(std::max<int64_t>(dim, 64)) + 12;
   return c;
 }
 
-LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions,
-                         bool padded = false, bool documents = false) {
+LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions, bool padded = false,
+                         bool documents = false) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) { return std::make_unique<Attention>(shape, dtype); };
@@ -174,8 +164,8 @@ LayerCase attention_case(const std::string& name, const AttentionShape& shape, i
     return reference::attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor(),
                                 documents ? fields.at(kDocumentStarts) : at::Tensor());
   };
-  // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a
-  // group. ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
+  // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a group.
+  // ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
   c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions + shape.heads / shape.kv_heads) + 60;
   return c;
 }
@@ -194,8 +184,7 @@ LayerCase gated_case(const std::string& name, Gate gate, int64_t positions, int6
   return c;
 }
 
-LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t vocab,
-                             const LogitsForm& form = {}) {
+LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t vocab, const LogitsForm& form = {}) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType) { return std::make_unique<CrossEntropy>(form); };
@@ -211,8 +200,8 @@ LayerCase cross_entropy_case(const std::string& name, int64_t positions, int64_t
     const at::Tensor logits = reference::soft_cap(x * form.scale, form.cap);
     return reference::cross_entropy(logits, fields.at("labels"), 0.25);
   };
-  // The sum over the vocabulary. Logits differ by up to 8, which exp turns into that many additional
-  // roundings. exp itself is within 4 ulp. About 10 more operations are involved.
+  // The sum over the vocabulary. Logits differ by up to 8, which exp turns into that many additional roundings. exp
+  // itself is within 4 ulp. About 10 more operations are involved.
   c.roundings = static_cast<double>(vocab) + 26 + (form.cap > 0 ? 20 : 0);
   return c;
 }
@@ -239,9 +228,7 @@ LayerCase residual_case() {
   c.name = "ResidualOfLinear";
   c.make = [](at::ScalarType dtype) { return std::make_unique<Residual>(linear({{"w", 5}}, 5, dtype)); };
   c.input = sizes({3, 5});
-  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) {
-    return x + reference::linear(x, w[0]);
-  };
+  c.reference = [](const at::Tensor& x, const Weights& w, const Fields&) { return x + reference::linear(x, w[0]); };
   c.roundings = 6 + 5 + 1;
   return c;
 }
@@ -294,10 +281,9 @@ LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, i
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) -> std::unique_ptr<Layer> {
-    auto branch =
-        make_sequential(std::make_unique<RmsNorm>("g0", dim, kEps, dtype),
-                        linear({{"gate", hidden}, {"up", hidden}}, dim, dtype),
-                        std::make_unique<GatedUnit>(Gate::kSilu), linear({{"down", dim}}, hidden, dtype));
+    auto branch = make_sequential(std::make_unique<RmsNorm>("g0", dim, kEps, dtype),
+                                  linear({{"gate", hidden}, {"up", hidden}}, dim, dtype),
+                                  std::make_unique<GatedUnit>(Gate::kSilu), linear({{"down", dim}}, hidden, dtype));
     return make_sequential(std::make_unique<Residual>(std::move(branch)),
                            std::make_unique<Residual>(linear({{"w", dim}}, dim, dtype)),
                            std::make_unique<RmsNorm>("g1", dim, kEps, dtype));
@@ -308,14 +294,12 @@ LayerCase nested_case(const std::string& name, int64_t positions, int64_t dim, i
     const at::Tensor y = x + reference::linear(act, w[2]);
     return reference::rms_norm(y + reference::linear(y, w[3]), w[4], kEps);
   };
-  // Forward and backward of 6 layers with sums of dim or hidden numbers, 20 elementwise operations, and the
-  // rows.
+  // Forward and backward of 6 layers with sums of dim or hidden numbers, 20 elementwise operations, and the rows.
   c.roundings = static_cast<double>(4 * (3 * dim + 3 * hidden) + 2 * positions) + 12 * 20;
   return c;
 }
 
-// One thread, as on a rank. At these sizes, a second thread would only wait. ThreadFacts sets other numbers
-// of threads.
+// One thread, as on a rank. At these sizes, a second thread would only wait. ThreadFacts sets other numbers of threads.
 class OneThread : public testing::Environment {
   void SetUp() override { at::set_num_threads(1); }
 };
@@ -334,8 +318,8 @@ at::Tensor LayerCase::make_gradient(const at::Tensor& y, uint64_t seed) const {
   return is_loss() ? at::Tensor() : random(y.sizes(), seed + 1000, y.scalar_type());
 }
 
-std::unique_ptr<MicroBatch> LayerCase::micro_batch(Layer& layer, int64_t samples, uint64_t seed,
-                                                   at::ScalarType dtype, int64_t index) const {
+std::unique_ptr<MicroBatch> LayerCase::micro_batch(Layer& layer, int64_t samples, uint64_t seed, at::ScalarType dtype,
+                                                   int64_t index) const {
   return std::make_unique<MicroBatch>(layer, fields ? fields(samples, seed, dtype) : Fields{}, index,
                                       is_loss() ? loss_weight : 1);
 }

@@ -1,5 +1,5 @@
-// The list of all layers for the tests that cover every layer. Each has small odd sizes, sizes of several
-// blocks, and a reference on autograd.
+// The list of all layers for the tests that cover every layer. Each has small odd sizes, sizes of several blocks, and a
+// reference on autograd.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ struct LayerCase {
   std::function<Fields(int64_t samples, uint64_t seed, at::ScalarType)> fields;
   // Computes y from x and the parameters in the layer's order, in float64.
   std::function<at::Tensor(const at::Tensor& x, const std::vector<at::Tensor>& w, const Fields&)> reference;
-  // The number of sequential operations from the input to any result: the longest sum, and the operations
-  // before and after it. See expect_close.
+  // The number of sequential operations from the input to any result: the longest sum, and the operations before and
+  // after it. See expect_close.
   double roundings = 0;
   double loss_weight = 0;  // not 0: a loss, without dL/dy
   // A CPU goes around an error of LibTorch, which a device does not have, so its bits differ.

@@ -1,12 +1,11 @@
-// Properties of single layers: repeated tokens, causality, sequences of other lengths, labels that do not
-// count.
+// Properties of single layers: repeated tokens, causality, sequences of other lengths, labels that do not count.
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -56,8 +55,7 @@ TEST(EmbeddingFacts, ThePaddingTokenHasNoGradient) {
 
 const AttentionShape kShape{4, 2, 6, 10000};
 
-// A position sees itself and earlier positions. So later numbers neither change its output nor get a gradient
-// from it.
+// A position sees itself and earlier positions. So later numbers neither change its output nor get a gradient from it.
 TEST(AttentionFacts, NothingComesFromTheFuture) {
   Attention layer(kShape, at::kFloat);
   const at::Tensor x = random({2, 9, kShape.packed()}, 1, at::kFloat);
@@ -111,8 +109,8 @@ TEST(CrossEntropyFacts, NothingCounted) {
   EXPECT_EQ(largest(micro_batch.p1({})), 0);
 }
 
-// With equal logits, every counted position costs log(V). Its gradient is 1 / V, minus 1 at the label, times
-// the scale. Positions that do not count add nothing and do not change the others.
+// With equal logits, every counted position costs log(V). Its gradient is 1 / V, minus 1 at the label, times the scale.
+// Positions that do not count add nothing and do not change the others.
 TEST(CrossEntropyFacts, ScaleAndIgnoredLabels) {
   CrossEntropy layer;
   at::Tensor labels = at::tensor({3, 0, -100}, at::kLong).view({1, 3});

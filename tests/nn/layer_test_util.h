@@ -1,5 +1,5 @@
-// Helpers that tests of layers share: random tensors, comparison within a number of roundings, one
-// micro-batch that passes through a layer, and a count of live bytes.
+// Helpers that tests of layers share: random tensors, comparison within a number of roundings, one micro-batch that
+// passes through a layer, and a count of live bytes.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,11 @@ namespace twobp::test {
 
 // Normal numbers that depend only on sizes and seed. The float32 numbers are the rounded float64 numbers.
 inline at::Tensor random(at::IntArrayRef sizes, uint64_t seed, at::ScalarType dtype = at::kDouble) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble))
-      .to(dtype);
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble)).to(dtype);
 }
 
 inline at::Tensor random_ids(at::IntArrayRef sizes, int64_t below, uint64_t seed) {
-  return at::randint(below, sizes, at::detail::createCPUGenerator(seed),
-                     at::TensorOptions().dtype(at::kLong));
+  return at::randint(below, sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kLong));
 }
 
 // About a third of each sample is padding, at its ends and within it. A sample may begin with padding.
@@ -43,32 +41,29 @@ inline double largest(const at::Tensor& t) {
 
 // Half the distance from 1 to the next number: the largest relative error of one rounding.
 inline double unit_roundoff(at::ScalarType dtype) {
-  return dtype == at::kFloat ? std::numeric_limits<float>::epsilon() / 2
-                             : std::numeric_limits<double>::epsilon() / 2;
+  return dtype == at::kFloat ? std::numeric_limits<float>::epsilon() / 2 : std::numeric_limits<double>::epsilon() / 2;
 }
 
 // Checks |actual - expected| <= bound, elementwise. NaN fails.
-inline void expect_within(const at::Tensor& actual, const at::Tensor& expected, double bound,
-                          const std::string& what) {
+inline void expect_within(const at::Tensor& actual, const at::Tensor& expected, double bound, const std::string& what) {
   ASSERT_TRUE(actual.defined() && expected.defined()) << what;
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   EXPECT_LE(largest(actual.to(at::kDouble) - expected.to(at::kDouble)), bound) << what;
 }
 
-// For a result of `roundings` sequential operations in `dtype` whose partial results are no larger than the
-// largest final one. Each operation adds an error of at most the unit roundoff times that number.
-inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double roundings,
-                         at::ScalarType dtype, const std::string& what) {
+// For a result of `roundings` sequential operations in `dtype` whose partial results are no larger than the largest
+// final one. Each operation adds an error of at most the unit roundoff times that number.
+inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double roundings, at::ScalarType dtype,
+                         const std::string& what) {
   expect_within(actual, expected, roundings * unit_roundoff(dtype) * largest(expected), what);
 }
 
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() == b.defined() &&
-         (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
+  return a.defined() == b.defined() && (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
 }
 
-// Returns the layer's parameters with values and gradient buffers. Gains differ from 1, because 1 would hide
-// a missing factor.
+// Returns the layer's parameters with values and gradient buffers. Gains differ from 1, because 1 would hide a missing
+// factor.
 inline std::vector<Parameter*> make_parameters(Layer& layer, uint64_t seed = 1) {
   std::vector<Parameter*> parameters;
   layer.collect_parameters(parameters);
@@ -98,15 +93,15 @@ inline Values values_of(at::Tensor tensor) {
   return values;
 }
 
-// Returns the only value, or an undefined tensor if there is none. The loss of an evaluation may be followed
-// by the number of correct predictions.
+// Returns the only value, or an undefined tensor if there is none. The loss of an evaluation may be followed by the
+// number of correct predictions.
 inline at::Tensor only(Values values) {
   EXPECT_TRUE(values.size() <= 1 || (values.size() == 2 && values[1].scalar_type() == at::kLong));
   return values.empty() ? at::Tensor() : std::move(values[0]);
 }
 
-// One micro-batch that passes through a layer, in the order that the test chooses. Tensors are passed by
-// value, so the layer may overwrite those that the test moves in.
+// One micro-batch that passes through a layer, in the order that the test chooses. Tensors are passed by value, so the
+// layer may overwrite those that the test moves in.
 class MicroBatch {
  public:
   explicit MicroBatch(Layer& layer, Fields fields = {}, int64_t index = 0, double loss_weight = 1)

@@ -1,22 +1,20 @@
-// Compares the whole LLaMa on one device with the same model on autograd: loss and every gradient, in float64
-// and float32, tied and untied, with grouped heads, over micro-batches with different numbers of counted
-// targets.
+// Compares the whole LLaMa on one device with the same model on autograd: loss and every gradient, in float64 and
+// float32, tied and untied, with grouped heads, over micro-batches with different numbers of counted targets.
 #include <map>
 
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/reference.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
 
-// All sizes differ, so that exchanging two of them causes an error. A deviation of 0.3 makes logits of size 1
-// to 10.
+// All sizes differ, so that exchanging two of them causes an error. A deviation of 0.3 makes logits of size 1 to 10.
 test::Typed<DecoderOptions> options(at::ScalarType dtype, bool tied, int64_t kv_heads = 2) {
   test::Typed<DecoderOptions> o;
   o.vocab = 13;
@@ -51,8 +49,7 @@ std::unique_ptr<Sequential> make_model(const test::Typed<DecoderOptions>& o) {
   return std::make_unique<Sequential>(std::move(layers));
 }
 
-// The value or gradient of every use of a weight under Hugging Face's names. Packed weights are split into
-// their parts.
+// The value or gradient of every use of a weight under Hugging Face's names. Packed weights are split into their parts.
 std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters,
                                                 at::Tensor Parameter::*which) {
   std::multimap<std::string, at::Tensor> parts;
@@ -117,9 +114,9 @@ class Reference {
   std::map<std::string, at::Tensor> weights_;
 };
 
-// Forward and backward consist of 4 halves of a block each: about 12 operations, with two sums of 10 to 36
-// numbers. Then a sum of 30 rows follows. If all terms have one sign, this gives at most 4 * 2 * (12 + 2 *
-// 36) + 30 = 700 roundings.
+// Forward and backward consist of 4 halves of a block each: about 12 operations, with two sums of 10 to 36 numbers.
+// Then a sum of 30 rows follows. If all terms have one sign, this gives at most 4 * 2 * (12 + 2 * 36) + 30 = 700
+// roundings.
 constexpr double kRoundings = 700;
 
 // Runs F0 F1 I0 I1 W0 W1 through all layers and returns the loss.
@@ -168,8 +165,8 @@ TEST(Llama, AgreesWithAutogradForEveryNumberOfKeyHeads) {
   for (const int64_t kv_heads : {1, 4}) expect_autograd(options(at::kDouble, false, kv_heads));
 }
 
-// A tied weight is one parameter per use, with the same name and value and separate gradient buffers. Neither
-// gradient is the whole one, and their sum is.
+// A tied weight is one parameter per use, with the same name and value and separate gradient buffers. Neither gradient
+// is the whole one, and their sum is.
 TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
   const test::Typed<DecoderOptions> o = options(at::kDouble, true);
   const auto model = make_model(o);
@@ -224,8 +221,8 @@ TEST(Llama, ConcatenatedBackwardAgrees) {
   }
 }
 
-// The benchmark model. Its loss is half the squared difference between the target and x + MLP(norm(x)),
-// applied block after block. It is a mean over the 30 numbers of a sample.
+// The benchmark model. Its loss is half the squared difference between the target and x + MLP(norm(x)), applied block
+// after block. It is a mean over the 30 numbers of a sample.
 TEST(Llama, StackOfMlpsAgreesWithAutograd) {
   test::Typed<MlpOptions> o;
   o.dim = 10;

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/models/freeze.h"
 #include "twobp/nn/layers/lora_linear.h"
 
@@ -11,8 +11,7 @@ namespace {
 
 using test::random;
 
-const std::vector<ParameterPart> kParts = {
-    {"b.q_proj.weight", 5}, {"b.k_proj.weight", 3}, {"b.v_proj.weight", 4}};
+const std::vector<ParameterPart> kParts = {{"b.q_proj.weight", 5}, {"b.k_proj.weight", 3}, {"b.v_proj.weight", 4}};
 constexpr int64_t kIn = 7;
 const LoraOptions kLora{2, 6, {"q_proj", "v_proj"}};
 
@@ -53,8 +52,7 @@ TEST(Lora, StartsAsTheModelItAdapts) {
   test::make_parameters(layer);
   test::make_parameters(plain);
   const at::Tensor x = random({4, kIn}, 1);
-  EXPECT_TRUE(
-      at::equal(test::MicroBatch(layer).forward(x.clone()), test::MicroBatch(plain).forward(x.clone())));
+  EXPECT_TRUE(at::equal(test::MicroBatch(layer).forward(x.clone()), test::MicroBatch(plain).forward(x.clone())));
 }
 
 TEST(Lora, NamesAndTargets) {
@@ -65,8 +63,7 @@ TEST(Lora, NamesAndTargets) {
   EXPECT_EQ(parameters[1]->sizes(), (std::vector<int64_t>{2, kIn}));
   EXPECT_EQ(parameters[4]->name(), "b.v_proj.lora_B.weight");
   EXPECT_EQ(parameters[4]->sizes(), (std::vector<int64_t>{4, 2}));
-  EXPECT_FALSE(LoraLinear::adapts({{"b.xq_proj.weight", 5}}, kLora))
-      << "a target matches whole parts of a name";
+  EXPECT_FALSE(LoraLinear::adapts({{"b.xq_proj.weight", 5}}, kLora)) << "a target matches whole parts of a name";
   EXPECT_FALSE(LoraLinear::adapts(kParts, {0, 16, {"q_proj"}}));
 }
 

@@ -1,5 +1,5 @@
-// Properties of Mamba's layers only: threads, bytes, initial values, generation position by position,
-// concatenated W, bad input.
+// Properties of Mamba's layers only: threads, bytes, initial values, generation position by position, concatenated W,
+// bad input.
 #include <cmath>
 
 #include <ATen/Parallel.h>
@@ -47,9 +47,9 @@ TEST(MambaFacts, ThreadsDoNotChangeABit) {
   }
 }
 
-// After F: the input (for W), (u | z), u after the convolution, (dt | B | C), a copy of dt, dt_proj's output,
-// the scan's output (for W), and the states at the borders between chunks. After I: inputs and output
-// gradients of four projections. The gradients of (u | z) and of dt_proj's output overwrite the values.
+// After F: the input (for W), (u | z), u after the convolution, (dt | B | C), a copy of dt, dt_proj's output, the
+// scan's output (for W), and the states at the borders between chunks. After I: inputs and output gradients of four
+// projections. The gradients of (u | z) and of dt_proj's output overwrite the values.
 TEST(MambaFacts, BytesKept) {
   const int64_t batch = 2;
   const int64_t positions = 67;  // 2 borders
@@ -62,8 +62,8 @@ TEST(MambaFacts, BytesKept) {
   LiveBytes bytes;
   micro_batch.forward(random({batch, positions, dim}, 1, at::kFloat));
   const int64_t dt_b_c = rank + 2 * state;
-  EXPECT_EQ(bytes.now(), 4 * (rows * (dim + 2 * inner + inner + dt_b_c + rank + inner + inner) +
-                              batch * 2 * state * inner));
+  EXPECT_EQ(bytes.now(),
+            4 * (rows * (dim + 2 * inner + inner + dt_b_c + rank + inner + inner) + batch * 2 * state * inner));
   micro_batch.p1(random({batch, positions, dim}, 2, at::kFloat));
   EXPECT_EQ(bytes.now(), 4 * rows * ((dim + 2 * inner) + (inner + dt_b_c) + (rank + inner) + (inner + dim)));
   micro_batch.p2();
@@ -80,8 +80,8 @@ TEST(MambaFacts, WComesOutProjectionByProjection) {
   EXPECT_EQ(micro_batch.p2_units().size(), 4u);
 }
 
-// If (u | z) is also held elsewhere, as by recomputation, it must not change. Otherwise its gradient
-// overwrites it. The numbers are the same.
+// If (u | z) is also held elsewhere, as by recomputation, it must not change. Otherwise its gradient overwrites it. The
+// numbers are the same.
 TEST(MambaFacts, OverwritesOnlyItsOwnTensors) {
   MambaMixer mixer("mixer", kShape, 1, at::kFloat);
   make_parameters(mixer);
@@ -146,8 +146,8 @@ TEST(MambaFacts, InitialValues) {
   EXPECT_GE(steps.min().item<double>(), 0.001 * (1 - 1e-4));
   EXPECT_LE(steps.max().item<double>(), 0.1 * (1 + 1e-4));
   EXPECT_NEAR(steps.log().mean().item<double>(), std::log(0.01), 0.2) << "log-uniform";
-  for (const auto& [name, bound] : std::map<std::string, double>{
-           {"conv1d.weight", 0.5}, {"dt_proj.weight", 0.2}, {"out_proj.weight", 0.05}}) {
+  for (const auto& [name, bound] :
+       std::map<std::string, double>{{"conv1d.weight", 0.5}, {"dt_proj.weight", 0.2}, {"out_proj.weight", 0.05}}) {
     EXPECT_LE(largest(value(name)), bound) << name;
     EXPECT_GT(largest(value(name)), 0.97 * bound) << name;
     EXPECT_LT(value(name).mean().abs().item<double>(), 0.1 * bound) << name;
@@ -220,8 +220,7 @@ TEST(MambaFacts, OnePosition) {
   micro_batch.p2();
   const at::Tensor leaf = x.clone().requires_grad_(true);
   std::vector<at::Tensor> weights;
-  for (const Parameter* parameter : parameters)
-    weights.push_back(parameter->value.clone().requires_grad_(true));
+  for (const Parameter* parameter : parameters) weights.push_back(parameter->value.clone().requires_grad_(true));
   const at::Tensor expected = reference::mamba_mixer(leaf, weights, kShape);
   expected.backward(dy);
   expect_close(y, expected.detach(), 1500, at::kDouble, "y");
@@ -270,8 +269,7 @@ TEST(MambaFacts, WrongShapesAreErrors) {
       {"one shape", "[1, 2, 6]"});
   expect_error(
       [&] {
-        scan.forward({t({1, 3, 6}), t({1, 3, 6}), t({1, 3, 4}).to(at::kDouble), t({1, 3, 6})}, context,
-                     saved);
+        scan.forward({t({1, 3, 6}), t({1, 3, 6}), t({1, 3, 4}).to(at::kDouble), t({1, 3, 6})}, context, saved);
       },
       {"Float", "Double"});
   scan.forward({t({1, 3, 6}), t({1, 3, 6}), t({1, 3, 4}), t({1, 3, 6})}, context, saved);

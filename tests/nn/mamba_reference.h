@@ -1,5 +1,5 @@
-// Mamba's layers in plain ATen operators, with the scan as a loop over positions, as a reference that
-// autograd differentiates. Used in float64.
+// Mamba's layers in plain ATen operators, with the scan as a loop over positions, as a reference that autograd
+// differentiates. Used in float64.
 #pragma once
 
 #include <vector>
@@ -18,9 +18,9 @@ inline at::Tensor causal_conv1d(const at::Tensor& x, const at::Tensor& weight, c
 }
 
 // x, raw, z (B, S, C); b, c (B, S, N); a_log (C, N); d, bias (C).
-inline at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& raw, const at::Tensor& b,
-                                 const at::Tensor& c, const at::Tensor& z, const at::Tensor& a_log,
-                                 const at::Tensor& d, const at::Tensor& bias) {
+inline at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& raw, const at::Tensor& b, const at::Tensor& c,
+                                 const at::Tensor& z, const at::Tensor& a_log, const at::Tensor& d,
+                                 const at::Tensor& bias) {
   const at::Tensor delta = at::softplus(raw + bias);
   const at::Tensor a = -at::exp(a_log);
   at::Tensor h = at::zeros({x.size(0), x.size(2), a.size(1)}, x.options());
@@ -34,11 +34,9 @@ inline at::Tensor selective_scan(const at::Tensor& x, const at::Tensor& raw, con
 }
 
 // `w` has the order of MambaMixer's parameters. `mask` (B, S) is 0 for padding, and may be undefined.
-inline at::Tensor mamba_mixer(const at::Tensor& x, const std::vector<at::Tensor>& w,
-                              const MambaMixerShape& shape, const at::Tensor& mask = {}) {
-  const auto masked = [&](const at::Tensor& states) {
-    return mask.defined() ? states * mask.unsqueeze(2) : states;
-  };
+inline at::Tensor mamba_mixer(const at::Tensor& x, const std::vector<at::Tensor>& w, const MambaMixerShape& shape,
+                              const at::Tensor& mask = {}) {
+  const auto masked = [&](const at::Tensor& states) { return mask.defined() ? states * mask.unsqueeze(2) : states; };
   const std::vector<at::Tensor> uz = reference::linear(masked(x), w[0]).split(shape.inner, 2);
   const at::Tensor u = masked(causal_conv1d(uz[0], w[1], w[2]));
   const std::vector<at::Tensor> dt_b_c =

@@ -1,15 +1,14 @@
-// Compares the live bytes of every layer and of a block after F, I and W with counts by hand, and checks
-// which tensors are overwritten in place. y and dx are dropped at once, so that only tensors that the layer
-// keeps are counted.
+// Compares the live bytes of every layer and of a block after F, I and W with counts by hand, and checks which tensors
+// are overwritten in place. y and dx are dropped at once, so that only tensors that the layer keeps are counted.
 #include "tests/nn/layer_test_util.h"
 #include "tests/nn/typed_options.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {
@@ -21,16 +20,16 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kPositions = 5;
 constexpr int64_t kRows = kBatch * kPositions;
 
-// Numbers (of 4 bytes) that are kept at three moments, and the maximum that I allocates in addition
-// (including x and dy).
+// Numbers (of 4 bytes) that are kept at three moments, and the maximum that I allocates in addition (including x and
+// dy).
 struct Numbers {
   int64_t after_forward = 0;
   int64_t after_p1 = 0;
   int64_t p1_extra = -1;  // -1: not checked
 };
 
-void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output,
-                    const Fields& fields, const Numbers& expected) {
+void expect_numbers(Layer& layer, std::vector<int64_t> input, std::vector<int64_t> output, const Fields& fields,
+                    const Numbers& expected) {
   make_parameters(layer);
   MicroBatch micro_batch(layer, fields);
   const auto make_input = [&] { return input.empty() ? at::Tensor() : random(input, 1, at::kFloat); };
@@ -91,8 +90,8 @@ TEST(Memory, CrossEntropyHoldsOneTensorOfLogits) {
 
 TEST(Memory, SquaredErrorKeepsTheDifference) {
   SquaredError layer;
-  expect_numbers(layer, {kBatch, kPositions, 3}, {},
-                 {{"target", random({kBatch, kPositions, 3}, 1, at::kFloat)}}, {kRows * 3, 0, 0});
+  expect_numbers(layer, {kBatch, kPositions, 3}, {}, {{"target", random({kBatch, kPositions, 3}, 1, at::kFloat)}},
+                 {kRows * 3, 0, 0});
 }
 
 test::Typed<DecoderOptions> options() {
@@ -107,34 +106,31 @@ test::Typed<DecoderOptions> options() {
   return o;
 }
 
-// After F: the residual stream and its norm's scale, the norm's output (for W), q k v, the attention's output
-// (one tensor for I and W) and its log-sums. After I, for W: the norm's output, dL/d(q k v), the attention's
-// output, dL/dy.
+// After F: the residual stream and its norm's scale, the norm's output (for W), q k v, the attention's output (one
+// tensor for I and W) and its log-sums. After I, for W: the norm's output, dL/d(q k v), the attention's output, dL/dy.
 TEST(Memory, AttentionHalfOfABlock) {
   const test::Typed<DecoderOptions> o = options();
   const int64_t packed = (o.heads + 2 * o.kv_heads) * o.head_dim;
   const int64_t out = o.heads * o.head_dim;
   const auto layer = llama(o, o.settings()).layers[1].make();
-  expect_numbers(
-      *layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
-      {kRows * (o.dim + 1 + o.dim + packed + out + o.heads), kRows * (o.dim + packed + out + o.dim)});
+  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
+                 {kRows * (o.dim + 1 + o.dim + packed + out + o.heads), kRows * (o.dim + packed + out + o.dim)});
 }
 
-// After F: the residual stream and its norm's scale, the norm's output, gate and up, and their product. After
-// I, the gradient of gate and up overwrites them.
+// After F: the residual stream and its norm's scale, the norm's output, gate and up, and their product. After I, the
+// gradient of gate and up overwrites them.
 TEST(Memory, MlpHalfOfABlock) {
   const test::Typed<DecoderOptions> o = options();
   const auto layer = llama(o, o.settings()).layers[2].make();
-  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
-                 {kRows * (o.dim + 1 + o.dim + 2 * o.hidden + o.hidden),
-                  kRows * (o.dim + 2 * o.hidden + o.hidden + o.dim)});
+  expect_numbers(
+      *layer, {kBatch, kPositions, o.dim}, {kBatch, kPositions, o.dim}, {},
+      {kRows * (o.dim + 1 + o.dim + 2 * o.hidden + o.hidden), kRows * (o.dim + 2 * o.hidden + o.hidden + o.dim)});
 }
 
 TEST(Memory, Head) {
   const test::Typed<DecoderOptions> o = options();
   const auto layer = llama(o, o.settings()).layers.back().make();
-  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {},
-                 {{"labels", random_ids({kBatch, kPositions}, o.vocab, 1)}},
+  expect_numbers(*layer, {kBatch, kPositions, o.dim}, {}, {{"labels", random_ids({kBatch, kPositions}, o.vocab, 1)}},
                  {kRows * (o.dim + 1 + o.dim + o.vocab), kRows * (o.dim + o.vocab)});
 }
 

@@ -1,5 +1,5 @@
-// Several micro-batches pass through a layer at once. In any order of F, I and W, each keeps its own saved
-// tensors, gradients accumulate, and an evaluation in between changes nothing.
+// Several micro-batches pass through a layer at once. In any order of F, I and W, each keeps its own saved tensors,
+// gradients accumulate, and an evaluation in between changes nothing.
 #include <array>
 #include <sstream>
 
@@ -26,8 +26,8 @@ class Orders {
     for (int m = 0; m < 3; ++m) micro_batches_[m] = new_micro_batch(m);
   }
 
-  // `order` consists of letters with the number of the micro-batch, such as "F0 I0 W0". E evaluates other
-  // numbers on the layer, with the Saved of that micro-batch.
+  // `order` consists of letters with the number of the micro-batch, such as "F0 I0 W0". E evaluates other numbers on
+  // the layer, with the Saved of that micro-batch.
   Result run(const std::string& order) {
     forget_grads(parameters_);
     Result result;
@@ -78,8 +78,8 @@ void expect_same_bits(const Result& actual, const Result& expected, const std::s
   }
 }
 
-// The expected result is the sum over micro-batches that ran alone. If W (and I, for a norm's gain) runs in
-// micro-batch order, it is exact bit for bit. In other orders, it differs by rounding.
+// The expected result is the sum over micro-batches that ran alone. If W (and I, for a norm's gain) runs in micro-batch
+// order, it is exact bit for bit. In other orders, it differs by rounding.
 TEST_P(EveryLayer, OrderOfMicroBatchesDoesNotMatter) {
   Orders orders(GetParam());
   const Result expected = orders.run("F0 I0 W0 F1 I1 W1 F2 I2 W2");
@@ -109,14 +109,13 @@ TEST_P(EveryLayer, OtherOrdersOfBackwardGiveTheSameSums) {
   }
 }
 
-// Gradients accumulate: the result is the sum over the micro-batches alone. Three micro-batches make sums
-// three times as long on both sides.
+// Gradients accumulate: the result is the sum over the micro-batches alone. Three micro-batches make sums three times
+// as long on both sides.
 TEST_P(EveryLayer, GradientsOfMicroBatchesAddUp) {
   const LayerCase& c = GetParam();
   Orders orders(c);
   const Result together = orders.run("F0 F1 F2 I0 I1 I2 W0 W1 W2");
-  const std::array<Result, 3> alone = {orders.run("F0 I0 W0"), orders.run("F1 I1 W1"),
-                                       orders.run("F2 I2 W2")};
+  const std::array<Result, 3> alone = {orders.run("F0 I0 W0"), orders.run("F1 I1 W1"), orders.run("F2 I2 W2")};
   for (size_t i = 0; i < together.dw.size(); ++i) {
     const at::Tensor sum = alone[0].dw[i].to(at::kDouble) + alone[1].dw[i] + alone[2].dw[i];
     expect_close(together.dw[i], sum, 6 * c.roundings, at::kFloat, "dw " + std::to_string(i));
@@ -124,14 +123,12 @@ TEST_P(EveryLayer, GradientsOfMicroBatchesAddUp) {
   }
 }
 
-// The first contribution after forget_grad overwrites the gradient of the previous step. Later contributions
-// are added.
+// The first contribution after forget_grad overwrites the gradient of the previous step. Later contributions are added.
 TEST_P(EveryLayer, GradientsOfThePreviousStepAreForgotten) {
   Orders orders(GetParam());
   const Result first = orders.run("F0 I0 W0");
   orders.run("F1 I1 W1 F2 I2 W2");
-  for (Parameter* parameter : orders.parameters())
-    parameter->grad.fill_(std::numeric_limits<float>::quiet_NaN());
+  for (Parameter* parameter : orders.parameters()) parameter->grad.fill_(std::numeric_limits<float>::quiet_NaN());
   expect_same_bits(orders.run("F0 I0 W0"), first, "again");
 }
 

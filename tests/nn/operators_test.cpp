@@ -1,6 +1,6 @@
-// Tests layers on LibTorch's operators. Dropout's masks must equal those of the kernels, and on a device
-// other than the CPU, layers must compute the same as the operators on a CPU.
-#include "twobp/nn/kernels/operators.h"
+// Tests layers on LibTorch's operators. Dropout's masks must equal those of the kernels, and on a device other than the
+// CPU, layers must compute the same as the operators on a CPU.
+#include "twobp/nn/kernels/rows/operators.h"
 
 #include <atomic>
 
@@ -12,7 +12,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/dropout_rate.h"
+#include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/parameter.h"
 
 namespace twobp::TWOBP_FILE {
@@ -107,8 +107,7 @@ TEST(Operators, DocumentsAttendAlone) {
   attention.documents = nullptr;
   int64_t begin = 0;
   for (const int64_t length : lengths) {
-    const auto alone =
-        run(packed.narrow(1, begin, length).contiguous(), dout.narrow(1, begin, length).contiguous());
+    const auto alone = run(packed.narrow(1, begin, length).contiguous(), dout.narrow(1, begin, length).contiguous());
     for (const size_t i : {0, 2})
       EXPECT_LT(largest(together[i].narrow(1, begin, length) - alone[i]), 1e-13) << begin << " " << i;
     begin += length;
@@ -144,8 +143,7 @@ Results run(const LayerCase& c, at::Device device) {
   return results;
 }
 
-void expect_each(const Results& actual, const Results& expected,
-                 bool (*same)(const at::Tensor&, const at::Tensor&)) {
+void expect_each(const Results& actual, const Results& expected, bool (*same)(const at::Tensor&, const at::Tensor&)) {
   EXPECT_TRUE(same(actual.y, expected.y));
   ASSERT_EQ(actual.dx.defined(), expected.dx.defined());
   if (expected.dx.defined()) {
@@ -212,9 +210,7 @@ TEST(Operators, ScansNarrowTypesInFloat32) {
   };
   const Results expected = scan(at::kFloat);
   const Results actual = scan(at::kBFloat16);
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
-    return same_bits(a, b.to(a.scalar_type()));
-  };
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) { return same_bits(a, b.to(a.scalar_type())); };
   EXPECT_TRUE(same(actual.out, expected.out));
   EXPECT_TRUE(same(actual.borders, expected.borders));
   EXPECT_TRUE(same(actual.gradients.dx, expected.gradients.dx));

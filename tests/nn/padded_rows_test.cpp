@@ -1,15 +1,12 @@
-// Tests rows whose distance is an odd number of cache lines: which layers use them, and that all numbers stay
-// the same.
-#include "twobp/nn/kernels/products/padded_rows.h"
-
+// Tests rows whose distance is an odd number of cache lines: which layers use them, and that all numbers stay the same.
 #include "tests/nn/layer_test_util.h"
-#include "twobp/nn/kernels/products/one_dnn.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gated_unit.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/losses.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -45,9 +42,8 @@ TEST(PaddedRows, EvenRowsAreOneMatrix) {
   EXPECT_TRUE(with_even_rows(padded).is_same(padded));
   EXPECT_TRUE(has_even_rows(at::randn({2, 5})));
   EXPECT_EQ(row_stride(at::randn({1, 5})), 5);
-  for (const at::Tensor& uneven :
-       {at::randn({2, 4, 5}).narrow(1, 0, 3), at::randn({5, 4}).t(), at::randn({2, 3, 10}).slice(2, 0, 10, 2),
-        at::randn({1, 5}).expand({3, 5})}) {
+  for (const at::Tensor& uneven : {at::randn({2, 4, 5}).narrow(1, 0, 3), at::randn({5, 4}).t(),
+                                   at::randn({2, 3, 10}).slice(2, 0, 10, 2), at::randn({1, 5}).expand({3, 5})}) {
     EXPECT_FALSE(has_even_rows(uneven)) << uneven.strides();
     const at::Tensor even = with_even_rows(uneven);
     EXPECT_TRUE(even.is_contiguous());
@@ -66,9 +62,7 @@ class Untold : public Layer {
     return layer_->backward_p1(std::move(dy), context, saved);
   }
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
-  void collect_parameters(std::vector<Parameter*>& parameters) override {
-    layer_->collect_parameters(parameters);
-  }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { layer_->collect_parameters(parameters); }
 
  private:
   std::unique_ptr<Layer> layer_;
@@ -90,8 +84,7 @@ const Case kCases[] = {
      }},
     {"BidirectionalAttention", 384, 128, true,
      [] {
-       return std::make_unique<BidirectionalAttention>(BidirectionalAttentionShape{4, 32}, 0.0, "a",
-                                                       at::kDouble);
+       return std::make_unique<BidirectionalAttention>(BidirectionalAttentionShape{4, 32}, 0.0, "a", at::kDouble);
      }},
 };
 
@@ -99,13 +92,13 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
  protected:
   static constexpr int64_t kIn = 24;
 
-  // Runs three micro-batches through Linear -> the layer -> Linear. Returns outputs, dx and gradients. With
-  // `together`, W of all micro-batches is one call.
+  // Runs three micro-batches through Linear -> the layer -> Linear. Returns outputs, dx and gradients. With `together`,
+  // W of all micro-batches is one call.
   std::vector<at::Tensor> results(bool told, bool together) {
     auto first = std::make_unique<Linear>(std::vector<ParameterPart>{{"a.weight", GetParam().wide}}, kIn, 0.2,
                                           at::kDouble, GetParam().bias);
-    auto last = std::make_unique<Linear>(std::vector<ParameterPart>{{"b.weight", kIn}}, GetParam().narrow,
-                                         0.2, at::kDouble);
+    auto last =
+        std::make_unique<Linear>(std::vector<ParameterPart>{{"b.weight", kIn}}, GetParam().narrow, 0.2, at::kDouble);
     std::unique_ptr<Layer> producer = std::move(first);
     if (!told) producer = std::make_unique<Untold>(std::move(producer));
     auto chain = make_sequential(std::move(producer), GetParam().make(), std::move(last));
@@ -120,8 +113,7 @@ class PaddedRowsTest : public testing::TestWithParam<Case> {
       out.push_back(list.back()->p1(random({2, 9, kIn}, 20 + m)));
       std::vector<P2Unit> units = list.back()->p2_units();
       const at::Tensor& gradient = units.back().saved->p2(1);  // the first Linear's output gradient
-      EXPECT_EQ(row_stride(gradient),
-                told ? padded_cols(GetParam().wide, gradient.options()) : GetParam().wide);
+      EXPECT_EQ(row_stride(gradient), told ? padded_cols(GetParam().wide, gradient.options()) : GetParam().wide);
     }
     if (together) {
       p2_together(list);

@@ -1,17 +1,16 @@
-// Tests parameters: values that depend only on seed and name, packed parts, and gradients that begin with the
-// first contribution of a step.
+// Tests parameters: values that depend only on seed and name, packed parts, and gradients that begin with the first
+// contribution of a step.
 #include <cmath>
 
 #include "tests/nn/layer_test_util.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
 
-Parameter made(std::vector<ParameterPart> parts, int64_t cols, uint64_t seed,
-               at::ScalarType dtype = at::kFloat) {
+Parameter made(std::vector<ParameterPart> parts, int64_t cols, uint64_t seed, at::ScalarType dtype = at::kFloat) {
   int64_t rows = 0;
   for (const auto& part : parts) rows += part.rows;
   Parameter parameter(std::move(parts), {rows, cols}, dtype, 0.5);

@@ -1,5 +1,5 @@
-// Tests reduced precision: every layer in bfloat16 and float16 against float64, all conversions, and
-// gradients that are summed in float32.
+// Tests reduced precision: every layer in bfloat16 and float16 against float64, all conversions, and gradients that are
+// summed in float32.
 #include <cmath>
 
 #include <ATen/ATen.h>
@@ -18,8 +18,8 @@ double unit_roundoff(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-11;  // significands of 8 and 11 bits
 }
 
-// Sums are in float32, so only the roundings in between cause errors: those of the inputs of each layer in
-// the chain. There are at most 16 here, for any sizes.
+// Sums are in float32, so only the roundings in between cause errors: those of the inputs of each layer in the chain.
+// There are at most 16 here, for any sizes.
 constexpr double kStored = 16;
 
 void compare(const LayerCase& c, at::ScalarType dtype) {
@@ -43,8 +43,7 @@ void compare(const LayerCase& c, at::ScalarType dtype) {
     test::expect_within(actual, expected, bound * test::largest(expected), what);
     // Roundings are independent: the deviation of a sum of r errors of at most u is at most sqrt(r) u.
     const double rms = (actual.to(at::kDouble) - expected).square().mean().sqrt().item<double>();
-    EXPECT_LE(rms, std::sqrt(std::min(c.roundings, kStored)) * unit_roundoff(dtype) * test::largest(expected))
-        << what;
+    EXPECT_LE(rms, std::sqrt(std::min(c.roundings, kStored)) * unit_roundoff(dtype) * test::largest(expected)) << what;
   };
   check(y, exact_y, "y");
   at::Tensor dy = c.is_loss() ? at::Tensor() : c.make_gradient(y, 1);

@@ -1,26 +1,24 @@
-// Tests layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal
-// those of the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be
-// kept.
+// Tests layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal those of
+// the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be kept.
 #include "twobp/nn/layers/recompute.h"
 
 #include <map>
 
 #include "tests/nn/layer_cases.h"
-#include "twobp/models/decoder/decoder.h"
+#include "twobp/models/decoder/family.h"
 #include "twobp/models/recompute.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using namespace test;
 
-constexpr std::array<Recompute, 3> kModes = {Recompute::kActivations, Recompute::kDerivatives,
-                                             Recompute::kBoth};
+constexpr std::array<Recompute, 3> kModes = {Recompute::kActivations, Recompute::kDerivatives, Recompute::kBoth};
 
 struct Result {
   std::vector<at::Tensor> y, dx, dw, buffers;
@@ -53,8 +51,7 @@ Result run(const LayerCase& c, Layer& layer, at::ScalarType dtype) {
   return result;
 }
 
-void expect_same(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
-                 const char* what) {
+void expect_same(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected, const char* what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_TRUE(same_bits(actual[i], expected[i])) << what << ' ' << i;
@@ -82,8 +79,7 @@ TEST_P(EveryLayer, RecomputedEvaluatesAsTheLayerDoes) {
   const LayerCase& c = GetParam();
   const auto plain = c.make(at::kFloat);
   make_parameters(*plain);
-  const at::Tensor expected =
-      c.micro_batch(*plain, 2, 10, at::kFloat)->evaluate(c.make_input(2, 20, at::kFloat));
+  const at::Tensor expected = c.micro_batch(*plain, 2, 10, at::kFloat)->evaluate(c.make_input(2, 20, at::kFloat));
   for (const Recompute mode : kModes) {
     RecomputeLayer layer(c.make(at::kFloat), mode);
     make_parameters(layer);
@@ -164,13 +160,10 @@ TEST(Recompute, LeavesTheCallersTensorsAlone) {
   }
 }
 
-// There is one unit if derivatives are recomputed, and otherwise the layer's own units. Without W, there is
-// none.
+// There is one unit if derivatives are recomputed, and otherwise the layer's own units. Without W, there is none.
 TEST(Recompute, UnitsOfBackwardP2) {
-  const std::map<Recompute, size_t> expected = {{Recompute::kNone, 2},
-                                                {Recompute::kActivations, 2},
-                                                {Recompute::kDerivatives, 1},
-                                                {Recompute::kBoth, 1}};
+  const std::map<Recompute, size_t> expected = {
+      {Recompute::kNone, 2}, {Recompute::kActivations, 2}, {Recompute::kDerivatives, 1}, {Recompute::kBoth, 1}};
   for (const auto& [mode, units] : expected) {
     for (const bool frozen : {false, true}) {
       RecomputeLayer layer(branch(), mode);
@@ -256,8 +249,7 @@ ModelSpec model() {
   return llama(options);
 }
 
-std::vector<std::string> kinds_with(const std::vector<std::string>& rules,
-                                    const std::vector<int>& split = {}) {
+std::vector<std::string> kinds_with(const std::vector<std::string>& rules, const std::vector<int>& split = {}) {
   ModelSpec of = model();
   std::vector<RecomputeRule> parsed;
   for (const std::string& rule : rules) parsed.push_back(parse_recompute_rule(rule));
@@ -274,11 +266,10 @@ TEST(RecomputeRules, SayWhichLayers) {
   EXPECT_EQ(kinds_with({"both"}),
             (Kinds{"embedding", "attention+both", "mlp+both", "attention+both", "mlp+both", "head"}));
   EXPECT_EQ(kinds_with({"activations", "*.mlp=derivatives", "model.layers.1.*=none", "lm_head=activations"}),
-            (Kinds{"embedding", "attention+activations", "mlp+derivatives", "attention", "mlp",
-                   "head+activations"}));
+            (Kinds{"embedding", "attention+activations", "mlp+derivatives", "attention", "mlp", "head+activations"}));
   EXPECT_EQ(kinds_with({"stage:0=activations", "stage:1=derivatives"}, {2, 4}),
-            (Kinds{"embedding", "attention+activations", "mlp+derivatives", "attention+derivatives",
-                   "mlp+derivatives", "head"}));
+            (Kinds{"embedding", "attention+activations", "mlp+derivatives", "attention+derivatives", "mlp+derivatives",
+                   "head"}));
 }
 
 TEST(RecomputeRules, Errors) {

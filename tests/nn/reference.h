@@ -1,5 +1,5 @@
-// The layers in plain ATen operators, with attention written out, as a reference that autograd
-// differentiates. Used in float64.
+// The layers in plain ATen operators, with attention written out, as a reference that autograd differentiates. Used in
+// float64.
 #pragma once
 
 #include <cmath>
@@ -46,16 +46,14 @@ inline at::Tensor soft_cap(const at::Tensor& x, double cap) {
   return cap > 0 ? cap * at::tanh(x / cap) : x;
 }
 
-// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be
-// undefined.
-inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape,
-                            const at::Tensor& mask = {}, const at::Tensor& starts = {}) {
+// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be undefined.
+inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape, const at::Tensor& mask = {},
+                            const at::Tensor& starts = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor rows =
-      shape.interleaved
-          ? packed.view({batch, positions, shape.heads, 3, shape.head_dim}).transpose(2, 3).flatten(2)
-          : packed;
+      shape.interleaved ? packed.view({batch, positions, shape.heads, 3, shape.head_dim}).transpose(2, 3).flatten(2)
+                        : packed;
   const auto heads = [&](int64_t first, int64_t count) {
     return rows.narrow(2, first * shape.head_dim, count * shape.head_dim)
         .reshape({batch, positions, count, shape.head_dim})
@@ -64,8 +62,7 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   const int64_t group = shape.heads / shape.kv_heads;
   const int64_t dims = shape.rotary_dims();
   const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta, dims);
-  const at::Tensor k =
-      rope(heads(shape.heads, shape.kv_heads), shape.rope.theta, dims).repeat_interleave(group, 1);
+  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope.theta, dims).repeat_interleave(group, 1);
   const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
   at::Tensor hidden = at::ones({positions, positions}, at::kBool).triu(1);
   if (shape.window > 0) hidden.logical_or_(at::ones_like(hidden).tril(-shape.window));
@@ -83,8 +80,7 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
 
 // The sum of -log p(label) over counted labels, times scale.
 inline at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double scale) {
-  return scale *
-         at::cross_entropy_loss(logits.flatten(0, -2), labels.flatten(), {}, at::Reduction::Sum, -100);
+  return scale * at::cross_entropy_loss(logits.flatten(0, -2), labels.flatten(), {}, at::Reduction::Sum, -100);
 }
 
 }  // namespace twobp::test::reference

@@ -1,12 +1,9 @@
-// Properties of batch norms, the bytes that ResNet's layers keep (counted by hand), and the model as a list
-// of layers.
-#include "twobp/models/resnet.h"
-
+// Properties of batch norms, the bytes that ResNet's layers keep (counted by hand), and the model as a list of layers.
 #include <set>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/batch_norm_relu_conv2d.h"
 #include "twobp/nn/layers/residual_block.h"
 
 namespace twobp::TWOBP_FILE {
@@ -47,8 +44,8 @@ TEST(BatchNormFacts, ConstantChannelStaysFinite) {
   EXPECT_TRUE(at::isfinite(micro_batch.p1(random({2, 3, 3, 2}, 1, at::kFloat))).all().item<bool>());
 }
 
-// Compares the bytes that live after F and after I, without y and dx, with these counts of 4-byte numbers.
-// These are the saved tensors. A norm keeps 4 numbers per channel.
+// Compares the bytes that live after F and after I, without y and dx, with these counts of 4-byte numbers. These are
+// the saved tensors. A norm keeps 4 numbers per channel.
 void expect_kept(Layer& layer, const std::vector<int64_t>& sizes, int64_t after_forward, int64_t after_p1,
                  int64_t p1_extra) {
   make_parameters(layer);
@@ -85,9 +82,8 @@ TEST(ResnetMemory, NormConvKeepsOneImageBeforeIAndTwoAfter) {
   expect_kept(layer, kImage, kPixels * 16 + 4 * 16, kPixels * (16 + 4), kPixels * 16 + 3 * 16 * 4);
 }
 
-// After F: x, the narrow outputs of two convolutions and the wide output of the third. After I, for W: x, the
-// inputs of the other two convolutions, and three gradients. Autograd additionally keeps both narrow
-// normalised tensors and y.
+// After F: x, the narrow outputs of two convolutions and the wide output of the third. After I, for W: x, the inputs of
+// the other two convolutions, and three gradients. Autograd additionally keeps both narrow normalised tensors and y.
 TEST(ResnetMemory, Bottleneck) {
   ResidualBlock layer("b", {16, 16, 1, true}, at::kFloat);
   const int64_t scales = 4 * (4 + 4 + 16);
@@ -99,8 +95,8 @@ TEST(ResnetMemory, Bottleneck) {
 TEST(ResnetMemory, BottleneckWithProjection) {
   ResidualBlock layer("b", {16, 32, 1, true}, at::kFloat);
   const int64_t scales = 4 * (8 + 8 + 32 + 32);
-  expect_kept(layer, kImage, kPixels * (16 + 8 + 8 + 32 + 32) + scales,
-              kPixels * (16 + 8 + 8 + 32 + 8 + 8 + 32), kPixels * (8 + 8 + 16 + 9 * 8 * 2) + 1000);
+  expect_kept(layer, kImage, kPixels * (16 + 8 + 8 + 32 + 32) + scales, kPixels * (16 + 8 + 8 + 32 + 8 + 8 + 32),
+              kPixels * (8 + 8 + 16 + 9 * 8 * 2) + 1000);
 }
 
 TEST(ResnetMemory, BasicBlock) {
@@ -143,8 +139,7 @@ TEST(ResnetModel, HasAsManyParametersAsTheOriginals) {
   EXPECT_EQ(trained_numbers(options), 21'797'672) << "34";
 }
 
-// Kinds of layers are measured in the order in which they first appear. Each takes the output of the previous
-// one.
+// Kinds of layers are measured in the order in which they first appear. Each takes the output of the previous one.
 TEST(ResnetModel, KindsChainAndAreAlike) {
   ResnetOptions options;
   options.depths = {2, 1, 3};
@@ -152,8 +147,7 @@ TEST(ResnetModel, KindsChainAndAreAlike) {
   options.stem = 4;
   const ModelSpec model = resnet(options);
   ASSERT_EQ(model.layers.size(), 8u);
-  const Fields fields = {{"pixel_values", random({2, 3, 64, 48}, 1, at::kFloat)},
-                         {"labels", random_ids({2}, 1000, 2)}};
+  const Fields fields = {{"pixel_values", random({2, 3, 64, 48}, 1, at::kFloat)}, {"labels", random_ids({2}, 1000, 2)}};
   std::set<std::string> kinds;
   Context context;
   context.fields = &fields;
@@ -167,8 +161,7 @@ TEST(ResnetModel, KindsChainAndAreAlike) {
     x = layer->forward(std::move(x), context, saved);
     sizes[spec.kind] = x[0].sizes().vec();
   }
-  EXPECT_EQ(kinds.size(), 7u)
-      << "stem, head, and first and other blocks; a stage with one block has only a first";
+  EXPECT_EQ(kinds.size(), 7u) << "stem, head, and first and other blocks; a stage with one block has only a first";
   EXPECT_EQ(sizes.at("stem"), (std::vector<int64_t>{2, 16, 12, 4}));
   EXPECT_EQ(sizes.at("stage 0 block"), (std::vector<int64_t>{2, 16, 12, 8}));
   EXPECT_EQ(sizes.at("stage 2 block"), (std::vector<int64_t>{2, 4, 3, 24}));
@@ -211,8 +204,7 @@ TEST(Buffer, IsNoWeight) {
   EXPECT_FALSE(Parameter("w", at::ones({2})).is_buffer());
 }
 
-// A convolution's gradient is a matrix for products, with columns in memory order, and otherwise
-// four-dimensional.
+// A convolution's gradient is a matrix for products, with columns in memory order, and otherwise four-dimensional.
 TEST(Buffer, GradientsOfConvolutionsAccumulate) {
   const at::Tensor a = random({2, 5}, 1), b = random({5, 12}, 2), c = random({2, 3, 2, 2}, 3);
   for (const bool channels_last : {true, false}) {
@@ -222,9 +214,9 @@ TEST(Buffer, GradientsOfConvolutionsAccumulate) {
     weight.accumulate_product(a, b);
     weight.accumulate(c);
     const at::Tensor product = at::mm(a, b);
-    EXPECT_TRUE(same_bits(
-        weight.grad,
-        (channels_last ? product.view({2, 2, 2, 3}).permute({0, 3, 1, 2}) : product.view({2, 3, 2, 2})) + c));
+    EXPECT_TRUE(
+        same_bits(weight.grad,
+                  (channels_last ? product.view({2, 2, 2, 3}).permute({0, 3, 1, 2}) : product.view({2, 3, 2, 2})) + c));
     weight.forget_grad();
     weight.accumulate(c);
     EXPECT_TRUE(same_bits(weight.grad, c)) << "the first one overwrites";

@@ -1,5 +1,4 @@
-// Compares the frequencies of rotary embedding with those of transformers 5.23 (float32) and with their
-// definition.
+// Compares the frequencies of rotary embedding with those of transformers 5.23 (float32) and with their definition.
 #include "twobp/nn/layers/rope.h"
 
 #include <cmath>
@@ -20,8 +19,7 @@ std::vector<double> values(const at::Tensor& tensor) {
 void expect_close(const at::Tensor& actual, const std::vector<double>& expected) {
   ASSERT_EQ(actual.scalar_type(), at::kDouble);
   ASSERT_EQ(actual.sizes(), (std::vector<int64_t>{static_cast<int64_t>(expected.size())}));
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_NEAR(values(actual)[i], expected[i], 3e-7 * expected[i]) << i;
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values(actual)[i], expected[i], 3e-7 * expected[i]) << i;
 }
 
 TEST(Rope, WithoutScaling) {
@@ -41,8 +39,7 @@ TEST(Rope, Linear) {
                 0.0007905694656074047, 0.0002500000118743628, 7.905694656074047e-05});
 }
 
-// LLaMa 3.1's settings. The first four wavelengths are short, then one is in between, and the last ones are
-// long.
+// LLaMa 3.1's settings. The first four wavelengths are short, then one is in between, and the last ones are long.
 TEST(Rope, Llama3) {
   const RopeSettings rope{500000, RopeScaling::kLlama3, 8, 1, 4, 8192};
   expect_close(rope_frequencies(rope, 16),

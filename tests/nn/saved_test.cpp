@@ -1,10 +1,10 @@
-// Tests Saved: the tensors that it returns, when it releases them, and the Error for a backward pass without
-// a forward pass.
+// Tests Saved: the tensors that it returns, when it releases them, and the Error for a backward pass without a forward
+// pass.
 #include "tests/nn/layer_cases.h"
-#include "twobp/nn/layers/gated_unit.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -99,8 +99,8 @@ TEST(Saved, ExclusiveMeansNoOtherHandleAndNoView) {
   EXPECT_TRUE(exclusively_owned(as_contiguous(std::move(tensor)))) << "the handle moves through";
 }
 
-// The until-p1 tensors of a layer are released after its backward-p1 and before that of the layer below. A
-// probe below the layers checks this.
+// The until-p1 tensors of a layer are released after its backward-p1 and before that of the layer below. A probe below
+// the layers checks this.
 class Probe : public Layer {
  public:
   Values forward(Values x, Context&, Saved&) override { return x; }
@@ -129,8 +129,7 @@ TEST(Saved, UntilP1GoesBeforeTheLayersBelowRun) {
     left = bytes.now();
   };
   const at::Tensor dx = micro_batch.p1(random({4, 3}, 2, at::kFloat));
-  EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float)))
-      << "more is alive than dx, which is on its way down";
+  EXPECT_EQ(left, static_cast<int64_t>(4 * 6 * sizeof(float))) << "more is alive than dx, which is on its way down";
 }
 
 // After backward-p1, a leaf keeps in Saved only the tensors that backward-p2 reads.
@@ -190,8 +189,7 @@ TEST_P(EveryLayer, WBeforeIIsAnError) {
   const auto micro_batch = c.micro_batch(*layer, 2, 1, at::kFloat);
   micro_batch->forward(c.make_input(2, 1, at::kFloat));
   if (micro_batch->p2_units().empty()) {
-    micro_batch->saved.visit_p2(
-        [](const at::Tensor&) { ADD_FAILURE() << "a layer without W keeps a tensor for it"; });
+    micro_batch->saved.visit_p2([](const at::Tensor&) { ADD_FAILURE() << "a layer without W keeps a tensor for it"; });
     return;
   }
   expect_error([&] { micro_batch->p2(); }, {"backward-p2", "saved tensor "});

@@ -1,6 +1,5 @@
-// Compares the kernels of the scan and the convolution for every instruction set that this CPU supports with
-// plain loops in long double: sizes around vector widths, chunks and groups, separated rows, in-place calls,
-// extreme inputs.
+// Compares the kernels of the scan and the convolution for every instruction set that this CPU supports with plain
+// loops in long double: sizes around vector widths, chunks and groups, separated rows, in-place calls, extreme inputs.
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 
 #include <cmath>
@@ -163,8 +162,8 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
       const ExactScan exact(s);
       const auto scratch = make_scratch(k, size);
       s.forward(k, scratch.get());
-      // The recurrence in both directions, sums over states, and 30 operations for softplus, sigmoid and
-      // gate. dB and dC are sums over channels. The parameters' gradients are sums over positions.
+      // The recurrence in both directions, sums over states, and 30 operations for softplus, sigmoid and gate. dB and
+      // dC are sums over channels. The parameters' gradients are sums over positions.
       const auto positions = static_cast<double>(size.sequence);
       const double roundings = 10 * positions + 2 * static_cast<double>(size.state) + 30;
       const auto channels = static_cast<double>(size.channels);
@@ -196,8 +195,8 @@ TEST_P(ScanKernelsTest, ScanForwardAndBackward) {
   });
 }
 
-// Two halves of a sequence, where the second starts with the last states of the first. The result equals the
-// whole, bit for bit if a chunk ends there.
+// Two halves of a sequence, where the second starts with the last states of the first. The result equals the whole, bit
+// for bit if a chunk ends there.
 TEST_P(ScanKernelsTest, GoesOnFromStates) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
     const ScanSize size = {kScanChunk + 9, 21, 3};
@@ -211,12 +210,9 @@ TEST_P(ScanKernelsTest, GoesOnFromStates) {
     ScanData<T> second(size);
     ScanInput<T> rest = second.input();
     rest.size.sequence = 9;
-    for (auto* rows : {&rest.x, &rest.delta, &rest.z, &rest.b, &rest.c})
-      rows->data += kScanChunk * rows->stride;
-    const ScanOutput<T> to = {{second.out.data() + kScanChunk * size.channels, size.channels},
-                              nullptr,
-                              states.data(),
-                              states.data()};
+    for (auto* rows : {&rest.x, &rest.delta, &rest.z, &rest.b, &rest.c}) rows->data += kScanChunk * rows->stride;
+    const ScanOutput<T> to = {
+        {second.out.data() + kScanChunk * size.channels, size.channels}, nullptr, states.data(), states.data()};
     k.scan_forward(rest, to, 0, size.channels, scratch.get());
     for (int64_t i = 0; i < whole.out.size(); ++i) {
       const bool early = i < kScanChunk * size.channels;
@@ -226,8 +222,8 @@ TEST_P(ScanKernelsTest, GoesOnFromStates) {
   });
 }
 
-// Extreme steps and gates: states decay to nothing, softplus gets large numbers, sigmoids are 0 and 1.
-// Nothing may overflow.
+// Extreme steps and gates: states decay to nothing, softplus gets large numbers, sigmoids are 0 and 1. Nothing may
+// overflow.
 TEST_P(ScanKernelsTest, LargeInputs) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
     const ScanSize size = {40, 19, 4};
@@ -264,13 +260,11 @@ struct ConvSize {
 
 TEST_P(ScanKernelsTest, ConvolutionForwardAndBackward) {
   for_each_type([]<typename T>(const ScanKernels<T>& k) {
-    for (const ConvSize& size :
-         {ConvSize{1, 1, 1}, {1, 5, 4}, {3, 17, 4}, {9, 33, 16}, {20, 259, 4}, {7, 512, 2}}) {
+    for (const ConvSize& size : {ConvSize{1, 1, 1}, {1, 5, 4}, {3, 17, 4}, {9, 33, 16}, {20, 259, 4}, {7, 512, 2}}) {
       const auto& [sequence, channels, kernel] = size;
       Buffer<T> x(sequence * 2 * channels, 1), weight(kernel * channels, 2), bias(channels, 3),
           dy(sequence * channels, 4), y(sequence * channels), dw(kernel * channels), dbias(channels);
-      std::vector<Real> exact_y, exact_dx(sequence * 2 * channels), exact_dw(kernel * channels),
-          exact_dbias(channels);
+      std::vector<Real> exact_y, exact_dx(sequence * 2 * channels), exact_dw(kernel * channels), exact_dbias(channels);
       const Buffer<T> start = x;
       for (int64_t i = 0; i < start.size(); ++i) {
         if (i / channels % 2 == 1) exact_dx[i] = start[i];  // the other half
@@ -292,8 +286,7 @@ TEST_P(ScanKernelsTest, ConvolutionForwardAndBackward) {
           }
         }
       }
-      const ConvInput<T> in = {sequence,      channels,   kernel, {x.data(), 2 * channels},
-                               weight.data(), bias.data()};
+      const ConvInput<T> in = {sequence, channels, kernel, {x.data(), 2 * channels}, weight.data(), bias.data()};
       k.conv_forward(in, {y.data(), channels}, 0, sequence / 2);
       k.conv_forward(in, {y.data(), channels}, sequence / 2, sequence);
       for (int64_t begin = 0; begin < channels; begin += kScanGroup) {
@@ -311,9 +304,7 @@ TEST_P(ScanKernelsTest, ConvolutionForwardAndBackward) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sets, ScanKernelsTest, testing::ValuesIn(kernel_sets(scan_kernels_tables())),
-                         [](const testing::TestParamInfo<KernelSetOf<ScanKernels>>& info) {
-                           return info.param.name;
-                         });
+                         [](const testing::TestParamInfo<KernelSetOf<ScanKernels>>& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

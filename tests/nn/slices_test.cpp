@@ -1,5 +1,5 @@
-// A sequence in slices gives what it gives as a whole: F first to last, I last to first, each slice with its
-// own Saved. In float64, y, dx and the gradients of weights agree to 1e-10 of their largest number.
+// A sequence in slices gives what it gives as a whole: F first to last, I last to first, each slice with its own Saved.
+// In float64, y, dx and the gradients of weights agree to 1e-10 of their largest number.
 #include <set>
 
 #include "tests/nn/layer_cases.h"
@@ -124,10 +124,9 @@ void expect_slices_agree(Layer& layer, const at::Tensor& x, const Fields& fields
 
 // Layers of models that slices are for. The others read all positions at once, or have none.
 bool takes_slices(const LayerCase& c) {
-  static const std::vector<std::string> prefixes = {"Embedding",    "LearnedPositions", "Linear",   "RmsNorm",
-                                                    "Attention",    "QueryKeyNorm",     "SwiGlu",   "GeGlu",
-                                                    "CrossEntropy", "Nested",           "Conv1d",   "Scan",
-                                                    "MambaMixer",   "ResidualOf",       "LayerNorm"};
+  static const std::vector<std::string> prefixes = {
+      "Embedding",    "LearnedPositions", "Linear", "RmsNorm", "Attention",  "QueryKeyNorm", "SwiGlu",   "GeGlu",
+      "CrossEntropy", "Nested",           "Conv1d", "Scan",    "MambaMixer", "ResidualOf",   "LayerNorm"};
   for (const std::string& prefix : prefixes) {
     if (c.name.starts_with(prefix)) return true;
   }
@@ -153,8 +152,7 @@ TEST(Slices, DropoutMasksAreThoseOfTheSequence) {
   Dropout dropout(0.4, "dropout");
   const at::Tensor x = random({2, 23, 7}, 1);
   expect_slices_agree(dropout, x, {}, random({2, 23, 7}, 2), 23, 3);
-  for (const AttentionShape& shape :
-       {AttentionShape{4, 2, 6, {100}}, AttentionShape{4, 2, 6, {100}, -1, 9}}) {
+  for (const AttentionShape& shape : {AttentionShape{4, 2, 6, {100}}, AttentionShape{4, 2, 6, {100}, -1, 9}}) {
     Attention attention(shape, at::kDouble, 0.3, "attention");
     expect_slices_agree(attention, random({2, 70, shape.packed()}, 4), {},
                         random({2, 70, shape.heads * shape.head_dim}, 5), 70, 6);
@@ -167,18 +165,17 @@ TEST(Slices, RecomputesActivations) {
     AttentionShape shape{4, interleaved ? 4 : 2, 6, {100}};
     shape.interleaved = interleaved;
     RecomputeLayer layer(std::make_unique<Attention>(shape, at::kDouble), Recompute::kActivations);
-    expect_slices_agree(layer, random({2, 40, shape.packed()}, 1), {},
-                        random({2, 40, shape.heads * shape.head_dim}, 2), 40, 3);
+    expect_slices_agree(layer, random({2, 40, shape.packed()}, 1), {}, random({2, 40, shape.heads * shape.head_dim}, 2),
+                        40, 3);
   }
 }
 
-// Of layers that mix positions: gradients of x and of the weights against (L(x + h) - L(x - h)) / 2h, at
-// random numbers.
+// Of layers that mix positions: gradients of x and of the weights against (L(x + h) - L(x - h)) / 2h, at random
+// numbers.
 TEST_P(EveryLayer, SlicesAgreeWithFiniteDifferences) {
   const LayerCase& c = GetParam();
   const auto starts_with = [&](const char* prefix) { return c.name.starts_with(prefix); };
-  if (!starts_with("Attention") && !starts_with("Scan") && !starts_with("Conv1d") &&
-      !starts_with("MambaMixer")) {
+  if (!starts_with("Attention") && !starts_with("Scan") && !starts_with("Conv1d") && !starts_with("MambaMixer")) {
     GTEST_SKIP() << "this layer does not mix positions";
   }
   const auto layer = c.make(at::kDouble);

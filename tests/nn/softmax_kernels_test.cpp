@@ -1,7 +1,7 @@
-// Tests attention's softmax, forward and backward, for every instruction set that this CPU supports: causal
-// and whole rows, with terms that are added to the scores, and with dropout.
+// Tests attention's softmax, forward and backward, for every instruction set that this CPU supports: causal and whole
+// rows, with terms that are added to the scores, and with dropout.
 #include "tests/nn/kernel_test_util.h"
-#include "twobp/nn/kernels/encoder/encoder_kernels.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -28,8 +28,7 @@ Buffer<T> kept_of(const ScoreBlock<T>& block) {
 
 // Scores with deviation `spread`. `roundings` are those of the log-sum-exp and of the probabilities.
 template <typename T>
-void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, double of_log_sum,
-           double of_probabilities) {
+void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, double of_log_sum, double of_probabilities) {
   constexpr int64_t kDim = 5, kStride = 7;
   const int64_t cols = block.cols;
   const Buffer<T> scores(block.rows * cols, 1, spread), dp(block.rows * cols, 2);
@@ -46,9 +45,7 @@ void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, doubl
       const Real score = scores[r * cols + c] * Real(block.scale);
       return block.cap == 0 ? score : Real(block.cap) * std::tanh(score / Real(block.cap));
     };
-    const auto logit = [&](int64_t c) {
-      return capped(c) + (block.shift == nullptr ? 0 : Real(block.shift[c]));
-    };
+    const auto logit = [&](int64_t c) { return capped(c) + (block.shift == nullptr ? 0 : Real(block.shift[c])); };
     const auto slope = [&](int64_t c) {
       const Real t = block.cap == 0 ? Real(0) : capped(c) / Real(block.cap);
       return 1 - t * t;
@@ -65,8 +62,7 @@ void check(const Kernels<T>& k, const ScoreBlock<T>& block, double spread, doubl
       expected_ds.push_back(whole * Real(block.scale) * slope(c) * (dp[i] * factor - dot));
     }
   }
-  expect_close(log_sum, expected_log_sum, of_log_sum, std::max(1.0, largest(expected_log_sum)),
-               "log-sum-exp");
+  expect_close(log_sum, expected_log_sum, of_log_sum, std::max(1.0, largest(expected_log_sum)), "log-sum-exp");
   expect_close(p, expected_p, of_probabilities, 1, "probabilities");
   expect_close(again, expected_p, of_probabilities, 1, "probabilities of the backward");
   expect_close(ds, expected_ds, 200, 1, "gradients");

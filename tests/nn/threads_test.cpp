@@ -1,17 +1,14 @@
-// Our kernels give the same bits for any split of their work over threads. (at::parallel_for splits work only
-// if the library is compiled with OpenMP. GEMM depends on the math library and is not tested here.)
+// Our kernels give the same bits for any split of their work over threads. (at::parallel_for splits work only if the
+// library is compiled with OpenMP. GEMM depends on the math library and is not tested here.)
 #include <ATen/Parallel.h>
 
 #include "tests/nn/layer_test_util.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gated_unit.h"
-#include "twobp/nn/layers/gelu.h"
-#include "twobp/nn/layers/layer_norm.h"
-#include "twobp/nn/layers/pool2d.h"
-#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/convolution.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -36,14 +33,8 @@ std::vector<ThreadCase> thread_cases() {
        [] { return std::make_unique<CrossEntropy>(); },
        {201, 515},
        {{"labels", random_ids({201}, 515, 3)}}},
-      {"Attention",
-       [=] { return std::make_unique<Attention>(even, at::kFloat); },
-       {3, 67, even.packed()},
-       {}},
-      {"AttentionOddSizes",
-       [=] { return std::make_unique<Attention>(odd, at::kFloat); },
-       {3, 131, odd.packed()},
-       {}},
+      {"Attention", [=] { return std::make_unique<Attention>(even, at::kFloat); }, {3, 67, even.packed()}, {}},
+      {"AttentionOddSizes", [=] { return std::make_unique<Attention>(odd, at::kFloat); }, {3, 131, odd.packed()}, {}},
       {"GeluErf", [] { return std::make_unique<Gelu>(GeluForm::kErf); }, {201, 515}, {}},
       {"GeluTanh", [] { return std::make_unique<Gelu>(GeluForm::kTanh); }, {201, 515}, {}},
       {"LayerNorm", [] { return std::make_unique<LayerNorm>("n", 515, 1e-5, at::kFloat); }, {201, 515}, {}},
@@ -51,10 +42,7 @@ std::vector<ThreadCase> thread_cases() {
        [=] { return std::make_unique<BidirectionalAttention>(encoder, 0.1, "a", at::kFloat); },
        {2, 131, 3 * encoder.width()},
        {}},
-      {"BatchNorm2d",
-       [] { return std::make_unique<BatchNorm2d>("n", 37, true, at::kFloat); },
-       {3, 29, 31, 37},
-       {}},
+      {"BatchNorm2d", [] { return std::make_unique<BatchNorm2d>("n", 37, true, at::kFloat); }, {3, 29, 31, 37}, {}},
       {"MaxPool2d", [] { return std::make_unique<MaxPool2d>(3, 2, 1); }, {3, 29, 31, 37}, {}},
   };
 }

@@ -1,5 +1,5 @@
-// Tests reused memory. It returns to the thread that allocated it, wherever the tensor is freed, and the
-// cache keeps no more than is useful.
+// Tests reused memory. It returns to the thread that allocated it, wherever the tensor is freed, and the cache keeps no
+// more than is useful.
 #include "twobp/pipeline/memory/block_cache.h"
 
 #include <cstdlib>

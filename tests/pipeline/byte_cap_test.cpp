@@ -1,16 +1,14 @@
-// Tests the promise of the byte cap: 2BP never holds more than standard backpropagation does on its fullest
-// rank. The walk that computes the cap agrees with the meter. A small cap costs time and nothing else.
+// Tests the promise of the byte cap: 2BP never holds more than standard backpropagation does on its fullest rank. The
+// walk that computes the cap agrees with the meter. A small cap costs time and nothing else.
 //
-// Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the
-// clock, while the walk releases the message at once. So most tests here send copies that no rank is charged
-// for.
-#include "twobp/pipeline/memory/byte_cap.h"
-
+// Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the clock, while
+// the walk releases the message at once. So most tests here send copies that no rank is charged for.
 #include <algorithm>
 #include <cmath>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/models/emulated.h"
+#include "twobp/models/freeze.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -46,9 +44,7 @@ class OffTheBooks : public Transport {
     values = own(values);
     return true;
   }
-  Values receive(int from, const Tag& tag, double timeout) override {
-    return own(inner_->receive(from, tag, timeout));
-  }
+  Values receive(int from, const Tag& tag, double timeout) override { return own(inner_->receive(from, tag, timeout)); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
@@ -127,8 +123,8 @@ int64_t fullest(Pipeline& pipeline, const StepPlan& plan) {
   return most;
 }
 
-// This is the promise of `auto` under every policy: no rank holds more in total than the fullest rank of
-// standard backpropagation.
+// This is the promise of `auto` under every policy: no rank holds more in total than the fullest rank of standard
+// backpropagation.
 TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
   for (const SplitModel& c : cases()) {
     Pipeline pipeline = pipeline_off_the_books(c);
@@ -156,8 +152,7 @@ TEST(AutoCap, BindsWhereTheStashWouldGrow) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({2, 2}));
   const int64_t capped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd));
-  const int64_t uncapped =
-      fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, 0}));
+  const int64_t uncapped = fullest(pipeline, pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, 0}));
   // The stash of two blocks for 8 micro-batches compares with their activations for 2 micro-batches.
   EXPECT_GT(uncapped, capped + 4 * 2 * test::kStash);
 }
@@ -174,8 +169,8 @@ TEST(AutoCap, AFactorAllowsThatMuchMoreToWait) {
   constexpr int64_t kUnderWay = 4 * kMessage;
   EXPECT_GT(more, once + 2 * kMessage);
   EXPECT_LE(more, once * 11 / 10 + kUnderWay);
-  EXPECT_NEAR(static_cast<double>(peak(MemoryCap::automatic(1000))),
-              static_cast<double>(peak(MemoryCap::none())), kUnderWay);
+  EXPECT_NEAR(static_cast<double>(peak(MemoryCap::automatic(1000))), static_cast<double>(peak(MemoryCap::none())),
+              kUnderWay);
 }
 
 // Caps are those of the largest micro-batch so far, so that W waits as long as with those that were measured.
@@ -184,9 +179,7 @@ TEST(AutoCap, GrowsWithTheMicroBatches) {
   PipelineOptions options = options_of({2, 2});
   for (const auto& [name, tensor] : test::random_fields(1)) options.measured_numbers += tensor.numel();
   Pipeline pipeline(model, measured(model), options);
-  const auto plan = [&](MemoryCap cap) {
-    return pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, cap});
-  };
+  const auto plan = [&](MemoryCap cap) { return pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, cap}); };
   const StepPlan first = plan(MemoryCap::automatic(1.5));
   const auto caps_times = [&](double size) {
     std::vector<int64_t> peaks = first.options.standard_peaks;
@@ -242,21 +235,18 @@ TEST(ByteCap, ATinyCapGivesTheSameBits) {
   }
 }
 
-// With a cap of one byte nothing is kept for later: the bytes are those with p2 off, except for the stash of
-// one layer.
+// With a cap of one byte nothing is kept for later: the bytes are those with p2 off, except for the stash of one layer.
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);
   Pipeline pipeline(model, measured(model), options_of({4}));
-  const auto off =
-      measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, {P2Batching::kLoop, 0}));
-  const auto tiny =
-      measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, {P2Batching::kLoop, 1}));
+  const auto off = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kOff, {P2Batching::kLoop, 0}));
+  const auto tiny = measured_peaks(pipeline, pipeline.plan("gpipe", 4, P2Policy::kEnd, {P2Batching::kLoop, 1}));
   EXPECT_LE(tiny[0], off[0] + test::kStash);
 }
 
-// A received message is booked on its receiver, which makes room for it first. On rank 0, F2 fits within the
-// cap beside the stash of W0. When dL/dx of micro-batch 1 arrives, the message of F2 is still there, because
-// rank 1 runs a slow W1.
+// A received message is booked on its receiver, which makes room for it first. On rank 0, F2 fits within the cap beside
+// the stash of W0. When dL/dx of micro-batch 1 arrives, the message of F2 is still there, because rank 1 runs a slow
+// W1.
 TEST(ByteCap, MakesRoomForAMessage) {
   constexpr int64_t kStash = 1000;
   constexpr int64_t kBoundary = 400;

@@ -1,12 +1,12 @@
-// Tests concatenation in the executor: the gradients equal those of the loop up to rounding. The model is an
-// MLP block with a layer for each op: norm, gate and up, SwiGLU, down, squared error.
+// Tests concatenation in the executor: the gradients equal those of the loop up to rounding. The model is an MLP block
+// with a layer for each op: norm, gate and up, SwiGLU, down, squared error.
 //
-// The bound is that of tests/train/concat_test.cpp. A gradient is a sum of n rows in another order. Its
-// rounding errors have random signs and reach 2 n u of the largest element (u = 6e-8).
+// The bound is that of tests/train/concat_test.cpp. A gradient is a sum of n rows in another order. Its rounding errors
+// have random signs and reach 2 n u of the largest element (u = 6e-8).
 #include "tests/pipeline/support.h"
-#include "twobp/nn/layers/gated_unit.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/rms_norm.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp::TWOBP_FILE {
@@ -25,9 +25,7 @@ ModelSpec block_by_layers() {
     model.layers.push_back({name, name, std::move(make)});
   };
   const auto linear = [](const std::string& name, int64_t out, int64_t in) {
-    return [=] {
-      return std::make_unique<Linear>(std::vector<ParameterPart>{{name, out}}, in, 0.3, at::kFloat);
-    };
+    return [=] { return std::make_unique<Linear>(std::vector<ParameterPart>{{name, out}}, in, 0.3, at::kFloat); };
   };
   add("norm", [] { return std::make_unique<RmsNorm>("norm", kDim, 1e-5, at::kFloat); });
   add("gate_up", linear("gate_up", 2 * kHidden, kDim));
@@ -44,12 +42,10 @@ std::vector<Fields> batch_of(int micro_batches, int64_t last_samples) {
 }
 
 std::vector<at::Tensor> gradients_of(const std::vector<int>& split, const std::vector<Fields>& batch,
-                                     const char* schedule, P2Policy policy, P2Batching batching,
-                                     MemoryCap cap = 0) {
+                                     const char* schedule, P2Policy policy, P2Batching batching, MemoryCap cap = 0) {
   const ModelSpec model = block_by_layers();
   Pipeline pipeline(model, test::no_costs(model), options_of(split));
-  pipeline.run(pipeline.plan(schedule, static_cast<int>(batch.size()), policy, {batching, cap}), batch,
-               step_request());
+  pipeline.run(pipeline.plan(schedule, static_cast<int>(batch.size()), policy, {batching, cap}), batch, step_request());
   return take_gradients(pipeline);
 }
 
@@ -74,10 +70,9 @@ TEST(Concatenation, GradientsEqualTheLoopUpToRounding) {
         for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
           for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
             for (const MemoryCap& cap : {MemoryCap(0), MemoryCap::automatic()}) {
-              SCOPED_TRACE(concat(::testing::PrintToString(split), ", ", schedule, " ", policy_name(policy),
-                                  ", M ", micro_batches, ", last ", last, ", cap ", cap));
-              const auto concatenated =
-                  gradients_of(split, batch, schedule, policy, P2Batching::kConcat, cap);
+              SCOPED_TRACE(concat(::testing::PrintToString(split), ", ", schedule, " ", policy_name(policy), ", M ",
+                                  micro_batches, ", last ", last, ", cap ", cap));
+              const auto concatenated = gradients_of(split, batch, schedule, policy, P2Batching::kConcat, cap);
               expect_within_bound(loop, concatenated, rows);
             }
           }
@@ -87,8 +82,7 @@ TEST(Concatenation, GradientsEqualTheLoopUpToRounding) {
   }
 }
 
-// This shows that concatenation happens: one product of four micro-batches rounds differently from four
-// products.
+// This shows that concatenation happens: one product of four micro-batches rounds differently from four products.
 TEST(Concatenation, ChangesTheRounding) {
   const auto batch = batch_of(4, test::kBatch);
   const auto loop = gradients_of({5}, batch, "gpipe", P2Policy::kEnd, P2Batching::kLoop);

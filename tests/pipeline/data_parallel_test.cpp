@@ -1,5 +1,5 @@
-// Tests parallel pipelines that sum their gradients during their backward passes, and the order of W that
-// supports this.
+// Tests parallel pipelines that sum their gradients during their backward passes, and the order of W that supports
+// this.
 #include <mutex>
 
 #include "tests/pipeline/support.h"
@@ -11,8 +11,7 @@
 namespace twobp::test {
 namespace {
 
-// This is the work of one pipeline in a step, by stage. "W2.1" is W of the probe before layer 2 for
-// micro-batch 1.
+// This is the work of one pipeline in a step, by stage. "W2.1" is W of the probe before layer 2 for micro-batch 1.
 struct Trace {
   std::mutex mutex;
   std::map<int, std::vector<std::string>> by_stage;
@@ -24,9 +23,8 @@ struct Trace {
 };
 
 // Runs four layers on two stages, with a probe before each layer.
-std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int micro_batches,
-                                               P2Policy policy, P2Order order,
-                                               P2Batching batching = P2Batching::kLoop) {
+std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int micro_batches, P2Policy policy,
+                                               P2Order order, P2Batching batching = P2Batching::kLoop) {
   ModelSpec model = small_mlp(4);
   Trace trace;
   for (int layer = 3; layer >= 0; --layer) {
@@ -47,16 +45,12 @@ std::map<int, std::vector<std::string>> ops_of(const std::string& schedule, int 
 
 TEST(P2Order, BucketRunsTheRemainingWLayerByLayer) {
   auto oldest = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kOldest);
-  EXPECT_EQ(oldest[1],
-            (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W2.0", "W3.1", "W2.1"}));
-  EXPECT_EQ(oldest[0],
-            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W0.0", "W1.1", "W0.1"}));
+  EXPECT_EQ(oldest[1], (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W2.0", "W3.1", "W2.1"}));
+  EXPECT_EQ(oldest[0], (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W0.0", "W1.1", "W0.1"}));
   auto bucket = ops_of("gpipe", 2, P2Policy::kEnd, P2Order::kBucket);
-  EXPECT_EQ(bucket[1],
-            (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W3.1", "W2.0", "W2.1"}));
+  EXPECT_EQ(bucket[1], (std::vector<std::string>{"I3.0", "I2.0", "I3.1", "I2.1", "W3.0", "W3.1", "W2.0", "W2.1"}));
   // No rank waits for the first stage's dL/dx: its last I alternates with W, layer by layer.
-  EXPECT_EQ(bucket[0],
-            (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
+  EXPECT_EQ(bucket[0], (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
 }
 
 TEST(P2Order, StandardBackwardKeepsItsOrder) {
@@ -102,8 +96,7 @@ PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
   return options_of(split, place_stages(named.placement, stages, 2));
 }
 
-// Returns the gradients of one replica alone. Its micro-batches are those of the global batch from `first`
-// on.
+// Returns the gradients of one replica alone. Its micro-batches are those of the global batch from `first` on.
 std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
   Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
   StepRequest options = step_request();
@@ -114,8 +107,7 @@ std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, 
   return take_gradients(pipeline);
 }
 
-// Makes a sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs
-// steps.
+// Makes a sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs steps.
 std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
   std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
@@ -126,8 +118,7 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
           items.push_back({parameter, stage->index(), i, stage->layer_name(i)});
       }
     }
-    reducers[rank] =
-        std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
+    reducers[rank] = std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
     pipeline.rank(rank).sum_gradients_with(reducers[rank].get());
   });
   return reducers;
@@ -197,9 +188,7 @@ TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
   const Case oldest{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kOldest};
   const Case bucket{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kBucket};
   // The first stage's last I alternates with W, although W of both micro-batches is one product.
-  const auto ops = [](P2Order order) {
-    return ops_of("gpipe", 2, P2Policy::kEnd, order, P2Batching::kConcat).at(0);
-  };
+  const auto ops = [](P2Order order) { return ops_of("gpipe", 2, P2Policy::kEnd, order, P2Batching::kConcat).at(0); };
   EXPECT_EQ(ops(P2Order::kOldest),
             (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W1.1", "W0.0", "W0.1"}));
   EXPECT_EQ(ops(P2Order::kBucket),

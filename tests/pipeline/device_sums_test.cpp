@@ -1,5 +1,5 @@
-// Tests sums of gradients over replicas on devices: they wait for W, and computations do not wait for them.
-// The second replica's W takes long.
+// Tests sums of gradients over replicas on devices: they wait for W, and computations do not wait for them. The second
+// replica's W takes long.
 #include <array>
 #include <atomic>
 

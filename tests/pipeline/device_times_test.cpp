@@ -1,10 +1,9 @@
 // Tests that seconds by a device's own clock do not depend on the work of the host.
-#include "twobp/pipeline/executor/device_times.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
+#include "twobp/pipeline/executor/accounts.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

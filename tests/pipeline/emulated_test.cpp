@@ -1,13 +1,12 @@
-// Tests layers that wait instead of computing (models/emulated.h) on the real executor. They take at least
-// the requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped
-// schedules (arXiv 2405.15362) hold for the bytes of a real run, not only in the simulation.
-#include "twobp/models/emulated.h"
-
+// Tests layers that wait instead of computing (models/freeze.h) on the real executor. They take at least the
+// requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped schedules (arXiv
+// 2405.15362) hold for the bytes of a real run, not only in the simulation.
 #include <algorithm>
 #include <set>
 
 #include "tests/pipeline/support.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/models/freeze.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -38,8 +37,7 @@ struct Step {
 };
 
 // Runs a step with one layer per stage. The schedule places the stages.
-Step run_step(const std::string& name, int ranks, int micro_batches, P2Policy policy,
-              const EmulatedLayer& layer) {
+Step run_step(const std::string& name, int ranks, int micro_batches, P2Policy policy, const EmulatedLayer& layer) {
   const Placement placement = named_schedule(name).placement;
   const int stages = ranks * usual_stages_per_rank(placement);
   const ModelSpec model = emulated(std::vector<EmulatedLayer>(stages, layer));
@@ -127,9 +125,9 @@ int most_pending(const std::vector<Instruction>& list) {
 
 class EmulatedBounds : public ::testing::TestWithParam<int> {};
 
-// The bounds count micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half,
-// floor((N + 4) / 3) for V-Min. The paper does not count the derivatives that I makes beside the activations
-// and keeps for W. They are added for each micro-batch between its I and its W on a stage.
+// The bounds count micro-batches of a rank's whole share: N for 1f1b and ZB-V, floor((N + 2) / 2) for V-Half, floor((N
+// + 4) / 3) for V-Min. The paper does not count the derivatives that I makes beside the activations and keeps for W.
+// They are added for each micro-batch between its I and its W on a stage.
 TEST_P(EmulatedBounds, HoldInTheMeter) {
   const int n = GetParam();
   struct Case {

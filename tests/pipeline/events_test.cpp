@@ -1,12 +1,12 @@
-// Tests the events of a step. They are disjoint and in order, from the beginning of the step to its end.
-// Their durations agree with the sums. Every op of the schedule occurs once, whatever interrupts it.
+// Tests the events of a step. They are disjoint and in order, from the beginning of the step to its end. Their
+// durations agree with the sums. Every op of the schedule occurs once, whatever interrupts it.
 #include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
 
@@ -27,8 +27,8 @@ struct Case {
 };
 
 std::string name_of(const Case& c) {
-  return concat(c.schedule, ", p2 ", policy_name(c.policy), ", ", batching_name(c.batching), ", cap ", c.cap,
-                ", ", c.split.size(), " stages");
+  return concat(c.schedule, ", p2 ", policy_name(c.policy), ", ", batching_name(c.batching), ", cap ", c.cap, ", ",
+                c.split.size(), " stages");
 }
 
 void PrintTo(const Case& c, std::ostream* out) {
@@ -130,8 +130,8 @@ TEST_P(Events, DurationsAgreeWithTheSums) {
       EXPECT_NEAR(idle_of(events, cause), rank.idle[static_cast<int>(cause)], kRounding);
     }
     // Until the first F, there are only start-up and messages.
-    const auto first = std::find_if(events.begin(), events.end(),
-                                    [](const Event& e) { return e.kind == Event::Kind::kForward; });
+    const auto first =
+        std::find_if(events.begin(), events.end(), [](const Event& e) { return e.kind == Event::Kind::kForward; });
     ASSERT_NE(first, events.end());
     EXPECT_NEAR(first->begin - report.begin, rank.idle[static_cast<int>(IdleCause::kStartUp)], kRounding);
     for (auto event = events.begin(); event != first; ++event) {
@@ -239,9 +239,8 @@ TEST(EventParts, AFusedBackwardIsCutByItsW) {
   const auto& events = report.events[1];
   int alternations = 0;
   for (size_t i = 1; i < events.size(); ++i) {
-    alternations += events[i - 1].kind == Event::Kind::kBackwardP2 &&
-                    events[i].kind == Event::Kind::kBackwardP1 && events[i].part > 0 &&
-                    events[i].micro_batch == events[i - 1].micro_batch;
+    alternations += events[i - 1].kind == Event::Kind::kBackwardP2 && events[i].kind == Event::Kind::kBackwardP1 &&
+                    events[i].part > 0 && events[i].micro_batch == events[i - 1].micro_batch;
   }
   EXPECT_GE(alternations, kMicroBatches);
 }

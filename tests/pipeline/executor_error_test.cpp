@@ -1,11 +1,11 @@
-// Tests errors of layers. A layer throws on any stage, in F, I or W. The other ranks wake up, one Error names
-// the rank, step and instruction, and nothing hangs. A peer that is stuck causes a time-out.
+// Tests errors of layers. A layer throws on any stage, in F, I or W. The other ranks wake up, one Error names the rank,
+// step and instruction, and nothing hangs. A peer that is stuck causes a time-out.
 #include <chrono>
 #include <stdexcept>
 #include <thread>
 
 #include "tests/pipeline/support.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/transport/collectives.h"
@@ -62,8 +62,7 @@ TEST_P(LayerThrows, InForward) {
     if (context.micro_batch == 1) throw std::runtime_error("out of luck");
   };
   const std::string message = run_to_error(broken, stage, schedule, policy);
-  expect_contains(message,
-                  {concat("rank ", stage, ", step 5, ", stage, "F1: ", broken.place(), ": out of luck")});
+  expect_contains(message, {concat("rank ", stage, ", step 5, ", stage, "F1: ", broken.place(), ": out of luck")});
 }
 
 TEST_P(LayerThrows, InBackwardP1) {
@@ -74,8 +73,8 @@ TEST_P(LayerThrows, InBackwardP1) {
   };
   const char* letter = policy == P2Policy::kOff ? "B2" : "I2";
   const std::string message = run_to_error(broken, stage, schedule, policy);
-  expect_contains(
-      message, {concat("rank ", stage, ", step 5, ", stage, letter, ": ", broken.place(), ": out of luck")});
+  expect_contains(message,
+                  {concat("rank ", stage, ", step 5, ", stage, letter, ": ", broken.place(), ": out of luck")});
 }
 
 // Under fill, W runs inside the waiting receive, so the error may name any instruction of the rank.
@@ -92,8 +91,8 @@ TEST_P(LayerThrows, InBackwardP2) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, LayerThrows,
                          ::testing::Combine(::testing::Values(0, 1, 2), ::testing::Values("gpipe", "1f1b"),
-                                            ::testing::Values(P2Policy::kOff, P2Policy::kEnd,
-                                                              P2Policy::kCooldown, P2Policy::kFill)),
+                                            ::testing::Values(P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
+                                                              P2Policy::kFill)),
                          [](const auto& info) {
                            return concat("Stage", std::get<0>(info.param), "_", std::get<1>(info.param), "_",
                                          policy_name(std::get<2>(info.param)));
@@ -104,8 +103,7 @@ TEST(LayerError, FromLibTorchIsOneLine) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
   const std::string message = run_to_error(broken, 1, "1f1b", P2Policy::kFill);
-  expect_contains(message,
-                  {concat("rank 1, step 5, 1F0: ", broken.place(), ": "), "shapes cannot be multiplied"});
+  expect_contains(message, {concat("rank 1, step 5, 1F0: ", broken.place(), ": "), "shapes cannot be multiplied"});
   EXPECT_EQ(message.find("frame #"), std::string::npos) << message;
   EXPECT_EQ(message.find("Exception raised from"), std::string::npos) << message;
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
@@ -115,10 +113,9 @@ TEST(LayerError, FromLibTorchIsOneLine) {
 TEST(LayerError, InTheMeasurementNamesTheLayer) {
   const Broken broken(1);
   broken.hooks->forward = [](const Context&) { at::mm(at::ones({2, 3}), at::ones({2, 3})); };
-  const std::string message =
-      error_of([&] { measure_profile(broken.model, random_batch(1)[0], 0, Device()); });
-  expect_contains(message, {"layer probe before 3, F of the measurement before the first step: ",
-                            "shapes cannot be multiplied"});
+  const std::string message = error_of([&] { measure_profile(broken.model, random_batch(1)[0], 0, Device()); });
+  expect_contains(
+      message, {"layer probe before 3, F of the measurement before the first step: ", "shapes cannot be multiplied"});
   EXPECT_EQ(message.find('\n'), std::string::npos) << message;
 }
 
@@ -137,8 +134,7 @@ TEST(LayerError, AGradientThatDoesNotFitNamesTheLayer) {
   };
   for (const bool none : {true, false}) {
     ModelSpec model = small_llama(2);
-    model.layers.insert(model.layers.begin() + 3,
-                        {"mine", "mine", [none] { return std::make_unique<Misfit>(none); }});
+    model.layers.insert(model.layers.begin() + 3, {"mine", "mine", [none] { return std::make_unique<Misfit>(none); }});
     expect_contains(error_of([&] { measure_profile(model, random_batch(1)[0], 0, Device()); }),
                     {"layer mine, I of the measurement before the first step: backward_p1 returns ",
                      none ? "no gradient of its input" : "1], but its input has ["});
@@ -149,9 +145,8 @@ TEST(LayerError, AGradientThatDoesNotFitNamesTheLayer) {
 TEST(LayerError, NamesASavedTensorThatIsMissing) {
   const Broken broken(1);
   broken.hooks->backward_p2 = [](int64_t) { Saved().p2(1); };
-  expect_contains(
-      run_to_error(broken, 1, "1f1b", P2Policy::kFill),
-      {concat(": ", broken.place(), ", W of micro-batch 0: backward-p2 asks for saved tensor 1 of 0 ")});
+  expect_contains(run_to_error(broken, 1, "1f1b", P2Policy::kFill),
+                  {concat(": ", broken.place(), ", W of micro-batch 0: backward-p2 asks for saved tensor 1 of 0 ")});
 }
 
 TEST(LayerError, OfAnyTypeEndsAllRanks) {
@@ -170,10 +165,8 @@ TEST(LayerError, InAnEvaluationNamesTheLayer) {
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(2)));
   StepRequest options = step_request();
   options.training = false;
-  const std::string message =
-      error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
-  expect_contains(message,
-                  {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
+  const std::string message = error_of([&] { pipeline.run(pipeline.forward_plan(3), random_batch(3), options); });
+  expect_contains(message, {concat("rank 2, batch 5 of an evaluation, 2F1: ", broken.place(), ": out of luck")});
 }
 
 // Without this check, a layer that forgets its W would not be trained, without any message.
@@ -192,14 +185,12 @@ TEST(LayerError, NamesAParameterWithoutGradient) {
     model.layers.insert(model.layers.begin() + 3,
                         {"forgetful", "forgetful", [] { return std::make_unique<Forgetful>(); }});
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 3, 2}));
-    expect_contains(
-        error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, policy), random_batch(4), step_request()); }),
-        {"rank 1, step 5: stage 1, layer forgetful: parameter forgotten.gain got no gradient"});
+    expect_contains(error_of([&] { pipeline.run(pipeline.plan("1f1b", 4, policy), random_batch(4), step_request()); }),
+                    {"rank 1, step 5: stage 1, layer forgetful: parameter forgotten.gain got no gradient"});
   }
 }
 
-// The update runs after the schedule. Its error reaches the caller and wakes ranks that are still in the
-// step.
+// The update runs after the schedule. Its error reaches the caller and wakes ranks that are still in the step.
 TEST(LayerError, InTheOptimizerEndsAllRanks) {
   const ModelSpec model = small_llama(2);
   for (const int broken : {0, 1, 2}) {
@@ -225,8 +216,8 @@ TEST(LayerError, ReleasesTheMemoryOfTheStep) {
   };
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options_of(broken.split(1)));
   error_of([&] { pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kEnd), random_batch(4), step_request()); });
-  // The remaining memory is a message in a mailbox (at most one output or gradient per micro-batch) and the
-  // tables of the rotary embedding.
+  // The remaining memory is a message in a mailbox (at most one output or gradient per micro-batch) and the tables of
+  // the rotary embedding.
   const int64_t message = test::kRows * test::kDim * test::kFloat;
   const int64_t tables = 2 * test::kSequence * 2 * test::kFloat;  // cos and sin, half a head of 4 wide
   for (int r = 0; r < 3; ++r) EXPECT_LE(pipeline.meter().held(r), 4 * message + tables) << "rank " << r;
@@ -248,8 +239,7 @@ TEST(StuckPeer, ASlowPeerIsNotStuck) {
   PipelineOptions options = options_of(broken.split(0));
   options.timeout = 0.6;
   Pipeline pipeline(broken.model, test::no_costs(broken.model), options);
-  const StepReport report =
-      pipeline.run(pipeline.plan("gpipe", 8, P2Policy::kFill), random_batch(8), step_request());
+  const StepReport report = pipeline.run(pipeline.plan("gpipe", 8, P2Policy::kFill), random_batch(8), step_request());
   EXPECT_GT(report.ranks[1].idle[static_cast<int>(IdleCause::kNothing)], options.timeout)
       << "the waits of rank 1 in total";
 }

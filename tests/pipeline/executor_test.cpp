@@ -1,5 +1,5 @@
-// Tests the executor on handmade placements and schedules. Its results do not depend on which rank owns a
-// stage. `fill` runs W in the waits and nowhere else. The reported times add up to the step.
+// Tests the executor on handmade placements and schedules. Its results do not depend on which rank owns a stage. `fill`
+// runs W in the waits and nowhere else. The reported times add up to the step.
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -18,8 +18,7 @@ using test::small_llama;
 using test::step_request;
 using test::take_gradients;
 
-const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
-                                         P2Policy::kFill};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
 
 struct Result {
   double loss = 0;
@@ -41,8 +40,7 @@ Result one_stage(const ModelSpec& model, int micro_batches) {
 }
 
 // Four stages run on two ranks. F and B are placed by hand.
-Schedule four_stages(std::vector<int> rank_of_stage, int micro_batches,
-                     std::vector<std::vector<Instruction>> ranks) {
+Schedule four_stages(std::vector<int> rank_of_stage, int micro_batches, std::vector<std::vector<Instruction>> ranks) {
   Schedule schedule;
   schedule.name = "by hand";
   schedule.stages = 4;
@@ -57,8 +55,8 @@ constexpr Op B = Op::kBackward;
 constexpr Op I = Op::kBackwardP1;
 constexpr Op W = Op::kBackwardP2;
 
-// The head is on the first rank. Stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1. Stages 1 and 2 hand
-// over to each other without a message.
+// The head is on the first rank. Stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1. Stages 1 and 2 hand over to
+// each other without a message.
 Schedule v_shape() {
   return four_stages({0, 1, 1, 0}, 3,
                      {{{F, 0, 0},
@@ -88,10 +86,9 @@ Schedule v_shape() {
 }
 
 Schedule interleaved() {
-  return four_stages(
-      {0, 1, 0, 1}, 2,
-      {{{F, 0, 0}, {F, 0, 1}, {F, 2, 0}, {F, 2, 1}, {B, 2, 0}, {B, 2, 1}, {B, 0, 0}, {B, 0, 1}},
-       {{F, 1, 0}, {F, 1, 1}, {F, 3, 0}, {B, 3, 0}, {F, 3, 1}, {B, 3, 1}, {B, 1, 0}, {B, 1, 1}}});
+  return four_stages({0, 1, 0, 1}, 2,
+                     {{{F, 0, 0}, {F, 0, 1}, {F, 2, 0}, {F, 2, 1}, {B, 2, 0}, {B, 2, 1}, {B, 0, 0}, {B, 0, 1}},
+                      {{F, 1, 0}, {F, 1, 1}, {F, 3, 0}, {B, 3, 0}, {F, 3, 1}, {B, 3, 1}, {B, 1, 0}, {B, 1, 1}}});
 }
 
 TEST(Executor, VShapedPlacementIsBitwiseEqualToOneStage) {
@@ -134,8 +131,7 @@ TEST(Executor, RunsAllStagesOnOneRank) {
   }
 }
 
-// The schedule itself places W between other ops, as single units and as a range. F, I and messages are
-// ranges too.
+// The schedule itself places W between other ops, as single units and as a range. F, I and messages are ranges too.
 TEST(Executor, FollowsPlacedWAndRanges) {
   const ModelSpec model = small_llama(1);  // 4 layers
   const Result expected = one_stage(model, 3);
@@ -161,8 +157,7 @@ TEST(Executor, RefusesAScheduleForOtherStagesOrBatches) {
             }).find("3 micro-batches, but the batch has 2"),
             std::string::npos);
   const StepPlan plan = pipeline.plan(make_schedule("1f1b", 4, 2, P2Policy::kFill), {P2Batching::kLoop, 0});
-  test::expect_contains(test::error_of([&] { pipeline.run(plan, random_batch(2), {}); }),
-                        {"places its stages"});
+  test::expect_contains(test::error_of([&] { pipeline.run(plan, random_batch(2), {}); }), {"places its stages"});
   // Neither error has damaged the pipeline.
   pipeline.run(pipeline.plan("1f1b", 2, P2Policy::kFill), random_batch(2), step_request());
 }
@@ -215,8 +210,8 @@ class Waiting : public ::testing::Test {
     return report.ranks[rank].idle[static_cast<int>(cause)];
   }
 
-  // A busy machine may stop a rank for longer than stage 1 takes. So the test repeats a failed check with a
-  // slower stage.
+  // A busy machine may stop a rank for longer than stage 1 takes. So the test repeats a failed check with a slower
+  // stage.
   void expect_at_some_pace(const std::function<bool()>& holds) {
     for (const int ms : {15, 60, 240}) {
       ms_ = ms;
@@ -282,8 +277,7 @@ TEST_F(Waiting, IdleCausesDistinguishFillFromEnd) {
   });
 }
 
-// Busy time and idle time by cause make up the whole step, except for the executor's own work. That work may
-// take 10 %.
+// Busy time and idle time by cause make up the whole step, except for the executor's own work. That work may take 10 %.
 TEST_F(Waiting, TimesAddUpToTheStep) {
   for (const P2Policy policy : kPolicies) {
     SCOPED_TRACE(policy_name(policy));
@@ -316,8 +310,7 @@ TEST_F(Waiting, EventsAgreeWithTheTimes) {
       EXPECT_LE(event.begin, event.end);
       EXPECT_GE(event.end, last);
       last = event.end;
-      if (event.kind == Event::Kind::kForward)
-        forward += event.end - event.begin, forwards.insert(event.micro_batch);
+      if (event.kind == Event::Kind::kForward) forward += event.end - event.begin, forwards.insert(event.micro_batch);
       if (event.kind == Event::Kind::kBackwardP2) p2 += event.end - event.begin;
     }
     EXPECT_EQ(forwards, (std::set<int>{0, 1, 2, 3}));

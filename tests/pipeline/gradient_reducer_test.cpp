@@ -1,5 +1,5 @@
-// Tests sums of gradients over replicas. Layers may finish in any order, on any number of replicas. The sums
-// always follow the order of the replicas, and the sequence of collectives is the same.
+// Tests sums of gradients over replicas. Layers may finish in any order, on any number of replicas. The sums always
+// follow the order of the replicas, and the sequence of collectives is the same.
 #include "twobp/pipeline/gradient_reducer.h"
 
 #include <algorithm>
@@ -15,8 +15,7 @@ namespace {
 
 constexpr double kTimeout = 30;
 
-// Records the numbers of the sums that its rank starts. The first part of each sum that it sends tells the
-// number.
+// Records the numbers of the sums that its rank starts. The first part of each sum that it sends tells the number.
 class Recording : public Transport {
  public:
   explicit Recording(Transport& inner) : inner_(inner) {}
@@ -24,16 +23,11 @@ class Recording : public Transport {
   int size() const override { return inner_.size(); }
   void isend(int to, const Tag& tag, Values values) override {
     const int number = tag.micro_batch - 1;  // counted from 1
-    if (tag.kind == MessageKind::kPart && (started.empty() || started.back() != number))
-      started.push_back(number);
+    if (tag.kind == MessageKind::kPart && (started.empty() || started.back() != number)) started.push_back(number);
     inner_.isend(to, tag, std::move(values));
   }
-  bool try_receive(int from, const Tag& tag, Values& values) override {
-    return inner_.try_receive(from, tag, values);
-  }
-  Values receive(int from, const Tag& tag, double timeout) override {
-    return inner_.receive(from, tag, timeout);
-  }
+  bool try_receive(int from, const Tag& tag, Values& values) override { return inner_.try_receive(from, tag, values); }
+  Values receive(int from, const Tag& tag, double timeout) override { return inner_.receive(from, tag, timeout); }
   void abort(const std::string& reason) override { inner_.abort(reason); }
 
   std::vector<int> started;
@@ -55,8 +49,8 @@ struct Replica {
     for (size_t i = 0; i < shapes.size(); ++i) {
       const Shape& shape = shapes[i];
       const std::string name = concat("p", i);
-      parameters.push_back(std::make_unique<Parameter>(std::vector<ParameterPart>{{name, shape.sizes[0]}},
-                                                       shape.sizes, shape.dtype, 0.0));
+      parameters.push_back(std::make_unique<Parameter>(std::vector<ParameterPart>{{name, shape.sizes[0]}}, shape.sizes,
+                                                       shape.dtype, 0.0));
       if (shape.sizes.size() == 4) parameters.back()->store_channels_last();
       parameters.back()->allocate_value(1);
       parameters.back()->allocate_grad();
@@ -117,8 +111,7 @@ TEST(GradientReducer, SumsAndTheirSequenceDoNotDependOnTheOrderOfLayers) {
     const std::vector<Shape> shapes = random_shapes(random);
     const int64_t bucket_bytes = 1 + static_cast<int64_t>(random() % 40000);
     const int steps = 2;
-    // The gradients are listed by step, replica and parameter. An undefined tensor means that there is no
-    // gradient.
+    // The gradients are listed by step, replica and parameter. An undefined tensor means that there is no gradient.
     std::vector<std::vector<std::vector<at::Tensor>>> gradients(steps);
     auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
     for (auto& step : gradients) {
@@ -133,8 +126,7 @@ TEST(GradientReducer, SumsAndTheirSequenceDoNotDependOnTheOrderOfLayers) {
     std::vector<std::vector<int>> started(replicas);
     std::vector<size_t> buckets(replicas);
     // The sums of all replicas are listed by step and parameter.
-    std::vector<std::vector<std::vector<at::Tensor>>> sums(replicas,
-                                                           std::vector<std::vector<at::Tensor>>(steps));
+    std::vector<std::vector<std::vector<at::Tensor>>> sums(replicas, std::vector<std::vector<at::Tensor>>(steps));
     on_replicas(replicas, [&](int r, Transport& transport) {
       std::mt19937 own(seed * 100 + r);
       Replica replica(shapes);
@@ -150,8 +142,7 @@ TEST(GradientReducer, SumsAndTheirSequenceDoNotDependOnTheOrderOfLayers) {
         for (const auto& [stage, layer] : order) {
           for (size_t p = 0; p < shapes.size(); ++p) {
             const bool here = shapes[p].stage == stage && shapes[p].layer == layer;
-            if (here && gradients[step][r][p].defined())
-              replica.parameters[p]->accumulate(gradients[step][r][p]);
+            if (here && gradients[step][r][p].defined()) replica.parameters[p]->accumulate(gradients[step][r][p]);
           }
           if (own() % 10 != 0) reducer.layer_done(stage, layer);  // finish() handles the other layers
           if (own() % 3 == 0) reducer.progress();

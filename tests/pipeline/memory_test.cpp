@@ -1,6 +1,6 @@
 // Tests the bytes of a step against bytes counted by hand. The model has MLP blocks: y = x + down(silu(gate)
-// * up), (gate | up) = gate_up(norm(x)). With R rows, width D and hidden width H, one block holds these
-// floats for one micro-batch:
+// * up), (gate | up) = gate_up(norm(x)). With R rows, width D and hidden width H, one block holds these floats for one
+// micro-batch:
 //   after F:  norm(x) (R D, until W), 1 / rms (R), gate and up (2 R H), silu(gate) * up (R H, until W),
 //             and its input x (R D), which belongs to the previous block or to the batch;
 //   after I:  norm(x) (R D), d(gate | up) (2 R H, written over gate and up), silu(gate) * up (R H), dy (R D).
@@ -46,8 +46,8 @@ TEST(StepMemory, CountsParametersAndGradients) {
   }
 }
 
-// Three blocks and the loss are on one stage. The bytes are those before the last block runs, when two blocks
-// are saved.
+// Three blocks and the loss are on one stage. The bytes are those before the last block runs, when two blocks are
+// saved.
 TEST(StepMemory, CountsActivationsAfterForward) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
@@ -60,12 +60,12 @@ TEST(StepMemory, CountsActivationsAfterForward) {
   };
   run(pipeline, 2);
   ASSERT_EQ(activations.size(), 2U);
-  // The first block's x belongs to the batch. The x of each other block is the output of the previous block.
-  // The third block's output is in use.
+  // The first block's x belongs to the batch. The x of each other block is the output of the previous block. The third
+  // block's output is in use.
   const int64_t three_blocks = 3 * kSaved + 3 * kMessage;
   EXPECT_EQ(activations[0], three_blocks);
-  // The first micro-batch is complete. It holds the last block without its output, the loss's difference, and
-  // x of the last block.
+  // The first micro-batch is complete. It holds the last block without its output, the loss's difference, and x of the
+  // last block.
   const int64_t whole = 4 * kSaved + 3 * kMessage + kMessage;
   EXPECT_EQ(activations[1], whole + three_blocks);
   EXPECT_EQ(stash, (std::vector<int64_t>{0, 0}));
@@ -84,8 +84,7 @@ TEST(StepMemory, CountsTheStashAfterBackwardP1) {
   };
   run(pipeline, 2);
   EXPECT_EQ(stash, (std::vector<int64_t>{3 * kStash, 6 * kStash}));
-  // Micro-batch 1 still has its activations after I of micro-batch 0, and none later. dL/dx is in use each
-  // time.
+  // Micro-batch 1 still has its activations after I of micro-batch 0, and none later. dL/dx is in use each time.
   const int64_t whole = 3 * kSaved + 2 * kMessage + kMessage;
   EXPECT_EQ(activations, (std::vector<int64_t>{whole + kMessage, kMessage}));
 }
@@ -110,8 +109,7 @@ TEST(StepMemory, MovesTensorsOverTheBoundary) {
   EXPECT_EQ(bytes(back, Category::kActivations), kMessage);
 }
 
-// Stages on one rank hand over tensors without a message. The meter still names the stage that holds each
-// tensor.
+// Stages on one rank hand over tensors without a message. The meter still names the stage that holds each tensor.
 TEST(StepMemory, MovesTensorsBetweenStagesOfOneRank) {
   ModelSpec model = small_mlp(3);
   const auto second = test::insert_probe(model, 1);
@@ -125,8 +123,7 @@ TEST(StepMemory, MovesTensorsBetweenStagesOfOneRank) {
   schedule.name = "one rank";
   schedule.stages = 2;
   schedule.rank_of_stage = {0, 0};
-  schedule.ranks = {
-      {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
+  schedule.ranks = {{{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}}};
   const StepPlan plan = pipeline.plan(test::finished(schedule, P2Policy::kEnd), {P2Batching::kLoop, 0});
   pipeline.run(plan, random_batch(1), step_request());
   EXPECT_EQ(bytes(sender, Category::kActivations), kSaved);
@@ -141,8 +138,7 @@ void expect_nothing_held(Pipeline& pipeline, int64_t layers, const std::string& 
     EXPECT_EQ(bytes(use, Category::kStash), 0) << after << ", stage " << s;
     total += use.total();
   }
-  for (int r = 0; r < pipeline.ranks(); ++r)
-    EXPECT_EQ(pipeline.meter().held(r), 0) << after << ", rank " << r;
+  for (int r = 0; r < pipeline.ranks(); ++r) EXPECT_EQ(pipeline.meter().held(r), 0) << after << ", rank " << r;
   EXPECT_EQ(total, 2 * layers * kWeights) << after;
 }
 
@@ -167,8 +163,7 @@ TEST(StepMemory, HoldsNothingAfterAStepOrAnEvaluation) {
   }
 }
 
-// An evaluation keeps nothing for a backward pass. Its peak is the tensors of one block and the memory for
-// adding them.
+// An evaluation keeps nothing for a backward pass. Its peak is the tensors of one block and the memory for adding them.
 TEST(StepMemory, AnEvaluationSavesNothing) {
   ModelSpec model = small_mlp(4);
   const auto probe = test::insert_probe(model, 3);
@@ -181,8 +176,8 @@ TEST(StepMemory, AnEvaluationSavesNothing) {
   EXPECT_EQ(held, (std::vector<int64_t>(3, kMessage))) << "the block's input and nothing else";
 }
 
-// A LLaMa keeps only one thing between steps: the tables of the rotary embedding, which are cos and sin of
-// (S, D / 2) per layer.
+// A LLaMa keeps only one thing between steps: the tables of the rotary embedding, which are cos and sin of (S, D / 2)
+// per layer.
 TEST(StepMemory, ALlamaHoldsOnlyItsRotaryTables) {
   const ModelSpec model = test::small_llama(3);  // 8 layers; layers 1, 3 and 5 are attention
   Pipeline pipeline(model, test::no_costs(model), options_of({3, 5}));
@@ -191,8 +186,8 @@ TEST(StepMemory, ALlamaHoldsOnlyItsRotaryTables) {
   evaluation.training = false;
   for (const bool training : {true, false, true}) {
     StepRequest options = training ? step_request() : evaluation;
-    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3),
-                 random_batch(3), options);
+    pipeline.run(training ? pipeline.plan("1f1b", 3, P2Policy::kFill) : pipeline.forward_plan(3), random_batch(3),
+                 options);
     EXPECT_EQ(pipeline.meter().held(0), tables);
     EXPECT_EQ(pipeline.meter().held(1), 2 * tables);
   }

@@ -1,13 +1,11 @@
-// Tests where W runs on devices, whose hosts run ahead of them: at the waits of the simulated step, whatever
-// has arrived. The costs are made up.
-#include "twobp/schedule/simulate/p2_places.h"
-
+// Tests where W runs on devices, whose hosts run ahead of them: at the waits of the simulated step, whatever has
+// arrived. The costs are made up.
 #include <algorithm>
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -24,9 +22,9 @@ struct Cut {
 };
 
 const std::vector<Cut>& cuts() {
-  static const std::vector<Cut> cuts = {
-      {{2, 2, 2, 2}}, {{1, 1, 6}},          {{5, 2, 1}},
-      {{1, 5, 2}},    {{3, 3, 2}, "gpipe"}, {{2, 2, 2, 2}, "interleaved-1f1b", {0, 1, 0, 1}}};
+  static const std::vector<Cut> cuts = {{{2, 2, 2, 2}},       {{1, 1, 6}},
+                                        {{5, 2, 1}},          {{1, 5, 2}},
+                                        {{3, 3, 2}, "gpipe"}, {{2, 2, 2, 2}, "interleaved-1f1b", {0, 1, 0, 1}}};
   return cuts;
 }
 
@@ -63,8 +61,7 @@ std::vector<Order> simulated(const Pipeline& pipeline, const StepPlan& plan) {
   for (const auto& rank : recorded_order(simulation)) {
     Order& order = orders.emplace_back();
     for (const RecordedOp& op : rank)
-      order.insert(order.end(), std::max(1, op.pieces),
-                   concat(op_name(op.op), op.stage, '.', op.micro_batch));
+      order.insert(order.end(), std::max(1, op.pieces), concat(op_name(op.op), op.stage, '.', op.micro_batch));
   }
   return orders;
 }
@@ -99,8 +96,8 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
     for (const double p2_seconds : {0.3, 1.0, 4.0}) {
       Pipeline pipeline = on_devices(cut, p2_seconds);
       for (const int micro_batches : {kMicroBatches, kMicroBatches - 2, kMicroBatches}) {
-        const StepPlan plan = pipeline.plan(cut.schedule, micro_batches, P2Policy::kFill,
-                                            {P2Batching::kLoop, MemoryCap::none()});
+        const StepPlan plan =
+            pipeline.plan(cut.schedule, micro_batches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()});
         EXPECT_EQ(launched(pipeline, plan), simulated(pipeline, plan))
             << cut.schedule << ", W of " << p2_seconds << " s, " << micro_batches << " micro-batches";
         gradients_on_host(pipeline);
@@ -112,8 +109,8 @@ TEST(P2Places, RanksLaunchTheSimulatedOrder) {
 // The last rank has more work than the others, so it never waits between its first F and its last I.
 TEST(P2Places, ARankThatNeverWaitsLaunchesItsWLast) {
   Pipeline pipeline = on_devices({{1, 1, 6}});
-  const auto orders = launched(pipeline, pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill,
-                                                       {P2Batching::kLoop, MemoryCap::none()}));
+  const auto orders =
+      launched(pipeline, pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
   const auto is_w = [](const std::string& op) { return op.starts_with("W"); };
   const auto last_p1 = [](const Order& order) {
     return std::ranges::find(order, concat("I", order.front().substr(1, 2), kMicroBatches - 1));
@@ -153,8 +150,8 @@ TEST(P2Places, StayUnderTheCap) {
     const StepPlan plan = pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill);
     const auto caps = plan.caps;
     const auto peaks = measured_peaks(pipeline, plan);
-    const auto free = measured_peaks(pipeline, pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill,
-                                                             {P2Batching::kLoop, MemoryCap::none()}));
+    const auto free = measured_peaks(
+        pipeline, pipeline.plan(cut.schedule, kMicroBatches, P2Policy::kFill, {P2Batching::kLoop, MemoryCap::none()}));
     for (size_t rank = 0; rank < caps.size(); ++rank) EXPECT_LE(peaks[rank], caps[rank] + kUnderWay) << rank;
     limited += peaks != free;
   }

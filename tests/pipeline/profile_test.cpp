@@ -1,13 +1,10 @@
-// Tests profiles of samples that cost unequally, and how the seconds of a step are divided among its
-// micro-batches.
+// Tests profiles of samples that cost unequally, and how the seconds of a step are divided among its micro-batches.
 #include "twobp/pipeline/profile/profile.h"
 
 #include <chrono>
 #include <thread>
 
 #include "tests/pipeline/support.h"
-#include "twobp/pipeline/profile/profile_exchange.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,6 +1,5 @@
-// Tests recomputation in the pipeline. The profile's bytes are those of the meter for every mode, and a
-// block's bytes are those counted by hand. The cap keeps its promise although W needs memory of its own. The
-// bits do not change.
+// Tests recomputation in the pipeline. The profile's bytes are those of the meter for every mode, and a block's bytes
+// are those counted by hand. The cap keeps its promise although W needs memory of its own. The bits do not change.
 #include "twobp/models/recompute.h"
 
 #include <algorithm>
@@ -8,8 +7,8 @@
 
 #include "tests/pipeline/step_bytes.h"
 #include "twobp/nn/layers/recompute.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -68,8 +67,8 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
   }
 }
 
-// This block is in the middle. F holds its output and the tensors that the mode keeps. I replaces the tensors
-// of F with those that W needs. The input belongs to the previous block.
+// This block is in the middle. F holds its output and the tensors that the mode keeps. I replaces the tensors of F with
+// those that W needs. The input belongs to the previous block.
 TEST(RecomputeProfile, BytesOfABlockAreThoseCountedByHand) {
   struct Bytes {
     int64_t forward_held, stash;
@@ -88,8 +87,7 @@ TEST(RecomputeProfile, BytesOfABlockAreThoseCountedByHand) {
   }
 }
 
-// A W that recomputes derivatives holds the tensors of F and I meanwhile. The W of a Linear holds none
-// otherwise.
+// A W that recomputes derivatives holds the tensors of F and I meanwhile. The W of a Linear holds none otherwise.
 TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   for (const Recompute mode : {Recompute::kNone, Recompute::kActivations, Recompute::kDerivatives}) {
     ModelSpec model = test::small_mlp(3);
@@ -103,8 +101,8 @@ TEST(RecomputeProfile, BackwardP2NeedsMemoryOfItsOwn) {
   }
 }
 
-// Recomputed activations keep only one tensor per layer and micro-batch, so a stage with four micro-batches
-// in flight needs less memory. Recomputed derivatives save memory where W waits.
+// Recomputed activations keep only one tensor per layer and micro-batch, so a stage with four micro-batches in flight
+// needs less memory. Recomputed derivatives save memory where W waits.
 TEST(RecomputeMemory, PeaksFall) {
   const auto peak = [](Recompute mode, const char* schedule, P2Policy policy) {
     const ModelSpec model = with_mode(test::small_llama(4), mode);
@@ -163,8 +161,8 @@ TEST(RecomputeBits, GradientsAreThoseOfModeNone) {
       for (const char* schedule : {"gpipe", "1f1b"}) {
         for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
           for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap::automatic()}) {
-            SCOPED_TRACE(concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy),
-                                ", cap ", cap));
+            SCOPED_TRACE(
+                concat(name, ", ", split.size(), " stages, ", schedule, " ", policy_name(policy), ", cap ", cap));
             pipeline.run(pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, cap}), batch, step_request());
             test::expect_same_bits(expected, take_gradients(pipeline));
           }

@@ -1,5 +1,5 @@
-// Tests two steps that run at the same time: the work that a rank may do before the others have ended a step,
-// and the handling of errors.
+// Tests two steps that run at the same time: the work that a rank may do before the others have ended a step, and the
+// handling of errors.
 #include <chrono>
 #include <future>
 
@@ -110,8 +110,7 @@ TEST_F(RunAhead, RefusesCallsThatNeedAnIdlePipeline) {
   traced.want_events = true;
   expect_contains(test::error_of([&] { pipeline_.submit(plan, random_batch(2), traced); }),
                   {"events", "cannot overlap another step"});
-  expect_contains(test::error_of([&] { pipeline_.run(plan, random_batch(2), step_request(2)); }),
-                  {"still running"});
+  expect_contains(test::error_of([&] { pipeline_.run(plan, random_batch(2), step_request(2)); }), {"still running"});
   EXPECT_EQ(pipeline_.finish().step, 1);
 }
 

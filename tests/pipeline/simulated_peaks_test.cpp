@@ -1,11 +1,11 @@
-// Tests the simulation's bytes against the walk that computes the byte cap, and against the meter. They are
-// equal if no message can be in transit. Otherwise they differ by at most the messages in transit.
+// Tests the simulation's bytes against the walk that computes the byte cap, and against the meter. They are equal if no
+// message can be in transit. Otherwise they differ by at most the messages in transit.
 #include <algorithm>
 #include <vector>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/pipeline/memory/byte_cap.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
@@ -51,11 +51,11 @@ std::vector<std::vector<RecordedOp>> order_of(const StepReport& report) {
       if (event.kind == Event::Kind::kBackwardP2) {
         list.push_back({Op::kBackwardP2, event.stage, event.micro_batch, 1});
       } else if (event.kind == Event::Kind::kReceive) {
-        list.push_back({event.peer < event.stage ? Op::kRecvForward : Op::kRecvBackward, event.stage,
-                        event.micro_batch, 0});
+        list.push_back(
+            {event.peer < event.stage ? Op::kRecvForward : Op::kRecvBackward, event.stage, event.micro_batch, 0});
       } else if (event.kind < Event::Kind::kBackwardP2 && event.part == 0) {
-        list.push_back({event.kind == Event::Kind::kForward ? Op::kForward : Op::kBackwardP1, event.stage,
-                        event.micro_batch, 0});
+        list.push_back(
+            {event.kind == Event::Kind::kForward ? Op::kForward : Op::kBackwardP1, event.stage, event.micro_batch, 0});
       }
     }
   }
@@ -73,8 +73,7 @@ TEST(SimulatedPeaks, MatchTheMeterWhenTheRecordedOrderIsReplayed) {
         const auto peaks = measured_peaks(pipeline, plan, &report);
         SimulationOptions options;
         options.recorded = order_of(report);
-        const Simulation simulation =
-            simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
+        const Simulation simulation = simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
         for (int r = 0; r < pipeline.ranks(); ++r) {
           const int64_t measured = peaks[r];
           const auto predicted = static_cast<int64_t>(simulation.ranks[r].peak_bytes);

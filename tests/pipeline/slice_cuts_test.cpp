@@ -35,8 +35,8 @@ ModelSpec two_kinds() {
 SliceProfiles slices_at(const Cuts& cuts) {
   SliceProfiles slices{cuts, {}};
   for (size_t s = 0; s + 1 < cuts.size(); ++s) {
-    slices.profiles.push_back({{"attention", cost_of(cuts[s], cuts[s + 1], 1e-3, 2e-6)},
-                               {"head", cost_of(cuts[s], cuts[s + 1], 4e-3, 0)}});
+    slices.profiles.push_back(
+        {{"attention", cost_of(cuts[s], cuts[s + 1], 1e-3, 2e-6)}, {"head", cost_of(cuts[s], cuts[s + 1], 4e-3, 0)}});
   }
   return slices;
 }
@@ -115,16 +115,11 @@ TEST(SliceCuts, KeepTheirProportionsInOtherSequences) {
   EXPECT_EQ(scaled_cuts({0, 8, 128}, 32), (Cuts{0, 8, 32}));   // no slice is empty
   EXPECT_EQ(scaled_cuts({0, 64, 128}, 15), (Cuts{0, 8, 15}));  // fewer blocks than slices
   EXPECT_EQ(scaled_cuts({0, 64, 120, 128}, 3), (Cuts{0, 1, 2, 3}));
-  expect_error(
-      [] {
-        scaled_cuts({0, 64, 120, 128}, 2);
-      },
-      {"a sequence of 2 positions", "use at most 2 slices"});
+  expect_error([] { scaled_cuts({0, 64, 120, 128}, 2); }, {"a sequence of 2 positions", "use at most 2 slices"});
 }
 
 TEST(SliceCuts, RefuseMoreSlicesThanBlocks) {
-  expect_error([] { equal_cuts(31, 4); },
-               {"pipeline.slices is 4", "has 3 blocks of 8", "use at most 3 slices"});
+  expect_error([] { equal_cuts(31, 4); }, {"pipeline.slices is 4", "has 3 blocks of 8", "use at most 3 slices"});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// This file gives the bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the
-// profile, and those of the meter.
+// This file gives the bytes of a step: those of a block counted by hand (see memory_test.cpp), those of the profile,
+// and those of the meter.
 #pragma once
 
 #include <string>
@@ -12,10 +12,9 @@
 
 namespace twobp::test {
 
-inline constexpr int64_t kMessage = kRows * kDim * kFloat;  // x, dx
-inline constexpr int64_t kSaved =
-    (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;                            // after F, without x
-inline constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;  // after I
+inline constexpr int64_t kMessage = kRows * kDim * kFloat;                                // x, dx
+inline constexpr int64_t kSaved = (kRows * kDim + kRows + 3 * kRows * kHidden) * kFloat;  // after F, without x
+inline constexpr int64_t kStash = (2 * kRows * kDim + 3 * kRows * kHidden) * kFloat;      // after I
 
 // This is a model cut into stages.
 struct SplitModel {
@@ -35,18 +34,16 @@ inline Pipeline measured_pipeline(const SplitModel& of) {
   return Pipeline(of.model, measured(of.model), options_of(of.split, of.rank_of_stage));
 }
 
-// Returns, by rank, the bytes of parameters, gradients and tensors that layers keep between steps (rotary
-// tables).
+// Returns, by rank, the bytes of parameters, gradients and tensors that layers keep between steps (rotary tables).
 inline std::vector<int64_t> fixed_bytes(Pipeline& pipeline) {
   std::vector<int64_t> fixed;
   for (int r = 0; r < pipeline.ranks(); ++r) fixed.push_back(pipeline.meter().rank_use(r).total());
   return fixed;
 }
 
-// Returns the highest bytes of activations and stash of each rank in one step. A previous step has made the
-// tensors that are kept.
-inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepPlan& plan,
-                                           StepReport* report = nullptr) {
+// Returns the highest bytes of activations and stash of each rank in one step. A previous step has made the tensors
+// that are kept.
+inline std::vector<int64_t> measured_peaks(Pipeline& pipeline, const StepPlan& plan, StepReport* report = nullptr) {
   const auto batch = random_batch(plan.schedule.micro_batches);
   pipeline.run(plan, batch, step_request());
   take_gradients(pipeline);

@@ -1,5 +1,5 @@
-// The pipeline tests share these helpers: small models, layers that call the test back, pipelines without an
-// optimizer, and the gradients of a step.
+// The pipeline tests share these helpers: small models, layers that call the test back, pipelines without an optimizer,
+// and the gradients of a step.
 #pragma once
 
 #include <cstring>
@@ -14,8 +14,8 @@
 
 #include "tests/expect_error.h"
 #include "twobp/core/check.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/models/mlp.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/check/validate.h"
@@ -70,8 +70,8 @@ inline std::vector<Fields> random_batch(int micro_batches) {
   return batch;
 }
 
-// This identity layer calls back, so that a test can watch, delay or break the middle of a step. Its
-// backward-p2 is a unit of its own.
+// This identity layer calls back, so that a test can watch, delay or break the middle of a step. Its backward-p2 is a
+// unit of its own.
 struct Hooks {
   std::function<void(const Context&)> forward;
   std::function<void(const Context&)> backward_p1;
@@ -104,8 +104,8 @@ class Probe : public Layer {
 
 inline std::shared_ptr<Hooks> insert_probe(ModelSpec& model, int before) {
   auto hooks = std::make_shared<Hooks>();
-  model.layers.insert(model.layers.begin() + before, {concat("probe before ", before), "probe",
-                                                      [hooks] { return std::make_unique<Probe>(hooks); }});
+  model.layers.insert(model.layers.begin() + before,
+                      {concat("probe before ", before), "probe", [hooks] { return std::make_unique<Probe>(hooks); }});
   return hooks;
 }
 

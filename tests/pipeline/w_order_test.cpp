@@ -1,6 +1,6 @@
-// Runs random schedules, costs, caps and policies through the executor and through the simulation, and
-// compares the order of the work unit by unit. Time is not real here: each rank has a clock that its layers
-// move on, and a message arrives when the receiver's clock has reached its time.
+// Runs random schedules, costs, caps and policies through the executor and through the simulation, and compares the
+// order of the work unit by unit. Time is not real here: each rank has a clock that its layers move on, and a message
+// arrives when the receiver's clock has reached its time.
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "tests/pipeline/support.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/schedule/simulate/simulator.h"
 #include "twobp/schedule/w_queue.h"
@@ -31,8 +31,8 @@ struct Work {
 };
 
 std::ostream& operator<<(std::ostream& out, const Work& work) {
-  return out << to_string(Instruction{work.op, work.stage, work.micro_batch}) << " [" << work.begin << ", "
-             << work.end << "] " << work.units;
+  return out << to_string(Instruction{work.op, work.stage, work.micro_batch}) << " [" << work.begin << ", " << work.end
+             << "] " << work.units;
 }
 
 bool alike(const Work& a, const Work& b) {
@@ -48,8 +48,8 @@ struct Clock {
   void run(Op op, int stage, int micro_batch, double seconds) {
     const Work work{op, stage, micro_batch, now, now + seconds, op == Op::kBackwardP2 ? 1 : 0};
     now = work.end;
-    if (!done.empty() && done.back().op == op && done.back().stage == stage &&
-        done.back().micro_batch == micro_batch && done.back().end == work.begin) {
+    if (!done.empty() && done.back().op == op && done.back().stage == stage && done.back().micro_batch == micro_batch &&
+        done.back().end == work.begin) {
       done.back().end = work.end;
       done.back().units += work.units;
     } else {
@@ -84,8 +84,7 @@ class Timed : public Layer {
     return y;
   }
   Values backward_p1(Values dy, Context& context, Saved& saved) override {
-    costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch),
-                      costs_.cost.backward_p1);
+    costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.backward_p1);
     Values dx;
     if (costs_.input > 0) dx.push_back(bytes(costs_.input));
     if (costs_.cost.p2_units > 0) {
@@ -187,9 +186,9 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "")
-             << ", " << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size()
-             << " layers, latency " << c.latency;
+  return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
+             << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
+             << c.latency;
 }
 
 class Draw {
@@ -266,8 +265,7 @@ void fill_in_bytes(std::vector<Costs>& layers) {
 std::vector<Work> with_whole_b(const std::vector<Work>& list, const std::set<std::pair<int, int>>& fused) {
   std::vector<Work> whole;
   for (Work work : list) {
-    if (fused.contains({work.stage, work.micro_batch}) && work.op == Op::kBackwardP2)
-      work.op = Op::kBackwardP1;
+    if (fused.contains({work.stage, work.micro_batch}) && work.op == Op::kBackwardP2) work.op = Op::kBackwardP1;
     if (!whole.empty() && whole.back().op == work.op && whole.back().stage == work.stage &&
         whole.back().micro_batch == work.micro_batch && whole.back().end == work.begin) {
       whole.back().end = work.end;
@@ -292,8 +290,7 @@ std::set<std::pair<int, int>> fused_of(const Schedule& schedule) {
 
 std::string text_of(const std::vector<Work>& list, size_t end) {
   std::ostringstream out;
-  for (size_t i = end > 6 ? end - 6 : 0; i < std::min(end + 2, list.size()); ++i)
-    out << "  " << list[i] << '\n';
+  for (size_t i = end > 6 ? end - 6 : 0; i < std::min(end + 2, list.size()); ++i) out << "  " << list[i] << '\n';
   return out.str();
 }
 
@@ -345,15 +342,13 @@ std::optional<Run> run(Draw& draw, const Case& c) {
     const Simulation free = simulate(plan.schedule, costs, options);
     double most = 0;
     for (const RankSimulation& rank : free.ranks) most = std::max(most, rank.peak_bytes);
-    running.memory_cap =
-        MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
+    running.memory_cap = MemoryCap(std::max<int64_t>(1, static_cast<int64_t>(most * draw.number(20, 110) / 100)));
     options.cap_per_rank.assign(c.ranks, static_cast<double>(running.memory_cap.bytes()));
     SimulationOptions own = options;
     own.message_holder = MessageHolder::kSender;
     own.message_seconds = 0;
     own.p2_order = P2Order::kOldest;
-    if (fills_waits(plan.schedule, costs, options) != fills_waits(plan.schedule, costs, own))
-      return std::nullopt;
+    if (fills_waits(plan.schedule, costs, options) != fills_waits(plan.schedule, costs, own)) return std::nullopt;
   }
   plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
   pipeline.run(plan, std::vector<Fields>(c.micro_batches), test::step_request());

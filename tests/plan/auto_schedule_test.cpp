@@ -10,8 +10,7 @@
 #include <sys/wait.h>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
-#include "twobp/plan/auto_schedule/search.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -24,14 +23,12 @@ TEST(AutoSchedule, EqualsTheProvenOptimum) {
   for (const auto& [pipeline, number, optimum] : all) {
     const AutoSchedule found = schedule_for(pipeline);
     check_promises(pipeline, found);
-    EXPECT_GE(found.seconds, optimum * (1 - 1e-9))
-        << "case " << number;  // otherwise the solver has another model
+    EXPECT_GE(found.seconds, optimum * (1 - 1e-9)) << "case " << number;  // otherwise the solver has another model
     equal += found.seconds <= optimum * (1 + 1e-9) ? 1 : 0;
     gaps += found.seconds / optimum - 1;
   }
   const auto cases = static_cast<double>(all.size());
-  std::printf("equal to the optimum in %d of %zu cases, mean gap %.4f%%\n", equal, all.size(),
-              100 * gaps / cases);
+  std::printf("equal to the optimum in %d of %zu cases, mean gap %.4f%%\n", equal, all.size(), 100 * gaps / cases);
   EXPECT_GE(equal, 0.95 * cases);
 }
 
@@ -81,8 +78,7 @@ TEST(AutoSchedule, FitsTheSmallestCapOnAnyPlacement) {
     std::shuffle(pipeline.rank_of_stage.begin(), pipeline.rank_of_stage.end(), random);
     pipeline.micro_batches = random_int(random, 1, 7);
     pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs);
-    for (double& cap : pipeline.options.cap_per_rank)
-      cap += random_int(random, 0, 1) * random_int(random, 0, 20);
+    for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 1) * random_int(random, 0, 20);
     check_promises(pipeline, schedule_for(pipeline));
   }
 }
@@ -152,14 +148,12 @@ TEST(AutoSchedule, RefusesMicroBatchesOfUnequalBytes) {
   pipeline.costs[5].stash_bytes = 2;
   expect_contains(error_of([&] { schedule_for(pipeline); }), {"micro-batch 2 in stage 1", "other bytes"});
   pipeline.costs.resize(4);
-  expect_contains(error_of([&] { schedule_for(pipeline); }),
-                  {"2 stages", "6 for its 3 micro-batches, got 4"});
+  expect_contains(error_of([&] { schedule_for(pipeline); }), {"2 stages", "6 for its 3 micro-batches, got 4"});
 }
 
 TEST(AutoSchedule, RefusesBadCosts) {
   Pipeline pipeline{{0, 1}, 4, std::vector<StageCost>(2), {}};
-  for (const double bad :
-       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Pipeline broken = pipeline;
     broken.costs[1].backward_p2 = bad;
     expect_contains(error_of([&] { schedule_for(broken); }), {"stage 1", "backward_p2"});
@@ -268,15 +262,13 @@ TEST(LocalSearch, IsNeverWorseThanItsStart) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     Pipeline pipeline = random_pipeline(random, round % 2 == 0 ? Placement::kLinear : Placement::kV, 4, 6);
     for (StageCost& cost : pipeline.costs) cost.p2_units = 1;
-    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
-                                  pipeline.options);
+    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options);
     const auto rules = greedy_rules(round + 1, 1);
     const TaskOrder start = greedy_order(problem, rules.back());
     ASSERT_TRUE(problem.fits(start));
     const double seconds = order_seconds(problem, start);
     const auto simulated = [&](const TaskOrder& order) {
-      return simulate(problem.to_schedule(order, P2Policy::kPlaced), pipeline.costs, pipeline.options)
-          .step_seconds;
+      return simulate(problem.to_schedule(order, P2Policy::kPlaced), pipeline.costs, pipeline.options).step_seconds;
     };
     EXPECT_NEAR(simulated(start), seconds, 1e-9 * seconds);
     const SearchResult found = improve_order(problem, start, 300, 0, 5);
@@ -291,8 +283,7 @@ TEST(LocalSearch, FindsNineOfTenOptimaFromAPoorStart) {
   int cases = 0, optimal = 0;
   double gaps = 0;
   for (const auto& [pipeline, number, optimum] : solved_pipelines()) {
-    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
-                                  pipeline.options);
+    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options);
     const TaskOrder start = greedy_order(problem, {.prefer = GreedyRule::Prefer::kForward, .in_flight = 0});
     const double seconds = order_seconds(problem, start);
     if (seconds <= optimum * (1 + 1e-9)) continue;
@@ -315,8 +306,7 @@ TEST(LocalSearch, FindsNineOfTenOptimaFromAPoorStart) {
 // Named schedules are starting points of the search, if they keep the order of micro-batches.
 TEST(PipelineProblem, TakesTheOrderOfASimulation) {
   const PipelineProblem problem({0, 1}, 3, std::vector<StageCost>(2), {});
-  Simulation simulation =
-      simulate(make_schedule("1f1b", 2, 3, P2Policy::kFill), std::vector<StageCost>(2), {});
+  Simulation simulation = simulate(make_schedule("1f1b", 2, 3, P2Policy::kFill), std::vector<StageCost>(2), {});
   const TaskOrder order = problem.from_simulation(simulation);
   ASSERT_EQ(order.ranks.size(), 2U);
   EXPECT_EQ(order.ranks[0].size(), 9U);

@@ -1,11 +1,10 @@
 // Tests list scheduling with small orders by hand: what each part of a rule does.
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <set>
 #include <tuple>
 
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -23,8 +22,8 @@ Pipeline equal_stages(std::vector<int> rank_of_stage, int micro_batches) {
 
 // The ops of each rank, a line each.
 std::string order_of(const Pipeline& pipeline, const GreedyRule& rule) {
-  const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
-                                pipeline.options, pipeline.slices);
+  const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options,
+                                pipeline.slices);
   const TaskOrder order = greedy_order(problem, rule);
   EXPECT_TRUE(problem.fits(order));
   std::string text;
@@ -164,15 +163,13 @@ TEST(Greedy, HasNoUnitOfTime) {
            {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::optimizer})
         cost.*of /= 1024;
     }
-    for (const GreedyRule& rule : greedy_rules(94, 1))
-      EXPECT_EQ(order_of(pipeline, rule), order_of(shorter, rule));
+    for (const GreedyRule& rule : greedy_rules(94, 1)) EXPECT_EQ(order_of(pipeline, rule), order_of(shorter, rule));
   }
 }
 
 TEST(GreedyRules, AreFixedFirstAndThenDrawn) {
   const auto key = [](const GreedyRule& r) {
-    return std::tuple(r.prefer, r.deepest_forward, r.in_flight, r.unfinished, r.w_fits, r.noise, r.fuse,
-                      r.seed);
+    return std::tuple(r.prefer, r.deepest_forward, r.in_flight, r.unfinished, r.w_fits, r.noise, r.fuse, r.seed);
   };
   EXPECT_EQ(greedy_rules(0, 1).size(), 1U);
   const auto rules = greedy_rules(400, 1);

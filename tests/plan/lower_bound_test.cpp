@@ -1,8 +1,7 @@
 // Tests the lower bound: it has known values, and it never exceeds the time of any schedule, including proven
 // optima.
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
 #include "tests/plan/pipelines.h"
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
@@ -11,8 +10,8 @@ namespace {
 double bound_of(int ranks, int micro_batches, double cap = 0) {
   SimulationOptions options;
   if (cap > 0) options.cap_per_rank.assign(ranks, cap);
-  return lower_bound(place_stages(Placement::kLinear, ranks, ranks), micro_batches,
-                     std::vector<StageCost>(ranks), options)
+  return lower_bound(place_stages(Placement::kLinear, ranks, ranks), micro_batches, std::vector<StageCost>(ranks),
+                     options)
       .seconds;
 }
 
@@ -162,8 +161,8 @@ TEST(LowerBound, ReachesTheOptimumUnderCaps) {
 TEST(LowerBound, IsNeverAboveARandomSchedule) {
   Random random(11);
   for (int round = 0; round < 500; ++round) {
-    const Schedule bare = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7),
-                                          random_int(random, 1, 4), true);
+    const Schedule bare =
+        random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 7), random_int(random, 1, 4), true);
     std::vector<bool> used(bare.ranks.size(), false);
     for (const int rank : bare.rank_of_stage) used[rank] = true;
     if (std::find(used.begin(), used.end(), false) != used.end()) continue;  // a rank has no stage
@@ -198,10 +197,8 @@ TEST(LowerBound, CountsMessagesOnTheRankThatHoldsThem) {
   std::vector<StageCost> costs(2);
   costs[0].output_bytes = 10;
   costs[1].input_gradient_bytes = 3;
-  costs[0].layers = {
-      {.p2_units = 1, .forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
-  costs[1].layers = {
-      {.p2_units = 1, .forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
+  costs[0].layers = {{.p2_units = 1, .forward_peak = 12, .forward_held = 12, .p1_peak = 0, .p1_held = -4, .stash = 1}};
+  costs[1].layers = {{.p2_units = 1, .forward_peak = 0, .forward_held = -6, .p1_peak = 0, .p1_held = 0, .stash = 1}};
   const auto bytes = stage_bytes(costs, 2);
   EXPECT_EQ(bytes[0].activation, 2);
   EXPECT_EQ(bytes[1].activation, 4);

@@ -1,12 +1,12 @@
 // Tests splits that change by moving layers. The search reaches the best split if each move improves. It
 // never takes a split that does not fit, and it stops after the allowed number of tries.
-#include "twobp/plan/move_layers.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include <gtest/gtest.h>
+
+#include "twobp/plan/planner.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -23,8 +23,7 @@ CostModel equal_layers() {
   return model_of(std::vector<TestKind>(8));
 }
 
-// There are 4 ranks of 2 layers, with F = 2 and I + W = 4. The warm-up and the end each have messages of 0.5
-// seconds.
+// There are 4 ranks of 2 layers, with F = 2 and I + W = 4. The warm-up and the end each have messages of 0.5 seconds.
 TEST(NetworkPlan, LinksTakeTheirTime) {
   const CostModel model = equal_layers();
   PlanRequest request = one_way("gpipe");
@@ -32,8 +31,7 @@ TEST(NetworkPlan, LinksTakeTheirTime) {
   EXPECT_NEAR(free, (8 + 3) * 6.0, 1e-9);
   request.interconnect.link = LinkSpeed{0.5, 0};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 3 * 0.5, 1e-9);
-  // A message has 2 bytes, so a speed of 4 bytes a second adds 0.5 seconds. The next message does not wait
-  // for them.
+  // A message has 2 bytes, so a speed of 4 bytes a second adds 0.5 seconds. The next message does not wait for them.
   request.interconnect.link = LinkSpeed{0.5, 4};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 3 * 1.0, 1e-9);
 }
@@ -45,8 +43,8 @@ TEST(NetworkPlan, SharesOnlyTheLinksThatLeaveANode) {
   request.interconnect.ranks_per_node = 2;
   request.interconnect.node = LinkSpeed{0.5, 0};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, free + 2 * 0.5, 1e-9) << "one boundary of three";
-  // Each rank is alone in its node. Rank 1 sends F and dL/dx over one link, 4 seconds each. They do not fit
-  // into its 6 seconds of work per micro-batch. With a link for each direction they would fit.
+  // Each rank is alone in its node. Rank 1 sends F and dL/dx over one link, 4 seconds each. They do not fit into its 6
+  // seconds of work per micro-batch. With a link for each direction they would fit.
   request = one_way("1f1b");
   request.interconnect.link = LinkSpeed{0, 2.0 / 4};
   const double own = plan(model, request).best[0].step_seconds;
@@ -55,8 +53,7 @@ TEST(NetworkPlan, SharesOnlyTheLinksThatLeaveANode) {
   EXPECT_GT(plan(model, request).best[0].step_seconds, own + 1);
 }
 
-// Each stage has 20 bytes of gradients (2 layers of 10). A ring of 4 at 5 bytes a second takes 1.5 x 4 = 6
-// seconds.
+// Each stage has 20 bytes of gradients (2 layers of 10). A ring of 4 at 5 bytes a second takes 1.5 x 4 = 6 seconds.
 TEST(NetworkPlan, ReplicasSumTheirGradients) {
   const CostModel model = equal_layers();
   PlanRequest request = one_way("gpipe");

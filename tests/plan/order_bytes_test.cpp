@@ -1,11 +1,10 @@
 // Tests the smallest memory that an order of F and I needs: no simulation needs less, and some need exactly
 // that much.
-#include "twobp/plan/order_bytes.h"
-
 #include <algorithm>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/adviser.h"
+#include "twobp/plan/memory/least_memory.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -63,8 +62,7 @@ TEST(OrderBytes, HasKnownValuesForOneFOneBAndAV) {
 // One rank with two stages. Which stage runs next counts as much as what is held.
 TEST(OrderBytes, CountsThePeakOfEachStage) {
   Schedule schedule = empty_schedule({0, 0}, 1);
-  schedule.ranks[0] = {
-      {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
   const OrderBytes order(schedule);
   std::vector<StageCost> costs(2);
   costs[0].layers = {{.p2_units = 1, .forward_peak = 20, .forward_held = 1, .p1_held = -1}};
@@ -74,8 +72,8 @@ TEST(OrderBytes, CountsThePeakOfEachStage) {
   EXPECT_EQ(order.least(costs), 1 + 30);
 }
 
-void expect_bytes(const StageBytes& bytes, double activation, double stash, double forward_peak,
-                  double p1_peak, double p2_peak, int p2_units) {
+void expect_bytes(const StageBytes& bytes, double activation, double stash, double forward_peak, double p1_peak,
+                  double p2_peak, int p2_units) {
   EXPECT_EQ(bytes.activation, activation);
   EXPECT_EQ(bytes.stash, stash);
   EXPECT_EQ(bytes.forward_peak, forward_peak);
@@ -102,20 +100,9 @@ TEST(StageBytes, AddUpTheMiddleOfAPipeline) {
   expect_bytes(stage_bytes(costs, 3)[1], 20, 30, 20 + 5, 30 + 2 - 20, 0, 2);
   // F: 3 + 4 + 6 = 13, of which 5 are sent. Before the second layer there are 7, and its peak is 9.
   // I begins with 7 more, and leaves 2: 7 + 9 within the last layer, then 7 - 3, then 7 - 3 + 4.
-  middle.layers = {{.p2_units = 1,
-                    .forward_peak = 1,
-                    .forward_held = 4,
-                    .p1_peak = 4,
-                    .p1_held = 4,
-                    .stash = 6,
-                    .p2_peak = 2},
-                   {.p2_units = 2,
-                    .forward_peak = 9,
-                    .forward_held = 6,
-                    .p1_peak = 9,
-                    .p1_held = -3,
-                    .stash = 8,
-                    .p2_peak = 1}};
+  middle.layers = {
+      {.p2_units = 1, .forward_peak = 1, .forward_held = 4, .p1_peak = 4, .p1_held = 4, .stash = 6, .p2_peak = 2},
+      {.p2_units = 2, .forward_peak = 9, .forward_held = 6, .p1_peak = 9, .p1_held = -3, .stash = 8, .p2_peak = 1}};
   middle.layers[0].p1_held = 14 + 2 - 7 - 8 + 3;  // so that nothing but the stash of 14 and dL/dx are left
   expect_bytes(stage_bytes(costs, 3)[1], 8, 14, 7 + 9, 7 + 9, 2, 3);
   // A layer without W has no peak of one, and what a layer leaves counts if it names no peak.

@@ -18,14 +18,12 @@ PipelineProblem problem_of(const Pipeline& pipeline) {
 TaskOrder some_order(const Pipeline& pipeline, const PipelineProblem& problem, Random& random) {
   const auto named = named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.slices);
   const NamedVariant& variant = named[random_int(random, 0, static_cast<int>(named.size()) - 1)];
-  const Schedule schedule =
-      make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()), pipeline.micro_batches,
-                    variant.policy, pipeline.ranks(), pipeline.slices);
+  const Schedule schedule = make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()),
+                                          pipeline.micro_batches, variant.policy, pipeline.ranks(), pipeline.slices);
   TaskOrder order = problem.from_simulation(simulate(schedule, pipeline.costs, pipeline.options));
   for (auto& list : order.ranks) {
     for (size_t i = 0; i + 1 < list.size(); ++i) {
-      const bool own_w = problem.op(list[i]) == Op::kBackwardP1 &&
-                         problem.op(list[i + 1]) == Op::kBackwardP2 &&
+      const bool own_w = problem.op(list[i]) == Op::kBackwardP1 && problem.op(list[i + 1]) == Op::kBackwardP2 &&
                          problem.slot(list[i]) == problem.slot(list[i + 1]);
       if (!own_w || random_int(random, 0, 1) == 0) continue;
       order.fused[problem.slot(list[i])] = 1;
@@ -60,8 +58,8 @@ Reference reference(const PipelineProblem& problem, const TaskOrder& order) {
         if (i > 0) raise(result.head[task], result.head[list[i - 1]] + seconds(list[i - 1]));
         if (const int from = problem.sender(task); from >= 0)
           raise(result.head[task], result.head[from] + seconds(from) + problem.delay_to(task));
-        raise(result.tail[task], i + 1 < list.size() ? seconds(list[i + 1]) + result.tail[list[i + 1]]
-                                                     : problem.optimizer(rank));
+        raise(result.tail[task],
+              i + 1 < list.size() ? seconds(list[i + 1]) + result.tail[list[i + 1]] : problem.optimizer(rank));
         if (const int to = problem.receiver(task); to >= 0)
           raise(result.tail[task], problem.delay_to(to) + seconds(to) + result.tail[to]);
         raise(result.makespan, result.head[task] + seconds(task) + result.tail[task]);
@@ -149,13 +147,12 @@ TEST(OrderTiming, KnowsTheMovedOrder) {
         EXPECT_TRUE(timing.stays_within_cap(rank, from, to));
       }
       if (!runs) continue;
-      // If the move leaves what comes before and after the moved ops alone, the estimate is their longest
-      // path. Paths without them are as long as before.
+      // If the move leaves what comes before and after the moved ops alone, the estimate is their longest path. Paths
+      // without them are as long as before.
       bool alone = true;
       for (int at = std::min(from, to); at <= std::max(from, to); ++at) {
         const int task = before.ranks[rank][at];
-        if (const int sender = problem.sender(task); sender >= 0)
-          alone &= near(old.head[sender], then.head[sender]);
+        if (const int sender = problem.sender(task); sender >= 0) alone &= near(old.head[sender], then.head[sender]);
         if (const int receiver = problem.receiver(task); receiver >= 0)
           alone &= near(old.tail[receiver], then.tail[receiver]);
       }

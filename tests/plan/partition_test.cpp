@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -59,8 +59,7 @@ TEST(BalancedSplit, IsOptimal) {
         const Split split = balanced_split(seconds, stages);
         check_split(split, layers, stages);  // every layer is in a stage, and every stage has a layer
         EXPECT_EQ(slowest(seconds, split), best_of_all(seconds, stages))
-            << ::testing::PrintToString(seconds) << " over " << stages << ": "
-            << ::testing::PrintToString(split);
+            << ::testing::PrintToString(seconds) << " over " << stages << ": " << ::testing::PrintToString(split);
       }
     }
   }
@@ -83,10 +82,7 @@ TEST(BalancedSplit, PutsTheRemainderInTheFirstStages) {
 }
 
 TEST(BalancedSplit, RefusesMoreStagesThanLayers) {
-  expect_contains(error_of([] {
-                    balanced_split({1, 1, 1}, 4);
-                  }),
-                  {"3 layers", "4 stages", "pipeline.stages"});
+  expect_contains(error_of([] { balanced_split({1, 1, 1}, 4); }), {"3 layers", "4 stages", "pipeline.stages"});
   expect_contains(error_of([] { balanced_split({1}, 0); }), {"1 layers", "at least one stage"});
   expect_contains(error_of([] { balanced_split({}, 1); }), {"0 layers"});
 }
@@ -158,18 +154,17 @@ TEST(BalancedSplit, IsOptimalForAV) {
         Split head;
         for_all_splits(layers, 2 * ranks, head, [&](const Split& other) {
           EXPECT_FALSE(better(loads_of(seconds, placement, other), found, /*squares=*/true))
-              << ::testing::PrintToString(seconds) << ": " << ::testing::PrintToString(other)
-              << " is better than " << ::testing::PrintToString(split);
+              << ::testing::PrintToString(seconds) << ": " << ::testing::PrintToString(other) << " is better than "
+              << ::testing::PrintToString(split);
         });
       }
     }
   }
 }
 
-// The split that is found is the best one within the caps. If none is found, none exists; the cap in the
-// message is enough, and one byte less is not.
-void expect_best_within_caps(Placement kind, int stages, int ranks, int layers, Random& random,
-                             int& refused) {
+// The split that is found is the best one within the caps. If none is found, none exists; the cap in the message is
+// enough, and one byte less is not.
+void expect_best_within_caps(Placement kind, int stages, int ranks, int layers, Random& random, int& refused) {
   const auto placement = place_stages(kind, stages, ranks);
   const auto seconds = random_layers(random, layers, 30);
   PartitionBytes bytes = random_bytes(random, layers, stages, ranks);
@@ -212,11 +207,10 @@ TEST(BalancedSplit, KeepsCaps) {
   EXPECT_LT(refused, 9 * rounds / 10);
 }
 
-// Rank 0 of this V has room for two layers, so rank 1 takes the three in the middle. The split with the least
-// bytes on the fullest rank has three layers on rank 0. It is faster.
+// Rank 0 of this V has room for two layers, so rank 1 takes the three in the middle. The split with the least bytes on
+// the fullest rank has three layers on rank 0. It is faster.
 TEST(BalancedSplit, KeepsCapsThatDiffer) {
-  PartitionBytes bytes{
-      .fixed = {1, 1, 2, 1, 1}, .held = std::vector<double>(5, 0), .in_flight = {}, .caps = {2, 4}};
+  PartitionBytes bytes{.fixed = {1, 1, 2, 1, 1}, .held = std::vector<double>(5, 0), .in_flight = {}, .caps = {2, 4}};
   EXPECT_EQ(balanced_split({1, 1, 5, 2, 1}, {0, 1, 1, 0}, bytes), (Split{1, 2, 1, 1}));
   bytes.caps = {2, 3};
   expect_contains(error_of([&] {
@@ -231,14 +225,11 @@ TEST(BalancedSplit, KeepsTheCapsOfALoop) {
   PartitionBytes bytes{.fixed = ones, .held = std::vector<double>(4, 0), .in_flight = {}, .caps = {2, 2}};
   EXPECT_EQ(balanced_split(ones, {0, 1, 0, 1}, bytes), Split(4, 1));
   bytes.caps = {2, 1};
-  expect_contains(error_of([&] {
-                    balanced_split(ones, {0, 1, 0, 1}, bytes);
-                  }),
-                  {"smallest cap", "(2 bytes)"});
+  expect_contains(error_of([&] { balanced_split(ones, {0, 1, 0, 1}, bytes); }), {"smallest cap", "(2 bytes)"});
 }
 
-// The test compares the local search with all splits. In nearly all cases its busiest rank has the least
-// possible load. It is never above that of the split by the slowest stage.
+// The test compares the local search with all splits. In nearly all cases its busiest rank has the least possible load.
+// It is never above that of the split by the slowest stage.
 TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
   Random random(4);
   int optimal = 0;
@@ -254,9 +245,8 @@ TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
         EXPECT_LE(found, loads_of(seconds, placement, balanced_split(seconds, stages)).rank);
         double best = std::numeric_limits<double>::infinity();
         Split head;
-        for_all_splits(layers, stages, head, [&](const Split& other) {
-          best = std::min(best, loads_of(seconds, placement, other).rank);
-        });
+        for_all_splits(layers, stages, head,
+                       [&](const Split& other) { best = std::min(best, loads_of(seconds, placement, other).rank); });
         optimal += found == best ? 1 : 0;
       }
     }
@@ -264,9 +254,8 @@ TEST(BalancedSplit, IsNearlyAlwaysOptimalForALoop) {
   EXPECT_GE(optimal, cases * 98 / 100) << optimal << " of " << cases;
 }
 
-// Ranks 0 and 2 have 10 of the 26 seconds. Only both neighbours of the second stage together can give it a
-// layer: with one of them alone, the other rank still has 10, and the stages differ more. Nobody can do
-// better than 9.
+// Ranks 0 and 2 have 10 of the 26 seconds. Only both neighbours of the second stage together can give it a layer: with
+// one of them alone, the other rank still has 10, and the stages differ more. Nobody can do better than 9.
 TEST(BalancedSplit, MovesTwoCutsAtOnce) {
   const std::vector<double> seconds = {1, 1, 5, 1, 1, 8, 1, 8}, none(8, 0);
   const PartitionBytes bytes{.fixed = none, .held = none, .in_flight = {}, .caps = {1, 1, 1}};
@@ -316,8 +305,7 @@ TEST(BalancedLightSplit, PutsTheRemainderWhereLessIsHeld) {
 TEST(BalancedSplit, GivesEqualStagesToAVOfEqualLayers) {
   const auto placement = place_stages(Placement::kV, 8, 4);
   EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), placement), Split(8, 2));
-  EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), place_stages(Placement::kLooped, 8, 4)),
-            Split(8, 2));
+  EXPECT_EQ(balanced_split(std::vector<double>(16, 1.0), place_stages(Placement::kLooped, 8, 4)), Split(8, 2));
 }
 
 // The model has a realistic size.
@@ -352,8 +340,7 @@ TEST(BalancedSplit, RejectsBadBytes) {
   EXPECT_EQ(error([](PartitionBytes&) {}), "");
   EXPECT_EQ(error([](PartitionBytes& bytes) { bytes.in_flight = {0, 1}; }), "");
   expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {-1, 1}; }), {"in_flight has -1"});
-  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {1}; }),
-                  {"1 numbers", "one for each stage"});
+  expect_contains(error([](PartitionBytes& bytes) { bytes.in_flight = {1}; }), {"1 numbers", "one for each stage"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.fixed = {1}; }), {"1 fixed bytes"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.held = {1, -1}; }), {"layer 1 has -1 held bytes"});
   expect_contains(error([](PartitionBytes& bytes) { bytes.caps = {9}; }), {"1 caps", "one for each rank"});
@@ -362,10 +349,7 @@ TEST(BalancedSplit, RejectsBadBytes) {
 
 TEST(BalancedSplit, RejectsBadInput) {
   const std::vector<double> seconds = {1, 2, 3, 4};
-  expect_contains(error_of([&] {
-                    balanced_split(seconds, std::vector<int>{0, 2, 0});
-                  }),
-                  {"no stage on rank 1"});
+  expect_contains(error_of([&] { balanced_split(seconds, std::vector<int>{0, 2, 0}); }), {"no stage on rank 1"});
   expect_contains(error_of([&] { balanced_split(seconds, std::vector<int>{0, -1}); }), {"rank -1"});
   expect_contains(error_of([&] { balanced_split({1, -2, 3}, 2); }), {"layer 1", "-2", "not negative"});
   expect_contains(error_of([&] { balanced_split({1, NAN, 3}, 2); }), {"layer 1", "finite"});

@@ -94,9 +94,8 @@ TEST(PipelineProblem, KnowsWhatEveryScheduleDemands) {
       for (int b = 0; b < problem.tasks(); ++b) {
         if (a == b || problem.rank(a) != problem.rank(b)) continue;
         const auto text = [&] {
-          return testing::Message() << op_name(problem.op(a)) << problem.stage(a) << '.' << problem.place(a)
-                                    << ' ' << op_name(problem.op(b)) << problem.stage(b) << '.'
-                                    << problem.place(b);
+          return testing::Message() << op_name(problem.op(a)) << problem.stage(a) << '.' << problem.place(a) << ' '
+                                    << op_name(problem.op(b)) << problem.stage(b) << '.' << problem.place(b);
         };
         EXPECT_EQ(problem.precedes(a, b, false), demands.get(a, b)) << text();
         if (problem.op(b) != Op::kBackwardP1) continue;
@@ -174,8 +173,7 @@ TEST(PipelineProblem, CountsSecondsAndBytesOfEachSlice) {
   EXPECT_EQ(problem.peak(w, false), 0);
 }
 
-// Without layers and messages, an order fits if and only if its simulation does. And a simulation gives back
-// its order.
+// Without layers and messages, an order fits if and only if its simulation does. And a simulation gives back its order.
 TEST(PipelineProblem, FitsWhatTheSimulationFits) {
   Random random(8);
   const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
@@ -188,9 +186,8 @@ TEST(PipelineProblem, FitsWhatTheSimulationFits) {
     const PipelineProblem problem = problem_of(pipeline);
     const auto named = named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.slices);
     const NamedVariant& variant = named[random_int(random, 0, static_cast<int>(named.size()) - 1)];
-    const Schedule schedule =
-        make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()), pipeline.micro_batches,
-                      variant.policy, pipeline.ranks(), pipeline.slices);
+    const Schedule schedule = make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()),
+                                            pipeline.micro_batches, variant.policy, pipeline.ranks(), pipeline.slices);
     SimulationOptions no_caps = pipeline.options;
     no_caps.cap_per_rank.clear();
     const TaskOrder order = problem.from_simulation(simulate(schedule, pipeline.costs, no_caps));
@@ -209,8 +206,8 @@ TEST(PipelineProblem, FitsWhatTheSimulationFits) {
   EXPECT_GT(capped - fitting, 10);
 }
 
-// A W that made room between the layers of F counts as W before this F. The W of an I comes after it, even if
-// a part of the I comes later.
+// A W that made room between the layers of F counts as W before this F. The W of an I comes after it, even if a part of
+// the I comes later.
 TEST(PipelineProblem, OrdersOpsThatRanInParts) {
   const PipelineProblem problem = plain({0}, 2);
   Simulation simulation;

@@ -1,5 +1,5 @@
-// The tests of the auto-scheduler share these helpers: random pipelines, the cases solved to optimality, and
-// checks of what a search promises.
+// The tests of the auto-scheduler share these helpers: random pipelines, the cases solved to optimality, and checks of
+// what a search promises.
 #pragma once
 
 #include <fstream>
@@ -14,10 +14,9 @@
 #include "tests/schedule/support.h"
 #include "twobp/core/check.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/placement.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
@@ -39,8 +38,8 @@ struct SolvedPipeline {
   double optimum = 0;
 };
 
-// tests/plan/optimal_schedules.py made these cases with CP-SAT. It shares no code with the scheduler. Cases
-// that it could not prove optimal in time are left out.
+// tests/plan/optimal_schedules.py made these cases with CP-SAT. It shares no code with the scheduler. Cases that it
+// could not prove optimal in time are left out.
 inline std::vector<SolvedPipeline> solved_pipelines() {
   std::ifstream file(std::string(TWOBP_SOURCE_DIR) + "/tests/golden/optimal_schedules.json");
   const auto json = nlohmann::json::parse(file);
@@ -69,11 +68,11 @@ inline std::vector<SolvedPipeline> solved_pipelines() {
   return all;
 }
 
-// Makes a random pipeline. The stages are equal, differ by a few percent, or differ widely. W is whole or in
-// pieces. Half of the pipelines have messages that take time. Half have caps, from the smallest possible to
-// plenty. If `layered`, layers and messages have bytes, and the caps have room for the peaks within I and W.
-inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, int micro_batches,
-                                bool layered = false, int slices = 1) {
+// Makes a random pipeline. The stages are equal, differ by a few percent, or differ widely. W is whole or in pieces.
+// Half of the pipelines have messages that take time. Half have caps, from the smallest possible to plenty. If
+// `layered`, layers and messages have bytes, and the caps have room for the peaks within I and W.
+inline Pipeline random_pipeline(Random& random, Placement placement, int ranks, int micro_batches, bool layered = false,
+                                int slices = 1) {
   Pipeline pipeline;
   pipeline.slices = slices;
   const int stages = placement == Placement::kLinear ? ranks : 2 * ranks;
@@ -145,15 +144,13 @@ inline bool within_caps(const Simulation& simulation, const SimulationOptions& o
   return true;
 }
 
-// Returns the time of the best named schedule with this placement that stays within the caps, under any
-// policy.
+// Returns the time of the best named schedule with this placement that stays within the caps, under any policy.
 inline std::optional<double> best_named(const Pipeline& pipeline) {
   std::optional<double> best;
   for (const NamedVariant& variant :
        named_schedules_on(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.slices)) {
-    const Schedule schedule =
-        make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()), pipeline.micro_batches,
-                      variant.policy, pipeline.ranks(), pipeline.slices);
+    const Schedule schedule = make_schedule(variant.name, static_cast<int>(pipeline.rank_of_stage.size()),
+                                            pipeline.micro_batches, variant.policy, pipeline.ranks(), pipeline.slices);
     const Simulation simulation = simulate(schedule, pipeline.costs, pipeline.options);
     if (!within_caps(simulation, pipeline.options)) continue;
     if (!best || simulation.step_seconds < *best) best = simulation.step_seconds;
@@ -180,8 +177,8 @@ inline void check_promises(const Pipeline& pipeline, const AutoSchedule& found) 
   EXPECT_GE(found.seconds, found.bound.seconds * (1 - 1e-9));
 }
 
-// Checks that the schedule is no slower than the best named one, which it knows. Returns that one's time, if
-// any is within the caps.
+// Checks that the schedule is no slower than the best named one, which it knows. Returns that one's time, if any is
+// within the caps.
 inline std::optional<double> check_against_named(const Pipeline& pipeline, const AutoSchedule& found) {
   const std::optional<double> named = best_named(pipeline);
   EXPECT_EQ(named.has_value(), !found.best_named.empty());

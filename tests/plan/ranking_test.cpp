@@ -1,7 +1,7 @@
 // Tests which of the fastest rows comes first, with handmade rows on both sides of each limit.
-#include "twobp/plan/ranking.h"
-
 #include <gtest/gtest.h>
+
+#include "twobp/plan/planner.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

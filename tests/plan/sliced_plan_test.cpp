@@ -8,9 +8,10 @@
 
 #include "tests/plan/support.h"
 #include "twobp/plan/candidates.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/partition/partition.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
@@ -127,8 +128,8 @@ TEST(SlicedPlan, RanksAsSimulatingEverythingDoes) {
         if (stages > 6) continue;
         for (const int size : request.micro_batch_sizes) {
           for (const int slices : {1, 2, 4}) {
-            const auto split = balanced_split(layer_seconds_at(model, size, slices),
-                                              place_stages(named.placement, stages, ranks));
+            const auto split =
+                balanced_split(layer_seconds_at(model, size, slices), place_stages(named.placement, stages, ranks));
             const auto costs = stage_costs(model, split, size, slices);
             for (const int m : request.micro_batches) {
               if (!admits(name, stages, ranks, m, slices)) continue;
@@ -182,9 +183,8 @@ TEST(SlicedPlan, FindsTheSmallBubble) {
   ASSERT_EQ(result.best.size(), 3U);
   EXPECT_EQ(result.best[0].slices, 8);
   for (const PlanChoice& choice : result.best) EXPECT_NEAR(choice.bubble, 3.0 / (choice.slices + 3), 1e-9);
-  ASSERT_TRUE(result.advice);
-  EXPECT_NE(result.advice->sentences[0].find("1f1b in 8 slices"), std::string::npos)
-      << result.advice->sentences[0];
+  EXPECT_EQ(result.speed_up, 1);
+  EXPECT_EQ(gain_text(result).rfind("2BP gains less than 1 %", 0), 0U);
   request.slices = {2};
   EXPECT_EQ(plan(model, request).best[0].slices, 2);
   request.slices = {3};
@@ -266,25 +266,21 @@ TEST(SlicedCostsFile, RoundTripAndFaults) {
     return error;
   };
   EXPECT_EQ(error_with([](json&) {}), "");
-  expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "\"slices\"", "array"});
-  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }),
-                  {"costs.json", "\"slices\"", "array"});
+  expect_contains(error_with([](json& file) { file["slices"] = 3; }), {"costs.json", "slices: is not a list"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = 3; }), {"costs.json", "slices[0]: is not a list"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128}; }), {"costs.json", "kind", "slice"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {64, 63}; }), {"128 positions", "127"});
   expect_contains(error_with([](json& file) { file["slices"][0] = {128, 0}; }), {"2 slices", "at least 1"});
-  expect_contains(error_with([](json& file) {
-                    file["slices"][0] = {64, 32, 16, 16};
-                  }),
-                  {"costs.json", "of 4"});
+  expect_contains(error_with([](json& file) { file["slices"][0] = {64, 32, 16, 16}; }), {"costs.json", "of 4"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"].erase(1); }),
                   {"costs.json", "kind1", "1 entries", "slice_costs"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1] = 4; }),
-                  {"costs.json", "kind1", "array of 4"});
+                  {"costs.json", "kinds.kind1.slice_costs[1]: is not a list"});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1][2] = {}; }),
-                  {"costs.json", "kind1", "slice 2 of 4"});
+                  {"costs.json", "kinds.kind1.slice_costs[1][2]: is not a list"});
   expect_contains(
       error_with([](json& file) { file["kinds"]["kind1"]["slice_costs"][1][2][0]["forward_seconds"] = -1; }),
-      {"costs.json", "kind1", "slice 2 of 4", "forward_seconds", "negative"});
+      {"costs.json", "kinds.kind1.slice_costs[1][2][0].forward_seconds", "negative"});
   expect_contains(error_with([](json& file) {
                     json& cost = file["kinds"]["kind0"]["slice_costs"][1][2][0];
                     cost["p2_units"] = cost["p2_units"].get<int>() + 1;

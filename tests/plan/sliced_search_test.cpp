@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "tests/plan/pipelines.h"
-#include "twobp/plan/auto_schedule/greedy.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -39,8 +39,7 @@ TEST(SearchOfSlices, OneCostForAllSlicesIsTheSameForEach) {
     pipeline.slices = 3;
     const AutoSchedule one = schedule_for(pipeline);
     const std::vector<StageCost> stages = pipeline.costs;
-    for (int slice = 1; slice < 3; ++slice)
-      pipeline.costs.insert(pipeline.costs.end(), stages.begin(), stages.end());
+    for (int slice = 1; slice < 3; ++slice) pipeline.costs.insert(pipeline.costs.end(), stages.begin(), stages.end());
     const AutoSchedule each = schedule_for(pipeline);
     EXPECT_EQ(one.schedule.ranks, each.schedule.ranks);
     EXPECT_EQ(one.seconds, each.seconds);
@@ -69,10 +68,8 @@ TEST(SearchOfSlices, FitsTheSmallestCap) {
       cost.activation_bytes = random_int(random, 0, 5);
       cost.stash_bytes = random_int(random, 0, 8);
     }
-    pipeline.options.cap_per_rank =
-        least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
-    for (double& cap : pipeline.options.cap_per_rank)
-      cap += random_int(random, 0, 1) * random_int(random, 0, 20);
+    pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
+    for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 1) * random_int(random, 0, 20);
     check_promises(pipeline, schedule_for(pipeline));
   }
 }
@@ -87,11 +84,8 @@ TEST(SearchOfSlices, EveryRuleLeavesRoomForGradients) {
     const bool v = round % 2 == 1;
     const int ranks = random_int(random, 1, 3);
     const int stages = v ? 2 * ranks : ranks;
-    Pipeline pipeline{place_stages(v ? Placement::kV : Placement::kLinear, stages, ranks),
-                      4,
-                      {},
-                      {},
-                      random_int(random, 2, 4)};
+    Pipeline pipeline{
+        place_stages(v ? Placement::kV : Placement::kLinear, stages, ranks), 4, {}, {}, random_int(random, 2, 4)};
     std::vector<double> need(ranks, 0);
     for (int i = 0; i < stages * pipeline.slices; ++i) {
       const double kept = random_int(random, 1, 4);
@@ -107,8 +101,8 @@ TEST(SearchOfSlices, EveryRuleLeavesRoomForGradients) {
     pipeline.options.cap_per_rank =
         v ? need : least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
     for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 3);
-    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs,
-                                  pipeline.options, pipeline.slices);
+    const PipelineProblem problem(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options,
+                                  pipeline.slices);
     for (const GreedyRule& rule : rules) {
       const TaskOrder order = greedy_order(problem, rule);
       ASSERT_TRUE(problem.fits(order));
@@ -126,8 +120,7 @@ TEST(SearchOfSlices, NamesTheLeastBytes) {
     StageCost& cost = pipeline.costs.emplace_back();
     const int slice = i / 2;
     const double gradients = slice == 2 ? 2 : -1;
-    cost.layers = {
-        {.p2_units = 1, .forward_peak = 2, .forward_held = 2, .p1_peak = 4, .p1_held = gradients - 2}};
+    cost.layers = {{.p2_units = 1, .forward_peak = 2, .forward_held = 2, .p1_peak = 4, .p1_held = gradients - 2}};
   }
   EXPECT_EQ(least_activation_bytes({0, 1}, pipeline.costs, 3), (std::vector<double>{6, 6}));
   pipeline.options.cap_per_rank = {100, 5};
@@ -151,8 +144,7 @@ TEST(BoundOfSlices, NeverAboveASchedule) {
     const auto bound = [&](const std::vector<double>& caps) {
       SimulationOptions options = pipeline.options;
       options.cap_per_rank = caps;
-      return lower_bound(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, options,
-                         pipeline.slices)
+      return lower_bound(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, options, pipeline.slices)
           .seconds;
     };
     const double free = bound({});
@@ -179,8 +171,7 @@ TEST(BoundOfSlices, NeverAboveASchedule) {
 // One micro-batch of equal slices: the last I of rank 0 comes N - 1 after the last F, then its k I and k W.
 TEST(BoundOfSlices, IsReachedByEqualSlices) {
   for (const int ranks : {1, 2, 4}) {
-    Pipeline pipeline{
-        place_stages(Placement::kLinear, ranks, ranks), 1, std::vector<StageCost>(ranks), {}, 8};
+    Pipeline pipeline{place_stages(Placement::kLinear, ranks, ranks), 1, std::vector<StageCost>(ranks), {}, 8};
     const AutoSchedule found = schedule_for(pipeline);
     EXPECT_EQ(found.seconds, 3 * 8 + 2 * (ranks - 1)) << ranks;
     EXPECT_EQ(found.bound.seconds, found.seconds) << ranks;

@@ -37,8 +37,7 @@ inline LayerCost layer_of(const TestKind& kind, int samples) {
   return layer;
 }
 
-// Makes a model with one layer of each kind in turn, measured for 1 and 2 samples. The costs are
-// proportional.
+// Makes a model with one layer of each kind in turn, measured for 1 and 2 samples. The costs are proportional.
 inline CostModel model_of(const std::vector<TestKind>& layers) {
   CostModel model;
   model.micro_batch_sizes = {1, 2};

@@ -1,11 +1,11 @@
 // Tests the micro-batches of a typical batch, and their costs in the simulation.
-#include "twobp/plan/typical_batch.h"
-
 #include <algorithm>
 #include <numeric>
 
 #include "tests/plan/support.h"
 #include "twobp/core/balanced_order.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
@@ -15,11 +15,9 @@ TEST(TypicalBatch, HasSamplesFromAllParts) {
   EXPECT_EQ(typical_batch({}, {2, 3, 1}), std::vector<double>()) << "all cost the same";
   EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 1, 1}), std::vector<double>{1});
   EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 2, 1}), (std::vector<double>{0.5, 1.5}));
-  EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 4, 1}), (std::vector<double>{0.5, 1.5, 1.5, 0.5}))
-      << "rises and falls";
+  EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 4, 1}), (std::vector<double>{0.5, 1.5, 1.5, 0.5})) << "rises and falls";
   EXPECT_EQ(typical_batch({0.5, 1.5}, {1, 2, 2}), (std::vector<double>{1, 1})) << "dear ones with cheap ones";
-  EXPECT_EQ(typical_batch({0.2, 0.4, 1.6, 1.8}, {2, 2, 1}), (std::vector<double>{0.2, 1.8}))
-      << "one of two replicas";
+  EXPECT_EQ(typical_batch({0.2, 0.4, 1.6, 1.8}, {2, 2, 1}), (std::vector<double>{0.2, 1.8})) << "one of two replicas";
 }
 
 TEST(TypicalBatch, IsFastForMachinesOfManyRanks) {
@@ -55,8 +53,7 @@ TEST(SampleCosts, MayBeEqualForManySamples) {
 
 // F of the only layer takes 10 s, and 4 s more for each time the mean; I takes 20 s and W 5 s, always.
 StageCost rising_stage() {
-  return stage_of(
-      {{.forward = 10, .backward_p1 = 20, .backward_p2 = 5, .p2_units = 1, .stash = 3, .forward_rise = 4}});
+  return stage_of({{.forward = 10, .backward_p1 = 20, .backward_p2 = 5, .p2_units = 1, .stash = 3, .forward_rise = 4}});
 }
 
 TEST(CostsOfMicroBatches, FollowTheLine) {

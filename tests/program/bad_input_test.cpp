@@ -1,5 +1,5 @@
-// Tests a user's mistakes. Each gives exit code 1 and one message on stderr that says what is wrong and
-// where. Nothing hangs.
+// Tests a user's mistakes. Each gives exit code 1 and one message on stderr that says what is wrong and where. Nothing
+// hangs.
 #include <filesystem>
 #include <tuple>
 
@@ -107,9 +107,8 @@ TEST_F(BadInput, ShowsControlCharacters) {
   test::expect_contains(plan.out, {shown});
   EXPECT_EQ(plan.out.find('\x1b'), std::string::npos);
   const std::string saved = path("model" + evil);
-  const test::Finished train =
-      test::expect_success({"train", config(tiny_config()), "--set", "train.steps=1", "--set",
-                            "save.model=" + saved, "--set", "save.checkpoints=" + path(evil)});
+  const test::Finished train = test::expect_success({"train", config(tiny_config()), "--set", "train.steps=1", "--set",
+                                                     "save.model=" + saved, "--set", "save.checkpoints=" + path(evil)});
   test::expect_contains(train.out, {"saved " + path("model") + "a\\x1b[31m"});
   EXPECT_EQ(train.out.find('\x1b'), std::string::npos);
   // The checkpoint holds the configuration, which contains that path.
@@ -199,8 +198,7 @@ TEST_F(BadInput, RefusesTokensBeyondTheVocabulary) {
   folder_.write("data/labels.npy", test::npy_file("<i4", "(4, 8)", std::vector<int32_t>(4 * 8, 5)));
   json content = tiny_config();
   content["data"] = {{"arrays", path("data")}, {"sequence", 8}, {"held_out", 0}};
-  expect_one_message({"train", config(content)},
-                     {"input_ids.npy", "row 2, column 3", "token id 32", "model.vocab"});
+  expect_one_message({"train", config(content)}, {"input_ids.npy", "row 2, column 3", "token id 32", "model.vocab"});
   ids[2 * 8 + 3] = -100;
   folder_.write("data/input_ids.npy", test::npy_file("<i4", "(4, 8)", ids));
   expect_one_message({"train", config(content)}, {"input_ids.npy", "token id -100"});
@@ -211,10 +209,10 @@ TEST_F(BadInput, ReportsALearningRateThatMakesNaN) {
   for (const char* clip : {"train.clip_norm=0", "train.clip_norm=1"}) {
     for (const char* stages : {"pipeline.stages=1", "pipeline.stages=3"}) {
       SCOPED_TRACE(concat(clip, ", ", stages));
-      expect_one_message({"train", config(tiny_config()), "--set", "optimizer.lr=1e30", "--set",
-                          "optimizer.warmup=0", "--set", "train.steps=100", "--set", clip, "--set", stages,
-                          "--set", "save.model=" + path("deep/model")},
-                         {"layer ", "is not finite in step ", "optimizer.lr"});
+      expect_one_message(
+          {"train", config(tiny_config()), "--set", "optimizer.lr=1e30", "--set", "optimizer.warmup=0", "--set",
+           "train.steps=100", "--set", clip, "--set", stages, "--set", "save.model=" + path("deep/model")},
+          {"layer ", "is not finite in step ", "optimizer.lr"});
       EXPECT_FALSE(std::filesystem::exists(path("deep")));
     }
   }
@@ -229,14 +227,14 @@ TEST_F(BadInput, NamesFilesThatCannotBeWritten) {
   }
 }
 
-// A weight needs 844 TB, which is beyond the address space of any machine. LibTorch's error is one line,
-// without its backtrace.
+// A weight needs 844 TB, which is beyond the address space of any machine. LibTorch's error is one line, without its
+// backtrace.
 TEST_F(BadInput, ReportsAModelThatDoesNotFit) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's allocator adds a line of its own";
 #endif
-  expect_one_message({"train", config(tiny_config()), "--set", "model.dim=16384", "--set",
-                      "model.heads=65536", "--set", "model.head_dim=65536"},
+  expect_one_message({"train", config(tiny_config()), "--set", "model.dim=16384", "--set", "model.heads=65536", "--set",
+                      "model.head_dim=65536"},
                      {"allocate"});
 }
 

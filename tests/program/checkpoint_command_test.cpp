@@ -1,5 +1,5 @@
-// Tests `twobp train` with checkpoints from outside: a run that is stopped and resumed, the metrics of such a
-// run, and errors.
+// Tests `twobp train` with checkpoints from outside: a run that is stopped and resumed, the metrics of such a run, and
+// errors.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -104,31 +104,25 @@ TEST_F(Checkpoints, ResumeStartsARunThatHasNone) {
   // This line is from a run that ended before its first step.
   folder_.write("metrics.jsonl", "{\"step\": 1, \"loss\": 7}\n");
   const Finished result = expect_success(arguments({"--resume"}));
-  EXPECT_NE(result.out.find("no checkpoint in " + path("checkpoints") + " yet"), std::string::npos)
-      << result.out;
+  EXPECT_NE(result.out.find("no checkpoint in " + path("checkpoints") + " yet"), std::string::npos) << result.out;
   EXPECT_EQ(losses().size(), 6U);
 }
 
 TEST_F(Checkpoints, RefuseContradictingArguments) {
-  expect_one_message({"train", config(), "--resume", "--set", "save.checkpoints="},
-                     {"--resume", "save.checkpoints"});
+  expect_one_message({"train", config(), "--resume", "--set", "save.checkpoints="}, {"--resume", "save.checkpoints"});
   expect_success(arguments());
   const auto whole = losses();
   expect_one_message(arguments(), {path("checkpoints"), "newest of step 6", "--resume"});
-  expect_one_message(arguments({"--resume", "--set", "model.dim=32"}),
-                     {"cannot resume", "model.dim is 32 but 16"});
-  expect_one_message(arguments({"--resume", "--set", "train.seed=5"}),
-                     {"cannot resume", "train.seed is 5 but 1"});
-  expect_one_message(arguments({"--resume", "--set", "train.steps=4"}),
-                     {"train.steps is 4", "step-00000006"});
+  expect_one_message(arguments({"--resume", "--set", "model.dim=32"}), {"cannot resume", "model.dim is 32 but 16"});
+  expect_one_message(arguments({"--resume", "--set", "train.seed=5"}), {"cannot resume", "train.seed is 5 but 1"});
+  expect_one_message(arguments({"--resume", "--set", "train.steps=4"}), {"train.steps is 4", "step-00000006"});
   EXPECT_EQ(losses(), whole) << "a refused run leaves the metrics";
   EXPECT_EQ(checkpoints().size(), 3U);
   if (std::filesystem::exists("/proc/self")) {
     expect_one_message({"train", config(), "--set", "save.checkpoints=/proc/self/checkpoints"},
                        {"save.checkpoints", "/proc/self/checkpoints"});
   }
-  expect_one_message({"train", config(), "--set", "save.checkpoints=" + folder_.write("taken", "")},
-                     {path("taken")});
+  expect_one_message({"train", config(), "--set", "save.checkpoints=" + folder_.write("taken", "")}, {path("taken")});
 }
 
 TEST_F(Checkpoints, SkipADamagedNewestCheckpointWithAWarning) {

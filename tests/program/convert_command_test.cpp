@@ -1,5 +1,5 @@
-// Tests `twobp checkpoint` from outside: the output of inspect, the findings of verify, and the files that
-// convert makes.
+// Tests `twobp checkpoint` from outside: the output of inspect, the findings of verify, and the files that convert
+// makes.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -41,11 +41,9 @@ class CheckpointCommand : public ::testing::Test {
 TEST_F(CheckpointCommand, Inspects) {
   content_["model"]["freeze"] = {"*.o_proj.weight"};
   train();
-  const Finished newest =
-      expect_success({"checkpoint", "inspect", path("checkpoints"), "--json", path("report.json")});
-  for (const char* part :
-       {"step-00000004: step 4, 4 updates, 4 batches", "format 2, written by 1 process", "model.dim=16",
-        "weights.safetensors", "frozen.safetensors", "optimizer.safetensors"}) {
+  const Finished newest = expect_success({"checkpoint", "inspect", path("checkpoints"), "--json", path("report.json")});
+  for (const char* part : {"step-00000004: step 4, 4 updates, 4 batches", "format 2, written by 1 process",
+                           "model.dim=16", "weights.safetensors", "frozen.safetensors", "optimizer.safetensors"}) {
     EXPECT_NE(newest.out.find(part), std::string::npos) << part << "\n" << newest.out;
   }
   const json report = json::parse(read_file(path("report.json")));
@@ -65,11 +63,9 @@ TEST_F(CheckpointCommand, Inspects) {
   }
   EXPECT_EQ(states, 2 * report.at("files").at("weights.safetensors").at("tensors").get<size_t>());
 
-  const Finished older =
-      expect_success({"checkpoint", "inspect", path("checkpoints/step-00000002/"), "--tensors"});
+  const Finished older = expect_success({"checkpoint", "inspect", path("checkpoints/step-00000002/"), "--tensors"});
   EXPECT_NE(older.out.find("step 2,"), std::string::npos) << older.out;
-  EXPECT_NE(older.out.find("model.layers.1.self_attn.q_proj.weight.exp_avg_sq"), std::string::npos)
-      << older.out;
+  EXPECT_NE(older.out.find("model.layers.1.self_attn.q_proj.weight.exp_avg_sq"), std::string::npos) << older.out;
 }
 
 TEST_F(CheckpointCommand, Verifies) {
@@ -107,18 +103,16 @@ TEST_F(CheckpointCommand, ConvertsToAModel) {
     EXPECT_EQ(read_file(path("converted/model.safetensors")), read_file(path("model/model.safetensors")));
     EXPECT_EQ(read_file(path("converted/config.json")), read_file(path("model/config.json")));
   }
-  expect_success(
-      {"checkpoint", "convert", path("checkpoints"), "--model", path("short"), "--dtype", "bfloat16"});
-  EXPECT_LT(read_file(path("short/model.safetensors")).size(),
-            read_file(path("model/model.safetensors")).size() * 0.7);
+  expect_success({"checkpoint", "convert", path("checkpoints"), "--model", path("short"), "--dtype", "bfloat16"});
+  EXPECT_LT(read_file(path("short/model.safetensors")).size(), read_file(path("model/model.safetensors")).size() * 0.7);
 }
 
 // The checkpoint is converted to several files and back. The run continues from there unchanged.
 TEST_F(CheckpointCommand, ConvertsToACheckpoint) {
   train({"--set", "train.steps=6", "--metrics", path("whole.jsonl")});
   const std::string weights = read_file(path("model/model.safetensors"));
-  expect_success({"checkpoint", "convert", path("checkpoints/step-00000004"), "--checkpoint", path("three"),
-                  "--parts", "3"});
+  expect_success(
+      {"checkpoint", "convert", path("checkpoints/step-00000004"), "--checkpoint", path("three"), "--parts", "3"});
   EXPECT_TRUE(std::filesystem::exists(path("three/step-00000004/weights-00002-of-00003.safetensors")));
   expect_success({"checkpoint", "verify", path("three")});
   expect_success({"checkpoint", "convert", path("three"), "--checkpoint", path("one")});
@@ -135,8 +129,7 @@ TEST_F(CheckpointCommand, ConvertsToACheckpoint) {
 TEST_F(CheckpointCommand, RefusesContradictingArguments) {
   train();
   expect_one_message({"checkpoint", "verify", path("nothing")}, {path("nothing"), "does not exist"});
-  expect_one_message({"checkpoint", "inspect", path("model")},
-                     {path("model"), "neither a checkpoint", "state.json"});
+  expect_one_message({"checkpoint", "inspect", path("model")}, {path("model"), "neither a checkpoint", "state.json"});
   expect_one_message({"checkpoint", "inspect", path("config.json")}, {path("config.json"), "not a folder"});
   expect_one_message({"checkpoint", "convert", path("checkpoints")}, {"--model", "--checkpoint"});
   expect_one_message({"checkpoint", "convert", path("checkpoints"), "--checkpoint", path("checkpoints")},
@@ -145,9 +138,8 @@ TEST_F(CheckpointCommand, RefusesContradictingArguments) {
                                              {"--dtype", "float16", "--model"},
                                              {"--set", "train.seed=2", "--model"}}) {
     const bool to_model = needs == std::string("--checkpoint");  // the other option
-    const auto run =
-        test::run_program({"checkpoint", "convert", path("checkpoints"),
-                           to_model ? "--model" : "--checkpoint", path("unused"), option, value});
+    const auto run = test::run_program({"checkpoint", "convert", path("checkpoints"),
+                                        to_model ? "--model" : "--checkpoint", path("unused"), option, value});
     EXPECT_NE(run.exit_code, 0);
     EXPECT_NE(run.err.find(concat(option, " requires ", needs)), std::string::npos) << run.err;
     EXPECT_FALSE(std::filesystem::exists(path("unused")));

@@ -1,6 +1,6 @@
-// `twobp train` in several processes with devices of their own: the program is linked with the stand-in
-// device and loads the stand-in for NCCL. They have the bits of one process; and whatever breaks, or was
-// started wrongly, ends all of them, each with one message.
+// `twobp train` in several processes with devices of their own: the program is linked with the stand-in device and
+// loads the stand-in for NCCL. They have the bits of one process; and whatever breaks, or was started wrongly, ends all
+// of them, each with one message.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -42,9 +42,7 @@ class DeviceCommand : public ::testing::Test {
     content_["train"] = {{"clip_norm", 0.5}, {"steps", 3}, {"log_every", 1}};
   }
 
-  std::vector<std::string> arguments() const {
-    return {"train", folder_.write("config.json", content_.dump())};
-  }
+  std::vector<std::string> arguments() const { return {"train", folder_.write("config.json", content_.dump())}; }
   std::vector<std::string> environment() const {
     return {concat("TMPDIR=", folder_.path("")), library_path(TWOBP_STAND_IN_NCCL), "TWOBP_STAND_IN_LOADS=1",
             "OMP_NUM_THREADS=1"};
@@ -60,8 +58,8 @@ class DeviceCommand : public ::testing::Test {
   }
 
   // The variables that torchrun sets, without torchrun: nobody ends the others when one has ended.
-  std::vector<Finished> start(const std::vector<Process>& processes,
-                              const std::vector<std::string>& arguments, std::atomic<int>& ended) const {
+  std::vector<Finished> start(const std::vector<Process>& processes, const std::vector<std::string>& arguments,
+                              std::atomic<int>& ended) const {
     const int port = test::free_port();
     std::vector<Finished> finished(processes.size());
     std::vector<std::thread> threads;
@@ -84,8 +82,7 @@ class DeviceCommand : public ::testing::Test {
     for (std::thread& thread : threads) thread.join();
     return finished;
   }
-  std::vector<Finished> start(const std::vector<Process>& processes,
-                              const std::vector<std::string>& arguments) const {
+  std::vector<Finished> start(const std::vector<Process>& processes, const std::vector<std::string>& arguments) const {
     std::atomic<int> ended = 0;
     return start(processes, arguments, ended);
   }
@@ -110,8 +107,8 @@ class DeviceCommand : public ::testing::Test {
       for (const auto& [name, tensor] : tensors.items()) {
         if (name == "__metadata__") continue;
         const auto [begin, end] = tensor.at("data_offsets").get<std::pair<size_t, size_t>>();
-        weights[name] = concat(tensor.at("dtype"), tensor.at("shape"),
-                               text.substr(sizeof(head) + head + begin, end - begin));
+        weights[name] =
+            concat(tensor.at("dtype"), tensor.at("shape"), text.substr(sizeof(head) + head + begin, end - begin));
       }
     }
     return weights;
@@ -215,8 +212,8 @@ TEST_F(DeviceCommand, AMambaWithWPlaced) {
   expect_bits_of_one_process(2);
 }
 
-// A run of four processes breaks in its fourth step, after a checkpoint of the second. Resumed, it has the
-// bits of a run that was not interrupted: in four processes and in one.
+// A run of four processes breaks in its fourth step, after a checkpoint of the second. Resumed, it has the bits of a
+// run that was not interrupted: in four processes and in one.
 TEST_F(DeviceCommand, AResumedRunEqualsAnUninterruptedRun) {
   content_["pipeline"]["data_parallel"] = 2;
   content_["pipeline"]["schedule"] = "zb-v";
@@ -228,8 +225,7 @@ TEST_F(DeviceCommand, AResumedRunEqualsAnUninterruptedRun) {
   for (const Finished& one : start(std::vector<Process>(4, failing), saves_to("many")))
     EXPECT_NE(one.exit_code, 0) << one.out;
   ASSERT_TRUE(std::filesystem::exists(folder_.path("checkpoints/step-00000002")));
-  std::filesystem::copy(folder_.path("checkpoints"), folder_.path("copy"),
-                        std::filesystem::copy_options::recursive);
+  std::filesystem::copy(folder_.path("checkpoints"), folder_.path("copy"), std::filesystem::copy_options::recursive);
   std::filesystem::copy(folder_.path("many.jsonl"), folder_.path("one.jsonl"));
 
   auto resumed = saves_to("many");
@@ -255,8 +251,8 @@ TEST_F(DeviceCommand, GeneratesTheTextOfTheOperatorsOnACpu) {
   const Finished trained = alone(saves_to("model"));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   const auto generated = [&](const char* device, const char* temperature) {
-    return alone({"generate", folder_.path("model"), "--prompt", "the quick", "--tokens", "24",
-                  "--ignore-end", "--temperature", temperature, "--device", device},
+    return alone({"generate", folder_.path("model"), "--prompt", "the quick", "--tokens", "24", "--ignore-end",
+                  "--temperature", temperature, "--device", device},
                  {"TWOBP_KERNELS=operators"});
   };
   for (const char* temperature : {"0", "2"}) {
@@ -325,8 +321,7 @@ TEST_F(DeviceCommandUnderMpirun, HasTheBitsOfOneProcess) {
 TEST_F(DeviceCommandUnderMpirun, RefusesWhatMpiCannotCarry) {
   auto all = arguments();
   all.insert(all.end(), {"--set", "pipeline.transport=mpi"});
-  expect_refusal(mpirun(2, all), 2,
-                 "pipeline.transport is \"mpi\", which carries what lies in a CPU's memory");
+  expect_refusal(mpirun(2, all), 2, "pipeline.transport is \"mpi\", which carries what lies in a CPU's memory");
 }
 
 TEST_F(DeviceCommandUnderMpirun, RefusesSeveralRanksAProcess) {
@@ -350,8 +345,7 @@ class DeviceFault : public DeviceCommand {
   std::vector<Finished> strike(int signal) const {
     std::atomic<bool> begun = false;
     std::vector<Process> processes(4);
-    for (Process& process : processes)
-      process.environment = {"TWOBP_FAIL=W:step=2:rank=1:replica=1:seconds=60"};
+    for (Process& process : processes) process.environment = {"TWOBP_FAIL=W:step=2:rank=1:replica=1:seconds=60"};
     processes[0].options.interrupt_when = [&](const std::string& out) {
       if (out.find("step 1/") != std::string::npos) begun = true;
       return false;
@@ -440,9 +434,7 @@ TEST_F(DeviceFault, AKilledProcessEndsASumByNccl) {
 // The process that runs the store is gone, so the others cannot ask who was first.
 TEST_F(DeviceFault, TheEndOfTheStoreEndsAll) {
   std::vector<Process> processes(4);
-  processes[0].options.interrupt_when = [](const std::string& out) {
-    return out.find("step 1/") != std::string::npos;
-  };
+  processes[0].options.interrupt_when = [](const std::string& out) { return out.find("step 1/") != std::string::npos; };
   processes[0].options.signal = SIGKILL;
   const auto finished = start(processes, arguments());
   EXPECT_EQ(finished[0].exit_code, 128 + SIGKILL);
@@ -484,11 +476,11 @@ TEST_F(DeviceCommand, WithoutAGpu) {
 
 TEST_F(DeviceCommand, FewerGpusThanRanks) {
   const Process few = {{"TWOBP_STAND_IN_DEVICES=1"}};
-  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)",
-                                                  "1 GPU is visible for 2 ranks: start fewer ranks"});
+  expect_refusal(start({few, few}, arguments()),
+                 {"ranks 0 and 1 on ", "share a GPU (device 0)", "1 GPU is visible for 2 ranks: start fewer ranks"});
   content_["pipeline"]["data_parallel"] = 2;  // each process has two ranks
-  expect_refusal(start({few, few}, arguments()), {"ranks 0 and 1 on ", "share a GPU (device 0)",
-                                                  "1 GPU is visible for 4 ranks: start fewer ranks"});
+  expect_refusal(start({few, few}, arguments()),
+                 {"ranks 0 and 1 on ", "share a GPU (device 0)", "1 GPU is visible for 4 ranks: start fewer ranks"});
 }
 
 TEST_F(DeviceCommand, EqualLocalRanks) {
@@ -507,8 +499,7 @@ TEST_F(DeviceCommand, AGraphOfSeveralProcesses) {
 TEST_F(DeviceCommand, SumsByNcclInOneProcess) {
   content_["pipeline"]["data_parallel"] = 2;
   content_["pipeline"]["sums"] = "nccl";
-  const std::vector<std::string> parts = {"pipeline.sums is \"nccl\"", "threads of this process",
-                                          "\"ordered\""};
+  const std::vector<std::string> parts = {"pipeline.sums is \"nccl\"", "threads of this process", "\"ordered\""};
   expect_refusal({alone(arguments())}, parts);
   content_["pipeline"]["device"] = "cpu";
   expect_refusal({alone(arguments())}, {"pipeline.sums is \"nccl\"", "pipeline.device is \"cpu\""});

@@ -1,9 +1,8 @@
-// Tests the promise of checkpoints. `twobp train` is killed at random moments, again and again. It is resumed
-// each time on another pipeline. It ends with the weights and losses of a run that was never stopped, to the
-// bit.
+// Tests the promise of checkpoints. `twobp train` is killed at random moments, again and again. It is resumed each time
+// on another pipeline. It ends with the weights and losses of a run that was never stopped, to the bit.
 //
-// The environment sets the number of kills (TWOBP_KILLS, default 5) and the seed of their moments
-// (TWOBP_SEED, default 1).
+// The environment sets the number of kills (TWOBP_KILLS, default 5) and the seed of their moments (TWOBP_SEED, default
+// 1).
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -65,17 +64,13 @@ class Kill : public ::testing::Test {
   std::vector<std::string> random_pipeline() {
     static const std::vector<std::string> schedules = {"naive", "gpipe", "1f1b"};
     static const std::vector<std::string> policies = {"off", "end", "cooldown", "fill"};
-    const auto set = [](const std::string& key, const std::string& value) {
-      return "pipeline." + key + "=" + value;
-    };
+    const auto set = [](const std::string& key, const std::string& value) { return "pipeline." + key + "=" + value; };
     return {"--set", set("stages", std::to_string(1 + random_() % 3)),
             "--set", set("schedule", schedules[random_() % schedules.size()]),
             "--set", set("p2", policies[random_() % policies.size()]),
             "--set", set("memory_cap", random_() % 2 == 0 ? "auto" : "0")};
   }
-  double uniform(double low, double high) {
-    return std::uniform_real_distribution<double>(low, high)(random_);
-  }
+  double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(random_); }
 
   TempFolder folder_;
   std::mt19937 random_{static_cast<unsigned>(number_from_environment("TWOBP_SEED", 1))};
@@ -85,10 +80,9 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
   const int wanted = number_from_environment("TWOBP_KILLS", 5);
   ASSERT_GT(wanted, 0);
   const std::string never_stopped = folder_.path("never-stopped.jsonl");
-  const double whole =
-      expect_success({"train", folder_.write("config.json", config_in(folder_, "whole", false).dump()),
-                      "--metrics", never_stopped})
-          .seconds;
+  const double whole = expect_success({"train", folder_.write("config.json", config_in(folder_, "whole", false).dump()),
+                                       "--metrics", never_stopped})
+                           .seconds;
   const auto losses = losses_in(never_stopped);
   ASSERT_EQ(losses.size(), static_cast<size_t>(kSteps));
   const std::string weights = read_file(folder_.path("whole-model/model.safetensors"));
@@ -110,8 +104,7 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
       for (const std::string& argument : random_pipeline()) arguments.push_back(argument);
       test::RunOptions options;
       options.timeout = 600;  // under ThreadSanitizer, a step with its checkpoint takes a second
-      // The time lies between the first instruction of the program and long after the rest of training would
-      // end.
+      // The time lies between the first instruction of the program and long after the rest of training would end.
       if (kills < wanted) options.kill_after = uniform(0.001, 2 * whole);
       const Finished result = test::run_program(arguments, options);
       ASSERT_EQ(result.err, "") << join(arguments, " ");
@@ -129,8 +122,7 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
       const auto told = losses_in(metrics);
       if (!told.empty()) reached = std::max(reached, told.back().first);
     }
-    ASSERT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true)
-        << "the weights differ";
+    ASSERT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true) << "the weights differ";
     ASSERT_EQ(losses_in(metrics), losses) << "the losses differ, or a step is missing or reported twice";
   }
   std::printf(

@@ -1,5 +1,4 @@
-// Tests the commands from training to using a model, from outside: train, eval, generate, with and without
-// adapters.
+// Tests the commands from training to using a model, from outside: train, eval, generate, with and without adapters.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -57,8 +56,8 @@ TEST_F(ModelCommands, EvalFindsTheFinalLossOfTraining) {
   json of_saved = config();
   of_saved["model"] = {{"from", path("model")}};
   for (const char* stages : {"1", "3"}) {
-    const Finished eval = run(
-        "eval", of_saved, {"--set", std::string("pipeline.stages=") + stages, "--json", path("eval.json")});
+    const Finished eval =
+        run("eval", of_saved, {"--set", std::string("pipeline.stages=") + stages, "--json", path("eval.json")});
     EXPECT_NEAR(number_after(eval.out, "held-out loss "), trained, 5.1e-5) << "train prints four digits";
   }
   const json report = json::parse(read_file(path("eval.json")));
@@ -67,14 +66,13 @@ TEST_F(ModelCommands, EvalFindsTheFinalLossOfTraining) {
 
 TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
   run("train", config(), {"--set", "train.steps=300"});  // then the next letter is always certain
-  const std::vector<std::string> arguments = {
-      "generate", path("model"), "--prompt", "the quick brown fo", "--tokens", "12", "--temperature", "0"};
+  const std::vector<std::string> arguments = {"generate", path("model"), "--prompt",      "the quick brown fo",
+                                              "--tokens", "12",          "--temperature", "0"};
   const Finished greedy = test::run_program(arguments);
   EXPECT_EQ(greedy.out, "the quick brown fox jumps over\n");
   EXPECT_NE(greedy.err.find("12 tokens after 18"), std::string::npos) << greedy.err;
 
-  // Like transformers' generate, it stops at any eos_token_id of generation_config.json, or else of
-  // config.json.
+  // Like transformers' generate, it stops at any eos_token_id of generation_config.json, or else of config.json.
   json config = json::parse(read_file(path("model/config.json")));
   config["eos_token_id"] = {'q', 'j'};
   folder_.write("model/config.json", config.dump());
@@ -95,14 +93,12 @@ TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
                 R"({"repetition_penalty": 1.2, "suppress_tokens": [102], "top_k": 50})");
   const Finished other = test::run_program(arguments);
   EXPECT_EQ(other.exit_code, 0);
-  EXPECT_NE(other.err.find(
-                "generation_config.json has repetition_penalty, suppress_tokens, which is not supported"),
+  EXPECT_NE(other.err.find("generation_config.json has repetition_penalty, suppress_tokens, which is not supported"),
             std::string::npos)
       << other.err;
   auto warm = arguments;
   warm.back() = "0.5";
-  EXPECT_NE(test::run_program(warm).err.find("repetition_penalty, suppress_tokens, top_k"),
-            std::string::npos);
+  EXPECT_NE(test::run_program(warm).err.find("repetition_penalty, suppress_tokens, top_k"), std::string::npos);
   folder_.write("model/generation_config.json", R"({"eos_token_id": [1, "x"]})");
   const Finished bad = test::run_program(arguments);
   EXPECT_EQ(bad.exit_code, 1);
@@ -110,8 +106,8 @@ TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
   folder_.write("model/generation_config.json", "{}");
 
   auto sampled = [&](const char* seed) {
-    return test::run_program({"generate", path("model"), "--prompt", "t", "--tokens", "40", "--temperature",
-                              "3", "--seed", seed})
+    return test::run_program(
+               {"generate", path("model"), "--prompt", "t", "--tokens", "40", "--temperature", "3", "--seed", seed})
         .out;
   };
   EXPECT_EQ(sampled("1"), sampled("1"));
@@ -155,8 +151,7 @@ TEST_F(ModelCommands, RefusesBadAdapters) {
   const auto fails = [&](const json& content, const std::vector<std::string>& parts) {
     const Finished result = test::run_program({"eval", folder_.write("config.json", content.dump())});
     EXPECT_EQ(result.exit_code, 1);
-    for (const auto& part : parts)
-      EXPECT_NE(result.err.find(part), std::string::npos) << part << " in " << result.err;
+    for (const auto& part : parts) EXPECT_NE(result.err.find(part), std::string::npos) << part << " in " << result.err;
   };
   json other = again;
   other["model"]["lora"] = 3;

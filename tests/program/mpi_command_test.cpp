@@ -1,5 +1,5 @@
-// Tests `mpirun -n N twobp train` from outside. The numbers are those of one process and appear once. A wrong
-// start ends all processes with one reason.
+// Tests `mpirun -n N twobp train` from outside. The numbers are those of one process and appear once. A wrong start
+// ends all processes with one reason.
 #include <cstdlib>
 #include <set>
 

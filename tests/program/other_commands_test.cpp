@@ -16,8 +16,8 @@ TEST(Bench, RowsHaveAllKeys) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--schedules", "1f1b,gpipe", "--p2", "off,end,fill", "--micro-batches",
-                  "2,3", "--repeat", "2", "--steps", "1", "--json", report});
+  expect_success({"bench", config, "--schedules", "1f1b,gpipe", "--p2", "off,end,fill", "--micro-batches", "2,3",
+                  "--repeat", "2", "--steps", "1", "--json", report});
   const json all = json::parse(read_file(report));
   EXPECT_TRUE(all.contains("machine"));
   EXPECT_TRUE(all.contains("config"));
@@ -32,8 +32,7 @@ TEST(Bench, RowsHaveAllKeys) {
     EXPECT_GT(seconds, 0);
     const double tokens = row.at("micro_batches").get<double>() * 2 * 8;
     EXPECT_NEAR(row.at("tokens_per_second").get<double>() * seconds, tokens, 1e-6 * tokens);
-    for (const char* key : {"idle_fraction", "idle_predicted", "peak_bytes"})
-      EXPECT_EQ(row.at(key).size(), 2U) << key;
+    for (const char* key : {"idle_fraction", "idle_predicted", "peak_bytes"}) EXPECT_EQ(row.at(key).size(), 2U) << key;
     EXPECT_GT(row.at("product_share").get<double>(), 0);
     EXPECT_LT(row.at("product_share").get<double>(), 1);
     EXPECT_GT(row.at("product_gflops").get<double>(), 0);
@@ -59,8 +58,7 @@ TEST(Bench, LeavesOutABatchWithoutACountedLabel) {
   folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
   std::fill_n(labels.begin(), 8 * 8, -100);
   folder.write("labels.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
-  expect_success(
-      {"bench", folder.write("config.json", config.dump()), "--micro-batches", "1,2", "--steps", "1"});
+  expect_success({"bench", folder.write("config.json", config.dump()), "--micro-batches", "1,2", "--steps", "1"});
 }
 
 TEST(Bench, RowsNameTheirSettings) {
@@ -80,16 +78,13 @@ TEST(Bench, RowsNameTheirSettings) {
   for (const json& row : rows) EXPECT_EQ(row.at("step_seconds_all").size(), 2U);
   // The policy is that of training where none is named.
   expect_success({"bench", config, "--ways", "pipeline.micro_batches=2",
-                  "pipeline.slices=2 pipeline.slice_lengths=[3,5]", "--repeat", "1", "--steps", "1", "--json",
-                  report});
+                  "pipeline.slices=2 pipeline.slice_lengths=[3,5]", "--repeat", "1", "--steps", "1", "--json", report});
   const json usual = json::parse(read_file(report)).at("rows");
   EXPECT_EQ(usual[0].at("p2"), "fill");
   EXPECT_EQ(usual[0].at("slices"), 1);
   EXPECT_EQ(usual[1].at("slices"), 2);
-  expect_one_message({"bench", config, "--ways", "pipeline.shedule=1f1b"},
-                     {"pipeline.shedule", "pipeline.schedule"});
-  expect_one_message({"bench", config, "--ways", "x", "--schedules", "1f1b"},
-                     {"--schedules excludes --ways"});
+  expect_one_message({"bench", config, "--ways", "pipeline.shedule=1f1b"}, {"pipeline.shedule", "pipeline.schedule"});
+  expect_one_message({"bench", config, "--ways", "x", "--schedules", "1f1b"}, {"--schedules excludes --ways"});
 }
 
 // The model is the LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
@@ -126,8 +121,8 @@ TEST(Bench, TriesConcatAndCaps) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--p2", "end", "--p2-batching", "loop,concat", "--memory-cap", "auto,0",
-                  "--repeat", "1", "--steps", "1", "--json", report});
+  expect_success({"bench", config, "--p2", "end", "--p2-batching", "loop,concat", "--memory-cap", "auto,0", "--repeat",
+                  "1", "--steps", "1", "--json", report});
   std::set<std::string> batchings;
   const json all = json::parse(read_file(report));
   for (const json& row : all.at("rows")) batchings.insert(row.at("p2_batching").get<std::string>());
@@ -139,8 +134,8 @@ TEST(Bench, TakesAPolicyForOneSchedule) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--schedules", "1f1b,zb-v@fill", "--p2", "off,end", "--repeat", "1",
-                  "--steps", "1", "--json", report});
+  expect_success({"bench", config, "--schedules", "1f1b,zb-v@fill", "--p2", "off,end", "--repeat", "1", "--steps", "1",
+                  "--json", report});
   std::vector<std::string> rows;
   const json all = json::parse(read_file(report));
   for (const json& row : all.at("rows")) {
@@ -156,9 +151,9 @@ TEST(Bench, MeasuresRecomputation) {
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
   // Every micro-batch is in flight at once, so the peak is the sum of the tensors that they keep.
-  const auto run = expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2",
-                                   "off", "--recompute", "none,activations,both", "--repeat", "1", "--steps",
-                                   "1", "--memory-cap", "0", "--json", report});
+  const auto run =
+      expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2", "off", "--recompute",
+                      "none,activations,both", "--repeat", "1", "--steps", "1", "--memory-cap", "0", "--json", report});
   EXPECT_NE(run.out.find("recompute"), std::string::npos) << run.out;
   const json all = json::parse(read_file(report));
   ASSERT_EQ(all.at("rows").size(), 3U);
@@ -183,9 +178,8 @@ TEST(Bench, RunsTheScheduleThatItSearched) {
   const TempFolder folder;
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   const std::string report = folder.path("rows.json");
-  const auto run =
-      expect_success({"bench", config, "--schedules", "1f1b,auto", "--p2", "off,fill", "--micro-batches",
-                      "2,4", "--repeat", "1", "--steps", "1", "--json", report});
+  const auto run = expect_success({"bench", config, "--schedules", "1f1b,auto", "--p2", "off,fill", "--micro-batches",
+                                   "2,4", "--repeat", "1", "--steps", "1", "--json", report});
   std::vector<std::string> rows;
   const json written = json::parse(read_file(report));
   for (const json& row : written.at("rows")) {
@@ -215,9 +209,8 @@ TEST(Bench, RefusesBadSettings) {
   test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
   test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
   test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
-  test::expect_one_message(
-      {"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
-      {folder.path("no/such/file")});
+  test::expect_one_message({"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
+                           {folder.path("no/such/file")});
   test::expect_one_message({"bench", config, "--kernels", config}, {"--kernels", config});
 }
 
@@ -243,8 +236,7 @@ TEST(Plan, WritesJson) {
   EXPECT_EQ(plan.at("plans").size(), 2U);
   const json& rank = plan.at("plans").at(0).at("ranks").at(1);
   EXPECT_EQ(rank.at("timeline").size(), 9U);  // F, I and W of three micro-batches
-  expect_success(
-      {"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--no-ops", "--json", file});
+  expect_success({"plan", "--stages", "2", "--micro-batches", "3", "--p2", "end", "--no-ops", "--json", file});
   json brief = json::parse(read_file(file)).at("plans").at(0).at("ranks").at(1);
   for (const char* name : {"timeline", "instructions"}) {
     EXPECT_FALSE(brief.contains(name));
@@ -265,15 +257,14 @@ TEST(Plan, ComparesSchedules) {
     std::vector<std::string> rows;
     const json written = json::parse(read_file(file));
     for (const json& plan : written.at("plans")) {
-      rows.push_back(concat(plan.at("schedule").get<std::string>(), ' ', plan.at("p2").get<std::string>(),
-                            ' ', plan.at("stages"), ' ', plan.at("step_time"), ' ', plan.at("lower_bound")));
+      rows.push_back(concat(plan.at("schedule").get<std::string>(), ' ', plan.at("p2").get<std::string>(), ' ',
+                            plan.at("stages"), ' ', plan.at("step_time"), ' ', plan.at("lower_bound")));
     }
     return rows;
   };
   // A rank has two parts. 1F1B with fill takes (M + (N - 1) / 3) 3 x 2.
-  EXPECT_EQ(
-      plans({"--schedule", "1f1b,zb-v,1f1b@off", "--ranks", "4", "--micro-batches", "8"}),
-      (std::vector<std::string>{"zb-v fill 8 51.0 51.0", "1f1b fill 4 54.0 54.0", "1f1b off 4 66.0 54.0"}));
+  EXPECT_EQ(plans({"--schedule", "1f1b,zb-v,1f1b@off", "--ranks", "4", "--micro-batches", "8"}),
+            (std::vector<std::string>{"zb-v fill 8 51.0 51.0", "1f1b fill 4 54.0 54.0", "1f1b off 4 66.0 54.0"}));
   EXPECT_EQ(plans({"--schedule", "1f1b", "--p2", "off,end", "--ranks", "2", "--micro-batches", "2"}),
             (std::vector<std::string>{"1f1b end 2 8.0 7.0", "1f1b off 2 9.0 7.0"}));
   // A file runs as written. Its rank 0 waits for each micro-batch, so the search finds a faster schedule.
@@ -282,19 +273,17 @@ TEST(Plan, ComparesSchedules) {
   EXPECT_EQ(searched[0], "auto placed 2 7.0 7.0");
   EXPECT_NE(searched[1].find("mine.csv placed 2 "), std::string::npos) << searched[1];
   // Rows that do not fit are left out.
-  EXPECT_EQ(plans({"--schedule", "1f1b,gpipe", "--ranks", "2", "--micro-batches", "4", "--p2", "off",
-                   "--memory", "2"}),
+  EXPECT_EQ(plans({"--schedule", "1f1b,gpipe", "--ranks", "2", "--micro-batches", "4", "--p2", "off", "--memory", "2"}),
             (std::vector<std::string>{"1f1b off 2 15.0 13.0"}));
-  test::expect_one_message({"plan", "--schedule", "1f1b", "--memory", "2", "--cap", "2"},
-                           {"--memory", "--cap"});
+  test::expect_one_message({"plan", "--schedule", "1f1b", "--memory", "2", "--cap", "2"}, {"--memory", "--cap"});
   test::expect_one_message({"plan", "--schedule", "1f1b,"}, {"--schedule", "empty"});
   test::expect_one_message({"plan", "--stages", "1048576", "--micro-batches", "1048576"}, {"too large"});
 }
 
 // Sums in another order may give 1e-14 instead of 0.
 TEST(Plan, PrintsNoRoundingErrors) {
-  const auto run = expect_success({"plan", "--stages", "4", "--forward", "0.1,0.2,0.3,0.7", "--backward-p1",
-                                   "0.7", "--backward-p2", "0.3", "--micro-batches", "13"});
+  const auto run = expect_success({"plan", "--stages", "4", "--forward", "0.1,0.2,0.3,0.7", "--backward-p1", "0.7",
+                                   "--backward-p2", "0.3", "--micro-batches", "13"});
   EXPECT_EQ(run.out.find("e-"), std::string::npos) << run.out;
   EXPECT_EQ(run.out.find("-0"), std::string::npos) << run.out;
 }
@@ -313,16 +302,13 @@ TEST(Help, ExistsForEveryCommand) {
     const std::string help = expect_success({command, "--help"}).out;
     EXPECT_NE(help.find("--help"), std::string::npos) << help;
   }
-  EXPECT_NE(expect_success({"plan", "--help"}).out.find("zb-v              zero bubble on a V"),
-            std::string::npos);
+  EXPECT_NE(expect_success({"plan", "--help"}).out.find("zb-v              zero bubble on a V"), std::string::npos);
   const std::string train = expect_success({"train", "--help"}).out;
-  const std::string config =
-      expect_success({"train", "--print-config", "--set", "data.synthetic=tokens"}).out;
+  const std::string config = expect_success({"train", "--print-config", "--set", "data.synthetic=tokens"}).out;
   const json sections = json::parse(config);
   for (const auto& [section, keys] : sections.items()) {
     for (const auto& [key, value] : keys.items()) {
-      EXPECT_NE(train.find(section + "." + key + " "), std::string::npos)
-          << section << "." << key << " has no help";
+      EXPECT_NE(train.find(section + "." + key + " "), std::string::npos) << section << "." << key << " has no help";
     }
   }
 }

@@ -1,6 +1,5 @@
-// Tests `srun -n N twobp train` on a Slurm of one node, inside which this test runs (scripts/slurm_node). It
-// checks that the numbers are those of one process, the signals that a scheduler sends, and the single reason
-// for an error.
+// Tests `srun -n N twobp train` on a Slurm of one node, inside which this test runs (scripts/slurm_node). It checks
+// that the numbers are those of one process, the signals that a scheduler sends, and the single reason for an error.
 #include <cstdlib>
 
 #include "tests/program/subprocess.h"
@@ -26,8 +25,7 @@ class SrunCommand : public ::testing::Test {
   std::string config() const { return folder_.write("config.json", content_.dump()); }
 
   // Runs two tasks. `mpi` is as for srun's --mpi.
-  static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments,
-                       RunOptions options = {}) {
+  static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments, RunOptions options = {}) {
     std::vector<std::string> all = {"--mpi=" + mpi, "--job-name=twobp_test", "-n", "2", TWOBP_PROGRAM};
     all.insert(all.end(), arguments.begin(), arguments.end());
     options.program = "srun";
@@ -64,14 +62,12 @@ TEST_F(SrunCommand, SigtermWritesACheckpointForResuming) {
       sent = std::system("scancel --signal=TERM --name=twobp_test") == 0;
     return false;
   };
-  const Finished stopped =
-      srun("pmix", {"train", config(), "--metrics", folder_.path("steps.jsonl")}, options);
+  const Finished stopped = srun("pmix", {"train", config(), "--metrics", folder_.path("steps.jsonl")}, options);
   EXPECT_TRUE(sent);
   EXPECT_EQ(stopped.exit_code, 143) << stopped.err;
   const size_t steps = losses_of("steps.jsonl").size();
-  EXPECT_NE(
-      stopped.err.find(concat("stopped by SIGTERM after step ", steps, " of 1000000, checkpoint written")),
-      std::string::npos)
+  EXPECT_NE(stopped.err.find(concat("stopped by SIGTERM after step ", steps, " of 1000000, checkpoint written")),
+            std::string::npos)
       << stopped.err;
   const Finished resumed =
       srun("pmix", {"train", config(), "--resume", "auto", "--set", concat("train.steps=", steps + 2)});

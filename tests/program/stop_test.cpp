@@ -1,5 +1,5 @@
-// Tests how `twobp train` ends when it is told to stop, or when something breaks. It gives an exit code, one
-// line, and a checkpoint for resuming.
+// Tests how `twobp train` ends when it is told to stop, or when something breaks. It gives an exit code, one line, and
+// a checkpoint for resuming.
 #include <cstdlib>
 #include <filesystem>
 #include <sys/stat.h>
@@ -60,9 +60,8 @@ TEST_F(Stop, SigtermWritesACheckpoint) {
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
   const size_t steps = steps_told();
   EXPECT_GE(steps, 20U);
-  EXPECT_NE(
-      result.err.find(concat("stopped by SIGTERM after step ", steps, " of 1000000, checkpoint written")),
-      std::string::npos)
+  EXPECT_NE(result.err.find(concat("stopped by SIGTERM after step ", steps, " of 1000000, checkpoint written")),
+            std::string::npos)
       << result.err;
   EXPECT_TRUE(has_checkpoint(steps));
 }
@@ -158,8 +157,7 @@ TEST_F(Stop, SighupUnderNohupChangesNothing) {
 // This is the case of `twobp train ... | head`.
 TEST_F(Stop, AReaderThatLeavesEndsItWithACheckpoint) {
   const std::string code = folder_.path("code");
-  const Finished result =
-      test::run_in_shell("{ \"$0\" \"$@\"; echo $? > '" + code + "'; } | head -n 6", arguments());
+  const Finished result = test::run_in_shell("{ \"$0\" \"$@\"; echo $? > '" + code + "'; } | head -n 6", arguments());
   EXPECT_EQ(test::read_file(code), "141\n");
   EXPECT_NE(result.err.find("stopped by SIGPIPE after step "), std::string::npos) << result.err;
   EXPECT_TRUE(has_checkpoint(steps_told()));
@@ -195,8 +193,8 @@ TEST_F(Stop, SigtermEndsItWhileAPipeIsFull) {
   EXPECT_NE(result.err.find("checkpoint written"), std::string::npos) << result.err;
 }
 
-// The limit is that of `ulimit -f`, in blocks of 512 or 1024 bytes. The kernel's signal would end the run
-// without a message.
+// The limit is that of `ulimit -f`, in blocks of 512 or 1024 bytes. The kernel's signal would end the run without a
+// message.
 TEST_F(Stop, AFileBeyondTheLimitIsAnErrorThatNamesIt) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the sanitizer maps a file of its own, which the limit cuts off";
@@ -282,8 +280,7 @@ TEST_F(Stop, FailureIsOneReportThatSaysWhere) {
     SCOPED_TRACE(where);
     const std::string fault = where + ":step=4:rank=1";
     ::setenv("TWOBP_FAIL", fault.c_str(), 1);
-    const Finished result =
-        test::expect_one_message(arguments(), {"a failure on demand, TWOBP_FAIL=" + fault});
+    const Finished result = test::expect_one_message(arguments(), {"a failure on demand, TWOBP_FAIL=" + fault});
     if (where != "loader") {
       EXPECT_NE(result.err.find("rank 1, step 4, "), std::string::npos) << result.err;
     }
@@ -295,8 +292,8 @@ TEST_F(Stop, FailureIsOneReportThatSaysWhere) {
 TEST_F(Stop, ARankThatHangsDoesNotStopTheEnd) {
   ::setenv("TWOBP_FAIL", "F:step=4:rank=0:seconds=300", 1);
   content_["pipeline"]["timeout"] = 1;
-  const Finished result = test::expect_one_message(
-      arguments(), {"rank 1, step 4, ", "waited 1 s", "from rank 0", "pipeline.timeout"});
+  const Finished result =
+      test::expect_one_message(arguments(), {"rank 1, step 4, ", "waited 1 s", "from rank 0", "pipeline.timeout"});
   EXPECT_LT(result.seconds, 60);
 }
 
@@ -322,8 +319,7 @@ TEST_F(Stop, TruncatedDataIsAnErrorAndTheCheckpointStays) {
   const Finished result = test::run_program(arguments(), options);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
-  EXPECT_NE(result.err.find("tokens.bin: the file was truncated while it was in use"), std::string::npos)
-      << result.err;
+  EXPECT_NE(result.err.find("tokens.bin: the file was truncated while it was in use"), std::string::npos) << result.err;
   test::expect_success({"checkpoint", "verify", folder_.path("checkpoints")});
 }
 
@@ -350,16 +346,14 @@ TEST_F(Stop, ABatchWithoutACountedLabelIsLeftOut) {
   const std::string without = write("without", 12, 0);
   content_["data"] = {{"sequence", 8}, {"held_out", 0}, {"shuffle", false}};
   content_["train"] = {{"clip_norm", 0.1}};
-  const auto losses = [&](const std::string& arrays, int steps, std::vector<std::string> more,
-                          const char* warned) {
+  const auto losses = [&](const std::string& arrays, int steps, std::vector<std::string> more, const char* warned) {
     content_["data"]["arrays"] = arrays;
     content_["train"]["steps"] = steps;
     std::vector<std::string> all = arguments();
     all.insert(all.end(), more.begin(), more.end());
     const Finished result = test::run_program(all);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(result.err.find("has no label that counts") != std::string::npos, *warned != '\0')
-        << result.err;
+    EXPECT_EQ(result.err.find("has no label that counts") != std::string::npos, *warned != '\0') << result.err;
     EXPECT_NE(result.err.find(warned), std::string::npos) << result.err;
     std::vector<double> values;
     for (const std::string& line : lines_of(test::read_file(folder_.path("steps.jsonl"))))

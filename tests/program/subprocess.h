@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/helpers.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 
 namespace twobp::test {
@@ -45,14 +45,14 @@ struct RunOptions {
   std::function<bool(const std::string& out)> interrupt_when;
   int signal = SIGINT;
   int times = 1;
-  double between = 0.2;       // seconds between two signals, so that the first one has been handled
-  double continue_after = 0;  // seconds from the last signal to SIGCONT; 0: never
-  double kill_after = 0;      // seconds until SIGKILL; 0: never
+  double between = 0.2;                  // seconds between two signals, so that the first one has been handled
+  double continue_after = 0;             // seconds from the last signal to SIGCONT; 0: never
+  double kill_after = 0;                 // seconds until SIGKILL; 0: never
   std::function<bool()> kill_when = {};  // sends SIGKILL once it returns true
 };
 
-// This is the program's main(), if the test links it. A fork runs it, which saves the 0.3 s that LibTorch
-// takes to start and to end.
+// This is the program's main(), if the test links it. A fork runs it, which saves the 0.3 s that LibTorch takes to
+// start and to end.
 inline int (*linked_program)(int argc, char** argv) = nullptr;
 
 inline Finished run_program(const std::vector<std::string>& arguments, const RunOptions& options = {}) {
@@ -145,8 +145,7 @@ inline std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // Runs the program in a shell. In `line`, "$0" is the program's path, and "$1" and so on are the `arguments`.
-inline Finished run_in_shell(const std::string& line, std::vector<std::string> arguments,
-                             RunOptions options = {}) {
+inline Finished run_in_shell(const std::string& line, std::vector<std::string> arguments, RunOptions options = {}) {
   arguments.insert(arguments.begin(), {"-c", line, options.program});
   options.program = "sh";
   return run_program(arguments, options);
@@ -161,8 +160,7 @@ inline Finished expect_success(const std::vector<std::string>& arguments) {
 }
 
 // The program exits with 1 and prints exactly one line on stderr, which contains each of `parts`.
-inline Finished expect_one_message(const std::vector<std::string>& arguments,
-                                   const std::vector<std::string>& parts) {
+inline Finished expect_one_message(const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
   Finished result = run_program(arguments);
   EXPECT_EQ(result.exit_code, 1) << join(arguments, " ");
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
@@ -175,12 +173,11 @@ inline Finished expect_one_message(const std::vector<std::string>& arguments,
 
 // Returns a configuration that trains in milliseconds.
 inline nlohmann::json tiny_config() {
-  return {
-      {"model", {{"type", "llama"}, {"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}, {"vocab", 32}}},
-      {"data", {{"synthetic", "tokens"}, {"sequence", 8}, {"held_out", 0.01}}},
-      {"pipeline", {{"stages", 2}, {"micro_batches", 2}, {"micro_batch_size", 2}, {"pin", false}}},
-      {"optimizer", {{"lr", 1e-3}}},
-      {"train", {{"steps", 4}}}};
+  return {{"model", {{"type", "llama"}, {"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}, {"vocab", 32}}},
+          {"data", {{"synthetic", "tokens"}, {"sequence", 8}, {"held_out", 0.01}}},
+          {"pipeline", {{"stages", 2}, {"micro_batches", 2}, {"micro_batch_size", 2}, {"pin", false}}},
+          {"optimizer", {{"lr", 1e-3}}},
+          {"train", {{"steps", 4}}}};
 }
 
 }  // namespace twobp::test

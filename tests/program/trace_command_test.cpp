@@ -1,4 +1,4 @@
-// Tests `twobp train --trace --timeline`, `twobp plan --timeline` and scripts/tensorboard.py from outside.
+// Tests `twobp train --trace` and scripts/tensorboard.py from outside.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -33,15 +33,11 @@ class TraceCommand : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(TraceCommand, WritesTraceAndTimeline) {
-  const Finished result = expect_success(
-      {"train", config(tiny_config()), "--trace", path("trace.json"), "--timeline", path("timeline.html")});
+TEST_F(TraceCommand, WritesATrace) {
+  const Finished result = expect_success({"train", config(tiny_config()), "--trace", path("trace.json")});
   EXPECT_EQ(steps_in("trace.json"), (std::vector<std::string>{"step 2", "step 3", "step 4"}));
-  const std::string page = read_file(path("timeline.html"));
-  EXPECT_EQ(page.rfind("<!DOCTYPE html>", 0), 0U);
-  EXPECT_NE(page.find("model.layers.0.mlp.down_proj"), std::string::npos);
-  EXPECT_NE(result.out.find("steps 2 to 4 are drawn in " + path("timeline.html")), std::string::npos)
-      << result.out;
+  EXPECT_NE(read_file(path("trace.json")).find("model.layers.0.mlp.down_proj"), std::string::npos);
+  EXPECT_NE(result.out.find("steps 2 to 4 are recorded in " + path("trace.json")), std::string::npos) << result.out;
 }
 
 TEST_F(TraceCommand, WritesOnlyTheChosenSteps) {
@@ -69,8 +65,8 @@ TEST_F(TraceCommand, AnInterruptedRunWritesItsSteps) {
   content["train"]["steps"] = 100000;
   test::RunOptions options;
   options.interrupt_when = [](const std::string& out) { return out.find("step 20/") != std::string::npos; };
-  const Finished result = test::run_program({"train", config(content), "--set", "train.log_every=20",
-                                             "--trace", path("trace.json"), "--trace-steps", "3-100"},
+  const Finished result = test::run_program({"train", config(content), "--set", "train.log_every=20", "--trace",
+                                             path("trace.json"), "--trace-steps", "3-100"},
                                             options);
   EXPECT_EQ(result.exit_code, 130) << result.err;
   EXPECT_FALSE(steps_in("trace.json").empty());
@@ -79,19 +75,18 @@ TEST_F(TraceCommand, AnInterruptedRunWritesItsSteps) {
 TEST_F(TraceCommand, RefusesImpossibleSettings) {
   const std::string file = config(tiny_config());
   expect_one_message({"train", file, "--trace-steps", "3"}, {"--trace-steps", "--trace FILE"});
-  expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "3-9"},
-                     {"--trace-steps", "3-9", "1 to 4"});
+  expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "3-9"}, {"--trace-steps", "3-9", "1 to 4"});
   expect_one_message({"train", file, "--trace", path("t"), "--trace-steps", "x"}, {"--trace-steps", "'x'"});
   expect_one_message({"train", file, "--trace", path("no/such/file")}, {path("no/such/file")});
-  expect_one_message({"train", file, "--timeline", path("no/such/file")}, {path("no/such/file")});
-  expect_one_message({"plan", "--timeline", path("no/such/file")}, {path("no/such/file")});
 }
 
-TEST_F(TraceCommand, PlanDrawsThePageToo) {
-  expect_success({"plan", "--stages", "3", "--timeline", path("plan.html")});
-  const std::string page = read_file(path("plan.html"));
-  EXPECT_NE(page.find("\"simulated\":true"), std::string::npos);
-  EXPECT_NE(page.find("\"p2 off\""), std::string::npos);
+// Slice 1 of micro-batch 0 is F0.1.
+TEST_F(TraceCommand, NamesSlices) {
+  expect_success({"train", config(tiny_config()), "--trace", path("trace.json"), "--set", "pipeline.slices=2", "--set",
+                  "data.sequence=32"});
+  const std::string text = read_file(path("trace.json"));
+  EXPECT_NE(text.find("\"F0.1\""), std::string::npos);
+  EXPECT_NE(text.find("\"I1.0\""), std::string::npos);
 }
 
 class TensorBoard : public TraceCommand {
@@ -99,15 +94,13 @@ class TensorBoard : public TraceCommand {
   void SetUp() override {
     const char* given = std::getenv("TWOBP_PYTHON");
     python_ = given != nullptr ? given : "python3";
-    if (std::system(
-            (python_ + " -c 'from torch.utils.tensorboard import SummaryWriter' 2> /dev/null").c_str()) !=
-        0) {
+    if (std::system((python_ + " -c 'from torch.utils.tensorboard import SummaryWriter' 2> /dev/null").c_str()) != 0) {
       GTEST_SKIP() << python_ << " has no torch or no tensorboard: pip install tensorboard==2.21.0";
     }
   }
   int script(const std::string& arguments) const {
-    return std::system((python_ + " " TWOBP_SOURCE_DIR "/scripts/tensorboard.py " + arguments + " > '" +
-                        path("out") + "' 2> '" + path("err") + "'")
+    return std::system((python_ + " " TWOBP_SOURCE_DIR "/scripts/tensorboard.py " + arguments + " > '" + path("out") +
+                        "' 2> '" + path("err") + "'")
                            .c_str());
   }
   // Returns {tag: [[step, value], ...]} as TensorBoard reads it.
@@ -159,16 +152,14 @@ TEST_F(TensorBoard, HasTheValuesOfTheMetrics) {
 TEST_F(TensorBoard, FollowsAFileThatGrowsAndIsCutBack) {
   const std::string metrics = path("growing.jsonl");
   const std::string go = "'" + python_ + "' " TWOBP_SOURCE_DIR "/scripts/tensorboard.py '" + metrics + "' '" +
-                         path("logs") + "' --follow --interval 0.1 > '" + path("out") + "' 2> '" +
-                         path("err") + "' & pid=$!; ";
-  const auto line = [](int step, double loss) {
-    return concat("{\"step\": ", step, ", \"loss\": ", loss, "}\\n");
-  };
+                         path("logs") + "' --follow --interval 0.1 > '" + path("out") + "' 2> '" + path("err") +
+                         "' & pid=$!; ";
+  const auto line = [](int step, double loss) { return concat("{\"step\": ", step, ", \"loss\": ", loss, "}\\n"); };
   // Half a line is ignored until the rest is there. Step 2 appears again after a resume, with another loss.
   const std::string writes = "sleep 6; printf '" + line(1, 4) + line(2, 3) + "{\"step\": 3, ' > '" + metrics +
                              "'; sleep 1; printf '\"loss\": 2}\\n' >> '" + metrics + "'; sleep 1; printf '" +
-                             line(1, 4) + "' > '" + metrics + "'; sleep 1; printf '" + line(2, 2.5) +
-                             "' >> '" + metrics + "'; sleep 1; kill -INT $pid; wait $pid";
+                             line(1, 4) + "' > '" + metrics + "'; sleep 1; printf '" + line(2, 2.5) + "' >> '" +
+                             metrics + "'; sleep 1; kill -INT $pid; wait $pid";
   ASSERT_EQ(std::system((go + writes).c_str()), 0) << read_file(path("err"));
   EXPECT_EQ(events(path("logs")).at("loss"), json::parse("[[1, 4.0], [2, 2.5]]")) << read_file(path("out"));
 }

@@ -92,10 +92,9 @@ TEST_F(Train, WarnsOfACapThatTheScheduleExceeds) {
 
 TEST_F(Train, ReportsTheRun) {
   const Finished result = expect_success({"train", config(tiny_config())});
-  for (const char* part :
-       {"2 stages", "1f1b with p2 fill", "2 micro-batches of 2", "held-out loss before training:", "step 1/4",
-        "step 4/4", "tokens/s", "idle", "held-out loss after training:", " -> ", "peak memory", "parameters",
-        "gradients", "optimizer", "activations", "p2 stash"}) {
+  for (const char* part : {"2 stages", "1f1b with p2 fill", "2 micro-batches of 2", "held-out loss before training:",
+                           "step 1/4", "step 4/4", "tokens/s", "idle", "held-out loss after training:", " -> ",
+                           "peak memory", "parameters", "gradients", "optimizer", "activations", "p2 stash"}) {
     EXPECT_NE(result.out.find(part), std::string::npos) << "no \"" << part << "\" in:\n" << result.out;
   }
 }
@@ -136,8 +135,8 @@ TEST_F(Train, TrainsOnTextAndSavesTheModel) {
 }
 
 TEST_F(Train, PrintedConfigurationParsesBack) {
-  const std::string all = expect_success({"train", config(tiny_config()), "--set", "optimizer.lr=0.25",
-                                          "--set", "pipeline.split=2,4", "--print-config"})
+  const std::string all = expect_success({"train", config(tiny_config()), "--set", "optimizer.lr=0.25", "--set",
+                                          "pipeline.split=2,4", "--print-config"})
                               .out;
   const json parsed = json::parse(all);
   EXPECT_EQ(parsed.at("optimizer").at("lr"), 0.25);
@@ -151,20 +150,18 @@ TEST_F(Train, PrintedConfigurationParsesBack) {
 }
 
 TEST_F(Train, RunsWithoutAConfigurationFile) {
-  expect_success({"train", "--set", "data.synthetic=tokens", "--set", "model.dim=16", "--set",
-                  "model.layers=1", "--set", "data.sequence=8", "--set", "pipeline.pin=false", "--set",
-                  "train.steps=1"});
+  expect_success({"train", "--set", "data.synthetic=tokens", "--set", "model.dim=16", "--set", "model.layers=1",
+                  "--set", "data.sequence=8", "--set", "pipeline.pin=false", "--set", "train.steps=1"});
 }
 
-// Ctrl-C comes in the middle of training. The current step is completed, the written files are whole, and the
-// exit code is 130.
+// Ctrl-C comes in the middle of training. The current step is completed, the written files are whole, and the exit code
+// is 130.
 TEST_F(Train, InterruptEndsItWithinAStep) {
   json content = tiny_config();
   content["train"]["steps"] = 10'000'000;
   test::RunOptions options;
   options.interrupt_when = [](const std::string& out) { return out.find("step 20/") != std::string::npos; };
-  const Finished result =
-      test::run_program({"train", config(content), "--metrics", path("metrics.jsonl")}, options);
+  const Finished result = test::run_program({"train", config(content), "--metrics", path("metrics.jsonl")}, options);
   EXPECT_EQ(result.exit_code, 130);
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
   EXPECT_NE(result.err.find("interrupted after step "), std::string::npos) << result.err;

@@ -266,7 +266,7 @@ def test_settings_that_are_no_settings():
     with pytest.raises(twobp.Error, match="not finite"):
         trainer.load_state_dict({**trainer.state_dict(), "up.weight": torch.full((8, 4), float("nan"))})
     with pytest.raises(twobp.Error, match="cannot write into /nowhere"):
-        trainer.timeline("/nowhere/step.html")
+        trainer.trace("/nowhere/step.json")
     for steps in (-1, 2.5, None):
         with pytest.raises(twobp.Error, match="steps is .*, but must be a whole number"):
             trainer.load_optimizer_state(trainer.optimizer_state(), steps)

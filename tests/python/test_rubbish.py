@@ -150,7 +150,7 @@ def test_calls(inside, make, vectors, kind):
     name, parameter = next(iter(state)), next(iter(optimizer))
     check({**each_argument(trainer.step, batch=vectors), **each_argument(trainer.evaluate, batches_=[vectors]), **each_argument(trainer.load_state_dict, state=state),
            **each_argument(trainer.load_optimizer_state, state=optimizer, steps=1), **each_argument(trainer.save, folder="saved"),
-           **each_argument(trainer.checkpoint, folder="checkpoints"), **each_argument(trainer.resume, folder="none"), **each_argument(trainer.timeline, path="step.html"),
+           **each_argument(trainer.checkpoint, folder="checkpoints"), **each_argument(trainer.resume, folder="none"), **each_argument(trainer.trace, path="step.json"),
            "a field": lambda value: trainer.step({**vectors, "target": value}), "a micro-batch": lambda value: trainer.step([value]), "a batch": lambda value: trainer.evaluate([value]),
            "a tensor of the state": lambda value: trainer.load_state_dict({**state, name: value}),
            "a name of the state": lambda value: trainer.load_state_dict({**state, value: state[name]} if isinstance(value, collections.abc.Hashable) else value),

@@ -280,17 +280,17 @@ def test_python_exits_while_a_daemon_thread_is_in_a_call():
     assert done.returncode == 0 and set(done.stderr.splitlines()) <= {"terminate called without an active exception"}, done.stdout + done.stderr
 
 
-def test_a_timeline_whose_folder_has_gone_is_a_warning(make, vectors, tmp_path):
+def test_a_trace_whose_folder_has_gone_is_a_warning(make, vectors, tmp_path):
     trainer = make()
     (tmp_path / "folder").mkdir()
     for action in ("default", "error"):
-        trainer.timeline(tmp_path / "folder" / "step.html")
+        trainer.trace(tmp_path / "folder" / "step.json")
         (tmp_path / "folder").rmdir()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)
             if action == "default":
                 assert trainer.step(vectors).step == 1
-                assert len(caught) == 1 and "the timeline was not written" in str(caught[0].message) and caught[0].filename == __file__
+                assert len(caught) == 1 and "the trace was not written" in str(caught[0].message) and caught[0].filename == __file__
                 (tmp_path / "folder").mkdir()
             else:
                 with pytest.raises(UserWarning) as raised:

@@ -1,4 +1,5 @@
 """The trainer on a configured model."""
+import json
 import os
 import signal
 import subprocess
@@ -154,15 +155,16 @@ def test_a_checkpoint_goes_on_to_the_bit_on_other_ranks(make, vectors, tmp_path)
         third.checkpoint(tmp_path / "checkpoints")  # another run's
 
 
-def test_a_timeline_is_drawn_of_the_next_step(make, vectors, tmp_path):
+def test_the_next_step_is_traced(make, vectors, tmp_path):
     trainer = make()
-    trainer.timeline(tmp_path / "step.html")
-    assert not (tmp_path / "step.html").exists()
+    trainer.trace(tmp_path / "step.json")
+    assert not (tmp_path / "step.json").exists()
     trainer.step(vectors)
-    assert "<html" in (tmp_path / "step.html").read_text()[:200].lower()
-    (tmp_path / "step.html").unlink()
+    names = {event["name"] for event in json.loads((tmp_path / "step.json").read_text())}
+    assert {"step 1", "F0", "I0", "optimizer"} <= names
+    (tmp_path / "step.json").unlink()
     trainer.step(vectors)
-    assert not (tmp_path / "step.html").exists()
+    assert not (tmp_path / "step.json").exists()
 
 
 def test_two_trainers_live_side_by_side(make, vectors):

@@ -27,8 +27,8 @@ TEST(DualPipeV, HoldsAtMostOneMoreThanTwoARank) {
   }
 }
 
-// No schedule can be faster. A rank cannot start before its first input can arrive, and then it has its work
-// to do. One micro-batch must go through all stages and back.
+// No schedule can be faster. A rank cannot start before its first input can arrive, and then it has its work to do. One
+// micro-batch must go through all stages and back.
 TEST(EveryNamedSchedule, TakesAtLeastItsLowerBounds) {
   Random random(13);
   for (int round = 0; round < 300; ++round) {
@@ -46,8 +46,8 @@ TEST(EveryNamedSchedule, TakesAtLeastItsLowerBounds) {
       const int rank = schedule.rank_of_stage[stage];
       start[rank] = std::min(start[rank], path);
       path += costs[stage].forward;
-      work[rank] += schedule.micro_batches *
-                    (costs[stage].forward + costs[stage].backward_p1 + costs[stage].backward_p2);
+      work[rank] +=
+          schedule.micro_batches * (costs[stage].forward + costs[stage].backward_p1 + costs[stage].backward_p2);
     }
     for (const StageCost& cost : costs) path += cost.backward_p1;
     const double step = simulate(schedule, costs).step_seconds;

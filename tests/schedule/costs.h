@@ -14,8 +14,7 @@ inline double random_real(Random& random, double low, double high) {
   return std::uniform_real_distribution<double>(low, high)(random);
 }
 
-// Gives every stage messages and one to three layers. The bytes add up: W frees everything that F and I
-// leave.
+// Gives every stage messages and one to three layers. The bytes add up: W frees everything that F and I leave.
 inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   for (StageCost& cost : costs) {
     cost.output_bytes = random_real(random, 0, 2);
@@ -51,18 +50,18 @@ inline void give_layers(Random& random, std::vector<StageCost>& costs) {
   }
 }
 
-// The costs of each of `slices` slices and stage, slice by slice, from those of a micro-batch. Every slice
-// has its own part of seconds and bytes. With layers, the last slice's I makes gradients for all earlier
-// slices, whose own I frees them.
+// The costs of each of `slices` slices and stage, slice by slice, from those of a micro-batch. Every slice has its own
+// part of seconds and bytes. With layers, the last slice's I makes gradients for all earlier slices, whose own I frees
+// them.
 inline std::vector<StageCost> in_slices(Random& random, const std::vector<StageCost>& whole, int slices) {
   std::vector<StageCost> costs;
   const size_t stages = whole.size();
   for (int slice = 0; slice < slices; ++slice) {
     const double part = random_real(random, 0.2, 2) / slices;
     for (StageCost cost : whole) {
-      for (double StageCost::*of : {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2,
-                                    &StageCost::activation_bytes, &StageCost::stash_bytes,
-                                    &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
+      for (double StageCost::*of :
+           {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::activation_bytes,
+            &StageCost::stash_bytes, &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
         cost.*of *= part;
       }
       for (LayerCost& layer : cost.layers) {

@@ -1,6 +1,5 @@
-// Tests the table of docs/schedules.md row by row: idle time in a rank's span, and peak in flight. The units
-// are those of the table: F = I = W of a rank's whole share of the model, so one of v stages takes 1 / v of
-// it.
+// Tests the table of docs/schedules.md row by row: idle time in a rank's span, and peak in flight. The units are those
+// of the table: F = I = W of a rank's whole share of the model, so one of v stages takes 1 / v of it.
 #include <algorithm>
 #include <functional>
 #include <string>

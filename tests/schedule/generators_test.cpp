@@ -1,5 +1,7 @@
-// Tests the named schedules. Small ones are compared instruction by instruction. All are valid for every N, M
-// and policy.
+// Tests the named schedules. Small ones are compared instruction by instruction. All are valid for every N, M and
+// policy.
+#include "twobp/schedule/generators/generators.h"
+
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -8,10 +10,8 @@
 #include "tests/schedule/support.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/classic.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/placement.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -74,11 +74,9 @@ TEST(Placement, HasANameAndPlacesStages) {
                                                  {Placement::kV, 3, 3},
                                                  {Placement::kLooped, 0, 1}})
     EXPECT_FALSE(placement_fits(placement, stages, ranks)) << placement_name(placement) << stages;
-  expect_contains(error_of([] { place_stages(Placement::kLinear, 0, 1); }),
-                  {"at least 1 stage and 1 rank", "0 and 1"});
+  expect_contains(error_of([] { place_stages(Placement::kLinear, 0, 1); }), {"at least 1 stage and 1 rank", "0 and 1"});
   expect_contains(error_of([] { place_stages(Placement::kLinear, 1, 0); }), {"1 and 0"});
-  expect_contains(error_of([] { place_stages(Placement::kLinear, 4, 2); }),
-                  {"4 stages on 2 ranks", "one stage on"});
+  expect_contains(error_of([] { place_stages(Placement::kLinear, 4, 2); }), {"4 stages on 2 ranks", "one stage on"});
   expect_contains(error_of([] { place_stages(Placement::kV, 4, 1); }), {"two stages on"});
   expect_contains(error_of([] { place_stages(Placement::kLooped, 5, 2); }), {"the same number of stages on"});
 }
@@ -88,8 +86,7 @@ TEST(Generators, AdmitsSaysWhatMakeScheduleTakes) {
     for (int stages = 1; stages <= 9; ++stages) {
       for (int ranks = 1; ranks <= 5; ++ranks) {
         for (int m = 0; m <= 9; ++m) {
-          const std::string error =
-              error_of([&] { make_schedule(name, stages, m, policies_of(name).back(), ranks); });
+          const std::string error = error_of([&] { make_schedule(name, stages, m, policies_of(name).back(), ranks); });
           EXPECT_EQ(admits(name, stages, ranks, m), error.empty())
               << name << ' ' << stages << " on " << ranks << ", M " << m << ": " << error;
         }
@@ -156,12 +153,10 @@ TEST(Generators, RandomOrdersOnRandomPlacementsAreValid) {
   Random random(2);
   for (int round = 0; round < 200; ++round) {
     const int ranks = random_int(random, 1, 4);
-    const Schedule schedule =
-        random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 6), ranks,
-                        /*place_w=*/round % 2 == 0);
+    const Schedule schedule = random_schedule(random, random_int(random, 1, 7), random_int(random, 1, 6), ranks,
+                                              /*place_w=*/round % 2 == 0);
     for (P2Policy policy : kPolicies) {
-      const std::string error =
-          error_of([&] { validate(add_communication(apply_p2_policy(schedule, policy))); });
+      const std::string error = error_of([&] { validate(add_communication(apply_p2_policy(schedule, policy))); });
       // If a schedule has its own W and B, splitting the B may break the order of W.
       if (round % 2 == 1 || policy == P2Policy::kOff) {
         ASSERT_EQ(error, "");
@@ -174,8 +169,7 @@ TEST(Generators, UnknownNameNamesTheNearest) {
   const std::string error = error_of([] { make_schedule("1f1b2", 2, 2, P2Policy::kOff); });
   EXPECT_NE(error.find("'1f1b2'"), std::string::npos) << error;
   EXPECT_NE(error.find("did you mean '1f1b"), std::string::npos) << error;
-  EXPECT_NE(error_of([] { default_micro_batches("g-pipe", 2); }).find("did you mean 'gpipe'"),
-            std::string::npos);
+  EXPECT_NE(error_of([] { default_micro_batches("g-pipe", 2); }).find("did you mean 'gpipe'"), std::string::npos);
 }
 
 TEST(Generators, RejectsNoStagesAndNoMicroBatches) {

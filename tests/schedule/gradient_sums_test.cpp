@@ -1,5 +1,5 @@
-// Tests sums of gradients over replicas, bucket by bucket, beside the remaining W. Some results are computed
-// by hand, others are properties of all schedules.
+// Tests sums of gradients over replicas, bucket by bucket, beside the remaining W. Some results are computed by hand,
+// others are properties of all schedules.
 #include <gtest/gtest.h>
 
 #include "twobp/core/check.h"
@@ -42,30 +42,28 @@ TEST(GradientSums, SumsABucketForEachLayer) {
   EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kOldest, 1)), 7.5);
   // With the standard backward, the layers are done at 10 and 12.
   EXPECT_EQ(exposed(P2Policy::kOff, two_replicas(P2Order::kOldest, 1)), 6.5);
-  // I of the second micro-batch's last layer ends at 7. W of that layer for both micro-batches ends at 9, the
-  // rest at 12.
+  // I of the second micro-batch's last layer ends at 7. W of that layer for both micro-batches ends at 9, the rest at
+  // 12.
   EXPECT_EQ(exposed(P2Policy::kEnd, two_replicas(P2Order::kBucket, 1)), 5.5);
 }
 
 // W of the last layer interrupts the last I, for both micro-batches.
 TEST(GradientSums, RunWWithinTheLastI) {
-  const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {stage_of(2)},
-                                     two_replicas(P2Order::kBucket, 1));
+  const Simulation result =
+      simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {stage_of(2)}, two_replicas(P2Order::kBucket, 1));
   std::string text;
   for (const SimulatedOp& op : result.ranks[0].timeline) {
-    text += concat(op_name(op.op), op.micro_batch, op.part > 0 ? concat(" part ", op.part) : "", " at ",
-                   op.begin, ", ");
+    text +=
+        concat(op_name(op.op), op.micro_batch, op.part > 0 ? concat(" part ", op.part) : "", " at ", op.begin, ", ");
   }
-  EXPECT_EQ(text,
-            "F0 at 0, F1 at 2, I0 at 4, I1 at 6, W0 at 7, W1 at 8, I1 part 1 at 9, W0 at 10, W1 at 11, ");
+  EXPECT_EQ(text, "F0 at 0, F1 at 2, I0 at 4, I1 at 6, W0 at 7, W1 at 8, I1 part 1 at 9, W0 at 10, W1 at 11, ");
 }
 
-// Its last I ends at 10, and all W at 14. W of the last layer, for both micro-batches, ends at 12. Without
-// this order it ends at 13. Then the two sums take 4 each.
+// Its last I ends at 10, and all W at 14. W of the last layer, for both micro-batches, ends at 12. Without this order
+// it ends at 13. Then the two sums take 4 each.
 TEST(GradientSums, RunTheWOfOtherRanksLayerByLayer) {
   const auto of_rank_1 = [](P2Order order) {
-    return simulate(make_schedule("gpipe", 2, 2, P2Policy::kEnd), {stage_of(2), stage_of(2)},
-                    two_replicas(order, 1))
+    return simulate(make_schedule("gpipe", 2, 2, P2Policy::kEnd), {stage_of(2), stage_of(2)}, two_replicas(order, 1))
         .ranks[1];
   };
   EXPECT_EQ(of_rank_1(P2Order::kOldest).exposed, 13 + 2 * 4 + 0.5 - 14);
@@ -82,8 +80,7 @@ TEST(GradientSums, RunTheWOfOtherRanksLayerByLayer) {
 TEST(GradientSums, HaveNoUnitOfTime) {
   StageCost cost = stage_of(2);
   SimulationOptions options = two_replicas(P2Order::kOldest, 1);
-  for (double* seconds :
-       {&cost.forward, &cost.backward_p1, &cost.backward_p2, &options.data_parallel.latency})
+  for (double* seconds : {&cost.forward, &cost.backward_p1, &cost.backward_p2, &options.data_parallel.latency})
     *seconds /= 1024;
   options.data_parallel.bytes_per_second *= 1024;
   const Schedule schedule = make_schedule("gpipe", 1, 2, P2Policy::kEnd);
@@ -109,8 +106,8 @@ TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
   SimulationOptions options = two_replicas(P2Order::kBucket, 1);
   options.data_parallel.latency = 0;
   const Simulation result = simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options);
-  // F ends at 6 and the first I at 9. Then I ends at 10, two W at 12, and I at 13, so the middle layer's sum
-  // runs from 13 to 17. Then I ends at 14 and two W at 16, so the first layer's sum runs from 17 to 21.
+  // F ends at 6 and the first I at 9. Then I ends at 10, two W at 12, and I at 13, so the middle layer's sum runs from
+  // 13 to 17. Then I ends at 14 and two W at 16, so the first layer's sum runs from 17 to 21.
   EXPECT_EQ(result.ranks[0].busy, 16);
   EXPECT_EQ(result.ranks[0].exposed, 5);
 }
@@ -122,8 +119,7 @@ TEST(GradientSums, FillsBucketsWithUnequalLayers) {
   SimulationOptions options = two_replicas(P2Order::kBucket, 8);
   options.data_parallel.latency = 0;
   const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
-  // With the standard backward, layers are done at 5, 7 and 9. The bucket of the last two is full at 7 and
-  // takes 8.
+  // With the standard backward, layers are done at 5, 7 and 9. The bucket of the last two is full at 7 and takes 8.
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
   options.data_parallel.bucket_bytes = 9;  // it is sent with the first layer, which adds no bytes
   EXPECT_EQ(simulate(schedule, {cost}, options).ranks[0].exposed, 7 + 8 - 9);
@@ -156,8 +152,7 @@ TEST(GradientSums, FillWaitsWithStagesThatHaveEnded) {
     return text;
   };
   EXPECT_EQ(order_of_w(P2Order::kOldest, 2).substr(0, 12), "3W0 3W1 1W0 ");
-  EXPECT_EQ(order_of_w(P2Order::kBucket, 2).substr(0, 16), "3W0 3W1 3W0 3W1 ")
-      << "the last layer of both first";
+  EXPECT_EQ(order_of_w(P2Order::kBucket, 2).substr(0, 16), "3W0 3W1 3W0 3W1 ") << "the last layer of both first";
 }
 
 TEST(GradientSums, AStageWithoutLayersIsOneBucket) {

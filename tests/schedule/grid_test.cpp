@@ -1,7 +1,4 @@
-// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite
-// those.
-#include "twobp/schedule/draw/grid.h"
-
+// Tests the drawings. Whole pictures are compared with golden files. Set TWOBP_UPDATE_GOLDEN to rewrite those.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -9,9 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -26,8 +24,8 @@ void expect_golden(const std::string& name, const std::string& text) {
   EXPECT_EQ(text, golden.str());
 }
 
-std::string unit_grid(const Schedule& schedule, const GridOptions& options = {}) {
-  return draw_grid(schedule, simulate(schedule, std::vector<StageCost>(schedule.stages)), 1, options);
+std::string unit_grid(const Schedule& schedule, int max_width = 0) {
+  return draw_grid(schedule, simulate(schedule, std::vector<StageCost>(schedule.stages)), 1, max_width);
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -46,8 +44,7 @@ TEST(Grid, MatchesTheGoldenFiles) {
 }
 
 TEST(Grid, MatchesTheGoldenFileOfAVShape) {
-  const Schedule schedule =
-      add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
+  const Schedule schedule = add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kFill));
   expect_golden("grid_v_shape.txt", unit_grid(schedule) + "\n" + draw_instructions(schedule, 1, 4));
 }
 
@@ -58,8 +55,7 @@ TEST(Grid, DrawsOpsToScale) {
   costs[0].optimizer = 2;
   const Schedule schedule = make_schedule("gpipe", 1, 1, P2Policy::kOff);
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 1), "rank 0  F0 I0--- W0 O\n");
-  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5),
-            "rank 0  F0--- I0--------- W0 O----------\n");
+  EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 0.5), "rank 0  F0--- I0--------- W0 O----------\n");
   // Ops shorter than a cell have one each.
   EXPECT_EQ(draw_grid(schedule, simulate(schedule, costs), 100), "rank 0  F0 I0 W0 O\n");
 }
@@ -74,17 +70,15 @@ TEST(Grid, EndsTheOptimizerWhereTheRankEnds) {
 
 TEST(Grid, WrapsIntoPanels) {
   const Schedule schedule = make_schedule("naive", 2, 1, P2Policy::kOff);
-  GridOptions options;
-  options.max_width = 17;  // the label and three cells
-  EXPECT_EQ(unit_grid(schedule, options),
-            "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
-  options.max_width = 16;  // two cells
-  EXPECT_EQ(unit_grid(schedule, options),
+  // the label and three cells
+  EXPECT_EQ(unit_grid(schedule, 17), "rank 0  F0 .  .\nrank 1  .  F0 I0\n\nrank 0  .  I0 W0\nrank 1  W0 .  .\n");
+  // two cells
+  EXPECT_EQ(unit_grid(schedule, 16),
             "rank 0  F0 .\nrank 1  .  F0\n\nrank 0  .  .\nrank 1  I0 W0\n\nrank 0  I0 W0\nrank 1  .  .\n");
-  options.max_width = 26;  // all six
-  EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 1U);
-  options.max_width = 1;  // each panel still has a cell
-  EXPECT_EQ(count(unit_grid(schedule, options), "rank 0"), 6U);
+  // all six
+  EXPECT_EQ(count(unit_grid(schedule, 26), "rank 0"), 1U);
+  // each panel still has a cell
+  EXPECT_EQ(count(unit_grid(schedule, 1), "rank 0"), 6U);
 }
 
 TEST(Grid, AlignsLabels) {
@@ -95,48 +89,6 @@ TEST(Grid, AlignsLabels) {
   std::getline(lines, first);
   EXPECT_EQ(first.substr(0, 13), "rank  0  F0  ");
   while (std::getline(lines, line)) EXPECT_EQ(line.find_first_of("F."), 9U);
-}
-
-TEST(Grid, ColorsEveryOp) {
-  GridOptions options;
-  options.color = true;
-  const std::string grid = unit_grid(make_schedule("gpipe", 1, 2, P2Policy::kEnd), options);
-  EXPECT_EQ(count(grid, "\x1b[97;44m"), 2U);
-  EXPECT_EQ(count(grid, "\x1b[30;42m"), 2U);
-  EXPECT_EQ(count(grid, "\x1b[30;48;5;208m"), 2U);
-  EXPECT_EQ(count(grid, "\x1b[0m"), 6U);
-}
-
-TEST(Grid, ColorsIdleTimeToItsEnd) {
-  GridOptions options;
-  options.color = true;
-  const std::string reset = "\x1b[0m", f = "\x1b[97;44mF0" + reset, i = "\x1b[30;48;5;208mI0" + reset,
-                    w = "\x1b[30;42mW0" + reset, dim = "\x1b[2m";
-  EXPECT_EQ(unit_grid(make_schedule("naive", 2, 1, P2Policy::kOff), options),
-            "rank 0  " + f + " " + dim + ".  .  .  " + reset + i + " " + w + "\n" +  //
-                "rank 1  " + dim + ".  " + reset + f + " " + i + " " + w + " " + dim + ".  .  " + reset +
-                "\n");
-}
-
-TEST(Grid, BeginsItsShadesAgainAfterFour) {
-  GridOptions options;
-  options.color = true;
-  const Schedule schedule = apply_p2_policy(looped_gpipe({0, 0, 0, 0, 0}, 1), P2Policy::kEnd);
-  const std::string grid = unit_grid(schedule, options);
-  EXPECT_EQ(count(grid, "\x1b[97;44m"), 2U) << "stages 0 and 4";
-  for (const char* color : {"\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"})
-    EXPECT_EQ(count(grid, color), 1U);
-}
-
-TEST(Grid, ShadesTheStagesOfARank) {
-  GridOptions options;
-  options.color = true;
-  const Schedule schedule = add_communication(apply_p2_policy(looped_gpipe({0, 1, 1, 0}, 3), P2Policy::kEnd));
-  const std::string grid = unit_grid(schedule, options);
-  for (const char* color : {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;208m", "\x1b[30;48;5;215m",
-                            "\x1b[30;42m", "\x1b[30;48;5;114m"}) {
-    EXPECT_EQ(count(grid, color), 2U * 3) << color + 1;
-  }
 }
 
 TEST(Grid, RefusesUnitsThatCannotBeDrawn) {
@@ -181,8 +133,8 @@ TEST(Instructions, ShowTheRanksAroundAMark) {
   const auto shown = [&](int ranks, int marked) {
     const std::string text = draw_instructions(gpipe(ranks, 1), marked, 0);
     const size_t first = text.find("rank"), last = text.rfind("rank");
-    return concat(first > 0 ? "... " : "", std::stoi(text.substr(first + 5)), " to ",
-                  std::stoi(text.substr(last + 5)), text.substr(text.size() - 4) == "...\n" ? " ..." : "");
+    return concat(first > 0 ? "... " : "", std::stoi(text.substr(first + 5)), " to ", std::stoi(text.substr(last + 5)),
+                  text.substr(text.size() - 4) == "...\n" ? " ..." : "");
   };
   EXPECT_EQ(shown(16, 0), "0 to 15");
   EXPECT_EQ(shown(17, 8), "0 to 16");

@@ -1,6 +1,4 @@
 // Tests schedules with several stages a rank on a looped placement, and 1F1B that runs ahead.
-#include "twobp/schedule/generators/interleaved.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -8,8 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/zero_bubble.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
@@ -18,8 +15,7 @@ namespace {
 
 Simulation run(const std::string& name, int stages, int ranks, int micro_batches, P2Policy policy,
                const SimulationOptions& options = {}) {
-  return simulate(make_schedule(name, stages, micro_batches, policy, ranks), std::vector<StageCost>(stages),
-                  options);
+  return simulate(make_schedule(name, stages, micro_batches, policy, ranks), std::vector<StageCost>(stages), options);
 }
 
 int peak_in_flight(const Simulation& simulation) {
@@ -49,15 +45,14 @@ TEST(Interleaved, TheBubbleShrinksWithTheStagesOnARank) {
   }
 }
 
-// PyTorch and Megatron refuse rounds of unequal size. Such rounds stall, but that costs less than an idle
-// rank up to the next multiple of N.
+// PyTorch and Megatron refuse rounds of unequal size. Such rounds stall, but that costs less than an idle rank up to
+// the next multiple of N.
 TEST(Interleaved, TakesAnyNumberOfMicroBatches) {
   for (int n = 2; n <= 8; ++n) {
     for (int v = 2; v <= 3; ++v) {
       for (int m = n; m <= 6 * n; ++m) {
         const int padded = (m + n - 1) / n * n;
-        EXPECT_LE(run("interleaved-1f1b", v * n, n, m, P2Policy::kOff).step_seconds,
-                  3 * v * padded + 3 * (n - 1))
+        EXPECT_LE(run("interleaved-1f1b", v * n, n, m, P2Policy::kOff).step_seconds, 3 * v * padded + 3 * (n - 1))
             << n << ' ' << v << ' ' << m;
       }
     }
@@ -116,8 +111,8 @@ TEST(Eager, RunsAheadTwiceAsFar) {
   EXPECT_EQ(text_of(schedule.ranks[2]), "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5");
 }
 
-// This is the purpose of the schedule. If messages take time, 1F1B waits for two of them in each round, and
-// this schedule waits for none.
+// This is the purpose of the schedule. If messages take time, 1F1B waits for two of them in each round, and this
+// schedule waits for none.
 TEST(Eager, HidesMessages) {
   SimulationOptions slow;
   slow.message_seconds = 1;

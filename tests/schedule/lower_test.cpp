@@ -1,13 +1,11 @@
 // Tests lowering. Decisions that a run makes become cells, in a simulated or a recorded order.
-#include "twobp/schedule/text/lower.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -79,10 +77,9 @@ TEST(Lower, PiecesOfWBecomeOneCell) {
 TEST(Lower, TakesARecordedOrder) {
   const Schedule fill = make_schedule("1f1b", 1, 2, P2Policy::kFill);
   // 0F1 has two parts, and a part of 0W0 runs between them. 0W0 has three parts.
-  const std::vector<RecordedOp> ran = {
-      {Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
-      {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
-      {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
+  const std::vector<RecordedOp> ran = {{Op::kForward, 0, 0},    {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0},
+                                       {Op::kForward, 0, 1},    {Op::kBackwardP2, 0, 0}, {Op::kForward, 0, 1},
+                                       {Op::kBackwardP2, 0, 0}, {Op::kBackwardP1, 0, 1}, {Op::kBackwardP2, 0, 1}};
   EXPECT_EQ(text_of(lower(fill, {ran}).ranks[0]), "0F0 0I0 0F1 0W0 0I1 0W1");
 }
 

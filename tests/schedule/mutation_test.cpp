@@ -1,7 +1,7 @@
-// Tests every named schedule with an error in every possible place: a cell is dropped or doubled, or two
-// cells of a rank are swapped. The validator must reject it. For a dropped or doubled cell, the message names
-// the cell, or an op that needs it. The schedule may stay valid, for example if two ops commute. Then a naive
-// player of the lists must agree.
+// Tests every named schedule with an error in every possible place: a cell is dropped or doubled, or two cells of a
+// rank are swapped. The validator must reject it. For a dropped or doubled cell, the message names the cell, or an op
+// that needs it. The schedule may stay valid, for example if two ops commute. Then a naive player of the lists must
+// agree.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -45,8 +45,8 @@ class Mutations : public testing::TestWithParam<std::string> {
     std::vector<Schedule> schedules;
     for (const auto& [ranks, micro_batches] : {std::pair{2, 4}, std::pair{3, 6}}) {
       for (const P2Policy policy : policies_of(GetParam())) {
-        schedules.push_back(make_schedule(GetParam(), ranks * usual_stages_per_rank(named.placement),
-                                          micro_batches, policy, ranks));
+        schedules.push_back(
+            make_schedule(GetParam(), ranks * usual_stages_per_rank(named.placement), micro_batches, policy, ranks));
       }
     }
     return schedules;

@@ -14,8 +14,8 @@ inline int stages_on(std::string_view name, int ranks) {
   return ranks * usual_stages_per_rank(named_schedule(name).placement);
 }
 
-// Returns a random schedule, policy, number of ranks and of micro-batches that go together. Schedules that
-// admit several stages a rank get several.
+// Returns a random schedule, policy, number of ranks and of micro-batches that go together. Schedules that admit
+// several stages a rank get several.
 inline Schedule random_named_schedule(Random& random, int most_ranks, int most_micro_batches) {
   const auto names = schedule_names();
   while (true) {

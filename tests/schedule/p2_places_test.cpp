@@ -1,9 +1,8 @@
-#include "twobp/schedule/simulate/p2_places.h"
-
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/generators/classic.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
@@ -111,8 +111,7 @@ TEST(AddCommunication, SurroundsOpsThatCrossRanks) {
 }
 
 TEST(AddCommunication, GradientLeavesBeforeW) {
-  const Schedule schedule =
-      add_communication(apply_p2_policy(one_forward_one_backward(2, 1), P2Policy::kCooldown));
+  const Schedule schedule = add_communication(apply_p2_policy(one_forward_one_backward(2, 1), P2Policy::kCooldown));
   EXPECT_EQ(rank_text(schedule, 1), "1RECV_F0 1F0 1I0 1SEND_B0 1W0");
 }
 

@@ -1,7 +1,5 @@
-// Tests W in the waits of a rank against the simulation of the same order under `fill` with a byte cap. That
-// is independent code, and it makes the same decisions if costs are equal.
-#include "twobp/schedule/generators/place_p2.h"
-
+// Tests W in the waits of a rank against the simulation of the same order under `fill` with a byte cap. That is
+// independent code, and it makes the same decisions if costs are equal.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -9,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
@@ -27,8 +26,8 @@ Schedule with_p1(Schedule schedule) {
 Simulation run(const Schedule& schedule, P2Policy policy, int cap) {
   SimulationOptions options;
   options.cap_per_rank.assign(schedule.ranks.size(), cap);
-  return simulate(add_communication(apply_p2_policy(schedule, policy)),
-                  std::vector<StageCost>(schedule.stages), options);
+  return simulate(add_communication(apply_p2_policy(schedule, policy)), std::vector<StageCost>(schedule.stages),
+                  options);
 }
 
 TEST(PlaceP2, EqualsFillUnderACapWithEqualCosts) {
@@ -45,8 +44,7 @@ TEST(PlaceP2, EqualsFillUnderACapWithEqualCosts) {
       const auto& b = filled.ranks[rank].timeline;
       ASSERT_EQ(a.size(), b.size()) << round;
       for (size_t i = 0; i < a.size(); ++i) {
-        ASSERT_TRUE(a[i].op == b[i].op && a[i].begin == b[i].begin)
-            << round << " rank " << rank << " op " << i;
+        ASSERT_TRUE(a[i].op == b[i].op && a[i].begin == b[i].begin) << round << " rank " << rank << " op " << i;
       }
     }
   }

@@ -1,5 +1,5 @@
-// This file judges schedules naively, as a check of the validator. It plays all ranks instruction by
-// instruction and looks up every dependency in the set of finished ops.
+// This file judges schedules naively, as a check of the validator. It plays all ranks instruction by instruction and
+// looks up every dependency in the set of finished ops.
 #pragma once
 
 #include <set>
@@ -16,14 +16,12 @@ class Player {
     for (const auto& list : schedule.ranks) {
       auto& single = lists_.emplace_back();
       for (const Instruction& range : list) {
-        for (int i = 0; i < range.count; ++i)
-          single.push_back({range.op, range.stage, range.micro_batch + i});
+        for (int i = 0; i < range.count; ++i) single.push_back({range.op, range.stage, range.micro_batch + i});
       }
     }
   }
 
-  // Returns whether every op runs once, with its inputs, in micro-batch order, and nothing is missing at the
-  // end.
+  // Returns whether every op runs once, with its inputs, in micro-batch order, and nothing is missing at the end.
   bool plays_to_the_end() {
     std::vector<size_t> at(lists_.size(), 0);
     for (bool moved = true; moved;) {

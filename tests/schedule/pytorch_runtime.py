@@ -1,11 +1,10 @@
 """Runs schedules in PyTorch's own pipeline runtime, on CPU over Gloo, a process per rank.
 
-    pytorch_runtime.py FORM:FILE [FORM:FILE...]     FORM: compute_only or compute_comms
+    pytorch_runtime.py FILE [FILE...]
 
 _PipelineScheduleRuntime._load_csv loads every file, which runs one step of a small MLP. A stage is a Linear and a
-Tanh. The gradients are compared with autograd's on the whole model and batch. If a file has communication, it must be
-the one that PyTorch adds to the file's compute cells. The script prints a line per file: name, form, ranks, and the
-largest difference of a gradient relative to its largest value. Exit code 77: this Python has no PyTorch.
+Tanh. The gradients are compared with autograd's on the whole model and batch. The script prints a line per file: name,
+ranks, and the largest difference of a gradient relative to its largest value. Exit code 77: this Python has no PyTorch.
 """
 
 import csv
@@ -34,10 +33,6 @@ def actions_of(path):
     return dict(enumerate(rows))
 
 
-def compute_of(actions):
-    return {rank: [a for a in row if a is not None and a.is_compute_op] for rank, row in actions.items()}
-
-
 def module_of(stage):
     torch.manual_seed(100 + stage)
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()
@@ -47,23 +42,11 @@ def loss_of(output, target):
     return torch.nn.functional.mse_loss(output, target)
 
 
-def expected_messages(compute, rank_of_stage, micro_batches):
-    lowered = {rank: schedules._add_reduce_grad(list(row), micro_batches) for rank, row in compute.items()}
-    return schedules._add_send_recv(lowered, lambda stage: rank_of_stage[stage], len(rank_of_stage))
-
-
-def run_file(rank, ranks, form, path):
-    actions = actions_of(path)
-    compute = compute_of(actions)
+def run_file(rank, ranks, path):
+    compute = actions_of(path)
     rank_of_stage = {a.stage_index: r for r, row in compute.items() for a in row}
     stages = len(rank_of_stage)
     micro_batches = 1 + max(a.microbatch_index for row in compute.values() for a in row)
-    if form == "compute_comms":
-        expected = expected_messages(compute, rank_of_stage, micro_batches)
-        for r in actions:
-            same = list(map(str, actions[r])) == list(map(str, expected[r]))
-            assert same, f"{path}, rank {r}: {actions[r]}, PyTorch has {expected[r]}"
-
     generator = torch.Generator().manual_seed(1)
     shape = (micro_batches * SAMPLES, WIDTH)
     inputs = torch.randn(shape, generator=generator, dtype=torch.double)
@@ -76,7 +59,7 @@ def run_file(rank, ranks, form, path):
     modules = {stage: module_of(stage) for stage in mine}
     pipeline_stages = [PipelineStage(modules[stage], stage, stages, torch.device("cpu")) for stage in mine]
     runtime = schedules._PipelineScheduleRuntime(pipeline_stages, micro_batches, loss_fn=loss_of)
-    runtime._load_csv(path, format=form)
+    runtime._load_csv(path, format="compute_only")
     arguments = [inputs] if 0 in mine else []
     runtime.step(*arguments, target=target if stages - 1 in mine else None)
 
@@ -88,15 +71,15 @@ def run_file(rank, ranks, form, path):
     worst = torch.tensor(error, dtype=torch.double)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     if rank == 0:
-        print(os.path.basename(path), form, ranks, worst.item(), flush=True)
+        print(os.path.basename(path), ranks, worst.item(), flush=True)
 
 
 def run_rank(rank, ranks, store, files):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
     try:
-        for form, path in files:
-            run_file(rank, ranks, form, path)
+        for path in files:
+            run_file(rank, ranks, path)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -106,9 +89,8 @@ def run_rank(rank, ranks, store, files):
 
 def main():
     by_ranks = {}
-    for argument in sys.argv[1:]:
-        form, path = argument.split(":", 1)
-        by_ranks.setdefault(len(actions_of(path)), []).append((form, path))
+    for path in sys.argv[1:]:
+        by_ranks.setdefault(len(actions_of(path)), []).append(path)
     for ranks, files in by_ranks.items():
         with tempfile.TemporaryDirectory() as folder:
             store = os.path.join(folder, "store")

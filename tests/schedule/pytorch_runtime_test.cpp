@@ -11,9 +11,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -32,8 +31,7 @@ std::string output_of(const std::string& command, int& exit_code) {
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   std::string out;
   std::array<char, 4096> buffer{};
-  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    out.append(buffer.data(), n);
+  for (size_t n = 0; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) out.append(buffer.data(), n);
   const int status = ::pclose(pipe);
   exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
   return out;
@@ -41,17 +39,14 @@ std::string output_of(const std::string& command, int& exit_code) {
 
 TEST(PyTorchRuntime, RunsOurSchedules) {
   std::string command = python() + " " TWOBP_SOURCE_DIR "/tests/schedule/pytorch_runtime.py";
-  std::map<std::string, int> ranks_of;  // by file and form
+  std::map<std::string, int> ranks_of;  // by file
   std::vector<std::string> files;
   const auto add = [&](const std::string& name, const Schedule& schedule) {
-    for (const CsvForm form : {CsvForm::kCompute, CsvForm::kCommunication}) {
-      const std::string file =
-          concat("twobp_", name, '_', schedule.rank_count(), '_', csv_form_name(form), ".csv");
-      files.push_back(::testing::TempDir() + file);
-      std::ofstream(files.back()) << to_csv(schedule, form);
-      command += concat(" '", csv_form_name(form), ":", files.back(), "'");
-      ranks_of[concat(file, ' ', csv_form_name(form))] = schedule.rank_count();
-    }
+    const std::string file = concat("twobp_", name, '_', schedule.rank_count(), ".csv");
+    files.push_back(::testing::TempDir() + file);
+    std::ofstream(files.back()) << to_csv(schedule);
+    command += concat(" '", files.back(), "'");
+    ranks_of[file] = schedule.rank_count();
   };
   const auto filled = [](int ranks, int m) {
     const Schedule fill = make_schedule("1f1b", ranks, m, P2Policy::kFill);
@@ -81,18 +76,16 @@ TEST(PyTorchRuntime, RunsOurSchedules) {
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string file;
-    std::string form;
     int ranks = 0;
     double error = 1;
-    if (!(words >> file >> form >> ranks >> error) || !file.starts_with("twobp_")) continue;
-    const auto expected = ranks_of.find(concat(file, ' ', form));
+    if (!(words >> file >> ranks >> error) || !file.starts_with("twobp_")) continue;
+    const auto expected = ranks_of.find(file);
     ASSERT_NE(expected, ranks_of.end()) << line;
     EXPECT_EQ(ranks, expected->second) << line;
     EXPECT_LE(error, kTolerance) << line;
     ranks_of.erase(expected);
   }
-  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first
-                                << " is one:\n"
+  EXPECT_TRUE(ranks_of.empty()) << ranks_of.size() << " files did not run, " << ranks_of.begin()->first << " is one:\n"
                                 << out;
   for (const auto& file : files) std::remove(file.c_str());
 }

@@ -13,10 +13,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
-#include "twobp/schedule/text/csv.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -42,8 +42,7 @@ std::vector<Golden> golden_of(const std::string& name) {
     if (file.path().extension() != ".csv" || !stem.starts_with(name + '_')) continue;
     const Schedule theirs = read_csv(file.path().string());
     all.push_back(
-        {stem, theirs,
-         named_schedule(name).generate(theirs.stages, theirs.rank_count(), theirs.micro_batches, 1)});
+        {stem, theirs, named_schedule(name).generate(theirs.stages, theirs.rank_count(), theirs.micro_batches, 1)});
   }
   return all;
 }

@@ -15,8 +15,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 // Replays the order of a simulation under the same options.
-void expect_same_replay(const Schedule& schedule, const std::vector<StageCost>& costs,
-                        SimulationOptions options) {
+void expect_same_replay(const Schedule& schedule, const std::vector<StageCost>& costs, SimulationOptions options) {
   const Simulation first = simulate(schedule, costs, options);
   options.recorded = recorded_order(first);
   const Simulation again = simulate(schedule, costs, options);
@@ -80,8 +79,8 @@ TEST(Recorded, TheOrderDecidesInsteadOfFill) {
   EXPECT_EQ(result.step_seconds, 9);  // 1I1 is done at 6, 0I1 at 7, then two W follow
 }
 
-// I of three layers leaves 2 bytes of stash each, and there is room for two. So W of the last layer runs
-// before I of the first layer.
+// I of three layers leaves 2 bytes of stash each, and there is room for two. So W of the last layer runs before I of
+// the first layer.
 TEST(Recorded, WMayRunInsideItsOwnI) {
   StageCost cost;
   cost.forward = cost.backward_p1 = cost.backward_p2 = 3;
@@ -102,8 +101,7 @@ TEST(Recorded, WMayRunInsideItsOwnI) {
   const auto& timeline = first.ranks[0].timeline;
   std::string text;
   for (const auto& op : timeline) {
-    text +=
-        to_string({op.op, op.stage, op.micro_batch}) + " " + std::to_string(static_cast<int>(op.end)) + " ";
+    text += to_string({op.op, op.stage, op.micro_batch}) + " " + std::to_string(static_cast<int>(op.end)) + " ";
   }
   EXPECT_EQ(text, "0F0 3 0I0 5 0W0 6 0I0 7 0W0 9 ");
   EXPECT_EQ(timeline[3].part, 1);
@@ -129,8 +127,7 @@ TEST(Recorded, OrdersOfOtherSchedulesAreRefused) {
   expect_contains(error([](auto& order) { std::swap(order[0][0], order[0][1]); }),
                   {"has 0F1 where the schedule has 0F0"});
   expect_contains(error([](auto& order) { order[0][0].stage = 1; }), {"has 1F0"});
-  expect_contains(error([](auto& order) { order[0][0].op = Op::kSendForward; }),
-                  {"only F, I, W and receives"});
+  expect_contains(error([](auto& order) { order[0][0].op = Op::kSendForward; }), {"only F, I, W and receives"});
   expect_contains(error([](auto& order) {
                     order[0].insert(order[0].begin(), {Op::kBackwardP2, 0, 1});
                   }),
@@ -146,9 +143,8 @@ TEST(Recorded, WKeepsItsSideOfARecordedReceive) {
   std::vector<StageCost> costs(2);
   costs[1].backward_p1 = 3;  // dL/dx arrives at 6 and 9
   SimulationOptions options;
-  const std::vector<RecordedOp> last = {{Op::kForward, 1, 0},    {Op::kForward, 1, 1},
-                                        {Op::kBackwardP1, 1, 0}, {Op::kBackwardP1, 1, 1},
-                                        {Op::kBackwardP2, 1, 0}, {Op::kBackwardP2, 1, 1}};
+  const std::vector<RecordedOp> last = {{Op::kForward, 1, 0},    {Op::kForward, 1, 1},    {Op::kBackwardP1, 1, 0},
+                                        {Op::kBackwardP1, 1, 1}, {Op::kBackwardP2, 1, 0}, {Op::kBackwardP2, 1, 1}};
   options.recorded = {{{Op::kForward, 0, 0},
                        {Op::kForward, 0, 1},
                        {Op::kRecvBackward, 0, 0},

@@ -1,6 +1,6 @@
-// This is a second, slow simulation for comparison. It steps through whole time units and acts at each as an
-// executor would, without regard to speed. Costs and delays are whole numbers of at least one per layer and
-// piece of W. If several ranks can act at a tick, the lowest one does.
+// This is a second, slow simulation for comparison. It steps through whole time units and acts at each as an executor
+// would, without regard to speed. Costs and delays are whole numbers of at least one per layer and piece of W. If
+// several ranks can act at a tick, the lowest one does.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,7 @@ namespace twobp {
 
 class ReferenceExecutor {
  public:
-  ReferenceExecutor(const Schedule& schedule, const std::vector<StageCost>& costs,
-                    const SimulationOptions& options)
+  ReferenceExecutor(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options)
       : schedule_(schedule), options_(options), ranks_(schedule.ranks.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (const Instruction& range : schedule.ranks[r]) {
@@ -136,8 +135,8 @@ class ReferenceExecutor {
     if (--piece->left > 0) return;
     const int stage = piece->stage;
     rank.pending.erase(piece);
-    const auto left = std::count_if(rank.pending.begin(), rank.pending.end(),
-                                    [&](const Piece& p) { return p.stage == stage; });
+    const auto left =
+        std::count_if(rank.pending.begin(), rank.pending.end(), [&](const Piece& p) { return p.stage == stage; });
     if (left == 0) done_at_[stage] = rank.free_at;
   }
 
@@ -202,9 +201,8 @@ class ReferenceExecutor {
         if (!run_backward(rank, s, m)) return true;
         break;
       case Op::kBackwardP2: {
-        const auto piece =
-            std::find_if(rank.pending.begin(), rank.pending.end(),
-                         [s = s, m = m](const Piece& p) { return p.stage == s && p.micro_batch == m; });
+        const auto piece = std::find_if(rank.pending.begin(), rank.pending.end(),
+                                        [s = s, m = m](const Piece& p) { return p.stage == s && p.micro_batch == m; });
         if (piece != rank.pending.end()) {
           run_piece(rank, piece);
           return true;
@@ -266,8 +264,7 @@ class ReferenceExecutor {
       i += layer->i;
       w += layer->piece * layer->pieces;
       most = std::max(most, held + layer->i_peak);
-      if (!stage.plain)
-        most = std::max(most, held + layer->i_held + (layer->pieces > 0 ? layer->p2_peak : 0));
+      if (!stage.plain) most = std::max(most, held + layer->i_held + (layer->pieces > 0 ? layer->p2_peak : 0));
       held += layer->i_held - layer->stash * layer->pieces;
     }
     most = std::max(most, held);
@@ -342,9 +339,7 @@ class ReferenceExecutor {
     rank.free_at = now_ + 1;
   }
 
-  double ready_to_sum(int stage) const {
-    return options_.data_parallel.overlap ? done_at_[stage] : ended_[stage];
-  }
+  double ready_to_sum(int stage) const { return options_.data_parallel.overlap ? done_at_[stage] : ended_[stage]; }
 
   void sum_gradients(Rank& rank) {
     const DataParallel& parallel = options_.data_parallel;
@@ -361,8 +356,8 @@ class ReferenceExecutor {
       summed_[next] = true;
       const double ready = ready_to_sum(next);
       const double round = stages_[next].sum_bytes / parallel.replicas;  // a ring sends d - 1 of these, twice
-      free_at = std::max(free_at, ready) + parallel.latency +
-                2 * (parallel.replicas - 1) * round / parallel.bytes_per_second;
+      free_at =
+          std::max(free_at, ready) + parallel.latency + 2 * (parallel.replicas - 1) * round / parallel.bytes_per_second;
     }
     const double wait = std::max(0.0, free_at - rank.free_at);
     rank.bubble[static_cast<int>(BubbleCause::kCommunication)] += wait;

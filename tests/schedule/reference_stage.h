@@ -35,14 +35,12 @@ inline ReferenceStage reference_stage(const Schedule& schedule, const std::vecto
     const double held = cost.activation_bytes - stage.input;
     stage.layers.push_back({cost.forward, held, held + stage.output, cost.backward_p1, 0,
                             cost.stash_bytes - cost.activation_bytes - stage.output_gradient + stage.gradient,
-                            cost.backward_p2 / cost.p2_units, cost.stash_bytes / cost.p2_units, 0,
-                            cost.p2_units});
+                            cost.backward_p2 / cost.p2_units, cost.stash_bytes / cost.p2_units, 0, cost.p2_units});
   }
   for (const LayerCost& layer : cost.layers) {  // their weights are their seconds
     const int n = std::max(1, layer.p2_units);
-    stage.layers.push_back({layer.forward, layer.forward_peak, layer.forward_held, layer.backward_p1,
-                            layer.p1_peak, layer.p1_held, layer.backward_p2 / n, layer.stash / n,
-                            layer.p2_peak, layer.p2_units});
+    stage.layers.push_back({layer.forward, layer.forward_peak, layer.forward_held, layer.backward_p1, layer.p1_peak,
+                            layer.p1_held, layer.backward_p2 / n, layer.stash / n, layer.p2_peak, layer.p2_units});
   }
   return stage;
 }

@@ -1,5 +1,4 @@
-// Tests links, sums of gradients over replicas, causes of idle time, peaks and their times, replays, and
-// smallest caps.
+// Tests links, sums of gradients over replicas, causes of idle time, peaks and their times, replays, and smallest caps.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -29,8 +28,8 @@ std::vector<StageCost> with_messages(int stages, double bytes) {
 }
 
 TEST(Links, MessagesOfALinkFollowEachOther) {
-  // Each F takes 1 and each message 3. Messages leave rank 0 at 1, 2 and 3. They arrive at 4, 7 and 10, plus
-  // a latency of 0.5.
+  // Each F takes 1 and each message 3. Messages leave rank 0 at 1, 2 and 3. They arrive at 4, 7 and 10, plus a latency
+  // of 0.5.
   SimulationOptions options;
   options.bytes_per_second = 2;
   options.message_seconds = 0.5;
@@ -43,14 +42,13 @@ TEST(Links, MessagesOfALinkFollowEachOther) {
 TEST(Links, BothDirectionsOfAPairAreTwoLinks) {
   SimulationOptions options;
   options.bytes_per_second = 1;
-  const Simulation result =
-      simulate(make_schedule("naive", 2, 1, P2Policy::kOff), with_messages(2, 3), options);
+  const Simulation result = simulate(make_schedule("naive", 2, 1, P2Policy::kOff), with_messages(2, 3), options);
   EXPECT_DOUBLE_EQ(result.step_seconds, 6 + 2 * 3);
 }
 
 TEST(Links, SharedLinksSerialiseSeveralStages) {
-  // First, ranks 0 and 1 have a card each. Then they share one, so stage 1's first message (sent at 6) waits
-  // for stage 0's second message (sent at 2).
+  // First, ranks 0 and 1 have a card each. Then they share one, so stage 1's first message (sent at 6) waits for stage
+  // 0's second message (sent at 2).
   const Schedule schedule = make_forward_schedule({0, 1, 2}, 2);
   const auto costs = with_messages(3, 4);
   SimulationOptions options;
@@ -70,8 +68,7 @@ TEST(Links, EachNodeHasOneLinkOut) {
   SimulationOptions options;
   options.shared_links = node_links(4, 2, 5, 0);
   options.message_seconds = 1;
-  const Simulation result =
-      simulate(make_forward_schedule({0, 1, 2, 3}, 1), std::vector<StageCost>(4), options);
+  const Simulation result = simulate(make_forward_schedule({0, 1, 2, 3}, 1), std::vector<StageCost>(4), options);
   EXPECT_DOUBLE_EQ(result.step_seconds, 4 + 1 + 5 + 1);
 }
 
@@ -96,11 +93,9 @@ TEST(Links, BadLinksAreRefused) {
 }
 
 TEST(DataParallel, SumsOverlapOrFollow) {
-  // One rank has two stages. B is not split and runs in order, so W of stage 1 is done at 4 and W of stage 0
-  // at 6.
+  // One rank has two stages. B is not split and runs in order, so W of stage 1 is done at 4 and W of stage 0 at 6.
   Schedule schedule = empty_schedule({0, 0}, 1);
-  schedule.ranks[0] = {
-      {Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
+  schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kForward, 1, 0}, {Op::kBackward, 1, 0}, {Op::kBackward, 0, 0}};
   std::vector<StageCost> costs(2);
   for (auto& cost : costs) {
     cost.gradient_bytes = 12;
@@ -122,8 +117,7 @@ TEST(DataParallel, SumsOverlapOrFollow) {
 }
 
 TEST(Causes, AreKnownForABalancedPipeline) {
-  // The schedule is 1f1b at N = M = 4 without messages, with p2 off. Rank r starts later by r and ends
-  // earlier by 2r.
+  // The schedule is 1f1b at N = M = 4 without messages, with p2 off. Rank r starts later by r and ends earlier by 2r.
   const Simulation off = simulate(make_schedule("1f1b", 4, 4, P2Policy::kOff), std::vector<StageCost>(4));
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(of(off.ranks[rank], BubbleCause::kStartUp), rank);
@@ -153,8 +147,7 @@ TEST(Causes, ImbalanceIsTheExtraWorkOfTheBusiestRank) {
 TEST(Causes, CommunicationIsTheTimeOfMessagesInTransit) {
   SimulationOptions options;
   options.message_seconds = 2;
-  const Simulation result =
-      simulate(make_schedule("naive", 2, 1, P2Policy::kOff), std::vector<StageCost>(2), options);
+  const Simulation result = simulate(make_schedule("naive", 2, 1, P2Policy::kOff), std::vector<StageCost>(2), options);
   EXPECT_EQ(of(result.ranks[1], BubbleCause::kCommunication), 2);
   EXPECT_EQ(of(result.ranks[1], BubbleCause::kStartUp), 1);
   EXPECT_EQ(of(result.ranks[0], BubbleCause::kCommunication), 2);
@@ -174,8 +167,7 @@ TEST(Peaks, SayWhenAndWhere) {
 
 // An evaluation keeps nothing of a micro-batch.
 TEST(Peaks, ForwardAloneHasOneInFlight) {
-  for (const RankSimulation& rank :
-       simulate(make_forward_schedule({0, 1}, 5), std::vector<StageCost>(2)).ranks)
+  for (const RankSimulation& rank : simulate(make_forward_schedule({0, 1}, 5), std::vector<StageCost>(2)).ranks)
     EXPECT_EQ(rank.peak_in_flight, 1);
 }
 
@@ -206,17 +198,11 @@ TEST(Peaks, IncludeBytesWithinLayers) {
   cost.output_bytes = 1;
   cost.layers = {
       {.p2_units = 1, .forward_peak = 7, .forward_held = 4, .p1_peak = 2, .p1_held = -1, .stash = 3},
-      {.p2_units = 1,
-       .forward_peak = 5,
-       .forward_held = 3,
-       .p1_peak = 4,
-       .p1_held = 1,
-       .stash = 2,
-       .p2_peak = 6}};
+      {.p2_units = 1, .forward_peak = 5, .forward_held = 3, .p1_peak = 4, .p1_held = 1, .stash = 2, .p2_peak = 6}};
   cost.layers[0].stash = 5;
   Schedule schedule = empty_schedule({0}, 1);
-  // F holds 7, then 4 + 5 = 9. The loss is read, and 6 remain. I holds 6 + 4 = 10, and 7 remain; then 7 + 2 =
-  // 9, and 6 remain. W holds 6 + 6, and 4 remain, then 0.
+  // F holds 7, then 4 + 5 = 9. The loss is read, and 6 remain. I holds 6 + 4 = 10, and 7 remain; then 7 + 2 = 9, and 6
+  // remain. W holds 6 + 6, and 4 remain, then 0.
   schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}, {Op::kBackwardP2, 0, 0}};
   Simulation result = simulate(schedule, {cost});
   EXPECT_EQ(result.ranks[0].peak_bytes, 12);
@@ -262,11 +248,10 @@ TEST(Peaks, EqualTheWalkWithP2Off) {
   for (int round = 0; round < 300; ++round) {
     const bool v = round % 3 == 0;
     const int ranks = random_int(random, 1, 4);
-    const Schedule schedule =
-        make_schedule(v                ? "zb-v"
-                      : round % 3 == 1 ? "gpipe"
-                                       : "1f1b",
-                      v ? 2 * ranks : ranks, random_int(random, 1, 8), P2Policy::kOff, ranks);
+    const Schedule schedule = make_schedule(v                ? "zb-v"
+                                            : round % 3 == 1 ? "gpipe"
+                                                             : "1f1b",
+                                            v ? 2 * ranks : ranks, random_int(random, 1, 8), P2Policy::kOff, ranks);
     std::vector<StageCost> costs(schedule.stages);
     for (auto& cost : costs) {
       cost.output_bytes = random_int(random, 0, 3);
@@ -286,8 +271,7 @@ TEST(Peaks, EqualTheWalkWithP2Off) {
     }
     const Simulation simulation = simulate(schedule, costs);
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_DOUBLE_EQ(simulation.ranks[rank].peak_bytes, walked_peak(schedule, costs, rank))
-          << "round " << round;
+      EXPECT_DOUBLE_EQ(simulation.ranks[rank].peak_bytes, walked_peak(schedule, costs, rank)) << "round " << round;
     }
   }
 }

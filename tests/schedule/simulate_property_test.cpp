@@ -1,5 +1,5 @@
-// Tests random schedules, costs and links. The simulation is compared with a second, slow one that ticks
-// through time, and with a bound that no schedule can beat.
+// Tests random schedules, costs and links. The simulation is compared with a second, slow one that ticks through time,
+// and with a bound that no schedule can beat.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -59,8 +59,7 @@ std::vector<StageCost> random_costs(Random& random, int stages) {
   return costs;
 }
 
-// Draws some of these: a cap, slow links, links that pairs of ranks share, an account for waiting messages,
-// replicas.
+// Draws some of these: a cap, slow links, links that pairs of ranks share, an account for waiting messages, replicas.
 SimulationOptions random_options(Random& random, const Schedule& schedule) {
   SimulationOptions options;
   const int ranks = schedule.rank_count();
@@ -76,15 +75,14 @@ SimulationOptions random_options(Random& random, const Schedule& schedule) {
     options.message_holder = static_cast<MessageHolder>(random_int(random, 0, 2));
   }
   if (random_int(random, 0, 1) == 1) {
-    options.data_parallel = {random_int(random, 1, 4), random_int(random, 0, 3) * 1.0,
-                             random_int(random, 1, 4) / 2.0, random_int(random, 0, 1) == 1};
+    options.data_parallel = {random_int(random, 1, 4), random_int(random, 0, 3) * 1.0, random_int(random, 1, 4) / 2.0,
+                             random_int(random, 0, 1) == 1};
   }
   return options;
 }
 
 // No schedule can beat a rank's work, or the path of one micro-batch through all stages and back.
-double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs,
-                   const SimulationOptions& options) {
+double lower_bound(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   std::vector<double> work(schedule.ranks.size(), 0);
   double longest = 0;
   const double message = options.shared_links.empty() ? options.message_seconds : 0;
@@ -176,9 +174,9 @@ std::vector<StageCost> unequal_costs(Random& random, const std::vector<StageCost
   for (int row = 1; row < rows; ++row) {
     for (StageCost cost : first) {
       const int times = random_int(random, 1, 4);
-      for (double StageCost::*of : {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2,
-                                    &StageCost::activation_bytes, &StageCost::stash_bytes,
-                                    &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
+      for (double StageCost::*of :
+           {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::activation_bytes,
+            &StageCost::stash_bytes, &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
         cost.*of *= times;
       }
       for (LayerCost& layer : cost.layers) {
@@ -195,15 +193,15 @@ std::vector<StageCost> unequal_costs(Random& random, const std::vector<StageCost
 }
 
 TEST(Property, NamedSchedulesMatchTheReference) {
-  // With each of these seeds, a rank once takes a message after a fill at the moment when its sender begins
-  // an op. The order of the two decides a peak.
+  // With each of these seeds, a rank once takes a message after a fill at the moment when its sender begins an op. The
+  // order of the two decides a peak.
   for (const int seed : {4, 36, 41}) {
     Random random(seed);
     for (int round = 0; round < 350 && !testing::Test::HasFailure(); ++round) {
       const Schedule schedule = random_named_schedule(random, 6, 12);
-      SCOPED_TRACE(testing::Message()
-                   << schedule.name << " N=" << schedule.rank_count() << " M=" << schedule.micro_batches
-                   << " p2 " << policy_name(schedule.policy) << " seed " << seed << " round " << round);
+      SCOPED_TRACE(testing::Message() << schedule.name << " N=" << schedule.rank_count()
+                                      << " M=" << schedule.micro_batches << " p2 " << policy_name(schedule.policy)
+                                      << " seed " << seed << " round " << round);
       check_against_reference(schedule, random);
     }
   }
@@ -227,8 +225,8 @@ TEST(Property, AnyPlacementAndOrderMatchesTheReference) {
   for (int round = 0; round < 1000 && !testing::Test::HasFailure(); ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     const bool place_w = round % 2 == 0;
-    Schedule schedule = random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 6),
-                                        random_int(random, 1, 4), place_w);
+    Schedule schedule =
+        random_schedule(random, random_int(random, 1, 6), random_int(random, 1, 6), random_int(random, 1, 4), place_w);
     const P2Policy policy = kPolicies[random_int(random, 0, 3)];
     if (place_w) {
       schedule.policy = policy;  // it is followed as written, but `fill` may run W earlier

@@ -1,6 +1,5 @@
-// Tests the closed formulas of the paper (arXiv 2405.18047), formulas derived under its assumption, the byte
-// cap, and bad input. The assumption is that forward, p1 and p2 take one unit each, and messages take no
-// time.
+// Tests the closed formulas of the paper (arXiv 2405.18047), formulas derived under its assumption, the byte cap, and
+// bad input. The assumption is that forward, p1 and p2 take one unit each, and messages take no time.
 #include "twobp/schedule/simulate/simulate.h"
 
 #include <algorithm>
@@ -18,12 +17,10 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-Simulation unit_costs(const std::string& name, int stages, int micro_batches, P2Policy policy,
-                      double cap = 0) {
+Simulation unit_costs(const std::string& name, int stages, int micro_batches, P2Policy policy, double cap = 0) {
   SimulationOptions options;
   if (cap > 0) options.cap_per_rank.assign(stages, cap);
-  return simulate(make_schedule(name, stages, micro_batches, policy), std::vector<StageCost>(stages),
-                  options);
+  return simulate(make_schedule(name, stages, micro_batches, policy), std::vector<StageCost>(stages), options);
 }
 
 Simulation preset(const std::string& name, int stages, P2Policy policy) {
@@ -77,11 +74,9 @@ TEST_P(Formulas, HoldForOneForwardOneBackwardWithAnyMicroBatches) {
     EXPECT_EQ(filled.step_seconds, std::max(3 * m + n - 1, 2 * m + 2 * n - 1)) << n << ' ' << m;
     EXPECT_DOUBLE_EQ(filled.bubble_ratio(), (n - 1) / (n - 1 + 3.0 * m));
   }
-  // With fewer micro-batches than stages, the path of the last micro-batch through all stages and back sets
-  // the pace.
+  // With fewer micro-batches than stages, the path of the last micro-batch through all stages and back sets the pace.
   for (int m = 1; m < n; ++m) {
-    EXPECT_EQ(unit_costs("1f1b", n, m, P2Policy::kFill).step_seconds,
-              std::max(3 * m + n - 1, 2 * m + 2 * n - 1))
+    EXPECT_EQ(unit_costs("1f1b", n, m, P2Policy::kFill).step_seconds, std::max(3 * m + n - 1, 2 * m + 2 * n - 1))
         << n << ' ' << m;
   }
 }
@@ -124,8 +119,8 @@ TEST(Memory, CapHoldsUnderEveryPolicyExceptForOpsThatNeverFit) {
   }
 }
 
-// A policy holds W back only while there is room. Under the cap of standard backpropagation, no policy takes
-// longer than standard backpropagation.
+// A policy holds W back only while there is room. Under the cap of standard backpropagation, no policy takes longer
+// than standard backpropagation.
 TEST(Memory, ACapThatForcesWUsesWaits) {
   for (int stages = 2; stages <= 6; ++stages) {
     const int m = 2 * stages;
@@ -149,8 +144,7 @@ TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs).ranks[0].peak_bytes, 6);
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
   EXPECT_EQ(simulate(make_schedule("naive", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
-  // With a cap, I waits for W: there are 5 + 3 bytes before the second I, then W of the first micro-batch
-  // runs.
+  // With a cap, I waits for W: there are 5 + 3 bytes before the second I, then W of the first micro-batch runs.
   SimulationOptions options;
   options.cap_per_rank = {8};
   EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs, options).ranks[0].peak_bytes, 8);
@@ -179,9 +173,7 @@ TEST(Memory, IsInTheTimeline) {
 
 TEST(Idle, IsSplitByCause) {
   const Simulation end = preset("1f1b-1", 4, P2Policy::kEnd);
-  const auto idle = [](const RankSimulation& rank, IdleCause cause) {
-    return rank.idle[static_cast<int>(cause)];
-  };
+  const auto idle = [](const RankSimulation& rank, IdleCause cause) { return rank.idle[static_cast<int>(cause)]; };
   EXPECT_EQ(idle(end.ranks[3], IdleCause::kStartUp), 3);
   EXPECT_EQ(idle(end.ranks[0], IdleCause::kNothing), 3);  // before its first I there is no W
   EXPECT_EQ(idle(end.ranks[0], IdleCause::kMessage), 3);
@@ -226,8 +218,7 @@ TEST(Simulate, RoundingErrorsAddNoPiece) {
 TEST(Simulate, MessagesTakeTime) {
   SimulationOptions options;
   options.message_seconds = 0.5;
-  const Simulation result =
-      simulate(make_schedule("naive", 3, 1, P2Policy::kOff), std::vector<StageCost>(3), options);
+  const Simulation result = simulate(make_schedule("naive", 3, 1, P2Policy::kOff), std::vector<StageCost>(3), options);
   EXPECT_DOUBLE_EQ(result.step_seconds, 9 + 4 * 0.5);
 }
 
@@ -317,9 +308,9 @@ TEST(UnequalMicroBatches, RowsMustDivideThem) {
   const std::vector<std::pair<int, std::string>> faults = {
       {0, "0 rows"}, {3, "3 costs"}, {6, "3 rows"}, {16, "8 rows"}};
   for (const auto& [costs, given] : faults)
-    test::expect_error([&] { simulate(schedule, std::vector<StageCost>(costs)); },
-                       {"needs 2 costs, one for each stage", "each of the 4 micro-batches", "divide 4",
-                        concat("got ", given)});
+    test::expect_error(
+        [&] { simulate(schedule, std::vector<StageCost>(costs)); },
+        {"needs 2 costs, one for each stage", "each of the 4 micro-batches", "divide 4", concat("got ", given)});
 }
 
 }  // namespace

@@ -1,12 +1,11 @@
-// Tests schedules over slices of a sequence. Every generator gives a valid schedule, with the bubble and the
-// number of slices in flight of the theory.
+// Tests schedules over slices of a sequence. Every generator gives a valid schedule, with the bubble and the number of
+// slices in flight of the theory.
 #include <algorithm>
 #include <array>
 
 #include "tests/schedule/costs.h"
 #include "tests/schedule/named.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/draw/grid.h"
 #include "twobp/schedule/passes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
@@ -30,8 +29,8 @@ TEST(Slices, EveryScheduleTakesThemUnderEveryPolicy) {
       const int stages = looped ? ranks * random_int(random, 1, 3) : stages_on(named.name, ranks);
       ASSERT_TRUE(admits(named.name, stages, ranks, micro_batches, slices));
       for (const P2Policy policy : policies_of(named.name)) {
-        SCOPED_TRACE(concat(named.name, " on ", ranks, " ranks, ", stages, " stages, ", micro_batches, " x ",
-                            slices, ", p2 ", policy_name(policy)));
+        SCOPED_TRACE(concat(named.name, " on ", ranks, " ranks, ", stages, " stages, ", micro_batches, " x ", slices,
+                            ", p2 ", policy_name(policy)));
         const Schedule schedule = make_schedule(named.name, stages, micro_batches, policy, ranks, slices);
         EXPECT_EQ(schedule.micro_batches, micro_batches * slices);
         EXPECT_EQ(schedule.slices, slices);
@@ -70,8 +69,7 @@ TEST(Slices, BubbleEqualsThatOfAsManyMicroBatches) {
   }
 }
 
-// The fullest rank holds k + N - 1 slices, or all slices if there are fewer, instead of N micro-batches of k
-// slices.
+// The fullest rank holds k + N - 1 slices, or all slices if there are fewer, instead of N micro-batches of k slices.
 TEST(Slices, TheFullestRankHoldsFew) {
   for (const int ranks : {2, 4, 8}) {
     for (const int micro_batches : {1, 2, 8}) {
@@ -83,25 +81,22 @@ TEST(Slices, TheFullestRankHoldsFew) {
         const Schedule zb = make_schedule("zb-h1", ranks, micro_batches, P2Policy::kPlaced, 0, slices);
         EXPECT_LE(simulate(zb, equal_costs(zb)).ranks[0].peak_in_flight, std::min(slices + ranks - 1, all));
         const Schedule v = make_schedule("zb-v", 2 * ranks, micro_batches, P2Policy::kPlaced, 0, slices);
-        EXPECT_LE(simulate(v, equal_costs(v)).ranks[0].peak_in_flight,
-                  std::min(2 * (slices + ranks - 1), 2 * all));
+        EXPECT_LE(simulate(v, equal_costs(v)).ranks[0].peak_in_flight, std::min(2 * (slices + ranks - 1), 2 * all));
       }
     }
   }
 }
 
-// Every slice more is one more in flight in both stages of a rank. The pattern stays dense: a micro-batch
-// more adds its work, and no idle time.
+// Every slice more is one more in flight in both stages of a rank. The pattern stays dense: a micro-batch more adds its
+// work, and no idle time.
 TEST(Slices, TheVsWithLittleMemoryStayDense) {
   for (const int ranks : {2, 3, 4, 5, 6}) {
     for (const int slices : {2, 3, 4}) {
       const auto run = [&](const char* name, int micro_batches) {
-        const Schedule schedule =
-            make_schedule(name, 2 * ranks, micro_batches, P2Policy::kPlaced, ranks, slices);
+        const Schedule schedule = make_schedule(name, 2 * ranks, micro_batches, P2Policy::kPlaced, ranks, slices);
         return simulate(schedule, equal_costs(schedule));
       };
-      for (const auto& [name, limit] :
-           {std::pair{"v-half", (ranks + 2) / 2 * 2}, {"v-min", (ranks + 4) / 3 * 2}}) {
+      for (const auto& [name, limit] : {std::pair{"v-half", (ranks + 2) / 2 * 2}, {"v-min", (ranks + 4) / 3 * 2}}) {
         const Simulation simulation = run(name, 2 * ranks);
         int most = 0;
         for (const RankSimulation& rank : simulation.ranks) most = std::max(most, rank.peak_in_flight);
@@ -151,8 +146,7 @@ TEST(Slices, IdleTimeByCause) {
     for (const RankSimulation& rank : simulation.ranks) all.push_back(rank.bubble);
     return all;
   };
-  using Causes =
-      std::array<double, kBubbleCauses>;  // start-up, dependency, communication, imbalance, nothing
+  using Causes = std::array<double, kBubbleCauses>;  // start-up, dependency, communication, imbalance, nothing
   const std::vector<StageCost> equal(2);
   // Rank 0 has F until 2, and B of slice 1 from 5; rank 1 begins at 1 and ends two seconds early.
   EXPECT_EQ(causes(P2Policy::kOff, equal), (std::vector<Causes>{{0, 3, 0, 0, 0}, {1, 0, 0, 0, 2}}));
@@ -175,8 +169,7 @@ TEST(Slices, CausesAddUp) {
       const int slices = random_int(random, 2, 5);
       const auto costs = in_slices(random, random_costs(random, stages, round % 2 == 0), slices);
       for (const P2Policy policy : policies_of(named.name)) {
-        const Schedule schedule =
-            make_schedule(named.name, stages, random_int(random, 1, 4), policy, ranks, slices);
+        const Schedule schedule = make_schedule(named.name, stages, random_int(random, 1, 4), policy, ranks, slices);
         SimulationOptions options;
         options.message_seconds = random_real(random, 0, 1);
         const Simulation simulation = simulate(schedule, costs, options);
@@ -223,8 +216,7 @@ TEST(Slices, SomeSchedulesHaveNone) {
 TEST(Slices, GridNamesThem) {
   const Schedule schedule = make_schedule("1f1b", 1, 2, P2Policy::kEnd, 0, 2);
   const std::string grid = draw_grid(schedule, simulate(schedule, equal_costs(schedule)), 1);
-  EXPECT_NE(grid.find("F0.0 F0.1 I0.1 F1.0 I0.0 F1.1 I1.1 I1.0 W0.1 W0.0 W1.1 W1.0"), std::string::npos)
-      << grid;
+  EXPECT_NE(grid.find("F0.0 F0.1 I0.1 F1.0 I0.0 F1.1 I1.1 I1.0 W0.1 W0.0 W1.1 W1.0"), std::string::npos) << grid;
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
-// Tests steps without a barrier: exact periods for equal costs, and a step that begins where the previous one
-// ended, compared with one schedule that contains both.
-#include "twobp/schedule/simulate/step_periods.h"
-
+// Tests steps without a barrier: exact periods for equal costs, and a step that begins where the previous one ended,
+// compared with one schedule that contains both.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -9,9 +7,10 @@
 #include "tests/schedule/costs.h"
 #include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
-#include "twobp/schedule/check/leading_forwards.h"
+#include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {
@@ -50,8 +49,8 @@ TEST(StepPeriods, OneForwardOneBackwardGainsNothing) {
   }
 }
 
-// In an evaluation the first ranks run ahead of a slow third one, by two steps. Then all keep its time. The
-// times are short, because a step may take less than a second.
+// In an evaluation the first ranks run ahead of a slow third one, by two steps. Then all keep its time. The times are
+// short, because a step may take less than a second.
 TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
   std::vector<StageCost> costs(3);
   costs[0].forward = costs[1].forward = 0.1;
@@ -65,8 +64,7 @@ TEST(StepPeriods, AreThoseOfTheSlowestRankInTheLongRun) {
   for (const double unit : {1.0, 1e-6, 1e6}) {
     std::vector<StageCost> in_units = costs;
     for (StageCost& cost : in_units) cost.forward *= unit;
-    EXPECT_NEAR(step_periods(make_forward_schedule({0, 1}, 2), in_units).overlap, 2 * 0.3 * unit,
-                1e-9 * unit);
+    EXPECT_NEAR(step_periods(make_forward_schedule({0, 1}, 2), in_units).overlap, 2 * 0.3 * unit, 1e-9 * unit);
   }
 }
 
@@ -105,8 +103,8 @@ TEST(StepPeriods, WaitForTheNorm) {
 
 TEST(LeadingForwards, EndBeforeTheFirstBackward) {
   const LeadingForwards leading = leading_forwards(make_schedule("1f1b", 3, 6, P2Policy::kFill));
-  // Rank 0 has F SEND three times, then RECV_B. Rank 1 has RECV F SEND twice, then RECV_B. Rank 2 has RECV,
-  // then F of the last stage.
+  // Rank 0 has F SEND three times, then RECV_B. Rank 1 has RECV F SEND twice, then RECV_B. Rank 2 has RECV, then F of
+  // the last stage.
   EXPECT_EQ(leading.end, (std::vector<size_t>{6, 6, 1}));
   EXPECT_TRUE(leading.unreceived[0].empty());
   EXPECT_EQ(text_of(leading.unreceived[1]), "1RECV_F2");
@@ -151,8 +149,8 @@ TEST(StepPeriods, HandleZeroCosts) {
   EXPECT_EQ(periods.idle, 0);
 }
 
-// The schedule `twice` has the step twice, the second time with other micro-batches. That is two steps
-// without a barrier.
+// The schedule `twice` has the step twice, the second time with other micro-batches. That is two steps without a
+// barrier.
 TEST(StepPeriods, BeginWhereThePreviousStepEnded) {
   Random random(1);
   for (int round = 0; round < 200; ++round) {
@@ -192,8 +190,7 @@ TEST(StepPeriods, RefuseABeginningBeforeTheStart) {
   expect_contains(error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); }),
                   {"begin has 1 entries for 2 ranks"});
   options.begin = {1, -1};
-  expect_contains(error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); }),
-                  {"begin holds -1"});
+  expect_contains(error_of([&] { simulate(schedule, std::vector<StageCost>(2), options); }), {"begin holds -1"});
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The schedule tests share these helpers: messages of errors, and schedules for any placement of stages on
-// ranks.
+// The schedule tests share these helpers: messages of errors, and schedules for any placement of stages on ranks.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +16,7 @@
 
 namespace twobp {
 
-inline const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
-                                                P2Policy::kFill};
+inline const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
 
 // Returns the message of the Error that `action` throws, or an empty string if it throws none.
 inline std::string error_of(const std::function<void()>& action) {
@@ -68,8 +66,7 @@ inline Schedule looped_gpipe(std::vector<int> rank_of_stage, int micro_batches) 
     const bool forward = i < schedule.stages;
     const int stage = forward ? i : 2 * schedule.stages - 1 - i;
     for (int m = 0; m < micro_batches; ++m) {
-      schedule.ranks[schedule.rank_of_stage[stage]].push_back(
-          {forward ? Op::kForward : Op::kBackward, stage, m});
+      schedule.ranks[schedule.rank_of_stage[stage]].push_back({forward ? Op::kForward : Op::kBackward, stage, m});
     }
   }
   return schedule;
@@ -81,8 +78,8 @@ inline int random_int(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
-// Makes a valid schedule without communication, in random order, on a random placement. Ops that can run are
-// appended to their ranks one by one. With `place_w`, it mixes B, I and its own W. Otherwise it has B only.
+// Makes a valid schedule without communication, in random order, on a random placement. Ops that can run are appended
+// to their ranks one by one. With `place_w`, it mixes B, I and its own W. Otherwise it has B only.
 inline Schedule random_schedule(Random& random, int stages, int micro_batches, int ranks, bool place_w) {
   std::vector<int> placement(stages);
   for (int& rank : placement) rank = random_int(random, 0, ranks - 1);

@@ -83,14 +83,12 @@ TEST(Validate, RejectsEveryDuplicatedInstruction) {
   }
 }
 
-// Returns whether two instructions of a rank may not be swapped. They have the same op and stage, or the same
-// stage and micro-batch.
+// Returns whether two instructions of a rank may not be swapped. They have the same op and stage, or the same stage and
+// micro-batch.
 bool ordered_pair(const Instruction& a, const Instruction& b) {
   if (a.stage != b.stage || a.count != 1 || b.count != 1) return false;
   if (a.op == b.op) return is_compute(a.op);
-  const auto direction = [](Op op) {
-    return op == Op::kForward || op == Op::kRecvForward || op == Op::kSendForward;
-  };
+  const auto direction = [](Op op) { return op == Op::kForward || op == Op::kRecvForward || op == Op::kSendForward; };
   if (a.micro_batch != b.micro_batch) return false;
   if (is_compute(a.op) && is_compute(b.op)) return true;
   // They are a message and its op. W has no message.
@@ -152,8 +150,7 @@ TEST(Validate, MarksWhereAMissingStageWouldCome) {
 
 TEST(Validate, AllowsReorderOnRequest) {
   Schedule schedule = empty_schedule({0}, 2);
-  schedule.ranks[0] = {
-      {Op::kForward, 0, 1}, {Op::kForward, 0, 0}, {Op::kBackward, 0, 0}, {Op::kBackward, 0, 1}};
+  schedule.ranks[0] = {{Op::kForward, 0, 1}, {Op::kForward, 0, 0}, {Op::kBackward, 0, 0}, {Op::kBackward, 0, 1}};
   EXPECT_NE(rejection(schedule).find("allow_reorder"), std::string::npos);
   schedule.allow_reorder = true;
   EXPECT_EQ(rejection(schedule), "");
@@ -223,10 +220,10 @@ TEST(Validate, RejectsBadPlacements) {
 }
 
 TEST(Validate, RejectsNumbersThatDoNotExist) {
-  for (const Instruction& bad : {Instruction{Op::kForward, 2, 0}, Instruction{Op::kForward, -1, 0},
-                                 Instruction{Op::kForward, 0, 2}, Instruction{Op::kForward, 0, -1},
-                                 Instruction{Op::kForward, 0, 0, 0}, Instruction{Op::kForward, 0, 1, 2},
-                                 Instruction{Op::kSendBackward, 0, 0}, Instruction{Op::kRecvForward, 0, 0}}) {
+  for (const Instruction& bad :
+       {Instruction{Op::kForward, 2, 0}, Instruction{Op::kForward, -1, 0}, Instruction{Op::kForward, 0, 2},
+        Instruction{Op::kForward, 0, -1}, Instruction{Op::kForward, 0, 0, 0}, Instruction{Op::kForward, 0, 1, 2},
+        Instruction{Op::kSendBackward, 0, 0}, Instruction{Op::kRecvForward, 0, 0}}) {
     Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kOff);
     schedule.ranks[0].push_back(bad);
     EXPECT_EQ(marked_cell(rejection(schedule)), to_string(bad));

@@ -1,10 +1,8 @@
 // Tests the published figures of the schedules that place W themselves, in the simulator with equal costs.
 //
-// Peaks are counted as the authors count them. A micro-batch of a stage is held, whole, from the start of its
-// F to the end of its W. So the bytes between I and W (the stage's inputs and the derivatives that W reads)
-// weigh as much as the activations between F and I. Two stages of a V count as one micro-batch.
-#include "twobp/schedule/generators/zero_bubble.h"
-
+// Peaks are counted as the authors count them. A micro-batch of a stage is held, whole, from the start of its F to the
+// end of its W. So the bytes between I and W (the stage's inputs and the derivatives that W reads) weigh as much as the
+// activations between F and I. Two stages of a V count as one micro-batch.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/schedule/support.h"
+#include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 
@@ -29,8 +28,7 @@ Figures figures_of(const Schedule& schedule) {
   Figures figures;
   figures.step = simulation.step_seconds;
   for (const auto& rank : simulation.ranks) {
-    figures.longest_span =
-        std::max(figures.longest_span, rank.timeline.back().end - rank.timeline.front().begin);
+    figures.longest_span = std::max(figures.longest_span, rank.timeline.back().end - rank.timeline.front().begin);
     figures.peak_in_flight = std::max(figures.peak_in_flight, rank.peak_in_flight);
   }
   return figures;
@@ -84,8 +82,8 @@ TEST(ZeroBubble, HalfAndMinKeepTheirBounds) {
   }
 }
 
-// A schedule that runs one micro-batch after the other would hold the bounds too, so this test is needed.
-// 1F1B idles for 6(N - 1) of these units.
+// A schedule that runs one micro-batch after the other would hold the bounds too, so this test is needed. 1F1B idles
+// for 6(N - 1) of these units.
 TEST(ZeroBubble, HalfAndMinKeepThePipelineFull) {
   for (int n = 2; n <= 24; ++n) {
     const int m = 4 * n;
@@ -93,8 +91,7 @@ TEST(ZeroBubble, HalfAndMinKeepThePipelineFull) {
     EXPECT_LE(placed("v-min", n, m).longest_span, 6 * m + 4 * n) << n;
     // More micro-batches add no idle time, because the pattern is dense.
     for (const std::string name : {"v-half", "v-min"}) {
-      EXPECT_EQ(placed(name, n, m + 7).longest_span, placed(name, n, m).longest_span + 42)
-          << name << ' ' << n;
+      EXPECT_EQ(placed(name, n, m + 7).longest_span, placed(name, n, m).longest_span + 42) << name << ' ' << n;
     }
   }
 }
@@ -108,8 +105,7 @@ TEST(ZeroBubble, PlacedP2DelaysNothing) {
         const int stages = n * usual_stages_per_rank(named.placement);
         if (!admits(named.name, stages, n, m)) continue;
         const auto step = [&](P2Policy policy) {
-          return simulate(make_schedule(named.name, stages, m, policy, n), std::vector<StageCost>(stages))
-              .step_seconds;
+          return simulate(make_schedule(named.name, stages, m, policy, n), std::vector<StageCost>(stages)).step_seconds;
         };
         EXPECT_LE(step(P2Policy::kPlaced), step(P2Policy::kFill)) << named.name << ' ' << n << ' ' << m;
       }
@@ -117,8 +113,8 @@ TEST(ZeroBubble, PlacedP2DelaysNothing) {
   }
 }
 
-// Of two micro-batches, the second comes back to rank 0 after 1 + 4 N, right after the first. Only then there
-// is time for their two W of the first stage. All other W fit into waits.
+// Of two micro-batches, the second comes back to rank 0 after 1 + 4 N, right after the first. Only then there is time
+// for their two W of the first stage. All other W fit into waits.
 TEST(ZeroBubble, TwoMicroBatchesOfAVWaitForNoW) {
   for (int n = 4; n <= 8; ++n) {
     const Schedule schedule = make_schedule("zb-v", 2 * n, 2, P2Policy::kPlaced);
@@ -138,8 +134,7 @@ TEST(ZeroBubble, SmallOnesMatchCellByCell) {
 TEST(ZeroBubble, AVNeedsTwoStagesARank) {
   const std::string error = error_of([] { make_schedule("zb-v", 4, 2, P2Policy::kPlaced, 4); });
   expect_contains(error, {"4 stages on 4 ranks", "two stages"});
-  expect_contains(error_of([] { make_schedule("v-min", 3, 2, P2Policy::kPlaced); }),
-                  {"'v-min'", "multiple of 2"});
+  expect_contains(error_of([] { make_schedule("v-min", 3, 2, P2Policy::kPlaced); }), {"'v-min'", "multiple of 2"});
 }
 
 }  // namespace

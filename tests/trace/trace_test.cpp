@@ -1,5 +1,5 @@
 // Tests the Trace Event Format: every object has the fields that its phase requires, tracks do not overlap,
-// and arrows meet slices.
+// and arrows meet slices. Also tests which steps are recorded.
 #include "twobp/trace/trace.h"
 
 #include <map>
@@ -7,13 +7,46 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/trace/support.h"
+#include "tests/pipeline/support.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
-using test::real_trace;
+using test::error_of;
+using test::expect_contains;
+
+std::vector<StepReport> run_steps(Pipeline& pipeline, const StepPlan& plan, int steps) {
+  TraceRecorder recorder({1, steps});
+  for (int i = 0; i < steps; ++i) {
+    StepRequest options = test::step_request();
+    options.step = i + 1;
+    options.want_events = recorder.wants_events(i + 1);
+    options.update = test::update_by([](int) {
+      const double begin = now_seconds();
+      while (now_seconds() < begin + 2e-4) {
+      }
+      return UpdateTimes{now_seconds() - begin, {}};
+    });
+    recorder.on_step(pipeline.run(plan, test::random_batch(plan.schedule.micro_batches), options));
+  }
+  return recorder.reports();
+}
+
+// Two steps of a LLaMa with three blocks on two stages.
+Trace real_trace(const std::string& title = "a title") {
+  const ModelSpec model = test::small_llama(3);  // 8 layers
+  Pipeline pipeline(model, test::no_costs(model), test::options_of({4, 4}));
+  Trace trace;
+  trace.title = title;
+  trace.steps = run_steps(pipeline, pipeline.plan("1f1b", 3, P2Policy::kFill, {P2Batching::kLoop, 0}), 2);
+  return trace;
+}
+
+// This name tries to break out of strings, scripts and tags, and ends in invalid UTF-8.
+const std::string kHostileName =
+    "</script><script>document.body.dataset.broken='yes'</script><!-- \"'\\ \n\x01 & \xe2\x80\xa8 \xff";
 
 json with_phase(const json& all, const std::string& phase) {
   json some = json::array();
@@ -132,9 +165,9 @@ TEST(TraceJson, CountsMemory) {
 }
 
 TEST(TraceJson, EscapesNames) {
-  Trace trace = real_trace(test::kHostileName);
+  Trace trace = real_trace(kHostileName);
   for (Event& event : trace.steps[0].events[0]) {
-    if (event.kind == Event::Kind::kBackwardP2) event.name = test::kHostileName;
+    if (event.kind == Event::Kind::kBackwardP2) event.name = kHostileName;
   }
   const std::string text = trace_json(trace);
   for (const char c : text) EXPECT_TRUE((c >= ' ' && c <= '~') || c == '\n');
@@ -145,6 +178,67 @@ TEST(TraceJson, EscapesNames) {
 
 TEST(TraceJson, IsAnEmptyArrayWithoutSteps) {
   EXPECT_TRUE(json::parse(trace_json({})).is_array());
+}
+
+void expect_range(const TraceSteps& steps, int64_t first, int64_t last) {
+  EXPECT_EQ(steps.first, first);
+  EXPECT_EQ(steps.last, last);
+}
+
+TEST(ChooseTraceSteps, AreTheSecondToTheFourthOrTheLast) {
+  expect_range(choose_trace_steps("", {1, 100}), 2, 4);
+  expect_range(choose_trace_steps("", {1, 4}), 2, 4);
+  expect_range(choose_trace_steps("", {1, 3}), 2, 3);
+  expect_range(choose_trace_steps("", {1, 2}), 2, 2);
+  expect_range(choose_trace_steps("", {1, 1}), 1, 1);       // there is no other step
+  expect_range(choose_trace_steps("", {51, 100}), 52, 54);  // a resumed run
+}
+
+TEST(ChooseTraceSteps, FollowTheRequest) {
+  expect_range(choose_trace_steps("3-5", {1, 8}), 3, 5);
+  expect_range(choose_trace_steps("7", {1, 8}), 7, 7);
+  expect_range(choose_trace_steps("1-8", {1, 8}), 1, 8);
+}
+
+TEST(ChooseTraceSteps, RefuseImpossibleRequests) {
+  for (const char* text :
+       {"x", "3-", "-3", "3-x", "5-3", "0", "0-2", "3-5-7", " 3", "3 ", "1e3", "+3", "99999999999999999999"}) {
+    expect_contains(error_of([&] { choose_trace_steps(text, {1, 8}); }), {"--trace-steps", text});
+  }
+  expect_contains(error_of([] { choose_trace_steps("7-9", {1, 8}); }), {"7-9", "1 to 8"});
+  expect_contains(error_of([] { choose_trace_steps("3", {5, 8}); }), {"5 to 8"});
+  expect_contains(error_of([] { choose_trace_steps("1-101", {1, 1000}); }), {"101 steps", "100"});
+  expect_contains(error_of([] { choose_trace_steps("", {9, 8}); }), {"no step left"});
+}
+
+TEST(TraceRecorder, KeepsTheChosenSteps) {
+  TraceRecorder recorder({3, 4});
+  StepReport report;
+  for (int64_t step = 1; step <= 5; ++step) {
+    EXPECT_EQ(recorder.wants_events(step), step == 3 || step == 4);
+    EXPECT_EQ(recorder.complete(), step == 5);
+    report.step = step;
+    recorder.on_step(report);
+  }
+  ASSERT_EQ(recorder.reports().size(), 2U);
+  EXPECT_EQ(recorder.reports()[0].step, 3);
+  EXPECT_EQ(recorder.reports()[1].step, 4);
+}
+
+TEST(EventName, DescribesTheEvent) {
+  Event event;
+  event.micro_batch = 3;
+  EXPECT_EQ(event_name(event), "F3");
+  event.kind = Event::Kind::kBackwardP1;
+  EXPECT_EQ(event_name(event), "I3");
+  event.kind = Event::Kind::kBackwardP2;
+  event.name = "model.layers.2.mlp.down_proj";
+  EXPECT_EQ(event_name(event), "W3 model.layers.2.mlp.down_proj");
+  event.count = 2;
+  EXPECT_EQ(event_name(event), "W3-4 model.layers.2.mlp.down_proj");
+  event.kind = Event::Kind::kIdle;
+  event.cause = IdleCause::kMessage;
+  EXPECT_EQ(event_name(event), "idle: waiting for a message");
 }
 
 }  // namespace

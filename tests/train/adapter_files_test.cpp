@@ -1,7 +1,5 @@
-// Tests adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings
-// that are refused because they would give another adapter. Also tests the files that are written for PEFT.
-#include "twobp/train/weights/adapter_files.h"
-
+// Tests adapters from other programs: the accepted contents of PEFT's adapter_config.json, and the settings that are
+// refused because they would give another adapter. Also tests the files that are written for PEFT.
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -11,6 +9,7 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -19,8 +18,7 @@ using nlohmann::json;
 using test::expect_error;
 using test::TempFolder;
 
-// Returns the file that PEFT 0.21.2 writes for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj",
-// "v_proj"]).
+// Returns the file that PEFT 0.21.2 writes for LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj", "v_proj"]).
 json of_peft() {
   return json::parse(R"({
     "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
@@ -84,13 +82,13 @@ TEST_F(AdapterFiles, RefuseOtherSettingsByName) {
   for (const char* start : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "mica", "new"}) {
     refuse("init_lora_weights", start);
   }
-  for (const char* key : {"use_rslora", "use_dora", "use_qalora", "fan_in_fan_out", "lora_bias",
-                          "ensure_weight_tying", "of_a_later_version"}) {
+  for (const char* key : {"use_rslora", "use_dora", "use_qalora", "fan_in_fan_out", "lora_bias", "ensure_weight_tying",
+                          "of_a_later_version"}) {
     refuse(key, true);
   }
   for (const char* key : {"corda_config", "lora_ga_config", "kasa_config", "velora_config", "arrow_config",
-                          "use_bdlora", "monteclora_config", "megatron_config", "loftq_config",
-                          "rank_pattern", "alpha_pattern", "of_a_later_version"}) {
+                          "use_bdlora", "monteclora_config", "megatron_config", "loftq_config", "rank_pattern",
+                          "alpha_pattern", "of_a_later_version"}) {
     refuse(key, {{"q_proj", 4}});
   }
   for (const char* key : {"modules_to_save", "layer_replication", "layers_to_transform", "exclude_modules",
@@ -110,8 +108,7 @@ TEST_F(AdapterFiles, RefuseTensorsThatAreNotTargets) {
   EXPECT_NO_THROW(load(description));
   for (const char* other : {"v_pro", "_proj", "attn.v_proj"}) {
     description["target_modules"] = {"q_proj", other};
-    expect_error([&] { load(description); },
-                 {"v_proj.lora_A.weight", "target_modules", "PEFT does not use it"});
+    expect_error([&] { load(description); }, {"v_proj.lora_A.weight", "target_modules", "PEFT does not use it"});
   }
 }
 
@@ -172,8 +169,8 @@ TEST(AdapterDescription, NamesTheClassOfABert) {
 
 // An adapter that PEFT could not load is reported before the training.
 TEST(AdapterDescription, IsRefusedIfPeftCannotLoadIt) {
-  const auto check = [](const ModelOptions& type, const std::vector<std::string>& targets,
-                        const std::string& from, const std::string& lora) {
+  const auto check = [](const ModelOptions& type, const std::vector<std::string>& targets, const std::string& from,
+                        const std::string& lora) {
     Config config = test::tiny_config();
     config.model.type = type;
     config.model.from = from;

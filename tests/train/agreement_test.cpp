@@ -1,15 +1,16 @@
-// Tests processes that were started with different inputs. All of them report the same error before anything
-// is computed. It names the difference and the process.
-#include "twobp/train/agreement.h"
-
+// Tests processes that were started with different inputs. All of them report the same error before anything is
+// computed. It names the difference and the process.
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/run_world.h"
+#include "twobp/train/check_config.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -81,8 +82,7 @@ TEST(Agreement, CountsManyDifferences) {
   Config others = config;
   others.optimizer = {.type = "sgd", .lr = 1, .weight_decay = 2, .beta1 = 0.5, .beta2 = 0.6};
   const std::string error = errors_of(config, 2, others)[0];
-  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos)
-      << error;
+  EXPECT_NE(error.find("optimizer.type is \"adamw\" on rank 0, but \"sgd\" on rank 2"), std::string::npos) << error;
   EXPECT_NE(error.find("and 3 more"), std::string::npos) << error;
 }
 
@@ -143,44 +143,44 @@ TEST(ChooseTransport, FollowsTheLauncherUnlessToldOtherwise) {
   using Kind = Launcher::Kind;
   PipelineConfig config = config_of(2).pipeline;
   config.data_parallel = 2;
-  EXPECT_EQ(choose_transport(config, Launcher{}), TransportKind::kThreads);
-  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
-  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kMpi);
-  EXPECT_EQ(choose_transport(config, started(Kind::kSlurm, 4)), TransportKind::kMpi);
-  EXPECT_EQ(choose_transport(config, started(Kind::kTorchrun, 4)), TransportKind::kStore);
+  EXPECT_EQ(choose_transport(start_options(config), Launcher{}), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kMpi, 1)), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kMpi, 4)), TransportKind::kMpi);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kSlurm, 4)), TransportKind::kMpi);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kTorchrun, 4)), TransportKind::kStore);
   config.device = "cuda";
-  EXPECT_EQ(choose_transport(config, Launcher{}), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(start_options(config), Launcher{}), TransportKind::kThreads);
   for (const Kind kind : {Kind::kMpi, Kind::kSlurm, Kind::kTorchrun})
-    EXPECT_EQ(choose_transport(config, started(kind, 4)), TransportKind::kNccl);
+    EXPECT_EQ(choose_transport(start_options(config), started(kind, 4)), TransportKind::kNccl);
   config.transport = "nccl";
-  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 4)), TransportKind::kNccl);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kMpi, 4)), TransportKind::kNccl);
   config.device = "cpu";
   config.transport = "threads";
-  EXPECT_EQ(choose_transport(config, started(Kind::kMpi, 1)), TransportKind::kThreads);
+  EXPECT_EQ(choose_transport(start_options(config), started(Kind::kMpi, 1)), TransportKind::kThreads);
 }
 
 TEST(ChooseTransport, RefusesATransportThatDoesNotFit) {
   using Kind = Launcher::Kind;
   PipelineConfig config = config_of(2).pipeline;
-  expect_error([&] { choose_transport(config, started(Kind::kMpi, 3)); },
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kMpi, 3)); },
                {"3 processes were started, but pipeline.ranks 2 x pipeline.data_parallel 1 = 2"});
   config.data_parallel = 3;
-  expect_error([&] { choose_transport(config, started(Kind::kSlurm, 2)); },
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kSlurm, 2)); },
                {"2 processes were started, but pipeline.ranks 2 x pipeline.data_parallel 3 = 6"});
   config.transport = "mpi";
-  expect_error([&] { choose_transport(config, Launcher{}); },
+  expect_error([&] { choose_transport(start_options(config), Launcher{}); },
                {"pipeline.transport is \"mpi\"", "started by itself", "start 6 by mpirun"});
-  expect_error([&] { choose_transport(config, started(Kind::kMpi, 1)); }, {"1 process was started"});
-  expect_error([&] { choose_transport(config, started(Kind::kTorchrun, 6)); }, {"torchrun"});
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kMpi, 1)); }, {"1 process was started"});
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kTorchrun, 6)); }, {"torchrun"});
   config.device = "cuda";
-  expect_error([&] { choose_transport(config, started(Kind::kMpi, 6)); },
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kMpi, 6)); },
                {"pipeline.transport is \"mpi\"", "CPU's memory", "pipeline.device is \"cuda\""});
   config.device = "cpu";
   config.transport = "nccl";
-  expect_error([&] { choose_transport(config, started(Kind::kTorchrun, 6)); },
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kTorchrun, 6)); },
                {"pipeline.transport is \"nccl\"", "pipeline.device is \"cpu\"", "\"cuda\""});
   config.transport = "threads";
-  expect_error([&] { choose_transport(config, started(Kind::kMpi, 6)); },
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kMpi, 6)); },
                {"pipeline.transport is \"threads\"", "mpirun", "started 6 processes"});
 }
 

@@ -1,5 +1,5 @@
-// Tests the promise of bitwise_test for every named schedule, on its own placement of stages: V-shaped,
-// looped and zero-bubble. All of these schedules keep the order of micro-batches.
+// Tests the promise of bitwise_test for every named schedule, on its own placement of stages: V-shaped, looped and
+// zero-bubble. All of these schedules keep the order of micro-batches.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -38,8 +38,7 @@ class EverySchedule : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EverySchedule, TrainsTheSameWeights) {
   const std::string name = GetParam();
-  // The number of micro-batches is below, equal to, above and far above the number of ranks. It is even or
-  // odd.
+  // The number of micro-batches is below, equal to, above and far above the number of ranks. It is even or odd.
   const std::vector<std::pair<int, int>> sizes = {{1, 3}, {2, 1}, {2, 2}, {2, 4}, {2, 5}, {3, 2},
                                                   {3, 3}, {3, 7}, {4, 3}, {4, 4}, {4, 8}};
   std::map<int, Outcome> expected;  // by micro-batches
@@ -53,11 +52,9 @@ TEST_P(EverySchedule, TrainsTheSameWeights) {
       expected[micro_batches] = test::train(config_of("gpipe", 1), batches, {"gpipe", P2Policy::kOff});
     }
     for (const P2Policy policy : policies_of(name)) {
-      const std::string what =
-          concat(name, ", ", ranks, " ranks, M ", micro_batches, ", p2 ", policy_name(policy));
+      const std::string what = concat(name, ", ", ranks, " ranks, M ", micro_batches, ", p2 ", policy_name(policy));
       ASSERT_FALSE(make_schedule(name, stages, micro_batches, policy, ranks).allow_reorder) << what;
-      expect_same_bits(expected[micro_batches], test::train(config_of(name, ranks), batches, {name, policy}),
-                       what);
+      expect_same_bits(expected[micro_batches], test::train(config_of(name, ranks), batches, {name, policy}), what);
     }
   }
   // Only schedules whose table entry allows it may admit fewer sizes.

@@ -1,5 +1,5 @@
-// Tests pipeline.schedule "auto". The search finds a schedule for the measured times at the start. It trains
-// to the same bits as one stage.
+// Tests pipeline.schedule "auto". The search finds a schedule for the measured times at the start. It trains to the
+// same bits as one stage.
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 
 #include <tuple>
@@ -9,12 +9,12 @@
 #include "tests/schedule/support.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/train/auto_variant.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/plan/memory/stage_bytes.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -73,8 +73,7 @@ TEST(AutoVariant, RunsUnderTheCapOfTheSearch) {
   }
 }
 
-// The search never finds a schedule that is slower than one of its candidates. This holds under the automatic
-// cap, too.
+// The search never finds a schedule that is slower than one of its candidates. This holds under the automatic cap, too.
 TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
   for (const int ranks : {2, 3}) {
     Trainer trainer(config_of(ranks, ranks));
@@ -85,8 +84,7 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
     };
     const double found = seconds(make_plan(trainer.pipeline(), trainer.variant(), 4));
     for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
-      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy)))
-          << ranks << ", " << policy_name(policy);
+      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy))) << ranks << ", " << policy_name(policy);
   }
 }
 

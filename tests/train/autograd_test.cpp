@@ -1,12 +1,11 @@
-// Tests whole training runs against the same model on autograd in float64 with a plain optimizer. The loss is
-// the mean over the counted targets of the global batch, in any micro-batch. Tied weights get the gradients
-// of both uses. Clipping is the same as torch's.
+// Tests whole training runs against the same model on autograd in float64 with a plain optimizer. The loss is the mean
+// over the counted targets of the global batch, in any micro-batch. Tied weights get the gradients of both uses.
+// Clipping is the same as torch's.
 //
-// Tolerances: the library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most n
-// = 4 * 2 * 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head). Each has a rounding
-// error of u. If all have one sign, the error is (128 + 40) u = 1e-5 of the largest term. Terms are of the
-// size of the largest gradient of the parameter. So gradients may differ by 1e-5 of their largest absolute
-// value.
+// Tolerances: the library computes in float32 (unit roundoff u = 6e-8). A gradient here is a sum of at most n = 4 * 2 *
+// 16 = 128 rows after about 40 operations in a row (3 blocks of 12, head). Each has a rounding error of u. If all have
+// one sign, the error is (128 + 40) u = 1e-5 of the largest term. Terms are of the size of the largest gradient of the
+// parameter. So gradients may differ by 1e-5 of their largest absolute value.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -31,8 +30,7 @@ double largest(const at::Tensor& t) {
 }
 
 // Expects |a - b| <= bound for each element. a is in float32 and b in float64.
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound,
-                  const std::string& what) {
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double bound, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   EXPECT_LE(largest(actual.to(at::kDouble) - expected), bound) << what;
 }
@@ -44,8 +42,8 @@ Config config_of(bool tied, int stages) {
   return config;
 }
 
-// SGD has lr 1 and no decay, so the weights move by exactly the gradient, up to the rounding of the
-// subtraction (u times the weight).
+// SGD has lr 1 and no decay, so the weights move by exactly the gradient, up to the rounding of the subtraction (u
+// times the weight).
 Config gradient_config(bool tied, int stages) {
   Config config = config_of(tied, stages);
   config.optimizer.type = "sgd";
@@ -78,8 +76,7 @@ TEST(Autograd, EveryWeightHasItsGradient) {
   }
 }
 
-// The micro-batches have 1, 32, 7 and 9 counted targets, and the last has another size. A mean of means would
-// be wrong.
+// The micro-batches have 1, 32, 7 and 9 counted targets, and the last has another size. A mean of means would be wrong.
 TEST(Autograd, LossIsTheMeanOverAllCountedTargetsOfTheGlobalBatch) {
   Batch batch = random_batch(4, 2, 1, 2);
   const std::vector<int64_t> keep = {1, 32, 7, 9};
@@ -131,8 +128,8 @@ TEST(Autograd, TiedWeightsStayEqualOnAllStages) {
   EXPECT_FALSE(first->value.is_alias_of(last->value)) << "on different ranks they are different tensors";
 }
 
-// This compares the clipped gradient itself. Its size matters for SGD, but hardly for AdamW. The factor is
-// clip / (norm + 1e-6). Its relative error is that of the norm, so both together give 2 * 1e-5.
+// This compares the clipped gradient itself. Its size matters for SGD, but hardly for AdamW. The factor is clip / (norm
+// + 1e-6). Its relative error is that of the norm, so both together give 2 * 1e-5.
 TEST(Autograd, ClippedGradientsEqualTorchs) {
   for (const int stages : {1, 3}) {
     for (const bool tied : {false, true}) {
@@ -163,16 +160,14 @@ TEST(Autograd, GradientsBelowTheLimitAreNotClipped) {
   Config config = config_of(false, 2);
   const test::Outcome free = test::train(config, batches, {"1f1b", P2Policy::kFill});
   config.train.clip_norm = 1e6;
-  test::expect_same_bits(free, test::train(config, batches, {"1f1b", P2Policy::kFill}),
-                         "clip_norm far above");
+  test::expect_same_bits(free, test::train(config, batches, {"1f1b", P2Policy::kFill}), "clip_norm far above");
 }
 
-// This compares several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps), with m and sqrt(v) of
-// the size of g. An error e of g that is much smaller than eps moves it by at most 2 lr e / eps a step,
-// because m and sqrt(v) are each at most e off. No clipped gradient is above 0.1 (checked), so e is at most
-// 1e-5 * 0.1. With lr = 1e-2 and eps = 1e-3, five steps give 5 * 2e-5 = 1e-4. The weights move by 1e-2
-// (checked) to 5 lr = 5e-2. The loss is compared to first order: if weights differ by d, it changes by at
-// most norm * |d|, times 2 for curvature.
+// This compares several steps with clipping. Adam's update is lr * m / (sqrt(v) + eps), with m and sqrt(v) of the size
+// of g. An error e of g that is much smaller than eps moves it by at most 2 lr e / eps a step, because m and sqrt(v)
+// are each at most e off. No clipped gradient is above 0.1 (checked), so e is at most 1e-5 * 0.1. With lr = 1e-2 and
+// eps = 1e-3, five steps give 5 * 2e-5 = 1e-4. The weights move by 1e-2 (checked) to 5 lr = 5e-2. The loss is compared
+// to first order: if weights differ by d, it changes by at most norm * |d|, times 2 for curvature.
 void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& variant) {
   Config config = config_of(tied, stages);
   config.train.clip_norm = 0.5;
@@ -209,8 +204,7 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
       ASSERT_LT(largest(grad), 0.1) << name;
       const double decay = value.dim() > 1 ? config.optimizer.weight_decay : 0;
       at::_fused_adamw_({value}, {grad}, {first[name]}, {second[name]}, {}, {step}, config.optimizer.lr,
-                        config.optimizer.beta1, config.optimizer.beta2, decay, config.optimizer.eps, false,
-                        false);
+                        config.optimizer.beta1, config.optimizer.beta2, decay, config.optimizer.eps, false, false);
     }
   }
   for (const auto& [name, value] : parts_of(trainer.weights())) {

@@ -1,6 +1,6 @@
-// Tests whole runs of BERT with dropout. The bits are the same for every schedule, p2 policy, number of
-// stages and split. bert_transformers_test compares them with autograd without the pipeline. Also tests the
-// settings that a configuration of BERT may not have.
+// Tests whole runs of BERT with dropout. The bits are the same for every schedule, p2 policy, number of stages and
+// split. bert_transformers_test compares them with autograd without the pipeline. Also tests the settings that a
+// configuration of BERT may not have.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
@@ -15,8 +15,7 @@ using test::Outcome;
 
 constexpr int kSteps = 3;
 constexpr int kLayers = 8;  // embedding, 3 blocks of 2, head
-const std::vector<std::vector<int>> kSplits = {{8},       {4, 4},          {3, 5},
-                                               {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
+const std::vector<std::vector<int>> kSplits = {{8}, {4, 4}, {3, 5}, {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 4, 1}};
 
 Config config_of(bool tied, double dropout, const std::vector<int>& split) {
   Config config = test::tiny_config();
@@ -64,8 +63,7 @@ TEST_P(BertMatrix, SameForEveryScheduleAndPolicyAndSplit) {
 
 INSTANTIATE_TEST_SUITE_P(All, BertMatrix, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 3)),
                          [](const auto& info) {
-                           return concat(std::get<0>(info.param) ? "Tied" : "Untied", "M",
-                                         std::get<1>(info.param));
+                           return concat(std::get<0>(info.param) ? "Tied" : "Untied", "M", std::get<1>(info.param));
                          });
 
 TEST(BertRuns, DependOnDropoutMaskTypesAndTying) {
@@ -131,8 +129,7 @@ TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsUpToRounding) {
     // This is the rounding of the subtraction.
     const double rounding = 1.2e-7 * loop.weights[i].abs().max().item<double>();
     EXPECT_GT(largest, 4 * rounding) << loop.names[i];
-    EXPECT_LE((loop.gradients[i] - concat.gradients[i]).abs().max().item<double>(),
-              1.2e-5 * largest + 2 * rounding)
+    EXPECT_LE((loop.gradients[i] - concat.gradients[i]).abs().max().item<double>(), 1.2e-5 * largest + 2 * rounding)
         << loop.names[i];
     other_bits += !test::same_bits(loop.gradients[i], concat.gradients[i]);
   }
@@ -173,8 +170,7 @@ TEST(BertRuns, LoraTrainsOnlyTheAdapters) {
   for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
   for (size_t i = 0; i < before.size(); ++i) {
     const Parameter& parameter = *trainer.weights()[i];
-    EXPECT_EQ(test::same_bits(parameter.value, before[i]),
-              parameter.name().find("lora_") == std::string::npos)
+    EXPECT_EQ(test::same_bits(parameter.value, before[i]), parameter.name().find("lora_") == std::string::npos)
         << parameter.name();
   }
 }

@@ -1,7 +1,7 @@
-// Tests BERT against transformers itself. Models that transformers saved give its logits and loss here, with
-// padding and token types. The weights after one step of SGD are the same for any number of stages.
-// transformers loads the models that are saved here, to the bit. Encoders without a head get one. The tests
-// are skipped if Python has no transformers.
+// Tests BERT against transformers itself. Models that transformers saved give its logits and loss here, with padding
+// and token types. The weights after one step of SGD are the same for any number of stages. transformers loads the
+// models that are saved here, to the bit. Encoders without a head get one. The tests are skipped if Python has no
+// transformers.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -36,10 +36,8 @@ TEST_F(BertTransformers, LogitsAreThoseOfTransformers) {
   for (const std::string& name : kCases) {
     const Config config = config_of(name, 1);
     const Fields fields = samples(config, {0, 1, 2, 3}, 0);
-    const at::Tensor real =
-        fields.at("attention_mask").ne(0).unsqueeze(2);  // the output at padding does not count
-    EXPECT_LT(relative_error(logits(config, fields) * real, expected_logits(name) * real), kTolerance)
-        << name;
+    const at::Tensor real = fields.at("attention_mask").ne(0).unsqueeze(2);  // the output at padding does not count
+    EXPECT_LT(relative_error(logits(config, fields) * real, expected_logits(name) * real), kTolerance) << name;
   }
 }
 
@@ -55,17 +53,14 @@ TEST_F(BertTransformers, LossAndAStepOfSgdAreThoseOfTransformers) {
       expect_same_parts(parts_of(trainer.weights()), before);
       EXPECT_NEAR(trainer.step().loss, loss, kTolerance * loss);
       const auto parts = parts_of(trainer.weights());
-      // If the decoder is not tied, its own bias is used. transformers keeps a second bias that it does not
-      // use.
+      // If the decoder is not tied, its own bias is used. transformers keeps a second bias that it does not use.
       ASSERT_EQ(parts.size() + (name == "tied" ? 0 : 1), after.names().size());
       double largest_step = 0;
       for (const std::string& part : after.names()) {
-        largest_step =
-            std::max(largest_step, (after.tensor(part) - before.tensor(part)).abs().max().item<double>());
+        largest_step = std::max(largest_step, (after.tensor(part) - before.tensor(part)).abs().max().item<double>());
       }
       for (const auto& [part, value] : parts) {
-        // A bias of the keys shifts all scores of a query by the same amount, so its gradient is 0 up to
-        // rounding.
+        // A bias of the keys shifts all scores of a query by the same amount, so its gradient is 0 up to rounding.
         if (part.ends_with("key.bias")) {
           EXPECT_LT(relative_error(value, after.tensor(part)), kTolerance) << part;
           EXPECT_LT((value - before.tensor(part)).abs().max().item<double>(), 1e-5 * largest_step) << part;
@@ -109,8 +104,8 @@ TEST_F(BertTransformers, LoadsTheSavedModel) {
   }
 }
 
-// The file has an encoder only. Its tensors are loaded under any of their names. The trainer makes a head and
-// lists it as new.
+// The file has an encoder only. Its tensors are loaded under any of their names. The trainer makes a head and lists it
+// as new.
 TEST_F(BertTransformers, AnEncoderGetsAHead) {
   for (const std::string& name : kCases) {
     const SafetensorsFile before(path(name + "/before.safetensors"));
@@ -118,9 +113,8 @@ TEST_F(BertTransformers, AnEncoderGetsAHead) {
     const std::vector<std::string>& made = trainer.new_parameters();
     EXPECT_EQ(made.size(), name == "tied" ? 5u : 6u);
     EXPECT_EQ(trainer.unused_tensors(),
-              name == "tied"
-                  ? (std::vector<std::string>{"pooler.dense.bias", "pooler.dense.weight"})
-                  : (std::vector<std::string>{"bert.pooler.dense.bias", "bert.pooler.dense.weight"}));
+              name == "tied" ? (std::vector<std::string>{"pooler.dense.bias", "pooler.dense.weight"})
+                             : (std::vector<std::string>{"bert.pooler.dense.bias", "bert.pooler.dense.weight"}));
     for (const auto& [part, value] : parts_of(trainer.weights())) {
       const bool is_new = std::find(made.begin(), made.end(), part) != made.end();
       EXPECT_EQ(is_new, part.starts_with("cls.")) << part;
@@ -143,8 +137,8 @@ TEST_F(BertTransformers, DropoutComesFromTheFileUnlessGiven) {
   config["attention_probs_dropout_prob"] = 0.3;
   std::filesystem::create_directories(path("dropping"));
   std::ofstream(path("dropping/config.json")) << config.dump();
-  const std::vector<std::string> common = {"model.from=" + path("dropping"),
-                                           "data.arrays=" + path("tied/data"), "data.sequence=32"};
+  const std::vector<std::string> common = {"model.from=" + path("dropping"), "data.arrays=" + path("tied/data"),
+                                           "data.sequence=32"};
   const BertOptions file = load_config("", common).model.type.as<BertOptions>();
   EXPECT_EQ(file.dropout, 0.2);
   EXPECT_EQ(file.attention_dropout, 0.3);

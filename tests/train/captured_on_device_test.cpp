@@ -1,6 +1,5 @@
-// Tests captured models (bundles) on the stand-in device. The bits are those of the same operators on a CPU,
-// whatever the schedule. One bundle is written by hand. Python captures the others from modules, while the
-// test runs.
+// Tests captured models (bundles) on the stand-in device. The bits are those of the same operators on a CPU, whatever
+// the schedule. One bundle is written by hand. Python captures the others from modules, while the test runs.
 #include <map>
 #include <memory>
 
@@ -12,10 +11,10 @@
 #include "tests/train/training.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/text/python.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {
@@ -178,10 +177,9 @@ TEST_P(Captured, TrainsToTheBitsOfTheOperatorsOnACpu) {
   for (size_t i = 0; i < expected.losses.size(); ++i) {
     EXPECT_NEAR(kernels.losses[i], expected.losses[i], (narrow() ? 2e-2 : 1e-4) * kernels.losses[i]);
   }
-  for (const How& how :
-       {How{1, "gpipe", "off", "auto"}, How{1, "1f1b", "fill", "auto"}, How{2, "1f1b", "off", "auto"},
-        How{2, "1f1b", "fill", "auto"}, How{2, "1f1b", "fill", "0"}, How{3, "gpipe", "end", "0"},
-        How{3, "zb-h1", "placed", "auto"}, How{2, "1f1b", "fill", "auto", "both"}}) {
+  for (const How& how : {How{1, "gpipe", "off", "auto"}, How{1, "1f1b", "fill", "auto"}, How{2, "1f1b", "off", "auto"},
+                         How{2, "1f1b", "fill", "auto"}, How{2, "1f1b", "fill", "0"}, How{3, "gpipe", "end", "0"},
+                         How{3, "zb-h1", "placed", "auto"}, How{2, "1f1b", "fill", "auto", "both"}}) {
     Config config = Captured::config(kDevice, how.ranks);
     config.pipeline.schedule = how.schedule;
     config.pipeline.p2 = how.p2;
@@ -190,9 +188,9 @@ TEST_P(Captured, TrainsToTheBitsOfTheOperatorsOnACpu) {
     Trainer trainer(config);
     for (const Parameter* parameter : trainer.weights())
       ASSERT_EQ(parameter->value.device().type(), at::kPrivateUse1) << parameter->name();
-    expect_same_bits(expected, test::train_until(trainer, kSteps),
-                     concat(how.ranks, " ranks, ", how.schedule, ", p2 ", how.p2, ", cap ", how.cap,
-                            ", recompute ", how.recompute));
+    expect_same_bits(
+        expected, test::train_until(trainer, kSteps),
+        concat(how.ranks, " ranks, ", how.schedule, ", p2 ", how.p2, ", cap ", how.cap, ", recompute ", how.recompute));
   }
 }
 
@@ -205,15 +203,12 @@ TEST_P(Captured, TrainsInReplicasToTheSameBits) {
     config.pipeline.schedule = "1f1b";
     config.pipeline.p2 = "fill";
     std::vector<Device> devices;
-    for (int rank = 0; rank < 2 * ranks && device == kDevice; ++rank)
-      devices.push_back(test::stand_in_device(rank));
+    for (int rank = 0; rank < 2 * ranks && device == kDevice; ++rank) devices.push_back(test::stand_in_device(rank));
     return test::run_in(make_in_process_worlds(2, ranks, 0, devices), config, kSteps);
   };
-  const test::RunOutcome expected =
-      narrow() ? run(kDevice, 1) : by_operators_on_a_cpu([&] { return run("cpu", 1); });
+  const test::RunOutcome expected = narrow() ? run(kDevice, 1) : by_operators_on_a_cpu([&] { return run("cpu", 1); });
   EXPECT_EQ(expected.evaluations.size(), 1u);
-  for (const int ranks : {1, 2})
-    test::expect_same_run(expected, run(kDevice, ranks), concat(ranks, " ranks"));
+  for (const int ranks : {1, 2}) test::expect_same_run(expected, run(kDevice, ranks), concat(ranks, " ranks"));
 }
 
 TEST_P(Captured, EvaluatesToTheSameBits) {

@@ -1,5 +1,5 @@
-// Tests checkpoints on the disk. The last few are kept, leftovers are removed, damage is noticed, and a
-// failed write leaves the last good checkpoint.
+// Tests checkpoints on the disk. The last few are kept, leftovers are removed, damage is noticed, and a failed write
+// leaves the last good checkpoint.
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -58,8 +58,7 @@ TEST(CheckpointFolder, KeepsTheLastFew) {
     EXPECT_EQ(visible_names(config.save.checkpoints + "/" + name),
               (std::vector<std::string>{"optimizer.safetensors", "state.json", "weights.safetensors"}));
   }
-  // From now on, fewer checkpoints are kept. The last step counts although it is not a multiple of
-  // save.every.
+  // From now on, fewer checkpoints are kept. The last step counts although it is not a multiple of save.every.
   config.save.keep = 1;
   config.save.every = 5;
   config.train.steps = 8;
@@ -74,8 +73,8 @@ TEST(CheckpointFolder, RemovesLeftoversOfKilledWriters) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
   for (const char* name :
-       {"step-00000003.new", "step-00000003.0123456789abcdef.new", "step-00000001.old", "step-00000002",
-        "step-5", "mine.new", "step-00000004.0123456789abcde.new", "step-00000004.0123456789abcdeg.new"}) {
+       {"step-00000003.new", "step-00000003.0123456789abcdef.new", "step-00000001.old", "step-00000002", "step-5",
+        "mine.new", "step-00000004.0123456789abcde.new", "step-00000004.0123456789abcdeg.new"}) {
     fs::create_directories(path + "/" + name);
     write_file(path + "/" + name + "/weights.safetensors", "half");
   }
@@ -119,8 +118,7 @@ TEST(CheckpointFolder, TakesThePreviousCheckpointIfTheNewestIsDamaged) {
   const std::vector<std::pair<std::string, std::function<void(const fs::path&)>>> damages = {
       {"missing", [](const fs::path& path) { fs::remove(path); }},
       {"empty", [](const fs::path& path) { write_file(path, ""); }},
-      {"half",
-       [](const fs::path& path) { write_file(path, read_file(path).substr(0, read_file(path).size() / 2)); }},
+      {"half", [](const fs::path& path) { write_file(path, read_file(path).substr(0, read_file(path).size() / 2)); }},
       {"one byte short", [](const fs::path& path) { write_file(path, read_file(path).substr(1)); }},
       {"longer", [](const fs::path& path) { write_file(path, read_file(path) + "x"); }},
       {"a bit in the middle",
@@ -152,8 +150,7 @@ TEST(CheckpointFolder, TakesThePreviousCheckpointIfTheNewestIsDamaged) {
   }
 }
 
-// The two newest checkpoints are broken. The run continues from the third, replaces them, and ends in the
-// same state.
+// The two newest checkpoints are broken. The run continues from the third, replaces them, and ends in the same state.
 TEST(CheckpointFolder, ContinuesFromAnOlderCheckpoint) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -194,8 +191,8 @@ TEST(CheckpointFolder, NoticesARenamedCheckpoint) {
   EXPECT_NE(resumed.notes[0].find("holds step 2"), std::string::npos) << resumed.notes[0];
 }
 
-// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed,
-// or it has no effect, as in a blank between two words of JSON.
+// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed, or it has
+// no effect, as in a blank between two words of JSON.
 TEST(CheckpointFolder, NoticesEveryFlippedBit) {
   const TempFolder folder;
   const fs::path path = folder.path("step");
@@ -343,8 +340,8 @@ TEST(CheckpointFolder, ReportsAReadOnlyFolder) {
   const std::string path = folder.path("checkpoints");
   { CheckpointFolder(path, 1).add(small_content(1)); }
   fs::permissions(folder.path(""), fs::perms::owner_all | fs::perms::others_all);
-  fs::permissions(
-      path, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(path,
+                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
   const bool root = ::geteuid() == 0;
   if (root) {
     ASSERT_EQ(::seteuid(kNobody), 0);

@@ -1,6 +1,5 @@
-// Tests checkpoints that several processes write. Their parts make one checkpoint. A part that is missing,
-// torn or foreign is noticed and named. Here, a process is an object with its own folder object, to which it
-// adds its parts.
+// Tests checkpoints that several processes write. Their parts make one checkpoint. A part that is missing, torn or
+// foreign is noticed and named. Here, a process is an object with its own folder object, to which it adds its parts.
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -9,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
-#include "twobp/train/checkpoint/convert.h"
+#include "twobp/core/measure.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -24,8 +23,8 @@ using test::TempFolder;
 using test::visible_names;
 using File = CheckpointFile;
 
-// This time in seconds is much longer than the work takes on a busy machine, and much shorter than the
-// time-out of 300 s.
+// This time in seconds is much longer than the work takes on a busy machine, and much shorter than the time-out of 300
+// s.
 constexpr double kPromptly = 60;
 
 void write_file(const fs::path& path, const std::string& content) {
@@ -60,9 +59,7 @@ class Writers {
   CheckpointFolder& process(int p) { return *folders_[p]; }
   CheckpointFolder& first() { return *folders_[0]; }
   int size() const { return static_cast<int>(folders_.size()); }
-  fs::path aside(int64_t step) {
-    return fs::path(path_) / (step_name(step) + "." + first().run_id() + ".new");
-  }
+  fs::path aside(int64_t step) { return fs::path(path_) / (step_name(step) + "." + first().run_id() + ".new"); }
 
   // The first process runs on this thread, the others on threads of their own. They begin at different times.
   void add(int64_t step) {
@@ -127,8 +124,8 @@ TEST(CheckpointParts, MakeOneCheckpoint) {
   EXPECT_EQ(checkpoint_file_name(File::kOptimizer, {0, 1}), "optimizer.safetensors");
 }
 
-// A process that was killed writes no part. The error names it after the time-out, which restarts whenever
-// any process writes. No part is left, and the earlier files stay as they were.
+// A process that was killed writes no part. The error names it after the time-out, which restarts whenever any process
+// writes. No part is left, and the earlier files stay as they were.
 TEST(CheckpointParts, NameAMissingPart) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -138,8 +135,7 @@ TEST(CheckpointParts, NameAMissingPart) {
   wait.timeout = 0.3;
   run.process(1).add(content_of(1, 2));
   const double begin = now_seconds();
-  expect_error([&] { run.first().add(content_of(0, 2), wait); },
-               {"no part of process 2", path, "it is stuck"});
+  expect_error([&] { run.first().add(content_of(0, 2), wait); }, {"no part of process 2", path, "it is stuck"});
   EXPECT_GE(now_seconds() - begin, 0.3);
   EXPECT_LE(now_seconds() - begin, kPromptly);
   EXPECT_EQ(visible_names(path), std::vector<std::string>{step_name(1)});
@@ -229,12 +225,11 @@ TEST(CheckpointParts, RefuseAWrongPart) {
       {report, others, "not that process's"});
   const std::string mine = "optimizer-00001-of-00002.safetensors";
   expect([&](const fs::path& aside) { fs::remove(aside / mine); }, {mine, "process 1", "missing"});
-  expect([&](const fs::path& aside) { fs::resize_file(aside / mine, 9); },
-         {mine, "damaged: 9 bytes instead"});
+  expect([&](const fs::path& aside) { fs::resize_file(aside / mine, 9); }, {mine, "damaged: 9 bytes instead"});
 }
 
-// One bit of any file is flipped, at sampled places. The damage is noticed and the file is named. The other
-// files stay as they were.
+// One bit of any file is flipped, at sampled places. The damage is noticed and the file is named. The other files stay
+// as they were.
 TEST(CheckpointParts, NoticeEveryFlippedBit) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");
@@ -309,8 +304,7 @@ TEST(CheckpointParts, ReportAFolderThatIsNotShared) {
       [&] {
         CheckpointFolder(folder.path("mine"), {1, 2}, run.first().run_id(), /*patience=*/0.2);
       },
-      {"save.checkpoints", folder.path("mine"), "process 1", "process 0",
-       "file system that all processes share"});
+      {"save.checkpoints", folder.path("mine"), "process 1", "process 0", "file system that all processes share"});
 }
 
 // The program wrote format 1 when a run was one process.
@@ -329,18 +323,16 @@ TEST(CheckpointParts, ReadFormatOne) {
                 {"data", "d"},
                 {"kernels", "k"},
                 {"files", json::object()}};
-  const std::vector<std::pair<const char*, const NamedTensors*>> files = {
-      {"weights.safetensors", &content.weights},
-      {"optimizer.safetensors", &content.optimizer},
-      {"frozen.safetensors", &content.frozen}};
+  const std::vector<std::pair<const char*, const NamedTensors*>> files = {{"weights.safetensors", &content.weights},
+                                                                          {"optimizer.safetensors", &content.optimizer},
+                                                                          {"frozen.safetensors", &content.frozen}};
   for (const auto& [name, tensors] : files) {
     write_safetensors((step / name).string(), *tensors, {});
     const std::string bytes = read_file(step / name);
     state["files"][name] = {{"bytes", bytes.size()}, {"crc32", crc32_of(bytes.data(), bytes.size())}};
   }
   const std::string text = state.dump();
-  write_file(step / "state.json",
-             json{{"crc32", crc32_of(text.data(), text.size())}, {"state", state}}.dump(1) + "\n");
+  write_file(step / "state.json", json{{"crc32", crc32_of(text.data(), text.size())}, {"state", state}}.dump(1) + "\n");
   Writers run(folder.path("checkpoints"), 2);
   std::vector<std::string> warnings;
   const std::optional<Checkpoint> checkpoint = run.first().newest(warnings);
@@ -368,8 +360,7 @@ TEST(CheckpointParts, AreResharded) {
     const Checkpoint other(path + "/" + step_name(5));
     EXPECT_EQ(other.processes(), parts);
     std::set<std::string> weights;
-    for (const std::string& name : other.names(File::kWeights))
-      weights.insert(other.file_with(File::kWeights, name));
+    for (const std::string& name : other.names(File::kWeights)) weights.insert(other.file_with(File::kWeights, name));
     EXPECT_EQ(weights.size(), static_cast<size_t>(std::min(parts, 6)));
     expect_error([&] { reshard(three, path, parts); }, {path, "holds checkpoints"});
   }

@@ -1,6 +1,6 @@
-// Tests checkpoints of runs whose ranks have processes of their own (threads here, each with a trainer and a
-// world). Any other number of processes continues from them, to the bit, whichever process wrote each part.
-// All processes choose the same checkpoint, and no process hangs when one fails.
+// Tests checkpoints of runs whose ranks have processes of their own (threads here, each with a trainer and a world).
+// Any other number of processes continues from them, to the bit, whichever process wrote each part. All processes
+// choose the same checkpoint, and no process hangs when one fails.
 #include <map>
 #include <mutex>
 
@@ -8,13 +8,13 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/adapter_files.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -47,8 +47,7 @@ struct Hooks {
 std::vector<World> worlds_of(const Config& config, As as) {
   const int replicas = config.pipeline.data_parallel;
   const int ranks = config.pipeline.stages;
-  return as == As::kThreads ? make_in_process_worlds(replicas, ranks, 0)
-                            : make_in_process_ranks(replicas, ranks, 0);
+  return as == As::kThreads ? make_in_process_worlds(replicas, ranks, 0) : make_in_process_ranks(replicas, ranks, 0);
 }
 
 ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks& hooks = {}) {
@@ -70,8 +69,7 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
     }
     checkpointer.finish(trainer);
     if (!hooks.save_model.empty()) {
-      save_model(hooks.save_model, config.model, config.data.sequence, trainer.weights(), hooks.options,
-                 processes);
+      save_model(hooks.save_model, config.model, config.data.sequence, trainer.weights(), hooks.options, processes);
     }
     const std::lock_guard lock(mutex);
     if (process == 0) {
@@ -96,8 +94,7 @@ void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::
   SCOPED_TRACE(what);
   ASSERT_LE(rest.first_step + rest.losses.size(), whole.losses.size());
   const auto begin = whole.losses.begin() + rest.first_step;
-  EXPECT_TRUE(
-      same_bits(std::vector<double>(begin, begin + static_cast<ptrdiff_t>(rest.losses.size())), rest.losses));
+  EXPECT_TRUE(same_bits(std::vector<double>(begin, begin + static_cast<ptrdiff_t>(rest.losses.size())), rest.losses));
   if (rest.first_step + rest.losses.size() < whole.losses.size()) return;
   ASSERT_EQ(rest.tensors.size(), whole.tensors.size());
   for (const auto& [name, tensor] : whole.tensors) {
@@ -108,8 +105,8 @@ void expect_same_course(const ManyRuns& whole, const ManyRuns& rest, const std::
 
 class ManyProcesses : public ::testing::TestWithParam<test::Case> {};
 
-// The run has 3 processes, then one process with one stage, then 2, then threads. The bits are those of a run
-// that was never stopped.
+// The run has 3 processes, then one process with one stage, then 2, then threads. The bits are those of a run that was
+// never stopped.
 TEST_P(ManyProcesses, ResumeWithAnyNumber) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -173,8 +170,7 @@ INSTANTIATE_TEST_SUITE_P(
                                                   }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
-// The optimizer state is divided among replicas, then not divided, then divided again. The numbers stay the
-// same.
+// The optimizer state is divided among replicas, then not divided, then divided again. The numbers stay the same.
 TEST(ManyProcesses, ResumeWithAndWithoutShards) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -214,8 +210,7 @@ TEST(ManyProcesses, ResumeWithAnotherNumberOfReplicas) {
   EXPECT_NE(rest.notes[0].find("pipeline.data_parallel is 1 but 2"), std::string::npos) << rest.notes[0];
 }
 
-// The first process finds every torn part, whichever process wrote it. All processes take the previous
-// checkpoint.
+// The first process finds every torn part, whichever process wrote it. All processes take the previous checkpoint.
 TEST(ManyProcesses, TakeTheSameCheckpoint) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -224,8 +219,7 @@ TEST(ManyProcesses, TakeTheSameCheckpoint) {
   run_many(config, As::kProcessEach);
   const fs::path newest = fs::path(config.save.checkpoints) / step_name(kSteps);
   fs::resize_file(newest / "optimizer-00001-of-00002.safetensors", 200);
-  fs::remove(fs::path(config.save.checkpoints) / step_name(kSteps - 1) /
-             "weights-00000-of-00002.safetensors");
+  fs::remove(fs::path(config.save.checkpoints) / step_name(kSteps - 1) / "weights-00000-of-00002.safetensors");
   const ManyRuns rest = run_many(config, As::kProcessEach, true);
   EXPECT_EQ(rest.first_step, kSteps - 2);
   ASSERT_EQ(rest.notes.size(), 2U);
@@ -247,8 +241,7 @@ TEST(ManyProcesses, ReportOneError) {
   expect_error([&] { run_many(config, As::kProcessEach, true); }, {"in use by another run"});
 }
 
-// One process cannot write its part. The run ends soon with the reason, and the earlier checkpoints stay
-// whole.
+// One process cannot write its part. The run ends soon with the reason, and the earlier checkpoints stay whole.
 TEST(ManyProcesses, ReportAPartThatCannotBeWritten) {
   for (const int process : {0, 1}) {
     for (const int64_t at : {3, kSteps}) {  // in between, and by finish()
@@ -263,9 +256,9 @@ TEST(ManyProcesses, ReportAPartThatCannotBeWritten) {
                                checkpoint_file_name(CheckpointFile::kWeights, {process, 2}));
       };
       const double begin = now_seconds();
-      expect_error([&] { run_many(config, As::kProcessEach, false, hooks); },
-                   {concat("step ", at), checkpoint_file_name(CheckpointFile::kWeights, {process, 2}),
-                    "a folder of that name"});
+      expect_error(
+          [&] { run_many(config, As::kProcessEach, false, hooks); },
+          {concat("step ", at), checkpoint_file_name(CheckpointFile::kWeights, {process, 2}), "a folder of that name"});
       EXPECT_LE(now_seconds() - begin, 10);
       const ManyRuns rest = run_many(config, As::kProcessEach, true);
       EXPECT_GE(rest.first_step, at - 2);

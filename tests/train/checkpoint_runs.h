@@ -1,5 +1,5 @@
-// This file helps the checkpoint tests. A run with checkpoints has only a few samples, so that it takes
-// several epochs. It is compared with a run that was never stopped.
+// This file helps the checkpoint tests. A run with checkpoints has only a few samples, so that it takes several epochs.
+// It is compared with a run that was never stopped.
 #pragma once
 
 #include <algorithm>
@@ -12,24 +12,23 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/train/checkpoint/checkpointer.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
 
 namespace twobp::test {
 
 inline constexpr int kSteps = 6;
 
-// Nine samples come in batches of 2 x 2. An epoch has three batches, and the last one is a micro-batch of one
-// sample.
+// Nine samples come in batches of 2 x 2. An epoch has three batches, and the last one is a micro-batch of one sample.
 inline void write_data(const TempFolder& folder, const std::string& name, uint64_t seed) {
   std::vector<int32_t> ids;
   SplitMix64 random(seed);
   for (int i = 0; i < 9 * kSequence; ++i) ids.push_back(static_cast<int32_t>(bounded(random, kVocab)));
   const std::string shape = concat("(9, ", kSequence, ")");
   std::filesystem::create_directory(folder.path(name));
-  for (const char* file : {"/input_ids.npy", "/labels.npy"})
-    folder.write(name + file, npy_file("<i4", shape, ids));
+  for (const char* file : {"/input_ids.npy", "/labels.npy"}) folder.write(name + file, npy_file("<i4", shape, ids));
 }
 
 inline Config checkpoint_config(const TempFolder& folder) {
@@ -58,21 +57,20 @@ struct Case {
 
 // Returns `cases` and the cases of every kind of run.
 inline std::vector<Case> with_common_cases(std::vector<Case> cases) {
-  cases.insert(cases.end(),
-               {{"Frozen",
-                 [](Config& c) {
-                   c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
-                 }},
-                {"Lora",
-                 [](Config& c) {
-                   c.model.lora = 2;
-                   c.model.lora_targets = {"q_proj", "down_proj"};
-                 }},
-                {"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
-                {"Float16SkipsSteps", [](Config& c) {
-                   c.train.precision = "fp16";
-                   c.train.loss_scale = 0x1p24;
-                 }}});
+  cases.insert(cases.end(), {{"Frozen",
+                              [](Config& c) {
+                                c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "*.o_proj.weight"};
+                              }},
+                             {"Lora",
+                              [](Config& c) {
+                                c.model.lora = 2;
+                                c.model.lora_targets = {"q_proj", "down_proj"};
+                              }},
+                             {"BFloat16", [](Config& c) { c.train.precision = "bf16"; }},
+                             {"Float16SkipsSteps", [](Config& c) {
+                                c.train.precision = "fp16";
+                                c.train.loss_scale = 0x1p24;
+                              }}});
   return cases;
 }
 
@@ -126,11 +124,10 @@ inline std::string step_name(int64_t step) {
 }
 
 // Makes a folder of checkpoints that contains only that one.
-inline std::string folder_with(const TempFolder& folder, const Config& config, int64_t step,
-                               const std::string& name) {
+inline std::string folder_with(const TempFolder& folder, const Config& config, int64_t step, const std::string& name) {
   std::filesystem::create_directories(folder.path(name));
-  std::filesystem::copy(config.save.checkpoints + "/" + step_name(step),
-                        folder.path(name + "/" + step_name(step)), std::filesystem::copy_options::recursive);
+  std::filesystem::copy(config.save.checkpoints + "/" + step_name(step), folder.path(name + "/" + step_name(step)),
+                        std::filesystem::copy_options::recursive);
   return folder.path(name);
 }
 

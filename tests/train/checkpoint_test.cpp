@@ -1,5 +1,5 @@
-// Tests that a resumed run has the bits of a run that never stopped, at every step, for any cut of the
-// pipeline and any schedule. Also tests the resumes that are refused.
+// Tests that a resumed run has the bits of a run that never stopped, at every step, for any cut of the pipeline and any
+// schedule. Also tests the resumes that are refused.
 #include <functional>
 #include <set>
 
@@ -10,7 +10,7 @@
 #include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
 
 namespace twobp::TWOBP_FILE {
@@ -73,29 +73,29 @@ TEST_P(ResumeBitwise, AtEveryStep) {
   expect_bitwise_at_every_step(config, folder);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ResumeBitwise,
-                         ::testing::ValuesIn(test::with_common_cases(
-                             {{"AdamW", [](Config&) {}},
-                              {"AdamWTied", [](Config& c) { test::llama_of(c).tied = true; }},
-                              {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
-                              {"SgdMomentum",
-                               [](Config& c) {
-                                 c.optimizer.type = "sgd";
-                                 c.optimizer.momentum = 0.9;
-                               }},
-                              {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
-                              {"MuonAveraged",
-                               [](Config& c) {
-                                 c.optimizer.type = "muon";
-                                 c.optimizer.average = 0.5;
-                               }},
-                              {"NotShuffledLinear",
-                               [](Config& c) {
-                                 c.data.shuffle = false;
-                                 c.optimizer.schedule = "linear";
-                                 c.train.clip_norm = 0;
-                               }}})),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, ResumeBitwise,
+    ::testing::ValuesIn(test::with_common_cases({{"AdamW", [](Config&) {}},
+                                                 {"AdamWTied", [](Config& c) { test::llama_of(c).tied = true; }},
+                                                 {"Adam", [](Config& c) { c.optimizer.type = "adam"; }},
+                                                 {"SgdMomentum",
+                                                  [](Config& c) {
+                                                    c.optimizer.type = "sgd";
+                                                    c.optimizer.momentum = 0.9;
+                                                  }},
+                                                 {"Sgd", [](Config& c) { c.optimizer.type = "sgd"; }},
+                                                 {"MuonAveraged",
+                                                  [](Config& c) {
+                                                    c.optimizer.type = "muon";
+                                                    c.optimizer.average = 0.5;
+                                                  }},
+                                                 {"NotShuffledLinear",
+                                                  [](Config& c) {
+                                                    c.data.shuffle = false;
+                                                    c.optimizer.schedule = "linear";
+                                                    c.train.clip_norm = 0;
+                                                  }}})),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // The run stops in the middle of an epoch of packed documents. The model need not keep them apart for this.
 TEST(Resume, WorksWithPackedDocuments) {
@@ -172,11 +172,7 @@ TEST(Resume, EveryPieceOfTheStateMatters) {
             }),
             expected)
       << "number of updates";
-  EXPECT_NE(losses_after([](Trainer& trainer) {
-              trainer.go_on_from({3, 4, 1, 0});
-            }),
-            expected)
-      << "data position";
+  EXPECT_NE(losses_after([](Trainer& trainer) { trainer.go_on_from({3, 4, 1, 0}); }), expected) << "data position";
 }
 
 // Float16SkipsSteps above has a loss scale to carry over only if steps are skipped.
@@ -258,8 +254,8 @@ TEST(Resume, ComparesDataByContent) {
   expect_continues(whole, run(config, true), "moved data");
 }
 
-// The checkpoint is whole but belongs to another run. This is an error. No older checkpoint is taken, and
-// nothing is lost.
+// The checkpoint is whole but belongs to another run. This is an error. No older checkpoint is taken, and nothing is
+// lost.
 TEST(Resume, RefusesTheCheckpointOfAnotherModel) {
   const TempFolder folder;
   const Config config = checkpoint_config(folder);
@@ -279,8 +275,7 @@ TEST(Resume, RefusesTheCheckpointOfAnotherModel) {
   EXPECT_EQ(run(config, true).first_step, 2);
 }
 
-// The configurations agree but the tensors do not, for example because the weights come from another
-// directory.
+// The configurations agree but the tensors do not, for example because the weights come from another directory.
 TEST(Resume, RefusesTheTensorsOfAnotherModel) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -306,8 +301,7 @@ TEST(Resume, RefusesTheTensorsOfAnotherModel) {
   wrong.pop_back();
   std::set<std::string> known;
   for (const auto& [name, tensor] : wrong) known.insert(name);
-  expect_error([&] { checkpoint.check_no_others(File::kWeights, known); },
-               {"has " + last, "this run does not have"});
+  expect_error([&] { checkpoint.check_no_others(File::kWeights, known); }, {"has " + last, "this run does not have"});
   known.insert(last);
   checkpoint.check_no_others(File::kWeights, known);
   expect_error([&] { checkpoint.check_tensors(File::kFrozen, weights); }, {"frozen.safetensors has no"});
@@ -321,8 +315,7 @@ TEST(Resume, StoresWeightsUnderTheirPublicNames) {
   const Checkpoint last(config.save.checkpoints + "/" + test::step_name(kSteps));
   const at::Tensor q = last.read(Checkpoint::File::kWeights, "model.layers.1.self_attn.q_proj.weight");
   EXPECT_EQ(q.sizes(), (at::IntArrayRef{32, 32}));
-  const at::Tensor k =
-      last.read(Checkpoint::File::kOptimizer, "model.layers.1.self_attn.k_proj.weight.exp_avg");
+  const at::Tensor k = last.read(Checkpoint::File::kOptimizer, "model.layers.1.self_attn.k_proj.weight.exp_avg");
   EXPECT_EQ(k.sizes(), (at::IntArrayRef{16, 32}));
   EXPECT_GT(k.abs().max().item<float>(), 0);
 }

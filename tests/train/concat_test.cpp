@@ -1,11 +1,11 @@
-// Tests concatenated backward-p2. It gives up bitwise equality for the Linear weights only, and only by
-// rounding: the gradient of a weight is summed over micro-batches in another order.
+// Tests concatenated backward-p2. It gives up bitwise equality for the Linear weights only, and only by rounding: the
+// gradient of a weight is summed over micro-batches in another order.
 //
-// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products. Two orders of float32 additions
-// differ by at most 2 n u times the sum of the products' magnitudes (u = 6e-8). That sum is at most n times
-// the largest product. Gradients here have elements of the size of sqrt(n) products of random signs. So
-// relative to the largest element, the bound is 2 n u * n / sqrt(n) = 1.7e-4. With rounding errors of random
-// signs, it is 2 sqrt(n) u * sqrt(n) = 1.5e-5. The tests use the latter.
+// The bound: a gradient element is a sum of n = M * 2 * 16 <= 128 products. Two orders of float32 additions differ by
+// at most 2 n u times the sum of the products' magnitudes (u = 6e-8). That sum is at most n times the largest product.
+// Gradients here have elements of the size of sqrt(n) products of random signs. So relative to the largest element, the
+// bound is 2 n u * n / sqrt(n) = 1.7e-4. With rounding errors of random signs, it is 2 sqrt(n) u * sqrt(n) = 1.5e-5.
+// The tests use the latter.
 #include <gtest/gtest.h>
 
 #include "tests/train/training.h"
@@ -35,9 +35,8 @@ double largest(const at::Tensor& t) {
 }
 
 void expect_within_bound(const std::vector<int>& split, const Batch& batch, const Variant& variant) {
-  SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ",
-                      policy_name(variant.policy), " ", batching_name(variant.batching), " M ",
-                      batch.micro_batches.size()));
+  SCOPED_TRACE(concat(::testing::PrintToString(split), " ", variant.schedule, " ", policy_name(variant.policy), " ",
+                      batching_name(variant.batching), " M ", batch.micro_batches.size()));
   const Gradients loop = gradients_of(config_of({test::kLayers}), batch, {"gpipe", P2Policy::kOff});
   const Gradients concatenated = gradients_of(config_of(split), batch, variant);
   EXPECT_EQ(loop.step.loss, concatenated.step.loss) << "the forward pass does not concatenate";
@@ -49,8 +48,7 @@ void expect_within_bound(const std::vector<int>& split, const Batch& batch, cons
       const double bound = kBound * largest(loop.gradients[i]) + 2 * 1.2e-7 * largest(loop.weights[i]);
       EXPECT_LE(largest(loop.gradients[i] - concatenated.gradients[i]), bound) << name;
     } else {
-      EXPECT_TRUE(same_bits(loop.gradients[i], concatenated.gradients[i]))
-          << name << " has no concatenated p2";
+      EXPECT_TRUE(same_bits(loop.gradients[i], concatenated.gradients[i])) << name << " has no concatenated p2";
     }
   }
 }
@@ -88,8 +86,7 @@ TEST(Concat, OneMicroBatchIsBitwiseEqual) {
   const auto batches = test::random_batches(3, 1);
   Config config = tiny_config();
   const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kFill});
-  test::expect_same_bits(loop, test::train(config, batches, {"1f1b", P2Policy::kFill, P2Batching::kConcat}),
-                         "concat");
+  test::expect_same_bits(loop, test::train(config, batches, {"1f1b", P2Policy::kFill, P2Batching::kConcat}), "concat");
 }
 
 // Batches shrink and grow again, and the batching changes.
@@ -99,8 +96,7 @@ TEST(Concat, KeepsTheBoundOverStepsOfChangingSizes) {
   Config config = tiny_config();
   config.pipeline.stages = 2;
   config.pipeline.split = {3, 5};
-  // As in autograd_test, an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6
-  // / 1e-3.
+  // As in autograd_test, an error e of a gradient below 0.2 moves AdamW by at most 2 lr e / eps = 2e-2 * 3e-6 / 1e-3.
   config.optimizer.eps = 1e-3;
   config.train.clip_norm = 0.5;
   constexpr double kPerStep = 6e-5;
@@ -113,8 +109,7 @@ TEST(Concat, KeepsTheBoundOverStepsOfChangingSizes) {
       }
       for (size_t i = 0; i < loop.weights.size(); ++i) {
         EXPECT_LE(largest(loop.weights[i] - trainer.weights()[i]->value), 4 * kPerStep)
-            << batching_name(first) << " then " << batching_name(second) << ", "
-            << trainer.weights()[i]->name();
+            << batching_name(first) << " then " << batching_name(second) << ", " << trainer.weights()[i]->name();
       }
     }
   }

@@ -1,6 +1,5 @@
-// Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every
-// bucket size, and for every place of the optimizer's state. They are those of replicas that run one after
-// the other.
+// Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every bucket size,
+// and for every place of the optimizer's state. They are those of replicas that run one after the other.
 #include <numeric>
 
 #include <gtest/gtest.h>
@@ -41,8 +40,7 @@ Config config_of(int replicas) {
 }
 
 RunOutcome run(const Config& config) {
-  return run_in(make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, kNoSpin), config,
-                kSteps);
+  return run_in(make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, kNoSpin), config, kSteps);
 }
 
 TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
@@ -75,8 +73,8 @@ TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
   }
 }
 
-// An epoch has 22 samples in batches of 16. So every second batch has 6 samples, which give 3 micro-batches
-// to the first replica and none to the last.
+// An epoch has 22 samples in batches of 16. So every second batch has 6 samples, which give 3 micro-batches to the
+// first replica and none to the last.
 TEST(DataParallel, TheBitsDoNotDependOnTheseInShortBatches) {
   test::TempFolder folder;
   Config config = config_of(2);
@@ -95,8 +93,8 @@ TEST(DataParallel, TheBitsDoNotDependOnTheseInShortBatches) {
   }
 }
 
-// The test shards the optimizer in steps that do not wait for the norm and in skipped steps. It has other
-// optimizers and precisions, buffers, and weights that are not trained.
+// The test shards the optimizer in steps that do not wait for the norm and in skipped steps. It has other optimizers
+// and precisions, buffers, and weights that are not trained.
 TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   const auto expect_same = [](const std::string& what, const std::function<void(Config&)>& change) {
     Config config = config_of(2);
@@ -130,8 +128,8 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
 }
 
-// This is the definition. Each replica sums its gradients over its own micro-batches in order. These sums are
-// added in the order of the replicas, and one update uses the result.
+// This is the definition. Each replica sums its gradients over its own micro-batches in order. These sums are added in
+// the order of the replicas, and one update uses the result.
 TEST(DataParallel, EqualsTheReplicasOneAfterTheOther) {
   for (const int replicas : {2, 3}) {
     for (const int micro_batches : {1, 3}) {
@@ -147,8 +145,7 @@ TEST(DataParallel, EqualsTheReplicasOneAfterTheOther) {
       LoaderOptions reading;
       reading.shuffle = config.data.shuffle;
       reading.seed = config.train.seed;
-      Loader loader(trainer.data().train, replicas * micro_batches, config.pipeline.micro_batch_size,
-                    reading);
+      Loader loader(trainer.data().train, replicas * micro_batches, config.pipeline.micro_batch_size, reading);
       const StepPlan plan = make_plan(pipeline, trainer.variant(), micro_batches);
       RunOutcome expected;
       for (int step = 1; step <= kSteps; ++step) {
@@ -222,8 +219,8 @@ TEST(OptimizerShards, ShareTheUpdatesThatTakeLong) {
   EXPECT_EQ(assign_replicas(costs, 2), (std::vector<int>{0, 1, 1, 0, 1, 0, 1}));
 }
 
-// These are the bytes of optimizer state of all ranks of a replica, and the names of the parameters to which
-// it belongs.
+// These are the bytes of optimizer state of all ranks of a replica, and the names of the parameters to which it
+// belongs.
 struct State {
   int64_t bytes = 0;
   std::vector<std::string> names;
@@ -282,8 +279,7 @@ TEST(DataParallel, ReleasesTheMemoryOfAStep) {
       return bytes;
     };
     const std::vector<int64_t> first = bytes_after_step();
-    for (int step = 0; step < 5; ++step)
-      EXPECT_EQ(bytes_after_step(), first) << "replica " << trainer.world().replica;
+    for (int step = 0; step < 5; ++step) EXPECT_EQ(bytes_after_step(), first) << "replica " << trainer.world().replica;
     int64_t gradients = 0;
     int64_t parameters = 0;
     for (int stage = 0; stage < 2; ++stage) {

@@ -1,6 +1,6 @@
-// Tests whole runs of every family of decoders. The bits do not depend on schedules, cuts and recomputation,
-// with padding and with windows that are shorter than the sequence. Also tests reduced precision, LoRA,
-// frozen weights and dropout, and generation with and without the cache.
+// Tests whole runs of every family of decoders. The bits do not depend on schedules, cuts and recomputation, with
+// padding and with windows that are shorter than the sequence. Also tests reduced precision, LoRA, frozen weights and
+// dropout, and generation with and without the cache.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@ using test::Outcome;
 
 class EveryFamily : public ::testing::TestWithParam<std::string> {
  protected:
-  // The configuration uses the family's features: windows on some layers, layers without rotary embedding,
-  // caps, multipliers.
+  // The configuration uses the family's features: windows on some layers, layers without rotary embedding, caps,
+  // multipliers.
   static Config config_of(int stages, const std::vector<std::string>& more = {}) {
     const DecoderFamily& family = decoder_family(GetParam());
     std::vector<std::string> keys = {"model.type=" + family.name,
@@ -59,9 +59,7 @@ class EveryFamily : public ::testing::TestWithParam<std::string> {
     return load_config("", keys);
   }
   static std::vector<Batch> batches() { return test::padded(test::random_batches(2, 3)); }
-  static Outcome run(const Config& config, const Variant& variant) {
-    return test::train(config, batches(), variant);
-  }
+  static Outcome run(const Config& config, const Variant& variant) { return test::train(config, batches(), variant); }
 };
 
 TEST_P(EveryFamily, HasTheSameBitsForEveryScheduleAndCut) {
@@ -154,20 +152,17 @@ TEST_P(EveryFamily, TrainsOnlyAdapters) {
 
 TEST_P(EveryFamily, KeepsFrozenWeights) {
   const DecoderFamily& family = decoder_family(GetParam());
-  Trainer trainer(
-      config_of(2, {"model.freeze=" + family.names.embedding + "*," + family.names.blocks + "0.*"}));
+  Trainer trainer(config_of(2, {"model.freeze=" + family.names.embedding + "*," + family.names.blocks + "0.*"}));
   const auto before = test::copies_of(trainer.weights());
   trainer.step(batches()[1], {"1f1b", P2Policy::kFill});
   for (size_t i = 0; i < before.size(); ++i) {
     const std::string& name = trainer.weights()[i]->name();
-    const bool frozen =
-        name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.");
+    const bool frozen = name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.");
     EXPECT_EQ(test::same_bits(before[i], trainer.weights()[i]->value), frozen) << name;
   }
 }
 
-// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous
-// tokens.
+// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous tokens.
 TEST_P(EveryFamily, GeneratesTheSameWithoutACache) {
   const ModelConfig config = config_of(1).model;
   Generator cached(build_model(config));

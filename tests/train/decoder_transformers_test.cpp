@@ -1,6 +1,6 @@
-// Tests every family of decoders against transformers itself: logits, loss, gradient norm and the weights
-// after a step of SGD for any number of stages, greedy generation token by token, and saved models that
-// transformers loads. The tests are skipped if Python has no transformers.
+// Tests every family of decoders against transformers itself: logits, loss, gradient norm and the weights after a step
+// of SGD for any number of stages, greedy generation token by token, and saved models that transformers loads. The
+// tests are skipped if Python has no transformers.
 #include <algorithm>
 #include <cmath>
 
@@ -21,10 +21,10 @@ using test::parts_of;
 using test::relative_error;
 using test::same_bits;
 
-const std::vector<std::string> kCases = {
-    "llama",         "llama-dynamic", "mistral",         "qwen2",   "qwen3",       "phi3",
-    "phi3-longrope", "olmo2",         "gemma",           "gemma2",  "gemma3_text", "smollm3",
-    "gpt2",          "gpt_neox",      "gpt_neox-serial", "granite", "stablelm",    "starcoder2"};
+const std::vector<std::string> kCases = {"llama",       "llama-dynamic", "mistral",   "qwen2",    "qwen3",
+                                         "phi3",        "phi3-longrope", "olmo2",     "gemma",    "gemma2",
+                                         "gemma3_text", "smollm3",       "gpt2",      "gpt_neox", "gpt_neox-serial",
+                                         "granite",     "stablelm",      "starcoder2"};
 
 class DecoderTransformers : public test::TransformersTest {
  protected:
@@ -111,8 +111,7 @@ TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreThoseOfTransform
       }
       fields.erase("document_starts");
       Trainer joined(config);
-      EXPECT_GT(std::abs(joined.step(make_batch({fields}), joined.variant()).loss - loss), 1e-3)
-          << "without them";
+      EXPECT_GT(std::abs(joined.step(make_batch({fields}), joined.variant()).loss - loss), 1e-3) << "without them";
       fields["document_starts"] = documents.tensor("document_starts").clone();
     }
   }
@@ -129,8 +128,8 @@ TEST_F(DecoderTransformers, GeneratesTheTokensOfTransformers) {
       tokens.push_back(token);
       return true;
     };
-    generator.generate(facts(name).at("prompt").get<std::vector<int64_t>>(),
-                       static_cast<int64_t>(expected.size()), {.temperature = 0}, take);
+    generator.generate(facts(name).at("prompt").get<std::vector<int64_t>>(), static_cast<int64_t>(expected.size()),
+                       {.temperature = 0}, take);
     EXPECT_EQ(tokens, expected) << name;
   }
 }

@@ -1,5 +1,5 @@
-// Tests whole runs of processes that were started without MPI. Their messages go through the store where they
-// met, and their tensors through the stand-in for NCCL. They give the bits of a run in one process.
+// Tests whole runs of processes that were started without MPI. Their messages go through the store where they met, and
+// their tensors through the stand-in for NCCL. They give the bits of a run in one process.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -14,16 +14,16 @@
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/data.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/train/build_model.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
@@ -40,10 +40,8 @@ Config config_of(const std::string& schedule, int replicas) {
 
 using End = std::shared_ptr<Transport>;
 
-// Makes a world for each process. Their endpoints are made at the same time, because they wait for each
-// other.
-std::vector<World> worlds_of(const Config& config,
-                             const std::function<End(int process, int processes)>& make) {
+// Makes a world for each process. Their endpoints are made at the same time, because they wait for each other.
+std::vector<World> worlds_of(const Config& config, const std::function<End(int process, int processes)>& make) {
   const int replicas = config.pipeline.data_parallel;
   const int processes = replicas * config.pipeline.ranks;
   std::vector<End> ends(processes);
@@ -85,9 +83,8 @@ TEST_P(WithoutMpi, ThroughTheStandInForNccl) {
                            NcclOptions options;
                            options.tensors = at::kCPU;
                            return test::by_way_of(
-                               device,
-                               make_nccl_transport(End(std::move(hosts[process])), test::stand_in_nccl(),
-                                                   device, test::all_links(processes), options));
+                               device, make_nccl_transport(End(std::move(hosts[process])), test::stand_in_nccl(),
+                                                           device, test::all_links(processes), options));
                          }));
   EXPECT_GT(test::stand_in_nccl_state().bytes, 100000) << "the messages did not go through NCCL";
 }
@@ -100,8 +97,8 @@ INSTANTIATE_TEST_SUITE_P(All, WithoutMpi,
                            return name;
                          });
 
-// These are processes whose ranks have a device each. Weights, activations and gradients lie on it, and move
-// from device to device.
+// These are processes whose ranks have a device each. Weights, activations and gradients lie on it, and move from
+// device to device.
 struct OnDevices {
   const char* name;
   const char* schedule;
@@ -169,8 +166,7 @@ TEST_P(ProcessesOnDevices, HaveTheBitsOfThreads) {
 
   test::stand_in_nccl_state().bytes = 0;
   test::stand_in_nccl_state().group_calls = 0;
-  test::expect_same_run(expected,
-                        test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
+  test::expect_same_run(expected, test::run_in(worlds_on_devices(config, GetParam().together), config, kSteps),
                         "processes on devices");
   EXPECT_GE(test::stand_in_nccl_state().bytes, processes() > 1 ? GetParam().bytes : 0)
       << "the messages did not go through NCCL";
@@ -224,17 +220,16 @@ INSTANTIATE_TEST_SUITE_P(
     All, ProcessesOnDevices,
     ::testing::Values(
         OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1}, OnDevices{"TwoZbV", "zb-v", 2, 1},
-        OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2},
-        OnDevices{"TwoByTwo", "1f1b", 2, 2}, OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
-        OnDevices{"Shards", "1f1b", 2, 2, sharded}, OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, ahead},
+        OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2}, OnDevices{"TwoByTwo", "1f1b", 2, 2},
+        OnDevices{"TwoByTwoZbV", "zb-v", 2, 2}, OnDevices{"Shards", "1f1b", 2, 2, sharded},
+        OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, ahead},
         OnDevices{"Bf16", "zb-v", 2, 2, [](Config& c) { c.train.precision = "bf16"; }},
-        OnDevices{"Fp16", "1f1b", 2, 2, fp16},
-        OnDevices{"Off", "1f1b", 2, 2, [](Config& c) { c.pipeline.p2 = "off"; }},
+        OnDevices{"Fp16", "1f1b", 2, 2, fp16}, OnDevices{"Off", "1f1b", 2, 2, [](Config& c) { c.pipeline.p2 = "off"; }},
         OnDevices{"ResnetTwo", "1f1b", 2, 1, test::make_tiny_resnet},
         OnDevices{"ResnetZbV", "zb-v", 2, 1, test::make_tiny_resnet},
-        OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, test::make_tiny_resnet},
-        OnDevices{"BertZbV", "zb-v", 2, 1, bert}, OnDevices{"BertTwoByTwo", "1f1b", 2, 2, bert},
-        OnDevices{"MambaZbV", "zb-v", 2, 1, mamba}, OnDevices{"MambaTwoByTwo", "1f1b", 2, 2, mamba},
+        OnDevices{"ResnetTwoByTwo", "1f1b", 2, 2, test::make_tiny_resnet}, OnDevices{"BertZbV", "zb-v", 2, 1, bert},
+        OnDevices{"BertTwoByTwo", "1f1b", 2, 2, bert}, OnDevices{"MambaZbV", "zb-v", 2, 1, mamba},
+        OnDevices{"MambaTwoByTwo", "1f1b", 2, 2, mamba},
         // Each model on 1, 2 and 4 ranks, with 1 and 2 replicas, under each schedule, with W placed too.
         OnDevices{"FourByTwoInterleaved", "interleaved-1f1b", 4, 2, deep},
         OnDevices{"TwoByTwoPlaced", "zb-h1", 2, 2, placed}, OnDevices{"ResnetReplicas", "1f1b", 1, 2, resnet},
@@ -247,8 +242,7 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"MambaTwoInterleaved", "interleaved-1f1b", 2, 1, mamba},
         OnDevices{"MambaFourByTwoPlaced", "zb-h1", 4, 2, all_of<placed, mamba>},
         OnDevices{"CapturedTwo", "1f1b", 2, 1, captured, 1, /*bytes=*/2000},
-        OnDevices{"CapturedTwoByTwo", "zb-v", 2, 2, captured},
-        OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
+        OnDevices{"CapturedTwoByTwo", "zb-v", 2, 2, captured}, OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
         // The stand-in sums in the order of the replicas, so the bits are the same.
         OnDevices{"Grouped", "zb-v", 2, 2, grouped}, OnDevices{"GroupedFourReplicas", "1f1b", 1, 4, grouped},
         OnDevices{"GroupedShards", "1f1b", 2, 2, all_of<grouped, sharded>},
@@ -261,8 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Gradients go to the replica that updates them, and its weights to the others: as many bytes as sums that
-// all replicas get.
+// Gradients go to the replica that updates them, and its weights to the others: as many bytes as sums that all replicas
+// get.
 TEST(ShardsOnDevices, SendAsMuchAsWholeSums) {
   const auto bytes = [](bool shard) {
     Config config = config_of("1f1b", 2);
@@ -342,8 +336,8 @@ TEST(NcclMemory, IsOffTheBooksWhenItHasLeft) {
     const Device device = test::stand_in_device(40 + rank);
     NcclOptions options;
     options.tensors = at::kPrivateUse1;
-    const auto transport = make_nccl_transport(End(std::move(hosts[rank])), test::stand_in_nccl(), device,
-                                               test::all_links(2), options);
+    const auto transport =
+        make_nccl_transport(End(std::move(hosts[rank])), test::stand_in_nccl(), device, test::all_links(2), options);
     const OnStream here(device.compute());
     if (rank == 1) {
       EXPECT_EQ(transport->receive(0, {.step = 1}, 30).at(0).numel(), 1 << 16);
@@ -386,8 +380,8 @@ TEST(ProcessesInFloat16, SkipTheSameSteps) {
   }
 }
 
-// The loss scale doubles after the second step, so that the gradients of a later step overflow. The ranks
-// that have gone on by then undo that step, on all processes.
+// The loss scale doubles after the second step, so that the gradients of a later step overflow. The ranks that have
+// gone on by then undo that step, on all processes.
 TEST(ProcessesInFloat16, UndoAStepThatOverflows) {
   constexpr int kMore = 8;
   Config config = half_precision("1f1b", 0x1p22);
@@ -416,8 +410,8 @@ TEST(ProcessesInFloat16, UndoAStepThatOverflows) {
   int64_t taken_back = 0;
   for (const char* seconds : {"0.1", "1", "5"}) {  // longer if the machine is busy
     for (const int late : {0, 1}) {
-      const test::Environment fault(
-          "TWOBP_FAIL", concat("optimizer:step=", overflows, ":rank=", late, ":seconds=", seconds));
+      const test::Environment fault("TWOBP_FAIL",
+                                    concat("optimizer:step=", overflows, ":rank=", late, ":seconds=", seconds));
       const auto actual = run(worlds_on_devices(config));
       test::expect_same_run(expected, actual, concat("rank ", late, " late"));
       taken_back += actual.taken_back;
@@ -427,8 +421,8 @@ TEST(ProcessesInFloat16, UndoAStepThatOverflows) {
   EXPECT_GT(taken_back, 0);
 }
 
-// One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives
-// the reason.
+// One of 2 x 2 processes fails or freezes between two steps. All processes end soon with one error that gives the
+// reason.
 struct EndOfRun {
   std::string error;
   int aborted = 0;  // processes that ended because another one had

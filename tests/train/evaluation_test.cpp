@@ -1,6 +1,5 @@
-// Tests that evaluation between steps does not change training, to the bit. It leaves no gradient, saved
-// tensor, ring or message for the next step. Also tests training through the loader, with the smaller last
-// batch of an epoch.
+// Tests that evaluation between steps does not change training, to the bit. It leaves no gradient, saved tensor, ring
+// or message for the next step. Also tests training through the loader, with the smaller last batch of an epoch.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -101,8 +100,7 @@ TEST(Epochs, MayEndWithASmallerBatch) {
   TempFolder folder;
   std::vector<int32_t> ids;
   SplitMix64 random(3);
-  for (int i = 0; i < 9 * test::kSequence; ++i)
-    ids.push_back(static_cast<int32_t>(bounded(random, test::kVocab)));
+  for (int i = 0; i < 9 * test::kSequence; ++i) ids.push_back(static_cast<int32_t>(bounded(random, test::kVocab)));
   const std::string shape = concat("(9, ", test::kSequence, ")");
   folder.write("input_ids.npy", test::npy_file("<i4", shape, ids));
   folder.write("labels.npy", test::npy_file("<i4", shape, ids));

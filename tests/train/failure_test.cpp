@@ -1,5 +1,5 @@
-// Tests weights that are not finite, data that does not fit, and models with too few layers. Each gives one
-// Error that says where, for every number of stages, and no rank keeps waiting.
+// Tests weights that are not finite, data that does not fit, and models with too few layers. Each gives one Error that
+// says where, for every number of stages, and no rank keeps waiting.
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -38,8 +38,7 @@ void spoil(Trainer& trainer, int layer, float value) {
 
 // The error names the layer with the weight, not a layer that received its output.
 TEST(NotFinite, AWeightOnAnyStageNamesItsLayer) {
-  for (const float value :
-       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     for (const double clip_norm : {0.0, 1.0}) {
       for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}, {1, 2, 1, 3, 1}}) {
         for (const int layer : {0, 3, 4, 7}) {
@@ -61,8 +60,8 @@ TEST(NotFinite, AWeightOnAnyStageNamesItsLayer) {
   }
 }
 
-// The weights are finite, but their gradients overflow. The error names the first layer in the backward pass
-// where the overflow appears.
+// The weights are finite, but their gradients overflow. The error names the first layer in the backward pass where the
+// overflow appears.
 TEST(NotFinite, AGradientThatOverflowsNamesALayer) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const std::vector<int>& split : {std::vector<int>{8}, {3, 2, 3}}) {

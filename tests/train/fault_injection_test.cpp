@@ -1,5 +1,4 @@
-// Tests failures on demand. They happen only where they are requested, and wrapped layers change no bit until
-// then.
+// Tests failures on demand. They happen only where they are requested, and wrapped layers change no bit until then.
 #include "twobp/train/fault_injection.h"
 
 #include <gtest/gtest.h>
@@ -45,8 +44,8 @@ TEST(ParseFault, ReadsEveryKey) {
 }
 
 TEST(ParseFault, RefusesUnknownKeys) {
-  for (const char* text : {"", "B", "F:step", "F:step=", "F:step=x", "F:step=-1", "F:step=1 ", "F:stage=1",
-                           "F:=1", "F:step=1:", "F:step=1e300"}) {
+  for (const char* text : {"", "B", "F:step", "F:step=", "F:step=x", "F:step=-1", "F:step=1 ", "F:stage=1", "F:=1",
+                           "F:step=1:", "F:step=1e300"}) {
     SCOPED_TRACE(text);
     expect_error([&] { parse_fault(text); }, {concat("TWOBP_FAIL=", text)});
   }

@@ -1,11 +1,11 @@
-// Tests frozen parameters and LoRA. Untrained parameters cost nothing and do not move. Trained parameters
-// move as if all were trained, to the bit, for any stages, schedules and policies.
+// Tests frozen parameters and LoRA. Untrained parameters cost nothing and do not move. Trained parameters move as if
+// all were trained, to the bit, for any stages, schedules and policies.
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -13,8 +13,7 @@ namespace {
 using test::random_batches;
 using test::tiny_config;
 
-// SGD without clipping is used, so the gradients of the frozen weights do not affect the first step of the
-// others.
+// SGD without clipping is used, so the gradients of the frozen weights do not affect the first step of the others.
 Config frozen_config(std::vector<std::string> patterns, int stages = 1) {
   Config config = tiny_config();
   config.model.freeze = std::move(patterns);
@@ -38,8 +37,7 @@ TEST(Frozen, OtherWeightsMoveAsIfAllWereTrained) {
   int trained = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     const bool frozen = !some.weights()[i]->trainable();
-    EXPECT_TRUE(test::same_bits(partial.weights[i], frozen ? before[i] : full.weights[i]))
-        << some.weights()[i]->name();
+    EXPECT_TRUE(test::same_bits(partial.weights[i], frozen ? before[i] : full.weights[i])) << some.weights()[i]->name();
     EXPECT_FALSE(test::same_bits(before[i], full.weights[i])) << some.weights()[i]->name();
     trained += frozen ? 0 : 1;
   }
@@ -137,11 +135,9 @@ TEST(LoraTraining, RefusesTargetsThatDoNotExist) {
   config.model.lora_targets = {"q_proj", "v_porj"};
   test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "v_porj", "v_proj"});
   config.model.lora_targets = {"embed_tokens"};
-  test::expect_error([&] { Trainer trainer(config); },
-                     {"model.lora_targets", "embed_tokens takes no adapter"});
+  test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "embed_tokens takes no adapter"});
   test::llama_of(config).tied = true;
-  test::expect_error([&] { Trainer trainer(config); },
-                     {"model.lora_targets", "input and the output embedding"});
+  test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "input and the output embedding"});
 }
 
 // The merged weights, in a model without adapters, give the same logits, up to the rounding of one product.

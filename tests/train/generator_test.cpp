@@ -24,8 +24,7 @@ std::vector<int64_t> generate(Generator& generator, const std::vector<int64_t>& 
   return tokens;
 }
 
-// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous
-// tokens.
+// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous tokens.
 TEST(Generator, TheCacheChangesNothing) {
   ModelConfig config = test::tiny_config().model;
   Generator cached(build_model(config));
@@ -38,8 +37,7 @@ TEST(Generator, TheCacheChangesNothing) {
     EXPECT_EQ(generate(fresh, all, 1, {.temperature = 0}).at(0), token) << "after " << all.size();
     all.push_back(token);
   }
-  EXPECT_GT(std::set<int64_t>(tokens.begin(), tokens.end()).size(), 1u)
-      << "a model that repeats shows nothing";
+  EXPECT_GT(std::set<int64_t>(tokens.begin(), tokens.end()).size(), 1u) << "a model that repeats shows nothing";
   EXPECT_EQ(generate(cached, prompt, 12, {.temperature = 0}), tokens) << "a new prompt starts anew";
 }
 

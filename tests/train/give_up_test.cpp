@@ -1,5 +1,5 @@
-// Tests a stop in the middle of a step or an evaluation. The work ends within a micro-batch, and the trainer
-// returns to its previous state, to the bit.
+// Tests a stop in the middle of a step or an evaluation. The work ends within a micro-batch, and the trainer returns to
+// its previous state, to the bit.
 #include <atomic>
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@ Config config_of(const std::string& schedule, const std::string& p2) {
   return config;
 }
 
-// Before step 3, the run gets a stop request when a rank checks for the n-th time. `given_up` counts the
-// abandoned steps.
+// Before step 3, the run gets a stop request when a rank checks for the n-th time. `given_up` counts the abandoned
+// steps.
 Outcome run(const Config& config, const std::vector<int>& moments, int* given_up = nullptr) {
   Trainer trainer(config);
   Outcome outcome;

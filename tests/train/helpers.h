@@ -1,5 +1,5 @@
-// The tests of this folder share these helpers: a folder that is removed at the end, a temporary environment,
-// a file's content, and handmade .npy files.
+// The tests of this folder share these helpers: a folder that is removed at the end, a temporary environment, a file's
+// content, and handmade .npy files.
 #pragma once
 
 #include <cstdint>
@@ -76,14 +76,13 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Returns the bytes before the elements, as numpy.save writes them. `header_length` gives a wrong length if
-// it is not -1.
+// Returns the bytes before the elements, as numpy.save writes them. `header_length` gives a wrong length if it is not
+// -1.
 inline std::string npy_prefix(std::string dict, int major = 1, int64_t header_length = -1) {
   const size_t length_bytes = major == 1 ? 2 : 4;
   while ((8 + length_bytes + dict.size() + 1) % 64 != 0) dict += ' ';
   dict += '\n';
-  const auto length =
-      header_length < 0 ? static_cast<uint64_t>(dict.size()) : static_cast<uint64_t>(header_length);
+  const auto length = header_length < 0 ? static_cast<uint64_t>(dict.size()) : static_cast<uint64_t>(header_length);
   std::string out = "\x93NUMPY";
   out += static_cast<char>(major);
   out += '\0';
@@ -92,8 +91,8 @@ inline std::string npy_prefix(std::string dict, int major = 1, int64_t header_le
 }
 
 inline std::string npy_dict(const std::string& descr, const std::string& shape, bool fortran_order = false) {
-  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran_order ? "True" : "False") +
-         ", 'shape': " + shape + ", }";
+  return "{'descr': '" + descr + "', 'fortran_order': " + (fortran_order ? "True" : "False") + ", 'shape': " + shape +
+         ", }";
 }
 
 template <typename T>
@@ -103,8 +102,7 @@ std::string raw_bytes(const std::vector<T>& values) {
 
 // Returns a whole .npy file. `shape` is as Python writes it.
 template <typename T>
-std::string npy_file(const std::string& descr, const std::string& shape, const std::vector<T>& values,
-                     int major = 1) {
+std::string npy_file(const std::string& descr, const std::string& shape, const std::vector<T>& values, int major = 1) {
   return npy_prefix(npy_dict(descr, shape), major) + raw_bytes(values);
 }
 

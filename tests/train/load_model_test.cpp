@@ -1,7 +1,5 @@
-// Tests loading of weights from a directory: the parts of packed weights, every float type, frozen weights
-// and adapters. Also tests the errors for a directory that does not fit.
-#include "twobp/train/weights/load_model.h"
-
+// Tests loading of weights from a directory: the parts of packed weights, every float type, frozen weights and
+// adapters. Also tests the errors for a directory that does not fit.
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -17,6 +15,7 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -82,9 +81,8 @@ TEST_F(LoadModel, GivesEveryRankItsParts) {
       ASSERT_EQ(loaded.size(), tensors_.size());
       for (const auto& [name, value] : loaded) EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
       // These are both uses of a tied weight, on any stage.
-      const Tensors last = parts_of(trainer.pipeline()
-                                        .stage(stages - 1)
-                                        .parameters(trainer.pipeline().stage(stages - 1).layer_count() - 1));
+      const Tensors last = parts_of(
+          trainer.pipeline().stage(stages - 1).parameters(trainer.pipeline().stage(stages - 1).layer_count() - 1));
       const std::string head = tied ? "model.embed_tokens.weight" : "lm_head.weight";
       EXPECT_TRUE(same_bits(last.at(head), tensors_.at(head)));
     }
@@ -127,8 +125,7 @@ TEST_F(LoadModel, ComputesWithTheRoundedWeightsInLowPrecision) {
   for (const Parameter* parameter : trainer.weights()) {
     const bool matrix = parameter->sizes().size() > 1;  // norms compute in float32
     EXPECT_EQ(parameter->value.scalar_type(), matrix ? at::kBFloat16 : at::kFloat);
-    EXPECT_TRUE(same_bits(parameter->value, parameter->master.to(parameter->value.scalar_type())))
-        << parameter->name();
+    EXPECT_TRUE(same_bits(parameter->value, parameter->master.to(parameter->value.scalar_type()))) << parameter->name();
   }
   for (const auto& [name, value] : parts_of(trainer.weights())) {
     const bool frozen = name == "model.embed_tokens.weight";
@@ -158,12 +155,11 @@ TEST_F(LoadModel, LoadsParametersOfASingleThread) {
   }
   for (Parameter* parameter : parameters) parameter->allocate_value(5);
   load_weights(parameters, ModelWeights(config_.model.from));
-  for (const auto& [name, value] : parts_of(parameters))
-    EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
+  for (const auto& [name, value] : parts_of(parameters)) EXPECT_TRUE(same_bits(value, tensors_.at(name))) << name;
 }
 
-// Additional tensors must equal the model's own. transformers 5 treats a head that differs from the embedding
-// as another weight. Older versions used the frequencies of the file.
+// Additional tensors must equal the model's own. transformers 5 treats a head that differs from the embedding as
+// another weight. Older versions used the frequencies of the file.
 TEST_F(LoadModel, ComparesAdditionalTensors) {
   const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
   const at::Tensor right = 1 / at::pow(10000, at::arange(0, 8, 2, at::kFloat) / 8);
@@ -184,8 +180,7 @@ TEST_F(LoadModel, ComparesAdditionalTensors) {
       },
       {"lm_head.weight differs from " + embedding, "tie_word_embeddings"});
   refuse([](Tensors& t) { t["lm_head.weight"] = at::ones({3}); }, {"lm_head.weight differs"});
-  refuse([](Tensors& t) { t["bert.embeddings.position_ids"] = at::ones({3}); },
-         {"position_ids is not known"});
+  refuse([](Tensors& t) { t["bert.embeddings.position_ids"] = at::ones({3}); }, {"position_ids is not known"});
 }
 
 // Makes a directory of some model with additional tensors. Returns the error for it, or "".

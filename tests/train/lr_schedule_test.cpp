@@ -1,10 +1,9 @@
-// Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were
-// computed by hand.
-#include "twobp/train/update/lr_schedule.h"
-
+// Tests the learning rate at each end of the warm-up and of the decay, and at points between them that were computed by
+// hand.
 #include <gtest/gtest.h>
 
 #include "helpers.h"
+#include "twobp/train/update/rates.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -88,8 +87,7 @@ TEST(LearningRate, WarmUpMayBeLongerThanTheRun) {
 }
 
 TEST(LearningRate, RefusesBadInput) {
-  expect_error([] { learning_rate(make("cosin", 0), 0, 10); },
-               {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
+  expect_error([] { learning_rate(make("cosin", 0), 0, 10); }, {"optimizer.schedule", "\"cosin\"", "\"cosine\""});
   expect_error([] { learning_rate(make("cosine", 0), -1, 10); }, {"step -1"});
 }
 

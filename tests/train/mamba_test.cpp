@@ -1,5 +1,5 @@
-// Tests training of a Mamba. The bits are the same for every schedule, policy, split and memory cap. Also
-// tests threads, adapters and freezing, generation, and the accepted contents of config.json.
+// Tests training of a Mamba. The bits are the same for every schedule, policy, split and memory cap. Also tests
+// threads, adapters and freezing, generation, and the accepted contents of config.json.
 #include <set>
 
 #include <gtest/gtest.h>
@@ -28,8 +28,7 @@ constexpr int kLayers = 10;  // embedding, 4 blocks of two, head
 // Stages end between blocks and within them.
 const std::vector<std::vector<int>> kSplits = {{10}, {4, 6}, {1, 8, 1}, {3, 3, 2, 2}, {2, 1, 2, 1, 3, 1}};
 const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
-const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown,
-                                         P2Policy::kFill};
+const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
 
 // The 260 channels make two groups in the scan.
 Config config_of(bool tied, const std::vector<int>& split) {
@@ -46,8 +45,8 @@ Config config_of(bool tied, const std::vector<int>& split) {
 }
 
 std::string name_of(const std::vector<int>& split, const Variant& variant) {
-  return concat("split ", ::testing::PrintToString(split), ", ", variant.schedule, ", p2 ",
-                policy_name(variant.policy), ", cap ", variant.memory_cap);
+  return concat("split ", ::testing::PrintToString(split), ", ", variant.schedule, ", p2 ", policy_name(variant.policy),
+                ", cap ", variant.memory_cap);
 }
 
 class MambaBitwise : public ::testing::TestWithParam<std::tuple<bool, int>> {};
@@ -61,8 +60,7 @@ TEST_P(MambaBitwise, SameForEveryScheduleAndPolicyAndSplit) {
     for (const auto& schedule : kSchedules) {
       for (const P2Policy policy : kPolicies) {
         const Variant variant{schedule, policy};
-        expect_same_bits(expected, test::train(config_of(tied, split), batches, variant),
-                         name_of(split, variant));
+        expect_same_bits(expected, test::train(config_of(tied, split), batches, variant), name_of(split, variant));
       }
     }
   }
@@ -70,8 +68,7 @@ TEST_P(MambaBitwise, SameForEveryScheduleAndPolicyAndSplit) {
 
 INSTANTIATE_TEST_SUITE_P(All, MambaBitwise, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 3)),
                          [](const auto& info) {
-                           return concat(std::get<0>(info.param) ? "TiedM" : "UntiedM",
-                                         std::get<1>(info.param));
+                           return concat(std::get<0>(info.param) ? "TiedM" : "UntiedM", std::get<1>(info.param));
                          });
 
 TEST(Mamba, SameWithPadding) {
@@ -79,13 +76,11 @@ TEST(Mamba, SameWithPadding) {
   const auto batches = test::padded(plain);
   const Variant standard{"gpipe", P2Policy::kOff};
   const Outcome expected = test::train(config_of(true, {kLayers}), batches, standard);
-  EXPECT_FALSE(
-      test::same_bits(expected.losses, test::train(config_of(true, {kLayers}), plain, standard).losses));
+  EXPECT_FALSE(test::same_bits(expected.losses, test::train(config_of(true, {kLayers}), plain, standard).losses));
   for (const auto& split : kSplits) {
     for (const P2Policy policy : kPolicies) {
       const Variant variant{"1f1b", policy};
-      expect_same_bits(expected, test::train(config_of(true, split), batches, variant),
-                       name_of(split, variant));
+      expect_same_bits(expected, test::train(config_of(true, split), batches, variant), name_of(split, variant));
     }
   }
 }
@@ -102,8 +97,8 @@ TEST(Mamba, SameUnderAnyMemoryCap) {
   }
 }
 
-// The scan and the convolution give the same bits for any number of threads. A GEMM of the library may not,
-// so both sides use two threads.
+// The scan and the convolution give the same bits for any number of threads. A GEMM of the library may not, so both
+// sides use two threads.
 TEST(Mamba, SameWithSeveralThreadsARank) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
@@ -134,8 +129,7 @@ TEST(Mamba, LearnsARepeatedBatch) {
 TEST(Mamba, ConcatenatedWGivesTheSameUpToRounding) {
   const auto batches = random_batches(1, 3);
   const Outcome expected = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd});
-  const Outcome actual =
-      test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd, P2Batching::kConcat});
+  const Outcome actual = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd, P2Batching::kConcat});
   EXPECT_EQ(actual.losses, expected.losses);
   EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
 }
@@ -185,8 +179,7 @@ TEST(Mamba, GeneratesFromItsState) {
       EXPECT_EQ(greedy(fresh, all, 1).at(0), token) << "after " << all.size();
       all.push_back(token);
     }
-    EXPECT_GT(std::set<int64_t>(tokens.begin(), tokens.end()).size(), 1u)
-        << "a model that repeats shows nothing";
+    EXPECT_GT(std::set<int64_t>(tokens.begin(), tokens.end()).size(), 1u) << "a model that repeats shows nothing";
     EXPECT_EQ(greedy(cached, prompt, 12), tokens) << "a new prompt starts anew";
   }
 }

@@ -1,6 +1,6 @@
-// Tests a Mamba against transformers itself (its CPU path). Models that transformers saved give its logits
-// and loss here. The weights after one step of SGD are the same for any number of stages. transformers loads
-// the models that are saved here, to the bit. The tests are skipped if Python has no transformers.
+// Tests a Mamba against transformers itself (its CPU path). Models that transformers saved give its logits and loss
+// here. The weights after one step of SGD are the same for any number of stages. transformers loads the models that are
+// saved here, to the bit. The tests are skipped if Python has no transformers.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
-// Tests the bytes of a whole training run by category: the optimizer's bytes for each weight, and the savings
-// of tying. Also proves that steps and evaluations return all memory that they took.
+// Tests the bytes of a whole training run by category: the optimizer's bytes for each weight, and the savings of tying.
+// Also proves that steps and evaluations return all memory that they took.
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -32,14 +32,12 @@ struct Expected {
   int64_t tables;
 };
 
-void expect_bytes(Trainer& trainer, const std::vector<Expected>& stages, int optimizer_copies,
-                  const char* when) {
+void expect_bytes(Trainer& trainer, const std::vector<Expected>& stages, int optimizer_copies, const char* when) {
   for (size_t s = 0; s < stages.size(); ++s) {
     const MemoryUse use = trainer.pipeline().meter().stage_use(static_cast<int>(s));
     EXPECT_EQ(bytes(use, Category::kParameters), stages[s].parameters) << when << ", stage " << s;
     EXPECT_EQ(bytes(use, Category::kGradients), stages[s].gradients) << when << ", stage " << s;
-    EXPECT_EQ(bytes(use, Category::kOptimizer), optimizer_copies * stages[s].parameters)
-        << when << ", stage " << s;
+    EXPECT_EQ(bytes(use, Category::kOptimizer), optimizer_copies * stages[s].parameters) << when << ", stage " << s;
     EXPECT_EQ(bytes(use, Category::kActivations), stages[s].tables) << when << ", stage " << s;
     EXPECT_EQ(bytes(use, Category::kStash), 0) << when << ", stage " << s;
   }
@@ -77,8 +75,7 @@ Config config_of(const std::string& optimizer, double momentum, bool tied, const
 }
 
 TEST(TrainingMemory, CountsTheStateOfEachOptimizer) {
-  // The first stage has the embedding, attention and MLP. The second has attention, MLP, attention, MLP, norm
-  // and head.
+  // The first stage has the embedding, attention and MLP. The second has attention, MLP, attention, MLP, norm and head.
   const int64_t first = kEmbedding + kAttention + kMlp;
   const int64_t second = 2 * kAttention + 2 * kMlp + kNorm + kEmbedding;
   const std::vector<Expected> stages = {{first, first, kTables}, {second, second, 2 * kTables}};
@@ -88,16 +85,13 @@ TEST(TrainingMemory, CountsTheStateOfEachOptimizer) {
   expect_run(config_of("sgd", 0, false, {3, 5}), stages, 0);
 }
 
-// On one stage, a tied weight is one tensor with a gradient for each use. On two stages, each has its own
-// copy.
+// On one stage, a tied weight is one tensor with a gradient for each use. On two stages, each has its own copy.
 TEST(TrainingMemory, CountsTiedWeights) {
   const int64_t blocks = 3 * (kAttention + kMlp) + kNorm;
-  expect_run(config_of("adamw", 0, true, {8}), {{kEmbedding + blocks, 2 * kEmbedding + blocks, 3 * kTables}},
-             2);
+  expect_run(config_of("adamw", 0, true, {8}), {{kEmbedding + blocks, 2 * kEmbedding + blocks, 3 * kTables}}, 2);
   const int64_t first = kEmbedding + kAttention + kMlp;
   const int64_t second = 2 * kAttention + 2 * kMlp + kNorm + kEmbedding;
-  expect_run(config_of("adamw", 0, true, {3, 5}), {{first, first, kTables}, {second, second, 2 * kTables}},
-             2);
+  expect_run(config_of("adamw", 0, true, {3, 5}), {{first, first, kTables}, {second, second, 2 * kTables}}, 2);
 }
 
 #if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer disables the reuse of memory

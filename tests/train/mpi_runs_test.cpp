@@ -1,14 +1,14 @@
-// Tests whole training runs under mpirun. A run with one process per rank has the losses, norms and weights
-// of the same run in one process, to the bit. Every process runs all tests and makes its own reference run.
+// Tests whole training runs under mpirun. A run with one process per rank has the losses, norms and weights of the same
+// run in one process, to the bit. Every process runs all tests and makes its own reference run.
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/processes.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/processes.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -39,8 +39,7 @@ class MpiRuns : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MpiRuns, GiveTheBitsOfOneProcess) {
   const Case& c = GetParam();
-  if (mpi_size() % c.replicas != 0)
-    GTEST_SKIP() << mpi_size() << " processes for " << c.replicas << " replicas";
+  if (mpi_size() % c.replicas != 0) GTEST_SKIP() << mpi_size() << " processes for " << c.replicas << " replicas";
   const int ranks = mpi_size() / c.replicas;
   const Config config = c.config(ranks);
   test::RunOutcome actual;
@@ -54,8 +53,7 @@ TEST_P(MpiRuns, GiveTheBitsOfOneProcess) {
     // Each process compares alone, at its own pace.
     Processes(*trainer.pipeline().world().processes, 60).together([] {});
   });
-  const test::RunOutcome expected =
-      test::run_in(make_in_process_worlds(c.replicas, ranks, 0), config, kSteps);
+  const test::RunOutcome expected = test::run_in(make_in_process_worlds(c.replicas, ranks, 0), config, kSteps);
   ASSERT_FALSE(actual.weights.empty());
   // A process has the weights of its own stages, and compares those.
   for (const auto& [name, weight] : expected.weights) actual.weights.try_emplace(name, weight);
@@ -83,17 +81,16 @@ std::vector<Case> cases() {
                  1});
   all.push_back({"Bert_dropout", bert, 1});
   for (const int replicas : {2, 3}) {
-    all.push_back({concat("Llama_", replicas, "_replicas"),
-                   [=](int ranks) { return llama("1f1b", ranks, replicas); }, replicas});
+    all.push_back(
+        {concat("Llama_", replicas, "_replicas"), [=](int ranks) { return llama("1f1b", ranks, replicas); }, replicas});
   }
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MpiRuns, ::testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, MpiRuns, ::testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
 
-// One thread talks to the other processes while another is in the next step. Either may allocate or release
-// the memory of the other, and the counts must stay right.
+// One thread talks to the other processes while another is in the next step. Either may allocate or release the memory
+// of the other, and the counts must stay right.
 TEST(MpiRunAhead, CountsNoMemoryAfterwards) {
   for (const char* schedule : {"1f1b", "zb-v"}) {
     Config config = llama(schedule, mpi_size(), 1);

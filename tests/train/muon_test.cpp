@@ -1,7 +1,5 @@
 // Tests Muon against its formula in float64, and the choice of the matrices that it updates.
 // tests/python/test_optimizers.py compares whole runs with torch.optim.Muon.
-#include "twobp/train/update/muon.h"
-
 #include <cmath>
 #include <functional>
 #include <map>
@@ -39,8 +37,7 @@ double error_of(const at::Tensor& matrix, at::ScalarType type) {
   return ((actual - expected).norm() / expected.norm()).item<double>();
 }
 
-// The matrices are square and wide. They have one block of rows or several, and the last block may be
-// smaller.
+// The matrices are square and wide. They have one block of rows or several, and the last block may be smaller.
 TEST(Orthogonalized, IsThePolynomialOfTheSingularValues) {
   for (const auto& [rows, cols] :
        {std::pair<int64_t, int64_t>{8, 8}, {5, 19}, {1, 7}, {3, 3}, {300, 310}, {260, 530}}) {
@@ -53,26 +50,24 @@ TEST(Orthogonalized, IsThePolynomialOfTheSingularValues) {
     EXPECT_GT(values.min().item<double>(), 0.3) << rows << " x " << cols;
     EXPECT_LT(values.max().item<double>(), 1.3) << rows << " x " << cols;
   }
-  EXPECT_TRUE(orthogonalized(at::zeros({1, 3, 4}), at::kFloat).equal(at::zeros({1, 3, 4})))
-      << "no gradient, no step";
+  EXPECT_TRUE(orthogonalized(at::zeros({1, 3, 4}), at::kFloat).equal(at::zeros({1, 3, 4}))) << "no gradient, no step";
 }
 
-// A gradient of few samples has few singular values that are not rounding. Iterations of X X^T alone would
-// magnify that rounding to 1e-3 here.
+// A gradient of few samples has few singular values that are not rounding. Iterations of X X^T alone would magnify that
+// rounding to 1e-3 here.
 TEST(Orthogonalized, KeepsMatricesOfLowRank) {
   const auto orthogonal = [](int64_t rows, int64_t cols, uint64_t seed) {
     return std::get<0>(at::linalg_qr(random_matrix(rows, cols, seed)));
   };
   for (const int64_t columns : {300, 700}) {
     const at::Tensor falling = at::logspace(0, -8, 300, 10, at::kDouble);
-    const at::Tensor matrix =
-        orthogonal(300, 300, 1).mm(at::diag(falling)).mm(orthogonal(columns, 300, 2).t());
+    const at::Tensor matrix = orthogonal(300, 300, 1).mm(at::diag(falling)).mm(orthogonal(columns, 300, 2).t());
     EXPECT_LT(error_of(matrix.to(at::kFloat).to(at::kDouble), at::kFloat), 5e-5) << columns;
   }
 }
 
-// There are a packed weight of a square and a wide part, and tall ones of one shape. The step has clipping
-// and weight decay.
+// There are a packed weight of a square and a wide part, and tall ones of one shape. The step has clipping and weight
+// decay.
 TEST(Muon, TakesTheStepOfTheFormula) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   OptimizerConfig config;
@@ -119,8 +114,8 @@ TEST(Muon, TakesTheStepOfTheFormula) {
   }
 }
 
-// Weights of one name with several projections: of q, k and v as columns (GPT-2), or in each of three heads
-// (GPT-NeoX), and a plain one below another. Each projection takes the step of a weight of its own.
+// Weights of one name with several projections: of q, k and v as columns (GPT-2), or in each of three heads (GPT-NeoX),
+// and a plain one below another. Each projection takes the step of a weight of its own.
 TEST(Muon, TakesTheStepOfEachProjection) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   OptimizerConfig config;
@@ -206,11 +201,10 @@ TEST(Muon, TakesTheMatricesOfHiddenLayers) {
 }
 
 TEST(Muon, TakesNoEncoderEmbedding) {
-  Config config = load_config("", {"model.type=bert", "data.synthetic=tokens", "data.held_out=0",
-                                   "model.dim=16", "model.heads=2", "model.layers=1", "model.vocab=64",
-                                   "optimizer.type=muon", "pipeline.pin=false", "pipeline.stages=1"});
-  for (const std::string& name : by_muon(config))
-    EXPECT_EQ(name.find("embeddings"), std::string::npos) << name;
+  Config config = load_config(
+      "", {"model.type=bert", "data.synthetic=tokens", "data.held_out=0", "model.dim=16", "model.heads=2",
+           "model.layers=1", "model.vocab=64", "optimizer.type=muon", "pipeline.pin=false", "pipeline.stages=1"});
+  for (const std::string& name : by_muon(config)) EXPECT_EQ(name.find("embeddings"), std::string::npos) << name;
   EXPECT_FALSE(by_muon(config).empty());
 }
 
@@ -223,8 +217,7 @@ TEST(Muon, HasTheSameBitsOverSchedulesAndCuts) {
     config.train.precision = precision;
     const test::Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
     config.optimizer.type = "adamw";
-    EXPECT_FALSE(
-        test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
+    EXPECT_FALSE(test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
     config.optimizer.type = "muon";
     for (const auto& split : std::vector<std::vector<int>>{{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
       config.pipeline.stages = static_cast<int>(split.size());

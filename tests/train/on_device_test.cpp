@@ -1,6 +1,6 @@
-// Tests training with weights, activations and gradients on a device other than a CPU. Here it is the
-// stand-in, with streams and events. Only LibTorch's operators may touch its memory. The bits are those of
-// the same operators on a CPU.
+// Tests training with weights, activations and gradients on a device other than a CPU. Here it is the stand-in, with
+// streams and events. Only LibTorch's operators may touch its memory. The bits are those of the same operators on a
+// CPU.
 #include <set>
 
 #include <ATen/DeviceAccelerator.h>
@@ -11,12 +11,11 @@
 #include "tests/train/helpers.h"
 #include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/core/measure.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/generator.h"
-#include "twobp/train/measure_costs.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {
@@ -65,18 +64,16 @@ bool is_here(std::string_view device) {
 }
 
 // Expects the same bits on any number of stages and for every schedule, p2 policy and cap.
-void expect_always(const Outcome& expected, const char* model, const char* device,
-                   const std::vector<Batch>& batches, const char* precision = "fp32") {
+void expect_always(const Outcome& expected, const char* model, const char* device, const std::vector<Batch>& batches,
+                   const char* precision = "fp32") {
   for (const auto& [stages, schedule, policy, cap] :
        {std::tuple{1, "gpipe", P2Policy::kOff, "auto"}, std::tuple{2, "1f1b", P2Policy::kOff, "auto"},
         std::tuple{2, "1f1b", P2Policy::kFill, "auto"}, std::tuple{2, "1f1b", P2Policy::kFill, "0"},
         std::tuple{3, "gpipe", P2Policy::kEnd, "0"}, std::tuple{3, "zb-h1", P2Policy::kPlaced, "auto"}}) {
     Config config = config_of(model, stages, device, precision);
     config.pipeline.memory_cap = cap;
-    const Outcome actual =
-        test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
-    expect_same_bits(expected, actual,
-                     concat(schedule, ' ', policy_name(policy), ", ", stages, " stages, cap ", cap));
+    const Outcome actual = test::train(config, batches, {schedule, policy, P2Batching::kLoop, parse_memory_cap(cap)});
+    expect_same_bits(expected, actual, concat(schedule, ' ', policy_name(policy), ", ", stages, " stages, cap ", cap));
   }
 }
 
@@ -150,9 +147,7 @@ INSTANTIATE_TEST_SUITE_P(Models, OnDevice, ::testing::Values("llama", "bert", "m
 TEST_P(OnDevice, TrainsToTheSameBitsInBFloat16OnAGpu) {
   if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const auto batches = batches_of(config_of(GetParam(), 1, "cpu"), 3, 4);
-  const auto run = [&](const Config& config) {
-    return test::train(config, batches, {"gpipe", P2Policy::kOff});
-  };
+  const auto run = [&](const Config& config) { return test::train(config, batches, {"gpipe", P2Policy::kOff}); };
   const Outcome on_gpu = run(without_dropout_of_attention(config_of(GetParam(), 1, "cuda", "bf16")));
   const Outcome on_cpu = run(without_dropout_of_attention(config_of(GetParam(), 1, "cpu", "bf16")));
   for (size_t i = 0; i < on_cpu.losses.size(); ++i)
@@ -160,8 +155,7 @@ TEST_P(OnDevice, TrainsToTheSameBitsInBFloat16OnAGpu) {
   expect_always(run(config_of(GetParam(), 1, "cuda", "bf16")), GetParam(), "cuda", batches, "bf16");
 }
 
-// Two blocks of a model of 7B: workspaces of libraries, which the meter does not count, are small beside
-// them.
+// Two blocks of a model of 7B: workspaces of libraries, which the meter does not count, are small beside them.
 TEST(OnGpu, TheMeterSeesTheAllocatorsBytes) {
   if (!is_here("cuda")) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   c10::DeviceAllocator& allocator = *at::getDeviceAllocator(at::kCUDA);
@@ -184,8 +178,8 @@ TEST(OnGpu, TheMeterSeesTheAllocatorsBytes) {
     const StepResult result = trainer.step();
     const auto seen = static_cast<double>(result.report.rank_memory.front().peak);
     const double ratio = static_cast<double>(bytes().peak - before) / seen;
-    std::printf("%s: the allocator's peak is %.4f of the meter's, %.2f GiB\n",
-                std::string(policy_name(policy)).c_str(), ratio, seen / (1 << 30));
+    std::printf("%s: the allocator's peak is %.4f of the meter's, %.2f GiB\n", std::string(policy_name(policy)).c_str(),
+                ratio, seen / (1 << 30));
     EXPECT_NEAR(ratio, 1, 0.02) << policy_name(policy);
   }
 }
@@ -221,14 +215,13 @@ TEST(OnDeviceTest, MeasuresCosts) {
       EXPECT_GT(cost.optimizer_seconds, 0) << kind;
       EXPECT_EQ(cost.optimizer_bytes, on_cpu.kinds.at(kind).optimizer_bytes) << kind;
     }
-    EXPECT_NE(costs.made_on.find(device == std::string_view("cuda") ? "NVIDIA" : "stand-in"),
-              std::string::npos)
+    EXPECT_NE(costs.made_on.find(device == std::string_view("cuda") ? "NVIDIA" : "stand-in"), std::string::npos)
         << costs.made_on;
   }
 }
 
-// There is no cap. Under a cap, the moment of W depends on the bytes held, and sums over other micro-batches
-// round differently.
+// There is no cap. Under a cap, the moment of W depends on the bytes held, and sums over other micro-batches round
+// differently.
 TEST(OnDeviceTest, Concatenates) {
   const auto batches = test::random_batches(3, 4);
   const auto run = [&](const char* device) {
@@ -242,8 +235,8 @@ TEST(OnDeviceTest, Concatenates) {
   expect_same_bits(expected, run(kStandIn), "concat");
 }
 
-// All ranks share a device, or all but the last. From the third step on, a step is one call, on other batches
-// than the recorded one.
+// All ranks share a device, or all but the last. From the third step on, a step is one call, on other batches than the
+// recorded one.
 std::unique_ptr<Trainer> trainer_with_graphs(Config config, int ranks, bool apart = false) {
   config.pipeline.graphs = true;
   std::vector<Device> devices;
@@ -297,8 +290,7 @@ TEST_P(AsGraph, TrainsToTheSameBits) {
       EXPECT_EQ(actual.report.timed(), actual.step == 1) << "only the first is not put in as a graph";
       EXPECT_EQ(std::isnan(actual.report.mean_idle()), actual.step != 1);
     }
-    EXPECT_EQ(test::replays() - replays, device == std::string_view(kStandIn) ? 3 : 0)
-        << "all steps but the first";
+    EXPECT_EQ(test::replays() - replays, device == std::string_view(kStandIn) ? 3 : 0) << "all steps but the first";
     expect_same_weights(*as_graph, one_by_one);
   }
 }
@@ -356,8 +348,8 @@ TEST(AsGraphTest, HonoursMasks) {
   }
 }
 
-// The last stage is on a GPU of its own, whose stream is held up until the other one has had time for all
-// that it can do of a replay. The labels are copied in that stream, and the replay waits for them.
+// The last stage is on a GPU of its own, whose stream is held up until the other one has had time for all that it can
+// do of a replay. The labels are copied in that stream, and the replay waits for them.
 TEST(AsGraphTest, WaitsForInputsOnOtherDevices) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
@@ -378,8 +370,8 @@ TEST(AsGraphTest, WaitsForInputsOnOtherDevices) {
   EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
 }
 
-// A recording begins in the stream of rank 0. Here, rank 1 has the first stage, so it computes before it
-// receives anything that would make its stream a part of the recording.
+// A recording begins in the stream of rank 0. Here, rank 1 has the first stage, so it computes before it receives
+// anything that would make its stream a part of the recording.
 TEST(AsGraphTest, RecordsRanksThatReceiveNothingFirst) {
   const test::TempFolder folder;
   const std::string file = folder.write("schedule.csv", ",1F0,1B0,1F1,1B1\n0F0,0F1,0B0,,0B1\n");
@@ -399,8 +391,8 @@ TEST(AsGraphTest, RecordsRanksThatReceiveNothingFirst) {
   EXPECT_EQ(test::replays() - replays, 3) << "all steps but the first";
 }
 
-// A recorded step cannot contain some changes: other sizes, another plan. These changes are noticed. A step
-// that comes only once is not recorded. Another number of targets is no such change.
+// A recorded step cannot contain some changes: other sizes, another plan. These changes are noticed. A step that comes
+// only once is not recorded. Another number of targets is no such change.
 TEST(AsGraphTest, RecordsAgainAfterAChange) {
   const Config config = config_of("llama", 2, kStandIn);
   Trainer one_by_one(config);
@@ -429,8 +421,7 @@ TEST(AsGraphTest, RefusesDocuments) {
   const auto trainer = trainer_with_graphs(config_of("llama", 2, kStandIn), 2);
   std::vector<Batch> batches = test::random_batches(2, 4);
   for (Batch& batch : batches) {
-    for (Fields& fields : batch.micro_batches)
-      fields["document_starts"] = at::zeros_like(fields.at("input_ids"));
+    for (Fields& fields : batch.micro_batches) fields["document_starts"] = at::zeros_like(fields.at("input_ids"));
   }
   const Variant variant{"1f1b", P2Policy::kFill};
   trainer->step(batches[0], variant);
@@ -577,8 +568,8 @@ TEST(OnDeviceTest, CountsNoWorkspaceOfLibraries) {
 
 class KindOnDevice : public ::testing::TestWithParam<test::Case> {};
 
-// A checkpoint from the device continues there, and also on a CPU. With reduced precision it continues on the
-// device only, because a CPU may compute its products in float32.
+// A checkpoint from the device continues there, and also on a CPU. With reduced precision it continues on the device
+// only, because a CPU may compute its products in float32.
 TEST_P(KindOnDevice, LeavesCheckpoints) {
   const test::TempFolder folder;
   Config here = test::checkpoint_config(folder);
@@ -600,17 +591,17 @@ TEST_P(KindOnDevice, LeavesCheckpoints) {
   test::expect_continues(whole, test::run(here, /*resume=*/true), "resumed on a CPU");
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, KindOnDevice,
-                         ::testing::ValuesIn(test::with_common_cases(
-                             {{"Plain", [](Config&) {}},
-                              {"Tied", [](Config& c) { test::llama_of(c).tied = true; }},
-                              {"Recomputes", [](Config& c) { c.pipeline.recompute = {"both"}; }},
-                              {"RunsAhead",
-                               [](Config& c) {
-                                 c.pipeline.run_ahead = "on";
-                                 c.save.every = 3;
-                               }}})),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, KindOnDevice,
+    ::testing::ValuesIn(test::with_common_cases({{"Plain", [](Config&) {}},
+                                                 {"Tied", [](Config& c) { test::llama_of(c).tied = true; }},
+                                                 {"Recomputes", [](Config& c) { c.pipeline.recompute = {"both"}; }},
+                                                 {"RunsAhead",
+                                                  [](Config& c) {
+                                                    c.pipeline.run_ahead = "on";
+                                                    c.save.every = 3;
+                                                  }}})),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(OnDeviceTest, RefusesWhatItCannotRun) {
   Config config = config_of("llama", 1, "cuda");
@@ -634,8 +625,7 @@ TEST(OnDeviceTest, RefusesWhatItCannotRun) {
   Config replicas = config_of("llama", 1, "cuda");
   replicas.pipeline.data_parallel = 2;
   expect_no_graphs(replicas, "pipeline.data_parallel");
-  if (!at::hasCUDA())
-    test::expect_error([&] { Trainer trainer(config); }, {"no cuda", "pipeline.device = \"cpu\""});
+  if (!at::hasCUDA()) test::expect_error([&] { Trainer trainer(config); }, {"no cuda", "pipeline.device = \"cpu\""});
   config.pipeline.device = "toaster";
   test::expect_error([&] { Trainer trainer(config); }, {"no device is called 'toaster'"});
   config = config_of("llama", 2, kStandIn);

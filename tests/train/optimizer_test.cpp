@@ -1,8 +1,8 @@
-// Tests AdamW, Adam and SGD against their formulas in float64, step by step: the weight decay of each
-// parameter, the meaning of a missing gradient, and the factor of clipping.
+// Tests AdamW, Adam and SGD against their formulas in float64, step by step: the weight decay of each parameter, the
+// meaning of a missing gradient, and the factor of clipping.
 //
-// The kernels compute in float32. An update has fewer than 20 operations. So after 6 steps of at most lr =
-// 0.1 on weights of size 3, the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
+// The kernels compute in float32. An update has fewer than 20 operations. So after 6 steps of at most lr = 0.1 on
+// weights of size 3, the error is at most 6 * (20 * 6e-8 * 0.1 + 6e-8 * 3) < 2e-6.
 #include "twobp/train/update/optimizer.h"
 
 #include <cmath>
@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
-#include "twobp/train/update/parameter_groups.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -18,8 +17,8 @@ namespace {
 constexpr double kBound = 2e-6;
 constexpr int kSteps = 6;
 
-// These are the formulas for one number. AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay
-// first. Adam and SGD add decay * weight to the gradient.
+// These are the formulas for one number. AdamW (Loshchilov, Hutter 2019) shrinks the weight by lr * decay first. Adam
+// and SGD add decay * weight to the gradient.
 class Formula {
  public:
   Formula(OptimizerConfig config, double weight, double decay)
@@ -161,11 +160,7 @@ TEST(Optimizer, RefusesBadGroups) {
     test::expect_error([&] { ParameterGroups groups(config); }, {"optimizer.groups", text, why, "*.bias"});
   }
   config.groups = {"gian weight_decay=0"};
-  test::expect_error(
-      [&] {
-        ParameterGroups(config).check({"matrix", "gain"});
-      },
-      {"gian", "did you mean \"gain\""});
+  test::expect_error([&] { ParameterGroups(config).check({"matrix", "gain"}); }, {"gian", "did you mean \"gain\""});
   config.groups = {"q lr_scale=0"};
   const Parameter packed({{"q", 2}, {"k", 2}}, {4, 3}, at::kFloat, 1.0);
   test::expect_error([&] { ParameterGroups(config).rule_of(packed, true); }, {"stored as one weight"});

@@ -1,5 +1,5 @@
-// Tests steps that a rank takes before the norm of all gradients is known. They stand, or they are undone and
-// repeated, with the bits of a rank that waited.
+// Tests steps that a rank takes before the norm of all gradients is known. They stand, or they are undone and repeated,
+// with the bits of a rank that waited.
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -41,9 +41,9 @@ class ByHand {
     update().use({float16_, scale_, 0});
   }
 
-  // Runs a step in which the gradients of rank 1 have the norm `norm` and those of rank 0 almost none. If the
-  // ranks run in turn, rank 0 ends its part before rank 1 begins, so it must presume the norm. With
-  // `leave_out`, the first parameter of rank 0 has no gradient.
+  // Runs a step in which the gradients of rank 1 have the norm `norm` and those of rank 0 almost none. If the ranks run
+  // in turn, rank 0 ends its part before rank 1 begins, so it must presume the norm. With `leave_out`, the first
+  // parameter of rank 0 has no gradient.
   void step(double norm, Order order, bool leave_out = false) {
     ++step_;
     const LossScale scale = {float16_, scale_, 0};
@@ -56,8 +56,7 @@ class ByHand {
       for (const int turn : {0, 1}) pipeline().on_ranks([&](int rank) { rank == turn ? run(rank) : void(); });
     } else {
       pipeline().on_ranks([&](int rank) {
-        if (rank == 1 && order == Order::kSecondLate)
-          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        if (rank == 1 && order == Order::kSecondLate) std::this_thread::sleep_for(std::chrono::milliseconds(200));
         run(rank);
       });
     }
@@ -145,16 +144,15 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
           // The next step starts from these results.
           waits.step(0.75, Order::kTogether);
           presumes.step(0.75, Order::kTogether);
-          presumes.expect_same_as(
-              waits, concat(optimizer, ", ", precision, ", ", ::testing::PrintToString(norms), leave_out));
+          presumes.expect_same_as(waits,
+                                  concat(optimizer, ", ", precision, ", ", ::testing::PrintToString(norms), leave_out));
         }
       }
     }
   }
 }
 
-// After a clipped step, the ranks expect that the next one is clipped, too. No rank continues without the
-// norm.
+// After a clipped step, the ranks expect that the next one is clipped, too. No rank continues without the norm.
 TEST(PostValidation, WaitsAfterAStepThatWasUndone) {
   ByHand ranks(config_of("adamw", "fp32"));
   ranks.step(2, Order::kInTurn);

@@ -1,5 +1,5 @@
-// Tests training in reduced precision. The promise of equal bits holds, losses stay close to float32's, and
-// float16 skips the steps that overflow.
+// Tests training in reduced precision. The promise of equal bits holds, losses stay close to float32's, and float16
+// skips the steps that overflow.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/update/rates.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -34,9 +35,8 @@ TEST_P(Reduced, SameBitsForEveryStageCountScheduleAndPolicy) {
       for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
         for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
           config.pipeline.stages = stages;
-          test::expect_same_bits(
-              expected, test::train(config, batches, {schedule, policy}),
-              concat(stages, " ", schedule, " ", policy_name(policy), tied ? " tied" : ""));
+          test::expect_same_bits(expected, test::train(config, batches, {schedule, policy}),
+                                 concat(stages, " ", schedule, " ", policy_name(policy), tied ? " tied" : ""));
         }
       }
     }
@@ -69,8 +69,7 @@ TEST_P(Reduced, MastersAndStateAreFloat32) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Reduced, ::testing::Values("bf16", "fp16"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, Reduced, ::testing::Values("bf16", "fp16"), [](const auto& info) { return info.param; });
 
 TEST(LossScale, OverflowSkipsTheStepAndHalvesTheScale) {
   for (const int stages : {1, 2}) {

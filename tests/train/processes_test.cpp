@@ -1,5 +1,5 @@
 // Tests the messages between the processes of a run, which are threads here.
-#include "twobp/train/processes.h"
+#include "twobp/transport/processes.h"
 
 #include <mutex>
 #include <thread>
@@ -14,8 +14,7 @@ namespace twobp::TWOBP_FILE {
 namespace {
 
 // Runs body on `count` processes. Returns the exception of each process: "", "Error: ..." or "Aborted: ...".
-std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body,
-                             double timeout = 20) {
+std::vector<std::string> run(int count, const std::function<void(const Processes&)>& body, double timeout = 20) {
   const auto ends = make_in_process_transports(count, 0);
   std::vector<std::string> thrown(count);
   std::vector<std::thread> threads;
@@ -75,8 +74,7 @@ TEST(Processes, ReportTheFailureOfOne) {
       }
     });
     for (int p = 0; p < 3; ++p) {
-      EXPECT_EQ(thrown[p],
-                p == failing ? "Error: no room" : concat("Aborted: process ", failing, ": no room"));
+      EXPECT_EQ(thrown[p], p == failing ? "Error: no room" : concat("Aborted: process ", failing, ": no room"));
     }
   }
 }
@@ -91,8 +89,7 @@ TEST(Processes, WaitForAProcessAtWork) {
           3,
           [&](const Processes& processes) {
             processes.together([&] {
-              if (processes.index() == slow)
-                std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * timeout));
+              if (processes.index() == slow) std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * timeout));
             });
             EXPECT_EQ(processes.from_first("still there"), "still there");
           },
@@ -112,10 +109,8 @@ TEST(Processes, WaitForAProcessAtWork) {
 
 // Each name is reported by the first process that has it. A process may have a name twice.
 TEST(Processes, DivideTheWrites) {
-  const std::vector<std::vector<std::string>> names = {
-      {"tied", "a", "tied"}, {}, {"b", "tied", "b"}, {"a", "b", "c"}};
-  const std::vector<std::vector<bool>> expected = {
-      {true, true, true}, {}, {true, false, true}, {false, false, true}};
+  const std::vector<std::vector<std::string>> names = {{"tied", "a", "tied"}, {}, {"b", "tied", "b"}, {"a", "b", "c"}};
+  const std::vector<std::vector<bool>> expected = {{true, true, true}, {}, {true, false, true}, {false, false, true}};
   const auto thrown = run(4, [&](const Processes& processes) {
     EXPECT_EQ(processes.writes(names[processes.index()]), expected[processes.index()]);
   });

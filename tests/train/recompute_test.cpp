@@ -1,7 +1,6 @@
-// Tests whole runs with recomputation. Losses, norms, weights and running statistics are those of a run
-// without it, to the bit, for every model type, mode, policy and number of stages. Also tests adapters,
-// frozen layers, concatenation, reduced precision, a run that changes the mode, and settings that are
-// refused.
+// Tests whole runs with recomputation. Losses, norms, weights and running statistics are those of a run without it, to
+// the bit, for every model type, mode, policy and number of stages. Also tests adapters, frozen layers, concatenation,
+// reduced precision, a run that changes the mode, and settings that are refused.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -86,8 +85,8 @@ TEST_P(RecomputeRuns, TrainToTheSameBits) {
       config.pipeline.split = split;
       config.pipeline.stages = static_cast<int>(split.size());
       for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
-        const std::string what = concat(::testing::PrintToString(setting), ", ", split.size(), " stages, p2 ",
-                                        policy_name(policy));
+        const std::string what =
+            concat(::testing::PrintToString(setting), ", ", split.size(), " stages, p2 ", policy_name(policy));
         Trainer trainer(config);
         expect_same_bits(expected, test::train(trainer, batches, {"1f1b", policy}), what);
       }
@@ -150,9 +149,9 @@ TEST(RecomputeRuns, InReducedPrecision) {
   }
 }
 
-// With `concat`, rounding shows which micro-batches share a GEMM. This depends on the moment when W runs, and
-// so on the split into stages, which is given here. If a cap is reached, it also depends on the bytes held,
-// which recomputation changes. So no cap is reached here.
+// With `concat`, rounding shows which micro-batches share a GEMM. This depends on the moment when W runs, and so on the
+// split into stages, which is given here. If a cap is reached, it also depends on the bytes held, which recomputation
+// changes. So no cap is reached here.
 constexpr int64_t kAmpleCap = int64_t{1} << 40;
 
 std::vector<Config> concatenating_configs() {
@@ -231,8 +230,8 @@ TEST(RecomputeRuns, ResumeMayChangeIt) {
   for (size_t i = 0; i < whole.outcome.weights.size(); ++i) {
     EXPECT_TRUE(test::same_bits(second.outcome.weights[i], whole.outcome.weights[i])) << i;
   }
-  EXPECT_TRUE(test::same_bits(second.outcome.losses, std::vector<double>(whole.outcome.losses.begin() + 2,
-                                                                         whole.outcome.losses.end())));
+  EXPECT_TRUE(test::same_bits(second.outcome.losses,
+                              std::vector<double>(whole.outcome.losses.begin() + 2, whole.outcome.losses.end())));
 }
 
 TEST(RecomputeSettings, ShowInTheKindsOfLayers) {

@@ -1,5 +1,5 @@
-// This is a second implementation of the same LLaMa, on autograd in float64 and with explicit attention. The
-// library's training is compared with it.
+// This is a second implementation of the same LLaMa, on autograd in float64 and with explicit attention. The library's
+// training is compared with it.
 #pragma once
 
 #include <cmath>
@@ -41,19 +41,16 @@ class Reference {
       x = x + mlp(block + ".mlp.", norm(x, block + ".post_attention_layernorm.weight"));
     }
     x = norm(x, "model.norm.weight");
-    const at::Tensor logits =
-        at::matmul(x, weight(config_.tied ? "model.embed_tokens.weight" : "lm_head.weight").t());
+    const at::Tensor logits = at::matmul(x, weight(config_.tied ? "model.embed_tokens.weight" : "lm_head.weight").t());
     return at::cross_entropy_loss(logits.flatten(0, 1), labels.flatten(), {}, at::Reduction::Sum, -100);
   }
 
   // Returns the mean over all counted labels of the batch, with all samples at once on one device.
   double backward(const Batch& batch) {
     at::Tensor sum = at::zeros({}, at::kDouble);
-    for (const Fields& fields : batch.micro_batches)
-      sum = sum + loss_sum(fields.at("input_ids"), fields.at("labels"));
+    for (const Fields& fields : batch.micro_batches) sum = sum + loss_sum(fields.at("input_ids"), fields.at("labels"));
     int64_t targets = 0;
-    for (const Fields& fields : batch.micro_batches)
-      targets += fields.at("labels").ne(-100).sum().item<int64_t>();
+    for (const Fields& fields : batch.micro_batches) targets += fields.at("labels").ne(-100).sum().item<int64_t>();
     for (auto& [name, w] : weights_) w.mutable_grad() = at::Tensor();
     const at::Tensor mean = sum / targets;
     mean.backward();
@@ -86,8 +83,8 @@ class Reference {
   at::Tensor rope(const at::Tensor& x) const {
     const int64_t half = x.size(3) / 2;
     const auto options = at::TensorOptions().dtype(at::kDouble);
-    const at::Tensor frequency = at::pow(at::scalar_tensor(config_.rope_theta, options),
-                                         -at::arange(half, options) / static_cast<double>(half));
+    const at::Tensor frequency =
+        at::pow(at::scalar_tensor(config_.rope_theta, options), -at::arange(half, options) / static_cast<double>(half));
     const at::Tensor angle = at::outer(at::arange(x.size(2), options), frequency).repeat({1, 2});  // (S, D)
     const at::Tensor rotated = at::cat({-x.narrow(3, half, half), x.narrow(3, 0, half)}, 3);
     return x * angle.cos() + rotated * angle.sin();
@@ -99,20 +96,15 @@ class Reference {
     const int64_t head_dim = config_.dim / config_.heads;
     const int64_t kv_heads = config_.kv_heads > 0 ? config_.kv_heads : config_.heads;
     const auto project = [&](const char* which, int64_t heads) {
-      return at::matmul(x, weight(name + which).t())
-          .view({batch, positions, heads, head_dim})
-          .transpose(1, 2);
+      return at::matmul(x, weight(name + which).t()).view({batch, positions, heads, head_dim}).transpose(1, 2);
     };
     const at::Tensor q = rope(project("q_proj.weight", config_.heads));
-    const at::Tensor k =
-        rope(project("k_proj.weight", kv_heads)).repeat_interleave(config_.heads / kv_heads, 1);
+    const at::Tensor k = rope(project("k_proj.weight", kv_heads)).repeat_interleave(config_.heads / kv_heads, 1);
     const at::Tensor v = project("v_proj.weight", kv_heads).repeat_interleave(config_.heads / kv_heads, 1);
     const at::Tensor future = at::ones({positions, positions}, at::kBool).triu(1);
     const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(head_dim));
-    const at::Tensor p =
-        at::softmax(scores.masked_fill(future, -std::numeric_limits<double>::infinity()), -1);
-    const at::Tensor out =
-        at::matmul(p, v).transpose(1, 2).reshape({batch, positions, config_.heads * head_dim});
+    const at::Tensor p = at::softmax(scores.masked_fill(future, -std::numeric_limits<double>::infinity()), -1);
+    const at::Tensor out = at::matmul(p, v).transpose(1, 2).reshape({batch, positions, config_.heads * head_dim});
     return at::matmul(out, weight(name + "o_proj.weight").t());
   }
 

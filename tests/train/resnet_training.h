@@ -34,8 +34,7 @@ inline Config tiny_resnet(const std::string& block, bool small_images = true) {
   return config;
 }
 
-inline std::vector<Batch> image_batches(const Config& config, int steps, int micro_batches,
-                                        int64_t samples = 3) {
+inline std::vector<Batch> image_batches(const Config& config, int steps, int micro_batches, int64_t samples = 3) {
   const SyntheticImages images(1 << 20, config.model.input().channels, config.data.image_size,
                                config.model.input().classes, 5);
   std::vector<Batch> batches;

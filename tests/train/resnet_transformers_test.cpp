@@ -1,6 +1,6 @@
-// Tests a ResNet against transformers itself. Models that transformers saved give its logits and loss here,
-// and its weights and running statistics after one step of SGD, for any number of stages. transformers loads
-// the models that are saved here, to the bit. The tests are skipped if Python has no transformers.
+// Tests a ResNet against transformers itself. Models that transformers saved give its logits and loss here, and its
+// weights and running statistics after one step of SGD, for any number of stages. transformers loads the models that
+// are saved here, to the bit. The tests are skipped if Python has no transformers.
 #include <numeric>
 
 #include <gtest/gtest.h>

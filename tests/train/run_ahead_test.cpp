@@ -1,7 +1,5 @@
-// Tests ranks that begin the next step after their own part of this one. The bits are the same, no result is
-// read too early, and every error is still reported.
-#include "twobp/train/run_ahead.h"
-
+// Tests ranks that begin the next step after their own part of this one. The bits are the same, no result is read too
+// early, and every error is still reported.
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -9,11 +7,12 @@
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
-#include "twobp/core/clock.h"
-#include "twobp/models/emulated.h"
+#include "twobp/core/measure.h"
+#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -24,8 +23,8 @@ using test::RunOutcome;
 
 constexpr int kSteps = 6;
 
-// These are the seconds by which a rank is late. They grow if a busy machine kept the other rank from getting
-// ahead in that time.
+// These are the seconds by which a rank is late. They grow if a busy machine kept the other rank from getting ahead in
+// that time.
 constexpr const char* kLate[] = {"0.1", "1", "5"};
 
 Config config_of(const std::string& schedule) {
@@ -97,16 +96,15 @@ TEST(RunAhead, RefusesToReadTheStateDuringAStep) {
   trainer.step();  // the third step is running
   expect_error([&] { trainer.evaluate(); }, {"step 3 is under way", "until step 3"});
   expect_error([&] { trainer.position(); }, {"step 3 is under way"});
-  expect_error([&] { trainer.step(test::random_batch(2, 2, 2, 1), trainer.variant()); },
-               {"step 3 is under way"});
+  expect_error([&] { trainer.step(test::random_batch(2, 2, 2, 1), trainer.variant()); }, {"step 3 is under way"});
   EXPECT_EQ(trainer.step().step, 3);
   EXPECT_TRUE(trainer.evaluate().has_value());
   EXPECT_EQ(trainer.position().step, 3);
   EXPECT_EQ(trainer.position().batches, 3);
 }
 
-// One rank ends its part of a step late. The other rank has continued by then. The step was clipped, so the
-// other rank must undo the step and the part of the next step that it has begun.
+// One rank ends its part of a step late. The other rank has continued by then. The step was clipped, so the other rank
+// must undo the step and the part of the next step that it has begun.
 TEST(RunAhead, UndoesStepsToTheBit) {
   const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
                               const std::function<void(Config&)>& change) {
@@ -120,8 +118,8 @@ TEST(RunAhead, UndoesStepsToTheBit) {
     ASSERT_GT(clipped, 0) << what;
     int64_t taken_back = 0;
     for (const char* seconds : kLate) {
-      const test::Environment late(
-          "TWOBP_FAIL", concat("optimizer:step=", clipped, ":rank=", late_rank, ":seconds=", seconds));
+      const test::Environment late("TWOBP_FAIL",
+                                   concat("optimizer:step=", clipped, ":rank=", late_rank, ":seconds=", seconds));
       const RunOutcome actual = run(config, true);
       expect_same_run(expected, actual, concat(schedule, ", ", what, ", rank ", late_rank, " late"));
       taken_back = actual.taken_back;
@@ -133,13 +131,11 @@ TEST(RunAhead, UndoesStepsToTheBit) {
     for (const std::string schedule : {"1f1b", "gpipe", "zb-h2", "zb-v"})
       expect_same("as it is", schedule, late_rank, [](Config&) {});
     expect_same("bf16", "1f1b", late_rank, [](Config& config) { config.train.precision = "bf16"; });
-    expect_same("dropout", "1f1b", late_rank,
-                [](Config& config) { test::make_bert(config, test::kSequence, 0.2); });
+    expect_same("dropout", "1f1b", late_rank, [](Config& config) { test::make_bert(config, test::kSequence, 0.2); });
     expect_same("BatchNorm", "1f1b", late_rank, [](Config& config) { test::make_tiny_resnet(config); });
     expect_same("replicas", "1f1b", late_rank, [](Config& config) { config.pipeline.data_parallel = 2; });
     expect_same("three ranks", "1f1b", late_rank, [](Config& config) { config.pipeline.ranks = 3; });
-    expect_same("recomputed", "1f1b", late_rank,
-                [](Config& config) { config.pipeline.recompute = {"both"}; });
+    expect_same("recomputed", "1f1b", late_rank, [](Config& config) { config.pipeline.recompute = {"both"}; });
     expect_same("LoRA", "zb-h2", late_rank, [](Config& config) {
       config.model.lora = 2;
       config.model.lora_targets = {"q_proj", "down_proj"};
@@ -151,8 +147,8 @@ TEST(RunAhead, UndoesStepsToTheBit) {
   }
 }
 
-// The loss scale doubles after the second step, so that the gradients of a later step overflow. A rank that
-// has continued undoes its step, and the next step has half the scale.
+// The loss scale doubles after the second step, so that the gradients of a later step overflow. A rank that has
+// continued undoes its step, and the next step has half the scale.
 TEST(RunAhead, UndoesAStepThatOverflows) {
   Config config = config_of("1f1b");
   test::llama_of(config).tied = false;
@@ -181,8 +177,8 @@ TEST(RunAhead, UndoesAStepThatOverflows) {
   int64_t taken_back = 0;  // a rank that sees the overflow in its own gradients does not count
   for (const char* seconds : kLate) {
     for (const int late_rank : {0, 1}) {
-      const test::Environment late(
-          "TWOBP_FAIL", concat("optimizer:step=", overflows, ":rank=", late_rank, ":seconds=", seconds));
+      const test::Environment late("TWOBP_FAIL",
+                                   concat("optimizer:step=", overflows, ":rank=", late_rank, ":seconds=", seconds));
       const RunOutcome actual = run_from(config);
       taken_back += actual.taken_back;
       expect_same_run(expected, actual, concat("rank ", late_rank, " late"));
@@ -233,8 +229,7 @@ TEST(RunAhead, ANumberThatIsNotFiniteStillEndsTheRun) {
   expect_error([&] { trainer.step(); }, {"failed in an earlier step"});
 }
 
-// The ranks are in one process, and each has a pipeline object. One rank allocates memory that the other
-// releases.
+// The ranks are in one process, and each has a pipeline object. One rank allocates memory that the other releases.
 TEST(RunAhead, CountsNoMemoryAfterwards) {
   const Config config = config_of("zb-v");
   run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
@@ -250,8 +245,7 @@ TEST(RunAhead, CountsNoMemoryAfterwards) {
   });
 }
 
-// Returns the decisions for layers of equal costs. The gains are those of
-// tests/schedule/step_periods_test.cpp.
+// Returns the decisions for layers of equal costs. The gains are those of tests/schedule/step_periods_test.cpp.
 RunAhead decided(const std::string& schedule, int ranks, const std::function<void(Config&)>& change,
                  bool ties_ranks = false) {
   Config config;
@@ -274,8 +268,7 @@ RunAhead decided(const std::string& schedule, int ranks, const std::function<voi
   options.rank_of_stage = place_stages(placement, stages, ranks);
   Pipeline pipeline(model, profile, options);
   return decide_run_ahead(config, pipeline,
-                          pipeline.plan(schedule, 2 * ranks, P2Policy::kPlaced, {P2Batching::kLoop, 0}),
-                          ties_ranks);
+                          pipeline.plan(schedule, 2 * ranks, P2Policy::kPlaced, {P2Batching::kLoop, 0}), ties_ranks);
 }
 
 TEST(RunAhead, AutoFollowsTheSimulatedGain) {
@@ -312,8 +305,7 @@ TEST(RunAhead, AutoIsOffWhereItIsNotSupported) {
   EXPECT_FALSE(decided("zb-h2", 1, [](Config& config) { config.pipeline.run_ahead = "on"; }).on);
 }
 
-// If a step is running when the trainer is destroyed, it ends or is abandoned. No rank waits for its
-// time-out.
+// If a step is running when the trainer is destroyed, it ends or is abandoned. No rank waits for its time-out.
 TEST(RunAhead, EndsInTheMiddleOfAStep) {
   Config config = config_of("zb-v");
   config.pipeline.timeout = 600;

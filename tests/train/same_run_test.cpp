@@ -1,7 +1,4 @@
-// Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are
-// free.
-#include "twobp/train/checkpoint/same_run.h"
-
+// Tests which settings a resumed run must share with the stopped run, which changes are noted, and which are free.
 #include <functional>
 
 #include <gtest/gtest.h>
@@ -10,7 +7,8 @@
 #include "tests/train/helpers.h"
 #include "twobp/data/synthetic_dataset.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -117,8 +115,8 @@ TEST(SameRun, NotesChangesThatAffectTraining) {
 // If a schedule in a file gives up the order of micro-batches, the bits depend on it.
 TEST(SameRun, NotesAnotherOrderOfSums) {
   const auto of = [](const std::string& csv, P2Policy policy) {
-    RunFacts facts = facts_of_run(base(), SyntheticTokens(40, 8, 16, 1),
-                                  Variant{ScheduleSource(from_csv(csv, "mine.csv")), policy});
+    RunFacts facts =
+        facts_of_run(base(), SyntheticTokens(40, 8, 16, 1), Variant{ScheduleSource(from_csv(csv, "mine.csv")), policy});
     return facts;
   };
   const std::string turned = "0F1,0F0,0I1,0I0,0W1,0W0\n";
@@ -126,8 +124,7 @@ TEST(SameRun, NotesAnotherOrderOfSums) {
   const RunFacts saved = of(turned, P2Policy::kPlaced);
   const auto quiet = std::vector<std::string>{};
   EXPECT_EQ(check_same_run(saved, of(turned, P2Policy::kPlaced)), quiet);
-  EXPECT_EQ(check_same_run(of("0F0,0F1,0I0,0I1,0W0,0W1\n", P2Policy::kPlaced), facts(base())), quiet)
-      << "in order";
+  EXPECT_EQ(check_same_run(of("0F0,0F1,0I0,0I1,0W0,0W1\n", P2Policy::kPlaced), facts(base())), quiet) << "in order";
   for (const RunFacts& now : {of(turned, P2Policy::kEnd), of(other, P2Policy::kPlaced), facts(base())}) {
     for (const auto& notes : {check_same_run(saved, now), check_same_run(now, saved)}) {
       ASSERT_EQ(notes.size(), 1U);
@@ -187,8 +184,7 @@ TEST(SameRun, ComparesDataByContent) {
   Config moved = base();
   moved.data.tokens = "elsewhere/*.bin";
   EXPECT_EQ(check_same_run(facts(base()), facts(moved)), std::vector<std::string>{});
-  expect_error([&] { check_same_run(facts(base(), 1), facts(moved, 2)); },
-               {"data.tokens is \"elsewhere/*.bin\""});
+  expect_error([&] { check_same_run(facts(base(), 1), facts(moved, 2)); }, {"data.tokens is \"elsewhere/*.bin\""});
 }
 
 // The checkpoint comes from a program without the key. That program behaved as the current default does.

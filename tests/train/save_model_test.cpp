@@ -1,5 +1,5 @@
-// Tests the saved model as Hugging Face reads it: a safetensors header, and the weights under their names
-// with packed weights unpacked. A failure leaves the previous files.
+// Tests the saved model as Hugging Face reads it: a safetensors header, and the weights under their names with packed
+// weights unpacked. A failure leaves the previous files.
 #include "twobp/train/weights/save_model.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "tests/train/training.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -45,8 +45,7 @@ struct SafeTensors {
 
 std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -68,9 +67,8 @@ void expect_saved(bool tied, int stages) {
   std::set<std::string> expected = {"model.embed_tokens.weight", "model.norm.weight"};
   if (!tied) expected.insert("lm_head.weight");
   for (int i = 0; i < 3; ++i) {
-    for (const char* name :
-         {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
-          "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
+    for (const char* name : {"input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
+                             "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
       expected.insert(concat("model.layers.", i, ".", name, ".weight"));
     }
   }
@@ -102,8 +100,7 @@ void expect_saved(bool tied, int stages) {
       const auto offsets = saved.header.at(part.name).at("data_offsets").get<std::vector<size_t>>();
       const size_t size = offsets[1] - offsets[0];
       ASSERT_LE(offsets[1], saved.data.size());
-      EXPECT_EQ(size, static_cast<size_t>(part.rows) * weight->value.nbytes() / weight->sizes()[0])
-          << part.name;
+      EXPECT_EQ(size, static_cast<size_t>(part.rows) * weight->value.nbytes() / weight->sizes()[0]) << part.name;
       EXPECT_EQ(std::memcmp(saved.data.data() + offsets[0], value, size), 0) << part.name;
       value += size;
     }
@@ -184,8 +181,7 @@ TEST_F(SaveModel, KeepsTheOldFilesOnAFullDisk) {
 TEST_F(SaveModel, OnlyLlamaCanBeSaved) {
   ModelConfig mlp = config_.model;
   mlp.type = MlpOptions{};
-  test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); },
-                     {"llama", "mlp"});
+  test::expect_error([&] { save_model(folder_.path("model"), mlp, 16, trainer_.weights()); }, {"llama", "mlp"});
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
@@ -198,8 +194,7 @@ TEST_F(SaveModel, KeepsTheOldFilesIfTheSecondShardFails) {
   folder_.write("model/config.json", "old config");
   for (const std::string name : {"model.safetensors.index.json", "config.json"}) {
     std::filesystem::create_symlink("/dev/full", model + "/" + name + ".new");
-    test::expect_error([&] { save(model, {.max_shard_bytes = 20000}); },
-                       {name + ".new", "No space left on device"});
+    test::expect_error([&] { save(model, {.max_shard_bytes = 20000}); }, {name + ".new", "No space left on device"});
     EXPECT_EQ(read_file(model + "/model.safetensors"), "old weights");
     EXPECT_EQ(read_file(model + "/config.json"), "old config");
     EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
@@ -270,8 +265,7 @@ TEST_F(SaveModel, RefusesAFolderWithTheFilesOfAnotherModel) {
   folder_.write("model/additional_chat_templates/tool_use.jinja", "");
   test::expect_error([&] { check_save(to, config_.model, tokenizer); },
                      {"holds additional_chat_templates/tool_use.jinja of"});
-  EXPECT_NO_THROW(check_save(to, config_.model, folder_.path("gone.json")))
-      << "its copy may be in the folder";
+  EXPECT_NO_THROW(check_save(to, config_.model, folder_.path("gone.json"))) << "its copy may be in the folder";
   to.lora = "adapter";
   std::filesystem::remove(folder_.path("model/config.json"));
   EXPECT_NO_THROW(check_save(to, config_.model, ""));
@@ -289,8 +283,7 @@ TEST_F(SaveModel, RefusesAModelBesideAnAdapter) {
   const std::vector<std::string> of_model = {"config.json", "model.safetensors"};
   const std::vector<std::string> parts = {"holds an adapter", "save.model"};
   test::expect_error([&] { save(adapter); }, parts);
-  test::expect_error([&] { save_adapter(model, config_.model, trainer.weights()); },
-                     {"holds a model", "save.model"});
+  test::expect_error([&] { save_adapter(model, config_.model, trainer.weights()); }, {"holds a model", "save.model"});
   SaveConfig to;
   to.model = adapter;
   test::expect_error([&] { check_save(to, config_.model); }, parts);

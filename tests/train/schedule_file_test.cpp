@@ -15,7 +15,7 @@
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/schedule/text/csv.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 
@@ -45,8 +45,8 @@ test::Outcome one_stage(const std::vector<Batch>& batches) {
 TEST(ScheduleFile, PytorchsSchedulesTrainHere) {
   int in_order = 0;
   int reordered = 0;
-  for (const char* name : {"interleaved-zb_2x2_4", "zb-v_2x2_4", "dualpipe-v_2x2_4", "interleaved-1f1b_2x2_4",
-                           "looped-bfs_2x2_4"}) {
+  for (const char* name :
+       {"interleaved-zb_2x2_4", "zb-v_2x2_4", "dualpipe-v_2x2_4", "interleaved-1f1b_2x2_4", "looped-bfs_2x2_4"}) {
     const Config config = config_of(kGolden + name + ".csv");
     Trainer trainer(config);
     EXPECT_EQ(trainer.pipeline().ranks(), 2) << name;
@@ -90,8 +90,7 @@ TEST(ScheduleFile, OtherOrdersTrainUpToRounding) {
     const test::Outcome actual = test::train(config, batches, {path, P2Policy::kPlaced, batching});
     for (size_t i = 0; i < expected.weights.size(); ++i) {
       const double scale = expected.weights[i].abs().max().item<double>();
-      EXPECT_LE((expected.weights[i] - actual.weights[i]).abs().max().item<double>(), kReordered * scale)
-          << i;
+      EXPECT_LE((expected.weights[i] - actual.weights[i]).abs().max().item<double>(), kReordered * scale) << i;
     }
   }
 }
@@ -203,9 +202,7 @@ TEST(ScheduleFile, RefusesConfigurationsThatDisagree) {
   refuse("{}", {"pipeline.schedule=none.csv"}, {"none.csv", "No such file"});
   refuse("{}", {"pipeline.schedule=mine.txt"}, {"mine.txt", "ends in .csv"});
 
-  const auto section = [](const std::string& value) {
-    return R"({"pipeline": {"schedule": )" + value + "}}";
-  };
+  const auto section = [](const std::string& value) { return R"({"pipeline": {"schedule": )" + value + "}}"; };
   EXPECT_EQ(parse(section(R"({"file": ")" + file + R"("})"), {}).pipeline.schedule, file);
   for (const char* wrong : {R"({"file": "mine.txt"})", R"({"file": 3})", R"({"path": "mine.csv"})", "{}",
                             R"({"file": "mine.csv", "more": 1})"}) {
@@ -253,8 +250,7 @@ TEST(ScheduleFile, WithoutABackwardTrainsNothing) {
   const std::string path = folder.path("forward.csv");
   std::ofstream(path) << "0F0\n1F0\n";
   Trainer trainer(config_of(path));
-  test::expect_error([&] { trainer.step(test::random_batch(1, 2, 2, 1), trainer.variant()); },
-                     {"has no backward"});
+  test::expect_error([&] { trainer.step(test::random_batch(1, 2, 2, 1), trainer.variant()); }, {"has no backward"});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Tests sequences in slices. With the same slices, losses, norms and weights are the same to the bit for
-// every schedule, policy, split, cap and number of ranks. They equal those of whole sequences within
-// rounding.
+// Tests sequences in slices. With the same slices, losses, norms and weights are the same to the bit for every
+// schedule, policy, split, cap and number of ranks. They equal those of whole sequences within rounding.
+#include "twobp/pipeline/profile/slices.h"
+
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -11,18 +12,16 @@
 
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/data.h"
-#include "twobp/models/mamba.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/plan/cost_model.h"
 #include "twobp/plan/planner.h"
-#include "twobp/plan/recompute_costs.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/checkpoint/same_run.h"
-#include "twobp/train/measure_costs.h"
-#include "twobp/train/measure_slices.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -44,9 +43,8 @@ Config config_of(const std::vector<int>& split, const std::vector<int>& lengths,
   return config;
 }
 
-Outcome train(const Config& config, const std::vector<Batch>& batches, const std::string& schedule,
-              P2Policy policy, const MemoryCap& cap = MemoryCap::automatic(),
-              P2Batching batching = P2Batching::kLoop) {
+Outcome train(const Config& config, const std::vector<Batch>& batches, const std::string& schedule, P2Policy policy,
+              const MemoryCap& cap = MemoryCap::automatic(), P2Batching batching = P2Batching::kLoop) {
   Config with = config;
   with.pipeline.schedule = schedule;
   return test::train(with, batches, {schedule, policy, batching, cap});
@@ -67,8 +65,7 @@ TEST(Slices, HaveTheSameBitsForEverySchedule) {
         expect_same_bits(expected, train(config_of({3, 5}, lengths), batches, schedule, P2Policy::kPlaced),
                          concat(schedule, " placed, M ", micro_batches));
       }
-      for (const char* schedule :
-           {"zb-v", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb", "looped-bfs"}) {
+      for (const char* schedule : {"zb-v", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb", "looped-bfs"}) {
         for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
           expect_same_bits(expected, train(config_of({2, 2, 1, 3}, lengths, 2), batches, schedule, policy),
                            concat(schedule, ", p2 ", policy_name(policy), ", M ", micro_batches));
@@ -156,27 +153,24 @@ class SlowStart : public Layer {
     return layer_->backward_p1(std::move(dy), context, saved);
   }
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
-  void collect_parameters(std::vector<Parameter*>& parameters) override {
-    layer_->collect_parameters(parameters);
-  }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { layer_->collect_parameters(parameters); }
 
  private:
   std::unique_ptr<Layer> layer_;
   double seconds_;
 };
 
-// Whatever the measured times are, two runs have the same cuts, unless pipeline.slice_cost asks for times.
+// Whatever the measured times are, two runs have the same cuts.
 TEST(Slices, AreCutByOperationsWhateverTheTimes) {
   Config config = config_of({8}, {});
   config.data.sequence = 512;
   config.pipeline.slices = 4;
   const ProfiledBatch batch(test::random_fields(1, 3, 512));
-  const auto cuts = [&](double seconds, const std::string& by, int threads) {
+  const auto cuts = [&](double seconds, int threads) {
     ModelSpec model = build_model(config.model);
     for (LayerSpec& layer : model.layers) {
       layer.make = [make = layer.make, seconds] { return std::make_unique<SlowStart>(make(), seconds); };
     }
-    config.pipeline.slice_cost = by;
     at::set_num_threads(threads);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Cuts found = measured_slices(model, batch, config.pipeline, Device(), /*seconds=*/0).cuts;
@@ -184,17 +178,13 @@ TEST(Slices, AreCutByOperationsWhateverTheTimes) {
     at::set_num_threads(1);
     return found;
   };
-  const Cuts expected = cuts(0, "flops", 1);
+  const Cuts expected = cuts(0, 1);
   EXPECT_GT(expected[1], expected[4] - expected[3]) << "later positions have more keys";
-  EXPECT_EQ(cuts(0.03, "flops", 1), expected);
-  EXPECT_EQ(cuts(0.03, "flops", 2), expected);
-  const Cuts measured = cuts(0.03, "measured", 1);
-  EXPECT_EQ(measured, equal_cuts(512, 4))
-      << "the injected times fall along the sequence, and a line of cost does not";
-  EXPECT_NE(expected, measured);
+  EXPECT_EQ(cuts(0.03, 1), expected);
+  EXPECT_EQ(cuts(0.03, 2), expected);
   {
     const OperatorsEverywhere operators;  // attention counts itself, and not block by block
-    const Cuts other = cuts(0, "flops", 1);
+    const Cuts other = cuts(0, 1);
     for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], expected[i], 3 * kSliceBlock) << i;
   }
 }
@@ -242,15 +232,15 @@ TEST(Slices, AreCutByCost) {
   trainer.step();
   // A run that resumes with other cuts is told so.
   Config other = trainer.config();
-  EXPECT_EQ(check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
-                           facts_of_run(other, *trainer.data().train)),
-            std::vector<std::string>());
+  EXPECT_EQ(
+      check_same_run(facts_of_run(trainer.config(), *trainer.data().train), facts_of_run(other, *trainer.data().train)),
+      std::vector<std::string>());
   other.pipeline.slice_lengths = {1, 1, 62};
-  const auto notes = check_same_run(facts_of_run(trainer.config(), *trainer.data().train),
-                                    facts_of_run(other, *trainer.data().train));
+  const auto notes =
+      check_same_run(facts_of_run(trainer.config(), *trainer.data().train), facts_of_run(other, *trainer.data().train));
   ASSERT_EQ(notes.size(), 1U);
-  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1],
-                                 ",", cuts[3] - cuts[2], "] in the checkpoint")),
+  EXPECT_NE(notes[0].find(concat("pipeline.slice_lengths is [1,1,62] but [", cuts[1], ",", cuts[2] - cuts[1], ",",
+                                 cuts[3] - cuts[2], "] in the checkpoint")),
             std::string::npos)
       << notes[0];
 }
@@ -310,8 +300,7 @@ TEST(Slices, PlanPredictsThePeak) {
         for (size_t rank = 0; rank < split.size(); ++rank)
           fixed.push_back(trainer.pipeline().meter().rank_use(static_cast<int>(rank)).total());
         const StepReport report = trainer.step().report;
-        const auto message =
-            static_cast<double>(config.pipeline.micro_batch_size * config.data.sequence * 32 * 4);
+        const auto message = static_cast<double>(config.pipeline.micro_batch_size * config.data.sequence * 32 * 4);
         for (size_t rank = 0; rank < split.size(); ++rank) {
           const auto measured = static_cast<double>(report.rank_memory[rank].peak - fixed[rank]);
           const double slack = split.size() == 1 ? 0 : kMicroBatches * message;
@@ -424,8 +413,7 @@ TEST(Slices, RefuseBadInput) {
         },
         parts);
   };
-  refused([](Config& c) { c.pipeline.slices = 3; },
-          {"pipeline.slices is 3", "16 positions", "use at most 2"});
+  refused([](Config& c) { c.pipeline.slices = 3; }, {"pipeline.slices is 3", "16 positions", "use at most 2"});
   refused(
       [](Config& c) {
         c.pipeline.slices = 2;

@@ -1,5 +1,5 @@
-// The training tests share these helpers: a tiny LLaMa, batches with labels that do not count, a run of a few
-// steps, and a bitwise comparison of two runs.
+// The training tests share these helpers: a tiny LLaMa, batches with labels that do not count, a run of a few steps,
+// and a bitwise comparison of two runs.
 #pragma once
 
 #include <cstring>
@@ -14,6 +14,7 @@
 #include "twobp/core/random.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 
 namespace twobp::test {
 
@@ -21,8 +22,8 @@ inline constexpr int64_t kVocab = 64;
 inline constexpr int64_t kSequence = 16;
 inline constexpr int kLayers = 8;  // of tiny_config's model: embedding, 3 blocks of 2, head
 
-// The model has three blocks, and two query heads for each key-value head. Threads are not pinned, because
-// tests run beside each other.
+// The model has three blocks, and two query heads for each key-value head. Threads are not pinned, because tests run
+// beside each other.
 inline Config tiny_config() {
   Config config;
   llama_of(config).dim = 32;
@@ -47,8 +48,7 @@ inline Config tiny_config() {
 }
 
 // Makes a micro-batch whose number of counted labels depends on the seed. Its first label counts.
-inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence,
-                            int64_t vocab = kVocab) {
+inline Fields random_fields(int64_t samples, uint64_t seed, int64_t sequence = kSequence, int64_t vocab = kVocab) {
   SplitMix64 random(seed);
   at::Tensor ids = at::empty({samples, sequence}, at::kLong);
   at::Tensor labels = at::empty({samples, sequence}, at::kLong);
@@ -83,9 +83,9 @@ inline std::vector<Batch> random_batches(int steps, int micro_batches, int64_t s
   return batches;
 }
 
-// Returns the same batches with padding. In every micro-batch except the first of each batch, one sample is
-// padded on the left. The last sample has padding within it and on the right. Labels stay, since only data
-// files tie them to the mask.
+// Returns the same batches with padding. In every micro-batch except the first of each batch, one sample is padded on
+// the left. The last sample has padding within it and on the right. Labels stay, since only data files tie them to the
+// mask.
 inline std::vector<Batch> padded(std::vector<Batch> batches) {
   int64_t length = 1;
   for (Batch& batch : batches) {
@@ -179,8 +179,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 // Compares doubles as bits, so that -0 and 0 differ and NaN equals itself.
 inline bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 // Compares two runs that have losses and norms.
@@ -189,9 +188,8 @@ void expect_same_numbers(const Run& expected, const Run& actual, const std::stri
   EXPECT_TRUE(same_bits(expected.losses, actual.losses))
       << what << ": losses " << ::testing::PrintToString(actual.losses) << " instead of "
       << ::testing::PrintToString(expected.losses);
-  EXPECT_TRUE(same_bits(expected.norms, actual.norms))
-      << what << ": norms " << ::testing::PrintToString(actual.norms) << " instead of "
-      << ::testing::PrintToString(expected.norms);
+  EXPECT_TRUE(same_bits(expected.norms, actual.norms)) << what << ": norms " << ::testing::PrintToString(actual.norms)
+                                                       << " instead of " << ::testing::PrintToString(expected.norms);
 }
 
 inline void expect_same_bits(const Outcome& expected, const Outcome& actual, const std::string& what) {

@@ -1,6 +1,5 @@
 // This file helps to compare with transformers. Python modules make models, data and results in a folder.
-// Configurations train those models here and give their logits. The tests are skipped if Python has no
-// transformers.
+// Configurations train those models here and give their logits. The tests are skipped if Python has no transformers.
 #pragma once
 
 #include <map>
@@ -19,7 +18,7 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp::test {
 
@@ -90,8 +89,7 @@ class TransformersTest : public ::testing::Test {
     return config;
   }
 
-  // Returns the logits of all positions in evaluation. `x` is the input of the first layer besides the
-  // fields.
+  // Returns the logits of all positions in evaluation. `x` is the input of the first layer besides the fields.
   static at::Tensor logits(const Config& config, const Fields& fields, Values x = {}) {
     const ModelSpec model = build_model(config.model);
     std::vector<std::unique_ptr<Layer>> layers;
@@ -119,12 +117,11 @@ class TransformersTest : public ::testing::Test {
   }
 
   // Compares parts of weights with files, to the bit.
-  static void expect_same_parts(const std::map<std::string, at::Tensor>& actual,
-                                const SafetensorsFile& expected) {
+  static void expect_same_parts(const std::map<std::string, at::Tensor>& actual, const SafetensorsFile& expected) {
     for (const auto& [part, value] : actual) EXPECT_TRUE(same_bits(value, expected.tensor(part))) << part;
   }
-  // Compares a weight before and after a step. Steps are much smaller than weights. So they are compared too,
-  // within the float32 rounding of the difference.
+  // Compares a weight before and after a step. Steps are much smaller than weights. So they are compared too, within
+  // the float32 rounding of the difference.
   static void expect_same_step(const std::string& part, const at::Tensor& value, const at::Tensor& before,
                                const at::Tensor& after) {
     EXPECT_LT(relative_error(value, after), kTolerance) << part;

@@ -1,6 +1,6 @@
-// Tests LLaMa against transformers itself. Models that transformers saved give its logits and loss here. The
-// weights after one step of SGD are the same for any number of stages. transformers loads the models that are
-// saved here, to the bit. The tests are skipped if Python has no transformers.
+// Tests LLaMa against transformers itself. Models that transformers saved give its logits and loss here. The weights
+// after one step of SGD are the same for any number of stages. transformers loads the models that are saved here, to
+// the bit. The tests are skipped if Python has no transformers.
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -74,8 +74,7 @@ TEST_F(Transformers, LoadsTheSavedModel) {
       const Processes processes(*world.processes, 60);
       Trainer one(config, std::move(world));
       one.step();
-      save_model(path(name + "/saved-together"), config.model, config.data.sequence, one.weights(), {},
-                 processes);
+      save_model(path(name + "/saved-together"), config.model, config.data.sequence, one.weights(), {}, processes);
     });
   }
   ASSERT_EQ(ask_oracle("check"), "ok");
@@ -119,8 +118,7 @@ TEST_F(Transformers, FrequenciesAreThoseOfTransformers) {
     const at::Tensor actual = rope_frequencies(rope, model.head_dim);
     ASSERT_EQ(actual.numel(), static_cast<int64_t>(expected.size()));
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(actual[static_cast<int64_t>(i)].item<double>(), expected[i], 1e-6 * expected[i])
-          << name << i;
+      EXPECT_NEAR(actual[static_cast<int64_t>(i)].item<double>(), expected[i], 1e-6 * expected[i]) << name << i;
     }
   }
 }

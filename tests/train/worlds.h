@@ -1,5 +1,5 @@
-// This file makes training runs of several processes for tests. Each world's trainer runs on a thread. Their
-// common results are compared, and their weights are gathered.
+// This file makes training runs of several processes for tests. Each world's trainer runs on a thread. Their common
+// results are compared, and their weights are gathered.
 #pragma once
 
 #include <functional>
@@ -82,8 +82,7 @@ inline void expect_same_run(const RunOutcome& expected, const RunOutcome& actual
   }
 }
 
-// Runs steps on the trainer's own data and evaluates at the end. The weights are those that this process
-// holds.
+// Runs steps on the trainer's own data and evaluates at the end. The weights are those that this process holds.
 inline RunOutcome steps_of(Trainer& trainer, int steps) {
   RunOutcome outcome;
   trainer.run_ahead_until(trainer.steps_done() + steps);
@@ -109,9 +108,9 @@ inline RunOutcome run_alone(const Config& config, int steps) {
   return steps_of(trainer, steps);
 }
 
-// Chooses train.clip_norm so that a clipped step follows an unclipped one, from the second step on. Returns
-// the result of `run` with this norm, and the step, which is 0 if there is no such norm. Norms should differ
-// by batch, as they do with a low optimizer.lr.
+// Chooses train.clip_norm so that a clipped step follows an unclipped one, from the second step on. Returns the result
+// of `run` with this norm, and the step, which is 0 if there is no such norm. Norms should differ by batch, as they do
+// with a low optimizer.lr.
 struct ClipsOneStep {
   RunOutcome outcome;
   int step = 0;
@@ -128,8 +127,8 @@ inline ClipsOneStep clip_one_step(Config& config, const std::function<RunOutcome
   return {};
 }
 
-// Runs all worlds. Every world must have the losses, norms and so on of the first. A weight that two worlds
-// hold must be the same in both. `begin`: what a trainer does before its steps.
+// Runs all worlds. Every world must have the losses, norms and so on of the first. A weight that two worlds hold must
+// be the same in both. `begin`: what a trainer does before its steps.
 inline RunOutcome run_in(std::vector<World> worlds, const Config& config, int steps,
                          const std::function<void(Trainer&)>& begin = {}) {
   std::vector<RunOutcome> outcomes(worlds.size());

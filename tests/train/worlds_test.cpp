@@ -1,5 +1,5 @@
-// Tests runs of several processes, which are threads here. One process per rank gives the bits of a run in
-// one process, and so do replicas. Measurements, decisions and failures of one process apply to all.
+// Tests runs of several processes, which are threads here. One process per rank gives the bits of a run in one process,
+// and so do replicas. Measurements, decisions and failures of one process apply to all.
 #include "tests/train/worlds.h"
 
 #include <limits>
@@ -98,8 +98,8 @@ TEST(Replicas, ProcessesGiveTheBitsOfThreads) {
   }
 }
 
-// The same samples run in one pipeline with the same number of micro-batches. The sums have another order, so
-// they are equal up to rounding.
+// The same samples run in one pipeline with the same number of micro-batches. The sums have another order, so they are
+// equal up to rounding.
 TEST(Replicas, TrainLikeOnePipelineOfAllMicroBatches) {
   for (const int replicas : {2, 3}) {
     const Config config = replicated("1f1b", replicas, 2);
@@ -120,8 +120,7 @@ TEST(Replicas, TrainLikeOnePipelineOfAllMicroBatches) {
   }
 }
 
-// Dropout depends on the number of the micro-batch over all replicas. Otherwise two replicas would draw the
-// same.
+// Dropout depends on the number of the micro-batch over all replicas. Otherwise two replicas would draw the same.
 TEST(Replicas, DrawTheirOwnDropout) {
   Config config = replicated("1f1b", 2, 1);
   test::make_bert(config, test::kSequence).dropout = 0.3;
@@ -330,8 +329,7 @@ TEST(WorldFailures, AWorldOfAnotherShapeIsRefused) {
   const Config config = test::world_config("1f1b", 3);
   expect_error(
       [&] {
-        run_worlds(make_in_process_ranks(1, 2, kNoSpin),
-                   [&](World world) { Trainer(config, std::move(world)); });
+        run_worlds(make_in_process_ranks(1, 2, kNoSpin), [&](World world) { Trainer(config, std::move(world)); });
       },
       {"a world of 1 x 2 ranks", "pipeline.ranks 3"});
   Config replicas = config;

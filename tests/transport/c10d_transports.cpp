@@ -1,5 +1,5 @@
-// Runs ranks as processes that torch.distributed connected. This is a library, because only Python makes
-// Gloo's groups. c10d_transport_test.py loads it in each process and calls run_c10d_tests.
+// Runs ranks as processes that torch.distributed connected. This is a library, because only Python makes Gloo's groups.
+// c10d_transport_test.py loads it in each process and calls run_c10d_tests.
 #include <exception>
 #include <map>
 
@@ -46,8 +46,8 @@ std::vector<World> worlds() {
 
 }  // namespace twobp::test
 
-// `names` are those of the groups of 1, 2, ... processes. A name is empty if this process is not a member.
-// Further arguments are GoogleTest's. Returns 0 if all tests pass.
+// `names` are those of the groups of 1, 2, ... processes. A name is empty if this process is not a member. Further
+// arguments are GoogleTest's. Returns 0 if all tests pass.
 extern "C" int run_c10d_tests(int groups, const char** names, int count, char** arguments) {
   for (int i = 0; i < groups; ++i) {
     const std::string name = names[i];

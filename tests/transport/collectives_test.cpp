@@ -1,5 +1,5 @@
-// Tests operations of all ranks on every transport. Sums have the bits of rank order, whatever number of them
-// runs at once. A wait that fails names the missing rank.
+// Tests operations of all ranks on every transport. Sums have the bits of rank order, whatever number of them runs at
+// once. A wait that fails names the missing rank.
 #include "twobp/transport/collectives.h"
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 #include "tests/expect_error.h"
 #include "tests/transport/transports.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -140,8 +140,7 @@ TEST_P(Collectives, SumsATensorWithGaps) {
 TEST_P(Collectives, NamesADisagreement) {
   run(2, [](Transport& transport) {
     at::Tensor tensor = at::ones({transport.rank() == 0 ? 6 : 5});
-    test::expect_error([&] { all_reduce_sum(transport, tensor, kLong); },
-                       {"ranks disagree on what they sum"});
+    test::expect_error([&] { all_reduce_sum(transport, tensor, kLong); }, {"ranks disagree on what they sum"});
   });
 }
 
@@ -164,8 +163,7 @@ TEST_P(Collectives, GathersOnEachRank) {
   run(kRanks, [](Transport& transport) {
     for (int root = 0; root < kRanks; ++root) {
       const int rank = transport.rank();
-      const std::vector<Values> all =
-          gather(transport, {at::full({rank + 1}, rank), at::full({1}, root)}, root, kLong);
+      const std::vector<Values> all = gather(transport, {at::full({rank + 1}, rank), at::full({1}, root)}, root, kLong);
       if (rank != root) {
         EXPECT_TRUE(all.empty());
         continue;
@@ -199,8 +197,7 @@ TEST_P(Collectives, BarrierWaitsForTheLast) {
 TEST_P(Collectives, TimeOutsNameTheRank) {
   run(kRanks, [](Transport& transport) {
     if (transport.rank() != 0) return;
-    // Earlier waits of a call use up part of its time-out. The last wait has the rest, which is less on a
-    // busy machine.
+    // Earlier waits of a call use up part of its time-out. The last wait has the rest, which is less on a busy machine.
     const std::vector<std::string> parts = {"rank 0 waited 0.0", "from rank 1", "collective"};
     test::expect_error([&] { barrier(transport, 0.05); }, parts);
     test::expect_error([&] { gather(transport, {at::ones({1})}, 0, 0.05); }, parts);

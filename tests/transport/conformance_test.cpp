@@ -1,5 +1,5 @@
-// Tests the duties of every transport: messages match by tag in any order, sends never block, waits end (by a
-// message, a time-out or an abort), and sums have the same bits on every rank.
+// Tests the duties of every transport: messages match by tag in any order, sends never block, waits end (by a message,
+// a time-out or an abort), and sums have the same bits on every rank.
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -9,7 +9,7 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {
@@ -102,8 +102,7 @@ TEST_P(Conformance, TellsSendersApart) {
     if (transport.rank() > 0) {
       transport.isend(0, forward(0, 0), {filled(transport.rank())});
     } else {
-      for (const int from : {2, 3, 1})
-        EXPECT_EQ(first_of(transport.receive(from, forward(0, 0), kLong)), from);
+      for (const int from : {2, 3, 1}) EXPECT_EQ(first_of(transport.receive(from, forward(0, 0), kLong)), from);
     }
   });
 }
@@ -136,8 +135,7 @@ TEST_P(Conformance, WorksWithMoreRanksThanCores) {
         EXPECT_EQ(first_of(transport.receive(previous, forward(rank, round), kLong)), round * ranks + rank);
       }
       const int to_round = next == 0 ? round + 1 : round;
-      if (to_round < kRounds)
-        transport.isend(next, forward(next, to_round), {filled(to_round * ranks + next)});
+      if (to_round < kRounds) transport.isend(next, forward(next, to_round), {filled(to_round * ranks + next)});
     }
   });
 }
@@ -145,8 +143,7 @@ TEST_P(Conformance, WorksWithMoreRanksThanCores) {
 TEST_P(Conformance, SendsTensorsOfSizeZero) {
   run(2, [](Transport& transport) {
     if (transport.rank() == 0) {
-      transport.isend(1, forward(1, 0),
-                      {at::empty({0, 7}, at::kFloat), filled(3), at::empty({4, 0}, at::kLong)});
+      transport.isend(1, forward(1, 0), {at::empty({0, 7}, at::kFloat), filled(3), at::empty({4, 0}, at::kLong)});
     } else {
       const Values values = transport.receive(0, forward(1, 0), kLong);
       ASSERT_EQ(values.size(), 3U);
@@ -295,8 +292,7 @@ at::Tensor contribution(int rank, int round) {
   at::Tensor tensor = at::empty({33}, at::kFloat);
   for (int64_t i = 0; i < tensor.numel(); ++i) {
     const double size = std::pow(10.0, static_cast<double>((7 * rank + i + round) % 9) - 4);
-    tensor.mutable_data_ptr<float>()[i] =
-        static_cast<float>(size * (1 + std::sin(static_cast<double>(rank * 31 + i))));
+    tensor.mutable_data_ptr<float>()[i] = static_cast<float>(size * (1 + std::sin(static_cast<double>(rank * 31 + i))));
   }
   return tensor;
 }

@@ -14,8 +14,8 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/store/store_connection.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::test {
@@ -71,8 +71,8 @@ class ByWayOf : public Transport {
   bool real_;
 };
 
-// Ends a rank. Its sent messages may still wait on its host (transport.h). Messages that others send need a
-// rank that looks for them, whether it wants them or not. So each rank looks for messages until all are done.
+// Ends a rank. Its sent messages may still wait on its host (transport.h). Messages that others send need a rank that
+// looks for them, whether it wants them or not. So each rank looks for messages until all are done.
 void leave(Transport& end, std::atomic<int>& left) {
   try {
     end.flush(kLong);
@@ -86,8 +86,8 @@ void leave(Transport& end, std::atomic<int>& left) {
   }
 }
 
-// Makes an endpoint for each rank on its own thread, because endpoints may wait for each other. They are
-// destroyed when all bodies are done, because processes end together.
+// Makes an endpoint for each rank on its own thread, because endpoints may wait for each other. They are destroyed when
+// all bodies are done, because processes end together.
 void run(int ranks, const std::function<std::unique_ptr<Transport>(int)>& make, const RankBody& body) {
   std::barrier all_done(ranks);
   std::atomic<int> left = 0;
@@ -124,8 +124,8 @@ sockaddr_in at_port(int port) {
   return address;
 }
 
-// Waits until rank 0's store listens. If LibTorch is refused once, it tries again after half a second or so.
-// First it looks up the address's name for its message, which takes seconds if no name server answers.
+// Waits until rank 0's store listens. If LibTorch is refused once, it tries again after half a second or so. First it
+// looks up the address's name for its message, which takes seconds if no name server answers.
 void wait_for_listener(int port) {
   const sockaddr_in address = at_port(port);
   const double deadline = now_seconds() + kLong;
@@ -156,8 +156,7 @@ void run_on_stand_in(int ranks, const Hosts& hosts, const RankBody& body) {
         const Device device = stand_in_device(rank);
         NcclOptions options;
         options.tensors = at::kCPU;
-        return by_way_of(
-            device, make_nccl_transport(hosts(rank), stand_in_nccl(), device, all_links(ranks), options));
+        return by_way_of(device, make_nccl_transport(hosts(rank), stand_in_nccl(), device, all_links(ranks), options));
       },
       body);
 }
@@ -225,12 +224,12 @@ std::unique_ptr<Transport> by_way_of(const Device& device, std::unique_ptr<Trans
 }
 
 std::vector<World> worlds() {
-  return {{"Store", [](int ranks, const RankBody& body) { test::run(ranks, store_hosts(ranks), body); }},
-          {"NcclStandIn",
-           [](int ranks, const RankBody& body) { run_on_stand_in(ranks, in_process_hosts(ranks), body); }},
-          {"NcclStandInWithStore",
-           [](int ranks, const RankBody& body) { run_on_stand_in(ranks, store_hosts(ranks), body); }},
-          {"Nccl", run_on_nccl, std::max(nccl_gpus(), 1)}};
+  return {
+      {"Store", [](int ranks, const RankBody& body) { test::run(ranks, store_hosts(ranks), body); }},
+      {"NcclStandIn", [](int ranks, const RankBody& body) { run_on_stand_in(ranks, in_process_hosts(ranks), body); }},
+      {"NcclStandInWithStore",
+       [](int ranks, const RankBody& body) { run_on_stand_in(ranks, store_hosts(ranks), body); }},
+      {"Nccl", run_on_nccl, std::max(nccl_gpus(), 1)}};
 }
 
 }  // namespace twobp::test

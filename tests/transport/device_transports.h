@@ -1,5 +1,4 @@
-// Runs ranks as threads whose messages go through a store, through the stand-in for NCCL, or through NCCL
-// itself.
+// Runs ranks as threads whose messages go through a store, through the stand-in for NCCL, or through NCCL itself.
 #pragma once
 
 #include <functional>
@@ -25,8 +24,8 @@ int nccl_gpus();
 // Returns all ordered pairs of ranks.
 NcclLinks all_links(int ranks);
 
-// Sends host tensors through a device. Tensors that `inner` sends are first copied to the device (a stand-in
-// needs no copy). Received tensors are copied back before they are returned, so the caller needs no stream.
+// Sends host tensors through a device. Tensors that `inner` sends are first copied to the device (a stand-in needs no
+// copy). Received tensors are copied back before they are returned, so the caller needs no stream.
 std::unique_ptr<Transport> by_way_of(const Device& device, std::unique_ptr<Transport> inner);
 
 }  // namespace twobp::test

@@ -1,12 +1,12 @@
-// Tests the contents of messages on every transport: large ones in both directions at once, tensors of every
-// layout and type, and messages that arrive while both ends compute.
+// Tests the contents of messages on every transport: large ones in both directions at once, tensors of every layout and
+// type, and messages that arrive while both ends compute.
 #include <chrono>
 #include <thread>
 
 #include <gtest/gtest.h>
 
 #include "tests/transport/transports.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {
@@ -84,12 +84,10 @@ TEST_P(LargeMessages, KeepTheirLayouts) {
   run(2, [](Transport& transport) {
     for (const int64_t size : {int64_t{3}, int64_t{70}}) {  // in the head of a message, and apart
       const at::Tensor cube = numbered(size * size * size).view({size, size, size});
-      // Tensors without gaps keep their strides, since other strides may lead to other kernels and other
-      // bits.
+      // Tensors without gaps keep their strides, since other strides may lead to other kernels and other bits.
       const Values dense = {cube, cube.permute({2, 0, 1}), cube.transpose(0, 1),
                             cube.view({1, size, size, size}).contiguous(at::MemoryFormat::ChannelsLast)};
-      const Values gaps = {cube.narrow(1, 1, 2), cube.select(2, 1),
-                           cube.select(0, 0).expand({4, size, size})};
+      const Values gaps = {cube.narrow(1, 1, 2), cube.select(2, 1), cube.select(0, 0).expand({4, size, size})};
       if (transport.rank() == 0) {
         transport.isend(1, {.micro_batch = 0}, dense);
         transport.isend(1, {.micro_batch = 1}, gaps);
@@ -164,15 +162,13 @@ TEST_P(LargeMessages, SendsKeepTheirTensors) {
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       for (int i = kMessages - 1; i >= 0; --i) {
-        EXPECT_TRUE(at::equal(transport.receive(0, {.micro_batch = i}, kLong).at(0), numbered(kCount, i)))
-            << i;
+        EXPECT_TRUE(at::equal(transport.receive(0, {.micro_batch = i}, kLong).at(0), numbered(kCount, i))) << i;
       }
     }
   });
 }
 
-// A received tensor belongs to its rank. Writing to it changes neither later messages nor the tensors of
-// others.
+// A received tensor belongs to its rank. Writing to it changes neither later messages nor the tensors of others.
 TEST_P(LargeMessages, ReceivedTensorsDoNotChange) {
   run(2, [](Transport& transport) {
     constexpr int64_t kCount = 100000;

@@ -1,12 +1,11 @@
 // Tests which launcher started the process, with made-up environments.
-#include "twobp/transport/launcher.h"
-
 #include <map>
 #include <string>
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -29,8 +28,8 @@ TEST(Launcher, FindsNone) {
 }
 
 TEST(Launcher, FindsOpenMpi) {
-  const Launcher launcher = find(
-      {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
+  const Launcher launcher =
+      find({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}});
   EXPECT_EQ(launcher.kind, Launcher::Kind::kMpi);
   EXPECT_EQ(launcher.rank, 3);
   EXPECT_EQ(launcher.size, 4);
@@ -51,8 +50,7 @@ TEST(Launcher, FindsPmiOfMpichAndOfSlurm) {
                                {"SLURM_LOCALID", "1"}});
   EXPECT_EQ(slurm.rank, 5);
   EXPECT_EQ(slurm.local_rank, 1);
-  EXPECT_EQ(find({{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "2"}}).local_rank, 1)
-      << "not said: the rank";
+  EXPECT_EQ(find({{"MV2_COMM_WORLD_RANK", "1"}, {"MV2_COMM_WORLD_SIZE", "2"}}).local_rank, 1) << "not said: the rank";
 }
 
 TEST(Launcher, FindsSlurmStepsButNotBatchScripts) {
@@ -66,11 +64,8 @@ TEST(Launcher, FindsSlurmStepsButNotBatchScripts) {
 }
 
 TEST(Launcher, FindsTorchrun) {
-  const Launcher launcher = find({{"RANK", "5"},
-                                  {"WORLD_SIZE", "8"},
-                                  {"LOCAL_RANK", "1"},
-                                  {"MASTER_ADDR", "node-3"},
-                                  {"MASTER_PORT", "29500"}});
+  const Launcher launcher = find(
+      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node-3"}, {"MASTER_PORT", "29500"}});
   EXPECT_EQ(launcher.kind, Launcher::Kind::kTorchrun);
   EXPECT_EQ(launcher.rank, 5);
   EXPECT_EQ(launcher.size, 8);
@@ -92,9 +87,8 @@ TEST(Launcher, PrefersTheInnerLauncher) {
   variables["TORCHELASTIC_RUN_ID"] = "none";
   EXPECT_EQ(find(variables).kind, Launcher::Kind::kTorchrun);
   EXPECT_EQ(find(variables).rank, 6);
-  EXPECT_EQ(
-      find({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).kind,
-      Launcher::Kind::kTorchrun)
+  EXPECT_EQ(find({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).kind,
+            Launcher::Kind::kTorchrun)
       << "srun starts one torchrun on each machine";
 }
 

@@ -1,6 +1,4 @@
 // Tests the ping-pong on a link whose latency and bandwidth are known.
-#include "twobp/transport/measure_link.h"
-
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -9,6 +7,7 @@
 
 #include "tests/transport/transports.h"
 #include "twobp/core/check.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
@@ -28,12 +27,8 @@ class SlowTransport : public Transport {
     std::this_thread::sleep_for(std::chrono::duration<double>(latency_ + bytes / bytes_per_second_));
     inner_.isend(to, tag, std::move(values));
   }
-  bool try_receive(int from, const Tag& tag, Values& values) override {
-    return inner_.try_receive(from, tag, values);
-  }
-  Values receive(int from, const Tag& tag, double timeout) override {
-    return inner_.receive(from, tag, timeout);
-  }
+  bool try_receive(int from, const Tag& tag, Values& values) override { return inner_.try_receive(from, tag, values); }
+  Values receive(int from, const Tag& tag, double timeout) override { return inner_.receive(from, tag, timeout); }
   void abort(const std::string& reason) override { inner_.abort(reason); }
 
  private:

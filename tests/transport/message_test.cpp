@@ -1,5 +1,4 @@
-// Tests messages as bytes. They come out as they went in, and a wrong message from a peer is refused with an
-// error.
+// Tests messages as bytes. They come out as they went in, and a wrong message from a peer is refused with an error.
 #include "twobp/transport/message.h"
 
 #include <cstring>
@@ -14,8 +13,7 @@ namespace {
 
 const Tag kTag = {1234567890123, -1, 7, MessageKind::kBackward, 3};
 
-// Sends a message as over a wire. The parts that travel apart are copied into the memory that was made for
-// them.
+// Sends a message as over a wire. The parts that travel apart are copied into the memory that was made for them.
 IncomingMessage there(const OutgoingMessage& message) {
   IncomingMessage in = unpack_message(message.head, 4);
   EXPECT_EQ(in.apart.size(), message.apart.size());
@@ -89,8 +87,8 @@ std::vector<std::byte> sample() {
   return pack_message(kTag, 1, {at::rand({2, 3}), at::rand({30, 40}), at::arange(4)}).head;
 }
 
-// A number is at this position in a head: after the first 40 bytes come 8 bytes of the first tensor, its
-// sizes and its strides.
+// A number is at this position in a head: after the first 40 bytes come 8 bytes of the first tensor, its sizes and its
+// strides.
 void set_number(std::vector<std::byte>& head, size_t offset, int64_t value) {
   std::memcpy(head.data() + offset, &value, sizeof(value));
 }
@@ -151,8 +149,7 @@ TEST(Message, ChangedBytesDoNoHarm) {
   for (int round = 0; round < 20000; ++round) {
     std::vector<std::byte> changed = head;
     const int changes = 1 + static_cast<int>(random() % 3);
-    for (int i = 0; i < changes; ++i)
-      changed[random() % changed.size()] = static_cast<std::byte>(random() % 4);
+    for (int i = 0; i < changes; ++i) changed[random() % changed.size()] = static_cast<std::byte>(random() % 4);
     try {
       const IncomingMessage in = unpack_message(changed, 4);
       for (const at::Tensor& value : in.values) {

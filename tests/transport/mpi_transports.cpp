@@ -1,5 +1,5 @@
-// Runs ranks as processes that mpirun started, with whole messages and with small chunks. The program's main
-// starts MPI and lets each process show its own failures.
+// Runs ranks as processes that mpirun started, with whole messages and with small chunks. The program's main starts MPI
+// and lets each process show its own failures.
 #include <exception>
 #include <iostream>
 #include <mpi.h>
@@ -39,8 +39,8 @@ class Failures : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) return;
     std::cout << "process " << rank_ << ": " << test_ << ": "
-              << (result.file_name() != nullptr ? result.file_name() : "") << ":" << result.line_number()
-              << ": " << result.message() << std::endl;
+              << (result.file_name() != nullptr ? result.file_name() : "") << ":" << result.line_number() << ": "
+              << result.message() << std::endl;
   }
 
  private:

@@ -1,14 +1,13 @@
-// Tests a run's processes as mpirun starts them: their ranks, groups that do not mix, and wrong numbers of
-// processes.
+// Tests a run's processes as mpirun starts them: their ranks, groups that do not mix, and wrong numbers of processes.
 #include <mpi.h>
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -80,8 +79,7 @@ TEST(MpiWorld, RefusesAWrongNumberOfProcesses) {
   test::expect_error([&] { make_mpi_world(0, 1); }, {"0 replicas of 1 ranks"});
 }
 
-// The receiver does not look until the sender has given up. So a large message does not leave, and the sender
-// says so.
+// The receiver does not look until the sender has given up. So a large message does not leave, and the sender says so.
 TEST(MpiTransport, FlushTimesOutWithAMessage) {
   const auto end = make_mpi_transport(2);
   if (end && end->rank() == 0) {

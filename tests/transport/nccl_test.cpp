@@ -1,5 +1,5 @@
-// Tests the NCCL transport beyond the conformance suite: order, errors and frozen peers on the stand-in for
-// NCCL, and on GPUs if there are any.
+// Tests the NCCL transport beyond the conformance suite: order, errors and frozen peers on the stand-in for NCCL, and
+// on GPUs if there are any.
 #include "twobp/transport/nccl/nccl.h"
 
 #include <numeric>
@@ -11,10 +11,9 @@
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/nccl/nccl_group.h"
-#include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/transport/nccl/nccl_communicator.h"
 #include "twobp/transport/nccl/nccl_link.h"
 #include "twobp/transport/threads/in_process.h"
 
@@ -70,9 +69,8 @@ class Nccl : public ::testing::Test {
     options.tensors = at::kCPU;
     test::run_on_threads(2, [&](int rank) {
       const Device device = stand_in_device(rank);
-      const auto end =
-          test::by_way_of(device, make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])),
-                                                      stand_in_nccl(), device, links, options));
+      const auto end = test::by_way_of(device, make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])),
+                                                                   stand_in_nccl(), device, links, options));
       body(*end);
     });
   }
@@ -139,8 +137,8 @@ void run_on_devices(const Body& body) {
   test::run_on_threads(2, [&](int rank) {
     const Device device = stand_in_device(rank);
     const OnStream here(device.compute());
-    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(),
-                                         device, {{0, 1}}, options);
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(), device,
+                                         {{0, 1}}, options);
     body(*end, device);
     for (++left; left < 2;) end->progress();
   });
@@ -217,8 +215,7 @@ TEST_F(Nccl, PollsWithoutAPauseAtFirst) {
   EXPECT_GT(stand_in_nccl_state().polls_in_a_row, 0);
 }
 
-// Whether work that is launched in the stream of sums now runs before `open` lets the stream of F, I and W go
-// on.
+// Whether work that is launched in the stream of sums now runs before `open` lets the stream of F, I and W go on.
 bool runs_early(const Device& device, std::atomic<bool>& open) {
   std::atomic<bool> ran = false;
   test::put(device.sums(), [&] { ran = true; });
@@ -269,8 +266,8 @@ TEST_F(Nccl, BothEndsAreFinalizedBeforeOneIsDestroyed) {
   EXPECT_EQ(stand_in_nccl_state().waiting_ends, 0);
 }
 
-// Counts errors that are this rank's own to report. A process whose threads are all aborted leaves the report
-// to another.
+// Counts errors that are this rank's own to report. A process whose threads are all aborted leaves the report to
+// another.
 void reporting(std::atomic<int>& reports, const std::function<void()>& call) {
   try {
     call();
@@ -297,8 +294,8 @@ TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
         transport.receive(1 - transport.rank(), forward(9, 9), kLong);
       });
     });
-    expect_parts(what, {"NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3",
-                        "has not arrived in 0.3 s"});
+    expect_parts(what,
+                 {"NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3", "has not arrived in 0.3 s"});
   });
   EXPECT_GE(reports, 1);
   EXPECT_LT(now_seconds() - begin, 10);
@@ -351,8 +348,8 @@ TEST_F(Nccl, AMissingPeerAtTheStartIsNamed) {
   options.tensors = at::kCPU;
   options.connection_timeout = 0.3;
   const std::string what = message_of([&] {
-    make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(), stand_in_device(0),
-                        {{0, 1}}, options);
+    make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(), stand_in_device(0), {{0, 1}},
+                        options);
   });
   expect_parts(what, {"NCCL from rank 0 to rank 1", "is not done in time"});
 }
@@ -360,8 +357,7 @@ TEST_F(Nccl, AMissingPeerAtTheStartIsNamed) {
 TEST_F(Nccl, NeedsGpus) {
   auto hosts = make_in_process_transports(1, 0);
   expect_parts(message_of([&] {
-                 make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(),
-                                     Device(), {});
+                 make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[0])), stand_in_nccl(), Device(), {});
                }),
                {"nccl needs GPUs", "on CPUs start with mpirun"});
 }
@@ -372,8 +368,8 @@ TEST_F(Nccl, RefusesOtherLibraries) {
   expect_parts(message_of([] { load_nccl("libm.so.6"); }), {"libm.so.6 is no NCCL", "ncclGetVersion"});
 }
 
-// The world has the roles of a run of 2 x 2: messages along a pipeline, sums between replicas, and texts
-// between processes.
+// The world has the roles of a run of 2 x 2: messages along a pipeline, sums between replicas, and texts between
+// processes.
 TEST_F(Nccl, MakesAWorld) {
   auto hosts = make_in_process_transports(4, 0);
   NcclOptions options;
@@ -381,8 +377,8 @@ TEST_F(Nccl, MakesAWorld) {
   test::run_on_threads(4, [&](int process) {
     const Device device = stand_in_device(process);
     const OnStream here(device.compute());
-    World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[process]); }), stand_in_nccl(),
-                                  {device}, 2, 2, {0, 1}, options);
+    World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[process]); }), stand_in_nccl(), {device}, 2,
+                                  2, {0, 1}, options);
     EXPECT_EQ(world.replica, process / 2);
     EXPECT_EQ(world.process(), process);
     const int rank = process % 2;
@@ -439,8 +435,8 @@ void run_group(int ranks, NcclOptions options, const Body& body) {
   test::run_on_threads(ranks, [&](int rank) {
     const Device device = stand_in_device(rank);
     const OnStream here(device.compute());
-    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(),
-                                         device, {}, options, all);
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(), device,
+                                         {}, options, all);
     body(*end, device, at::TensorOptions(at::kFloat).device(device.where()));
     barrier(*end, kLong);
   });
@@ -490,17 +486,16 @@ TEST_F(Nccl, ASumThatDoesNotEndEndsTheRun) {
   NcclOptions options;
   options.timeout = 0.3;
   std::atomic<int> reports = 0;
-  EXPECT_ANY_THROW(
-      run_group(3, options, [&](Transport& transport, const Device&, const at::TensorOptions& place) {
-        const std::string what = message_of([&] {
-          reporting(reports, [&] {
-            if (transport.rank() == 2) transport.receive(0, forward(9, 9), kLong);  // it does not sum
-            at::Tensor sum = at::ones({4}, place);
-            all_reduce_sum(transport, sum, kLong);
-          });
-        });
-        expect_parts(what, {"NCCL among ranks 0, 1, 2", "a sum", "has not arrived in 0.3 s"});
-      }));
+  EXPECT_ANY_THROW(run_group(3, options, [&](Transport& transport, const Device&, const at::TensorOptions& place) {
+    const std::string what = message_of([&] {
+      reporting(reports, [&] {
+        if (transport.rank() == 2) transport.receive(0, forward(9, 9), kLong);  // it does not sum
+        at::Tensor sum = at::ones({4}, place);
+        all_reduce_sum(transport, sum, kLong);
+      });
+    });
+    expect_parts(what, {"NCCL among ranks 0, 1, 2", "a sum", "has not arrived in 0.3 s"});
+  }));
   EXPECT_GE(reports, 1);
 }
 
@@ -528,9 +523,8 @@ TEST_F(Nccl, ConnectsAnyNumberOfReplicasByOneCommunicator) {
     options.group_sums = grouped;
     options.tensors = at::kCPU;
     test::run_on_threads(kReplicas, [&](int rank) {
-      const World world =
-          make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
-                          {stand_in_device(rank)}, kReplicas, 1, {0}, options);
+      const World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
+                                          {stand_in_device(rank)}, kReplicas, 1, {0}, options);
     });
     EXPECT_EQ(stand_in_nccl_state().ends, kReplicas * (grouped ? 1 : 2 * (kReplicas - 1)));
   }
@@ -539,8 +533,7 @@ TEST_F(Nccl, ConnectsAnyNumberOfReplicasByOneCommunicator) {
 TEST(NcclHead, CarriesShapesAndTypes) {
   const at::Tensor transposed = at::arange(6, at::kInt).view({2, 3}).t();
   const at::Tensor strided = at::arange(10, at::kFloat).slice(0, 0, 10, 2);
-  PackedHead packed =
-      pack_head({-5, 3, 2, MessageKind::kBackward, 2}, {transposed, strided, at::Tensor()}, at::kCPU);
+  PackedHead packed = pack_head({-5, 3, 2, MessageKind::kBackward, 2}, {transposed, strided, at::Tensor()}, at::kCPU);
   ASSERT_EQ(packed.on_device.size(), 2U);
   EXPECT_TRUE(packed.on_device[0].is_same(transposed)) << "dense, as it is";
   EXPECT_TRUE(packed.on_device[1].is_contiguous());
@@ -557,14 +550,12 @@ TEST(NcclHead, CarriesShapesAndTypes) {
   EXPECT_TRUE(at::equal(unpack_head(along.head, 1).values.at(0), transposed));
 }
 
-// Every number of a head is replaced by others. The result is an error that names the sender, or a valid
-// head.
+// Every number of a head is replaced by others. The result is an error that names the sender, or a valid head.
 TEST(NcclHead, AnInvalidHeadIsRefused) {
   const PackedHead packed = pack_head({}, {at::ones({4, 3}), at::ones({2})}, at::kCPU);
   int refused = 0;
   for (int64_t place = 0; place < packed.head[0].numel(); ++place) {
-    for (const int64_t number :
-         {int64_t{-3}, int64_t{2}, int64_t{1000}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
+    for (const int64_t number : {int64_t{-3}, int64_t{2}, int64_t{1000}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
       const at::Tensor numbers = packed.head[0].clone();
       numbers.mutable_data_ptr<int64_t>()[place] = number;
       try {
@@ -593,8 +584,8 @@ TEST(NcclOnGpus, SumsInAGroup) {
     const Device device = Device::open("cuda", rank);
     const OnStream here(device.compute());
     const auto place = at::TensorOptions(at::kFloat).device(device.where());
-    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(),
-                                         device, {}, {}, all);
+    const auto end =
+        make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(), device, {}, {}, all);
     for (int round = 0; round < 50; ++round) {
       at::Tensor sum = at::full({1 << 16}, rank + round, place);
       all_reduce_sum(*end, sum, kLong);
@@ -619,8 +610,8 @@ TEST(NcclOnGpus, SumsAndMessagesWithoutHostCopies) {
     const Device device = Device::open("cuda", rank);
     const OnStream here(device.compute());
     const auto place = at::TensorOptions(at::kFloat).device(device.where());
-    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(),
-                                         device, test::all_links(gpus));
+    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), load_nccl(), device,
+                                         test::all_links(gpus));
     for (int round = 0; round < 50; ++round) {
       at::Tensor sum = at::full({1 << 16}, rank + round, place);
       all_reduce_sum(*end, sum, kLong);

@@ -1,11 +1,11 @@
 // Tests the memory of received tensors. It is reused, never twice at once, and LibTorch's profiling sees it.
-#include "twobp/transport/receive_memory.h"
-
 #include <map>
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
+
+#include "twobp/transport/message.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

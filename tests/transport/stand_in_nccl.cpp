@@ -29,8 +29,8 @@ enum Kind { kTransfer, kAllReduce, kReduce, kBroadcast, kKinds };
 constexpr int kFirstWithCtas = 21700;
 constexpr int kMostCtas = 32;  // of a communicator whose configuration has no limit
 
-// What the ends of a communicator tell each other, by rank. It has no locks, because a process may be killed
-// at any time.
+// What the ends of a communicator tell each other, by rank. It has no locks, because a process may be killed at any
+// time.
 struct Shared {
   std::atomic<bool> joined[kMostRanks], aborted[kMostRanks], finalized[kMostRanks];
   std::atomic<bool> began[kKinds][kMostRanks];  // a first call of each kind
@@ -138,8 +138,8 @@ int get_unique_id(NcclUniqueId* id) {
   static std::atomic<int> ids = 0;
   static const unsigned random = std::random_device()();
   *id = {};
-  const std::string name = "twobp_stand_in_" + std::to_string(random) + "_" + std::to_string(::getpid()) +
-                           "_" + std::to_string(++ids);
+  const std::string name =
+      "twobp_stand_in_" + std::to_string(random) + "_" + std::to_string(::getpid()) + "_" + std::to_string(++ids);
   std::memcpy(id->bytes, name.c_str(), name.size() + 1);
   return 0;
 }
@@ -176,8 +176,7 @@ int finalize(NcclComm comm) {
 int destroy(NcclComm comm) {
   const std::unique_ptr<Comm> mine(&comm_of(comm));
   const Channel& channel = *mine->channel;
-  if (!channel.all([&](int rank) { return channel->finalized[rank].load(); }))
-    ++stand_in_nccl_state().waiting_ends;
+  if (!channel.all([&](int rank) { return channel->finalized[rank].load(); })) ++stand_in_nccl_state().waiting_ends;
   return 0;
 }
 
@@ -207,13 +206,13 @@ int get_async_error(NcclComm comm, int* error) {
 int begin(const Comm& mine, Kind kind) {
   Channel& channel = *mine.channel;
   channel->began[kind][mine.rank] = true;
-  const bool done = !stand_in_nccl_state().stuck &&
-                    channel.all([&](int rank) { return channel->began[kind][rank].load(); });
+  const bool done =
+      !stand_in_nccl_state().stuck && channel.all([&](int rank) { return channel->began[kind][rank].load(); });
   return done ? NcclApi::kSuccess : NcclApi::kInProgress;
 }
 
-// A kernel that sends holds its stream up until the receiver has the data, and the other way round. It reads
-// the data when the receiver has begun to wait.
+// A kernel that sends holds its stream up until the receiver has the data, and the other way round. It reads the data
+// when the receiver has begun to wait.
 void put_send(const std::shared_ptr<Channel>& channel, const void* data, int64_t bytes, void* stream) {
   transfer_begins();
   hold(stream, [channel] { return (*channel)->wanted != 0 || (*channel)->aborted[0]; });
@@ -253,8 +252,7 @@ void put_receive(const std::shared_ptr<Channel>& channel, void* data, int64_t by
 
 int send(const void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   Comm& mine = comm_of(comm);
-  if (mine.channel->ranks() != 2 || mine.rank != 0 || peer != 1 || type != NcclApi::kByte)
-    return kInvalidUsage;
+  if (mine.channel->ranks() != 2 || mine.rank != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
   raise_to(stand_in_nccl_state().most_in_stream, ++mine.channel->in_stream);
   put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   mine.polls_left = stand_in_nccl_state().polls_under_way;
@@ -265,8 +263,7 @@ int send(const void* data, size_t count, int type, int peer, NcclComm comm, void
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
-  if (mine.channel->ranks() != 2 || mine.rank != 1 || peer != 0 || type != NcclApi::kByte)
-    return kInvalidUsage;
+  if (mine.channel->ranks() != 2 || mine.rank != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
   put_receive(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   return begin(mine, kTransfer);
 }
@@ -293,10 +290,10 @@ int group_end() {
   return result;
 }
 
-// A call of all ends. Its kernel holds its stream up until all ends have begun. Then it gives this end's
-// memory what `result` makes of all ends' data, by rank.
-int together(Kind kind, NcclComm comm, const void* from, void* to, size_t count, int type, int operation,
-             void* stream, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& result) {
+// A call of all ends. Its kernel holds its stream up until all ends have begun. Then it gives this end's memory what
+// `result` makes of all ends' data, by rank.
+int together(Kind kind, NcclComm comm, const void* from, void* to, size_t count, int type, int operation, void* stream,
+             const std::function<at::Tensor(const std::vector<at::Tensor>&)>& result) {
   Comm& mine = comm_of(comm);
   const auto dtype = type_of(type);
   if (from != to || operation != NcclApi::kSum || !dtype) return kInvalidUsage;
@@ -308,8 +305,7 @@ int together(Kind kind, NcclComm comm, const void* from, void* to, size_t count,
   void* const data = reachable(to);
   const auto given_up = [channel, rank] { return (*channel)->aborted[rank] || (*channel)->error != 0; };
   transfer_begins();
-  hold(stream,
-       [=] { return given_up() || channel->all([&](int r) { return (*channel)->read[r] >= call - 1; }); });
+  hold(stream, [=] { return given_up() || channel->all([&](int r) { return (*channel)->read[r] >= call - 1; }); });
   put(stream, [=] {
     if (given_up()) return;
     if (!channel->write(data, bytes, rank * bytes)) (*channel)->error = kInvalidUsage;
@@ -317,8 +313,8 @@ int together(Kind kind, NcclComm comm, const void* from, void* to, size_t count,
     (*channel)->wrote[rank] = call;
   });
   hold(stream, [=] {
-    return given_up() || (!stand_in_nccl_state().loses_data &&
-                          channel->all([&](int r) { return (*channel)->wrote[r] >= call; }));
+    return given_up() ||
+           (!stand_in_nccl_state().loses_data && channel->all([&](int r) { return (*channel)->wrote[r] >= call; }));
   });
   put(stream, [=] {
     transfer_ends();
@@ -348,13 +344,11 @@ at::Tensor sum_of(const std::vector<at::Tensor>& all) {
   return sum;
 }
 
-int all_reduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
-               void* stream) {
+int all_reduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm, void* stream) {
   return together(kAllReduce, comm, from, to, count, type, operation, stream, sum_of);
 }
 
-int reduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
-           void* stream) {
+int reduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm, void* stream) {
   const bool mine = comm_of(comm).rank == root;
   return together(kReduce, comm, from, to, count, type, operation, stream,
                   [mine](const std::vector<at::Tensor>& all) { return mine ? sum_of(all) : at::Tensor(); });

@@ -1,7 +1,7 @@
-// NCCL's functions between threads and processes of one machine, on streams of stand_in_device.h, by NCCL's
-// rules: the ends of a communicator pair their calls by order alone, a call ends when all are there, the
-// first one holds up whoever begins it until the other ends begin too, and an abort ends one's own end only.
-// A peer that dies is not noticed.
+// NCCL's functions between threads and processes of one machine, on streams of stand_in_device.h, by NCCL's rules: the
+// ends of a communicator pair their calls by order alone, a call ends when all are there, the first one holds up
+// whoever begins it until the other ends begin too, and an abort ends one's own end only. A peer that dies is not
+// noticed.
 //
 // stand_in_nccl_library.cpp makes a libnccl.so.2 of it, which a program on the stand-in device loads.
 #pragma once

@@ -49,8 +49,7 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
   return api().group_end();
 }
-int ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm,
-                  void* stream) {
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, NcclComm comm, void* stream) {
   return api().all_reduce(from, to, count, type, operation, comm, stream);
 }
 int ncclReduce(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,

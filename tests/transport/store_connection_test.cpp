@@ -21,10 +21,9 @@
 
 #include "tests/transport/device_transports.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/collectives.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/store/store_transport.h"
+#include "twobp/transport/start.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -73,8 +72,7 @@ TEST(StoreConnection, AllArriveAndExchangeTexts) {
     EXPECT_EQ(connection.name(), concat("127.0.0.1:", port));
     connection.set(concat("word of ", rank), std::string("a\0b", 3) + std::to_string(rank));
     for (int other = 0; other < 4; ++other) {
-      EXPECT_EQ(connection.get(concat("word of ", other), kLong),
-                std::string("a\0b", 3) + std::to_string(other));
+      EXPECT_EQ(connection.get(concat("word of ", other), kLong), std::string("a\0b", 3) + std::to_string(other));
     }
     for (int i = 0; i < 50; ++i) connection.push(concat("for ", (rank + 1) % 4), std::to_string(i));
     const auto own = connection.connect();
@@ -138,8 +136,8 @@ TEST(StoreConnection, NamesFewOfManyMissingRanks) {
   }
 }
 
-// A rank does not ask for each of the others. A rank also polls while it waits, so we take the one that
-// waited least: how long each waits is up to the machine.
+// A rank does not ask for each of the others. A rank also polls while it waits, so we take the one that waited least:
+// how long each waits is up to the machine.
 TEST(StoreConnection, ARankAsksLittleOfTheStore) {
   constexpr int kRanks = 48;
   const int port = test::free_port();
@@ -168,8 +166,7 @@ TEST(StoreConnection, AStrangerWhoClosesEarlyEndsNothing) {
   const int port = test::free_port();
   const auto before = std::signal(SIGPIPE, SIG_DFL);
   StoreConnection connection(place_at(port, 0, 1), kLong);
-  const std::string ask =
-      std::string("\x00\xce\xf7\x85\x3c", 5) + std::string(20000, '\x07');  // hello; how many keys?
+  const std::string ask = std::string("\x00\xce\xf7\x85\x3c", 5) + std::string(20000, '\x07');  // hello; how many keys?
   for (int i = 0; i < 20; ++i) {
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
@@ -292,8 +289,7 @@ TEST(StoreTransport, SendsBigMessages) {
   });
 }
 
-// A stranger does not know the run's id. If it writes under the keys of a run without an id, no rank reads
-// them.
+// A stranger does not know the run's id. If it writes under the keys of a run without an id, no rank reads them.
 TEST(StoreTransport, IgnoresKeysThatCanBeGuessed) {
   test::run_on_store(2, [](std::shared_ptr<Transport> transport) { barrier(*transport, kLong); });
   const int port = test::free_port();
@@ -333,8 +329,7 @@ TEST(StoreTransport, AssemblesNoMoreThanItsLimit) {
       transport->receive(0, {}, kLong);
       ADD_FAILURE() << "nobody sent a whole message";
     } catch (const Aborted& aborted) {
-      expect_parts(aborted.what(),
-                   {"rank 1 stopped", "more than 4.0 MiB of messages without an end", "rank 0"});
+      expect_parts(aborted.what(), {"rank 1 stopped", "more than 4.0 MiB of messages without an end", "rank 0"});
     }
     connection->set("seen", "");
   });
@@ -367,14 +362,13 @@ TEST(StoreTransport, TheEndOfTheStoreEndsWaits) {
       transport->receive(0, {}, kLong);
       ADD_FAILURE() << "nobody sent this";
     } catch (const Aborted& aborted) {
-      EXPECT_NE(std::string(aborted.what()).find("does not answer any more"), std::string::npos)
-          << aborted.what();
+      EXPECT_NE(std::string(aborted.what()).find("does not answer any more"), std::string::npos) << aborted.what();
     }
   });
 }
 
-// Each process of the tests below runs this. It reads the launcher's environment, meets the others, sums, and
-// reports its result.
+// Each process of the tests below runs this. It reads the launcher's environment, meets the others, sums, and reports
+// its result.
 TEST(StoreProcess, Child) {
   if (!std::getenv(kChild)) GTEST_SKIP() << "run by the tests of processes";
   const Launcher launcher = find_launcher();
@@ -386,8 +380,7 @@ TEST(StoreProcess, Child) {
   EXPECT_EQ(sum[99].item<double>(), launcher.size * (launcher.size + 1) / 2.0);
   barrier(*transport, kLong);
   // A child that skips this test or runs no test also gives exit code 0, so it leaves a file instead.
-  if (!HasFailure())
-    std::ofstream(std::filesystem::path(std::getenv(kChild)) / std::to_string(launcher.rank));
+  if (!HasFailure()) std::ofstream(std::filesystem::path(std::getenv(kChild)) / std::to_string(launcher.rank));
 }
 
 // Each child leaves a file here. Its name is the child's rank.
@@ -486,8 +479,7 @@ TEST(StoreProcess, StartedByTorchrunMeet) {
   const Marks marks;
   EXPECT_EQ(exit_code(concat("env ", kChild, "='", marks.folder(), "' ", interpreter,
                              " -m torch.distributed.run --no-python --nproc-per-node 3 --master-port ",
-                             test::free_port(), " '", own_path(),
-                             "' --gtest_filter=StoreProcess.Child >/dev/null")),
+                             test::free_port(), " '", own_path(), "' --gtest_filter=StoreProcess.Child >/dev/null")),
             0);
   EXPECT_EQ(marks.all(), (std::vector<std::string>{"0", "1", "2"}));
 }

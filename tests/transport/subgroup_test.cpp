@@ -1,5 +1,5 @@
-// Tests groups of some ranks of a network. Their members are renumbered and have messages of their own. One
-// abort ends all.
+// Tests groups of some ranks of a network. Their members are renumbered and have messages of their own. One abort ends
+// all.
 #include "twobp/transport/subgroup.h"
 
 #include <gtest/gtest.h>
@@ -29,19 +29,14 @@ TEST(Subgroup, NumbersItsMembers) {
   EXPECT_EQ(first_of(other.receive(0, {.step = 5}, kLong)), 7);
   Values values;
   EXPECT_FALSE(network[1]->try_receive(3, {.step = 5}, values)) << "the group's, not the network's";
-  test::expect_error(
-      [&] {
-        Subgroup(*network[0], {3, 1}, Group::kReplicas);
-      },
-      {"rank 0 is not a member of the group"});
+  test::expect_error([&] { Subgroup(*network[0], {3, 1}, Group::kReplicas); }, {"rank 0 is not a member of the group"});
 }
 
 TEST(Subgroup, GroupsOfTheSameRanksDoNotMix) {
   const auto network = make_in_process_transports(2, 0);
   std::vector<std::unique_ptr<Subgroup>> ends;
   for (const auto group : {Group::kPipeline, Group::kReplicas, Group::kProcesses}) {
-    for (int r = 0; r < 2; ++r)
-      ends.push_back(std::make_unique<Subgroup>(*network[r], std::vector{0, 1}, group));
+    for (int r = 0; r < 2; ++r) ends.push_back(std::make_unique<Subgroup>(*network[r], std::vector{0, 1}, group));
   }
   network[0]->isend(1, {}, {at::full({1}, 9.0)});
   for (int g = 0; g < 3; ++g) ends[2 * g]->isend(1, {}, {at::full({1}, static_cast<double>(g))});
@@ -92,8 +87,7 @@ TEST(World, InProcessReplicasReachTheRightRanks) {
     for (int rank = 0; rank < 3; ++rank) {
       const int before = (rank + 2) % 3;
       EXPECT_EQ(first_of(worlds[replica].pipeline[rank]->receive(before, {}, kLong)), 10 * replica + before);
-      EXPECT_EQ(first_of(worlds[replica].data[rank]->receive(1 - replica, {}, kLong)),
-                100 + 10 * (1 - replica) + rank);
+      EXPECT_EQ(first_of(worlds[replica].data[rank]->receive(1 - replica, {}, kLong)), 100 + 10 * (1 - replica) + rank);
     }
   }
   worlds[1].data[2]->abort("one place failed");

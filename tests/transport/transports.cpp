@@ -55,9 +55,7 @@ std::vector<World> worlds() {
       run_on_threads(make_in_process_transports(ranks, seconds), body);
     };
   };
-  return {{"InProcess", run_with_spin(0)},
-          {"InProcessSpinning", run_with_spin(200e-6)},
-          {"Subgroup", run_in_group}};
+  return {{"InProcess", run_with_spin(0)}, {"InProcessSpinning", run_with_spin(200e-6)}, {"Subgroup", run_in_group}};
 }
 
 }  // namespace twobp::test

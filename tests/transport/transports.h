@@ -1,8 +1,7 @@
-// The conformance suite runs on these transports. To add one, write a world for it and add a line to
-// `worlds()`. A world runs a function once for each rank. Each call has its own endpoint, and the world
-// rethrows the first exception. The functions share no memory between ranks, so ranks may be processes. A
-// world of processes runs the function for its own rank, and skips the test if there are fewer processes than
-// ranks.
+// The conformance suite runs on these transports. To add one, write a world for it and add a line to `worlds()`. A
+// world runs a function once for each rank. Each call has its own endpoint, and the world rethrows the first exception.
+// The functions share no memory between ranks, so ranks may be processes. A world of processes runs the function for
+// its own rank, and skips the test if there are fewer processes than ranks.
 #pragma once
 
 #include <functional>

@@ -66,10 +66,9 @@ Values AutogradLayer::forward(Values x, Context& context, Saved& saved) {
 }
 
 Values AutogradLayer::backward_p1(Values dy, Context& context, Saved& saved) {
-  TWOBP_CHECK(
-      saved.p2_count() == 1,
-      "backward-p1 of an AutogradLayer does not find exactly one saved tensor, its output: it runs once "
-      "after each forward");
+  TWOBP_CHECK(saved.p2_count() == 1,
+              "backward-p1 of an AutogradLayer does not find exactly one saved tensor, its output: it runs once "
+              "after each forward");
   const WithAutograd autograd;
   const at::Tensor& y = saved.p2(0);
   // A loss is the end: its gradient is 1, times the scale.
@@ -130,8 +129,7 @@ std::unique_ptr<Layer> from_torchscript(const std::string& path, const std::stri
     fail(path, ": cannot load as TorchScript: ", error.what_without_backtrace());
   }
   AutogradLayer::NamedLeaves leaves;
-  for (const auto& item : module.named_parameters())
-    leaves.emplace_back(prefix + "." + item.name, item.value);
+  for (const auto& item : module.named_parameters()) leaves.emplace_back(prefix + "." + item.name, item.value);
   return std::make_unique<AutogradLayer>(
       [module](const Values& x, const Context& context) mutable {
         module.train(context.training);

@@ -100,8 +100,7 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
       if (!std::holds_alternative<Choice*>(field)) continue;
       for (const Section* other : std::get<Choice*>(field)->alternatives()) {
         all.push_back(other);
-        for (const Key& further : other->keys)
-          add(section.section->name, further, other->defaults.get(), &other->name);
+        for (const Key& further : other->keys) add(section.section->name, further, other->defaults.get(), &other->name);
       }
     }
   }
@@ -112,8 +111,7 @@ std::string settings_reference(const std::vector<SectionValues>& sections) {
   std::string out;
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.cells.size(); ++i) out += padded(row.cells[i], widths[i]) + "  ";
-    out += concat(row.alternatives.empty() ? "" : alternatives_text(row.alternatives, all) + ": ",
-                  row.meaning, "\n");
+    out += concat(row.alternatives.empty() ? "" : alternatives_text(row.alternatives, all) + ": ", row.meaning, "\n");
   }
   return out;
 }

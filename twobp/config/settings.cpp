@@ -9,7 +9,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key_value.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 
@@ -44,9 +43,8 @@ Json parse_settings(const std::string& text, const std::string& origin) {
               ": empty: a configuration is a JSON object with an object for each section.");
   try {
     DuplicateCheck check{origin};
-    return Json::parse(text, [&check](int depth, Json::parse_event_t event, Json& parsed) {
-      return check(depth, event, parsed);
-    });
+    return Json::parse(
+        text, [&check](int depth, Json::parse_event_t event, Json& parsed) { return check(depth, event, parsed); });
   } catch (const Json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 3, column 5: ...": removes the library's tag.
     const std::string what = error.what();
@@ -69,8 +67,7 @@ constexpr FormerKey kFormerKeys[] = {
     {"optimizer", "weight_decay_of",
      "write each PATTERN=DECAY as \"PATTERN weight_decay=DECAY\" in \"optimizer.groups\""}};
 
-bool is_former(const std::string& section, const std::string& key, const Json& value,
-               const std::string& origin) {
+bool is_former(const std::string& section, const std::string& key, const Json& value, const std::string& origin) {
   for (const FormerKey& former : kFormerKeys) {
     if (section != former.section || key != former.key) continue;
     TWOBP_CHECK(value.empty() || value == "[]", origin, ": \"", section, ".", key,
@@ -102,16 +99,15 @@ class Directory {
     const std::string elsewhere = section_of(name);
     const std::string meant =
         concat(elsewhere.empty() ? section : elsewhere, ".", elsewhere.empty() ? nearest(name, names) : name);
-    fail(origin, ": unknown key \"", section, ".", name, "\": did you mean \"", meant, "\"? Keys of \"",
-         section, "\" are ", join(names), ".");
+    fail(origin, ": unknown key \"", section, ".", name, "\": did you mean \"", meant, "\"? Keys of \"", section,
+         "\" are ", join(names), ".");
   }
 
   void check_section(const std::string& section, const std::string& origin) const {
     if (places_.contains(section)) return;
     const std::string elsewhere = section_of(section);
     const std::string meant = elsewhere.empty() ? nearest(section, names_) : concat(elsewhere, ".", section);
-    fail(origin, ": unknown section \"", section, "\": did you mean \"", meant, "\"? Sections are ",
-         join(names_), ".");
+    fail(origin, ": unknown section \"", section, "\": did you mean \"", meant, "\"? Sections are ", join(names_), ".");
   }
 
   std::vector<std::string> key_names(const std::string& section) const {
@@ -122,8 +118,7 @@ class Directory {
 
  private:
   // Throws Error for a key of an alternative that is not selected.
-  void check_alternatives(const std::string& section, const std::string& name,
-                          const std::string& origin) const {
+  void check_alternatives(const std::string& section, const std::string& name, const std::string& origin) const {
     const auto choice = choices_.find(section);
     if (choice == choices_.end()) return;
     std::vector<std::string> owners;
@@ -132,9 +127,8 @@ class Directory {
       if (std::any_of(keys.begin(), keys.end(), [&](const Key& key) { return key.name == name; }))
         owners.push_back(other->name);
     }
-    TWOBP_CHECK(owners.empty(), origin, ": \"", section, ".", name, "\" is a key of ", section, ".type ",
-                join(owners), ", but ", section, ".type is ", choice->second->name(), ": remove it, or set ",
-                section, ".type.");
+    TWOBP_CHECK(owners.empty(), origin, ": \"", section, ".", name, "\" is a key of ", section, ".type ", join(owners),
+                ", but ", section, ".type is ", choice->second->name(), ": remove it, or set ", section, ".type.");
   }
 
   // The first section that has a key of this name, or "" if none does.
@@ -155,8 +149,7 @@ class Directory {
 // Selects the alternative of a choice before the section's other keys are looked up.
 void choose(const std::string& full_name, const Key& key, Choice& choice, const Json& value,
             const std::string& origin) {
-  TWOBP_CHECK(value.is_string(), origin, ": \"", full_name, "\" expects text, got ", describe_json(value),
-              ".");
+  TWOBP_CHECK(value.is_string(), origin, ": \"", full_name, "\" expects text, got ", describe_json(value), ".");
   const auto& name = value.get_ref<const std::string&>();
   check_choice(concat(origin, ": ", full_name), key, name, false);
   if (name != choice.name()) choice.choose(name);
@@ -187,8 +180,7 @@ void Settings::read_json(const std::string& text, const std::string& origin) {
   for (const auto& [section, keys] : root.items()) {
     if (is_comment(section)) continue;
     if (!keys.is_object()) {
-      values_.push_back(
-          {section, "", within(keys), false, origin});  // assign() checks that the section exists
+      values_.push_back({section, "", within(keys), false, origin});  // assign() checks that the section exists
       continue;
     }
     if (keys.empty()) values_.push_back({section, "", within(keys), false, origin});
@@ -210,9 +202,8 @@ void Settings::set(const std::string& assignment) {
 }
 
 std::optional<std::string> Settings::text(std::string_view section, std::string_view key) const {
-  const auto found = std::find_if(values_.rbegin(), values_.rend(), [&](const Value& value) {
-    return value.section == section && value.key == key;
-  });
+  const auto found = std::find_if(values_.rbegin(), values_.rend(),
+                                  [&](const Value& value) { return value.section == section && value.key == key; });
   if (found == values_.rend() || !found->value->is_string()) return std::nullopt;
   return found->value->get<std::string>();
 }
@@ -236,18 +227,18 @@ void Settings::assign(const std::vector<SectionValues>& sections) const {
   for (const Value& given : values_) {
     if (given.key.empty()) {
       directory.check_section(given.section, given.origin);
-      TWOBP_CHECK(!given.is_assignment, given.origin, ": expected section.key=value; keys of \"",
-                  given.section, "\" are ", join(directory.key_names(given.section)), ".");
-      TWOBP_CHECK(given.value->is_object(), given.origin, ": \"", given.section,
-                  "\" expects a section {...}, got ", describe_json(*given.value), ".");
+      TWOBP_CHECK(!given.is_assignment, given.origin, ": expected section.key=value; keys of \"", given.section,
+                  "\" are ", join(directory.key_names(given.section)), ".");
+      TWOBP_CHECK(given.value->is_object(), given.origin, ": \"", given.section, "\" expects a section {...}, got ",
+                  describe_json(*given.value), ".");
       continue;
     }
     if (is_former(given.section, given.key, *given.value, given.origin)) continue;
     const Place place = directory.find(given.section, given.key, given.origin);
     const std::string full_name = given.section + "." + given.key;
     if (given.is_assignment) {
-      assign_value(full_name, *place.key, place.values,
-                   override_value(*place.key, given.value->get<std::string>()), given.origin);
+      assign_value(full_name, *place.key, place.values, override_value(*place.key, given.value->get<std::string>()),
+                   given.origin);
     } else {
       assign_value(full_name, *place.key, place.values, *given.value, given.origin);
     }

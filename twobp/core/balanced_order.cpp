@@ -47,9 +47,8 @@ void costliest_in_the_middle(const std::vector<int64_t>& costs, std::vector<size
 
 std::vector<size_t> balanced_order(const std::vector<int64_t>& costs, int64_t replicas, int64_t micro_batches,
                                    int64_t micro_batch_size) {
-  TWOBP_CHECK(std::cmp_equal(costs.size(), replicas * micro_batches * micro_batch_size), "a batch of ",
-              costs.size(), " samples is not ", replicas, " x ", micro_batches, " micro-batches of ",
-              micro_batch_size);
+  TWOBP_CHECK(std::cmp_equal(costs.size(), replicas * micro_batches * micro_batch_size), "a batch of ", costs.size(),
+              " samples is not ", replicas, " x ", micro_batches, " micro-batches of ", micro_batch_size);
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (all_equal(costs)) return order;

@@ -1,9 +1,11 @@
-// Random integers that are the same with every compiler and library. Those of std::uniform_int_distribution
-// are not.
+// Random integers and hashes that are the same with every compiler and library.
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <limits>
+#include <string>
+#include <string_view>
 
 namespace twobp {
 
@@ -34,8 +36,8 @@ class SplitMix64 {
   uint64_t state_;
 };
 
-// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words. Words from the last whole
-// multiple of `bound` on are drawn again, so all values are equally likely.
+// Uniform in [0, bound), bound >= 1, from a generator of full 64-bit words. Words from the last whole multiple of
+// `bound` on are drawn again, so all values are equally likely.
 template <typename Engine>
 uint64_t bounded(Engine& engine, uint64_t bound) {
   const uint64_t rest = (std::numeric_limits<uint64_t>::max() % bound + 1) % bound;
@@ -44,5 +46,24 @@ uint64_t bounded(Engine& engine, uint64_t bound) {
   while (word > last) word = engine();
   return word % bound;
 }
+
+// FNV-1a (Fowler, Noll, Vo): the same on every platform. It detects accidental changes, not malicious ones.
+class Hash {
+ public:
+  Hash& add(std::string_view bytes) {
+    for (const char byte : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
+    return *this;
+  }
+  Hash& add(int64_t number) { return add(std::to_string(number) + ","); }
+  uint64_t value() const { return hash_; }
+  std::string text() const {
+    char out[17];
+    std::snprintf(out, sizeof(out), "%016llx", static_cast<unsigned long long>(hash_));
+    return out;
+  }
+
+ private:
+  uint64_t hash_ = 14695981039346656037ull;
+};
 
 }  // namespace twobp

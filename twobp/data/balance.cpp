@@ -13,8 +13,8 @@ constexpr size_t kParts = 64;
 
 }  // namespace
 
-std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples,
-                                      int64_t replicas, int64_t micro_batches, int64_t micro_batch_size) {
+std::vector<int64_t> balanced_samples(const Dataset& dataset, const std::vector<int64_t>& samples, int64_t replicas,
+                                      int64_t micro_batches, int64_t micro_batch_size) {
   std::vector<int64_t> costs;
   for (const int64_t sample : samples) costs.push_back(dataset.cost(sample));
   std::vector<int64_t> ordered;
@@ -35,8 +35,8 @@ double mean_cost(const Dataset& dataset) {
   return equal ? 0 : sum / static_cast<double>(dataset.size());
 }
 
-std::vector<double> batch_costs(const Dataset& dataset, const std::vector<int64_t>& samples,
-                                int64_t micro_batch_size, double mean) {
+std::vector<double> batch_costs(const Dataset& dataset, const std::vector<int64_t>& samples, int64_t micro_batch_size,
+                                double mean) {
   const auto size = static_cast<size_t>(micro_batch_size);
   std::vector<double> costs(samples.size() / size, 0);
   for (size_t i = 0; i < samples.size(); ++i)
@@ -62,11 +62,9 @@ std::vector<int64_t> typical_samples(const Dataset& dataset, int64_t count) {
   std::iota(samples.begin(), samples.end(), int64_t{0});
   if (mean == 0) return samples;
   std::vector<double> apart;
-  for (const int64_t sample : samples)
-    apart.push_back(std::abs(static_cast<double>(dataset.cost(sample)) - mean));
-  std::stable_sort(samples.begin(), samples.end(), [&](int64_t a, int64_t b) {
-    return apart[static_cast<size_t>(a)] < apart[static_cast<size_t>(b)];
-  });
+  for (const int64_t sample : samples) apart.push_back(std::abs(static_cast<double>(dataset.cost(sample)) - mean));
+  std::stable_sort(samples.begin(), samples.end(),
+                   [&](int64_t a, int64_t b) { return apart[static_cast<size_t>(a)] < apart[static_cast<size_t>(b)]; });
   samples.resize(static_cast<size_t>(taken));
   std::sort(samples.begin(), samples.end());
   return samples;

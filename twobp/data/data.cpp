@@ -15,19 +15,15 @@
 #include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/array_dataset.h"
-#include "twobp/data/field_dataset.h"
-#include "twobp/data/images/open_images.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
-#include "twobp/data/text/byte_source.h"
 #include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
 #include "twobp/data/text/packed_dataset.h"
-#include "twobp/data/text/special_tokens.h"
-#include "twobp/data/text/text_dataset.h"
 #include "twobp/data/text/token_cache.h"
-#include "twobp/data/text/token_dataset.h"
+#include "twobp/data/text/token_source.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/glob.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {
@@ -81,8 +77,7 @@ TextShape text_shape(const DataConfig& data, bool masked) {
 // Checks that there is enough for one training sample, and for a second one if any are held out. `unit`:
 // "bytes", "tokens".
 template <typename Text>
-void check_enough(const Text& text, const DataConfig& data, const TextShape& shape, const char* key,
-                  const char* unit) {
+void check_enough(const Text& text, const DataConfig& data, const TextShape& shape, const char* key, const char* unit) {
   const int64_t samples = data.held_out > 0 ? 2 : 1;
   TWOBP_CHECK(text.size() >= samples, key, ": ", text.description(), ": too little text, ",
               samples * shape.sequence + 1, " ", unit, " are needed for ",
@@ -116,8 +111,7 @@ DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::str
 
 DocumentTokens encoded_documents(const DataConfig& data, const std::vector<std::string>& files,
                                  const std::string& tokenizer, int64_t vocab) {
-  TokenizedText encoded =
-      tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
+  TokenizedText encoded = tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
   DocumentTokens text;
   text.tokens = std::make_shared<TokenFiles>("data.text", encoded.files, encoded.type, vocab);
   text.ends = std::move(encoded.ends);
@@ -126,8 +120,7 @@ DocumentTokens encoded_documents(const DataConfig& data, const std::vector<std::
 }
 
 // Where each document with text is: finds it by reading the files again. `count`: the documents with tokens.
-std::function<std::string(int64_t)> origins_of(std::vector<std::string> files, std::string field,
-                                               int64_t count) {
+std::function<std::string(int64_t)> origins_of(std::vector<std::string> files, std::string field, int64_t count) {
   return [=](int64_t document) {
     int64_t number = 0;
     std::string origin;
@@ -142,14 +135,12 @@ std::function<std::string(int64_t)> origins_of(std::vector<std::string> files, s
 // The documents of data.text, packed into samples. Those at the end are held out.
 DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentTokens> text) {
   const auto packed = [&](int64_t first, int64_t last) {
-    auto part =
-        std::make_shared<PackedDataset>(text, first, last, parse_packing(data.packing), data.sequence);
+    auto part = std::make_shared<PackedDataset>(text, first, last, parse_packing(data.packing), data.sequence);
     TWOBP_CHECK(part->size() > 0, "data.text: the ",
                 last - first == 1 ? "document" : concat(last - first, " documents"), ' ',
                 first == 0 ? "to train on" : "held out", last - first == 1 ? " has " : " have ",
                 text->end(last - 1) - text->begin(first),
-                " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence,
-                ") shorter.");
+                " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence, ") shorter.");
     return part;
   };
   const auto documents = static_cast<int64_t>(text->ends.size());
@@ -177,19 +168,17 @@ std::shared_ptr<const DocumentTokens> open_documents(const DataConfig& data, con
   const std::vector<std::string> files = text_files(data);
   const std::string tokenizer = tokenizer_of(data, model);
   if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
-  DocumentTokens text = tokenizer.empty() ? byte_documents(data, files)
-                                          : encoded_documents(data, files, tokenizer, model.vocab);
+  DocumentTokens text =
+      tokenizer.empty() ? byte_documents(data, files) : encoded_documents(data, files, tokenizer, model.vocab);
   text.origin = origins_of(files, data.field, static_cast<int64_t>(text.ends.size()));
   return std::make_shared<const DocumentTokens>(std::move(text));
 }
 
 // Joined, and cut like plain text.
-std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentTokens& text,
-                                     const TextShape& shape) {
-  TWOBP_CHECK(
-      !text.targets,
-      "data.text has chats, but data.packing \"stream\" does not keep the assistant's turns apart from "
-      "others: set data.packing to none, split or whole.");
+std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentTokens& text, const TextShape& shape) {
+  TWOBP_CHECK(!text.targets,
+              "data.text has chats, but data.packing \"stream\" does not keep the assistant's turns apart from "
+              "others: set data.packing to none, split or whole.");
   auto stream = std::make_shared<TokenDataset>(text.tokens, shape.sequence);
   check_enough(*stream, data, shape, "data.text", "tokens");
   return stream;
@@ -197,27 +186,32 @@ std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentToken
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   check_byte_vocab(model, shape.bytes);
-  auto text = std::make_shared<TextDataset>(data.text, shape.sequence);
+  std::string bytes;
+  for (const std::string& path : matching_files(data.text, "data.text", ".txt")) {
+    const InputFile file(path);
+    check_text(file);
+    const size_t before = bytes.size();
+    bytes.resize(before + file.size());
+    file.read(0, bytes.data() + before, file.size());
+  }
+  auto text = std::make_shared<TokenDataset>(std::make_shared<ByteSource>(std::move(bytes)), shape.sequence);
   check_enough(*text, data, shape, "data.text", "bytes");
   return text;
 }
 
-std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model,
-                                        const std::string& tokenizer, const TextShape& shape) {
-  const TokenizedText text =
-      tokenize_text(text_files(data), tokenizer, data.cache, model.vocab, data.end_of_text);
-  auto tokens =
-      std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
+std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model, const std::string& tokenizer,
+                                        const TextShape& shape) {
+  const TokenizedText text = tokenize_text(text_files(data), tokenizer, data.cache, model.vocab, data.end_of_text);
+  auto tokens = std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.text", "tokens");
   return tokens;
 }
 
-std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& model,
-                                     const TextShape& shape) {
+std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   std::optional<TokenType> type;
   if (!data.token_type.empty()) type = parse_token_type(data.token_type);
-  auto tokens = std::make_shared<TokenDataset>(
-      "data.tokens", matching_files(data.tokens, "data.tokens", ".bin"), type, shape.sequence, model.vocab);
+  auto tokens = std::make_shared<TokenDataset>("data.tokens", matching_files(data.tokens, "data.tokens", ".bin"), type,
+                                               shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.tokens", "tokens");
   return tokens;
 }
@@ -237,8 +231,7 @@ std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& mod
 
 // The special tokens of a vocabulary without a tokenizer (bytes, or random numbers): its last four.
 SpecialTokens last_tokens(int64_t vocab) {
-  TWOBP_CHECK(vocab > 4, "model.vocab is ", vocab,
-              ", but a masked language model has four special tokens and others.");
+  TWOBP_CHECK(vocab > 4, "model.vocab is ", vocab, ", but a masked language model has four special tokens and others.");
   return {vocab - 4, vocab - 3, vocab - 2, {vocab - 4, vocab - 3, vocab - 2, vocab - 1}, vocab};
 }
 
@@ -268,14 +261,12 @@ std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInpu
 }
 
 DataSplit open_tokens_to_predict(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  if (data.text.empty() || data.packing == "stream")
-    return hold_out(open_next_token(data, model, seed), data.held_out);
+  if (data.text.empty() || data.packing == "stream") return hold_out(open_next_token(data, model, seed), data.held_out);
   return open_packed(data, open_documents(data, model, text_shape(data, /*masked=*/false)));
 }
 
 DataSplit open_fields(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  if (!data.arrays.empty())
-    return hold_out(std::make_shared<FieldDataset>(data.arrays, model.fields), data.held_out);
+  if (!data.arrays.empty()) return hold_out(std::make_shared<FieldDataset>(data.arrays, model.fields), data.held_out);
   DataSplit split = open_tokens_to_predict(data, model, seed);
   for (auto* part : {&split.train, &split.held_out}) {
     if (*part) *part = std::make_shared<UnshiftedLabels>(*part);
@@ -288,8 +279,8 @@ std::shared_ptr<Dataset> in_whole_micro_batches(std::shared_ptr<Dataset> samples
                                                 const char* part) {
   if (!samples) return samples;
   const int64_t size = samples->size();
-  TWOBP_CHECK(size >= micro_batch, "data: there are ", size, " samples ", part, ", fewer than the ",
-              micro_batch, " of a micro-batch of the captured model: give more data.");
+  TWOBP_CHECK(size >= micro_batch, "data: there are ", size, " samples ", part, ", fewer than the ", micro_batch,
+              " of a micro-batch of the captured model: give more data.");
   return std::make_shared<Range>(std::move(samples), 0, size - size % micro_batch);
 }
 
@@ -348,8 +339,7 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
   return order;
 }
 
-Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch,
-                 int64_t micro_batch_size) {
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& indices, int64_t epoch, int64_t micro_batch_size) {
   TWOBP_CHECK(micro_batch_size >= 1, "read_batch: micro-batches of ", micro_batch_size, " samples.");
   std::vector<Fields> micro_batches;
   for (auto begin = indices.begin(); begin != indices.end();) {
@@ -364,8 +354,7 @@ Batch make_batch(std::vector<Fields> micro_batches, const TargetCount& count_tar
   Batch batch;
   batch.micro_batches = std::move(micro_batches);
   for (const Fields& fields : batch.micro_batches) {
-    const auto first =
-        std::find_if(fields.begin(), fields.end(), [](const auto& one) { return one.second.dim() > 0; });
+    const auto first = std::find_if(fields.begin(), fields.end(), [](const auto& one) { return one.second.dim() > 0; });
     const int64_t samples = first == fields.end() ? 0 : first->second.size(0);
     batch.targets += count_targets ? count_targets(fields) : counted_targets(fields, samples);
     batch.tokens += token_count(fields, samples);

@@ -9,18 +9,18 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/data/field_dataset.h"
-#include "twobp/data/text/special_tokens.h"
+#include "twobp/data/array_dataset.h"
+#include "twobp/data/text/masked_dataset.h"
 
 namespace twobp {
 namespace {
 
 // The keys that name a data source and are set.
 std::vector<std::string> sources(const DataConfig& data) {
-  const std::vector<std::pair<std::string, const std::string*>> keys = {
-      {"data.text", &data.text},          {"data.tokens", &data.tokens}, {"data.arrays", &data.arrays},
-      {"data.images", &data.images},      {"data.idx", &data.idx},       {"data.cifar", &data.cifar},
-      {"data.synthetic", &data.synthetic}};
+  const std::vector<std::pair<std::string, const std::string*>> keys = {{"data.text", &data.text},
+                                                                        {"data.tokens", &data.tokens},
+                                                                        {"data.arrays", &data.arrays},
+                                                                        {"data.synthetic", &data.synthetic}};
   std::vector<std::string> given;
   for (const auto& [name, value] : keys) {
     if (!value->empty()) given.push_back(name);
@@ -40,7 +40,7 @@ Kind kind_of(const ModelInput& model) {
     case InputKind::kMaskedTokens:
       return {"tokens", "tokens", {"data.text", "data.tokens", "data.arrays"}};
     case InputKind::kImages:
-      return {"pictures", "images", {"data.images", "data.idx", "data.cifar", "data.arrays"}};
+      return {"pictures", "images", {"data.arrays"}};
     case InputKind::kVectors:
       return {"vectors", "vectors", {}};
     case InputKind::kFields:
@@ -61,17 +61,15 @@ void check_kind(const std::string& source, const DataConfig& data, const ModelIn
   std::string instead = join(kind.sources, ", ");
   if (kind.synthetic[0] != '\0')
     instead += concat(instead.empty() ? "" : " or ", "data.synthetic to \"", kind.synthetic, '"');
-  fail(source, synthetic ? concat(" is \"", data.synthetic, "\"") : std::string(" is given"),
-       ", but model.type is \"", model.type, "\", which reads ", kind.name, ": set ", instead,
-       " instead, or another model.type.");
+  fail(source, synthetic ? concat(" is \"", data.synthetic, "\"") : std::string(" is given"), ", but model.type is \"",
+       model.type, "\", which reads ", kind.name, ": set ", instead, " instead, or another model.type.");
 }
 
 // The source, with its kind if that decides which keys it uses: "data.arrays of pictures".
 std::string source_with_kind(const std::string& source, const DataConfig& data, const ModelInput& model) {
   if (source == "data.synthetic") return concat(source, " ", data.synthetic);
   if (source == "data.arrays" && model.kind == InputKind::kFields) return source + " of a captured model";
-  if (source == "data.arrays")
-    return source + (model.kind == InputKind::kImages ? " of pictures" : " of tokens");
+  if (source == "data.arrays") return source + (model.kind == InputKind::kImages ? " of pictures" : " of tokens");
   return source;
 }
 
@@ -93,8 +91,7 @@ bool keeps_in_cache(const DataConfig& data, const ModelInput& model) {
 }
 
 const std::vector<KeyUse>& key_uses() {
-  static const std::vector<std::string> pictures = {"data.images", "data.idx", "data.cifar",
-                                                    "data.arrays of pictures"};
+  static const std::vector<std::string> pictures = {"data.arrays of pictures"};
   static const std::vector<KeyUse> uses = {
       {"cache",
        {"data.text", "data.tokens", "data.arrays of a captured model", "data.synthetic tokens"},
@@ -105,14 +102,12 @@ const std::vector<KeyUse>& key_uses() {
       {"packing", {"data.text"}},
       {"token_type", {"data.tokens"}},
       {"sequence",
-       {"data.text", "data.tokens", "data.arrays of tokens", "data.synthetic tokens",
-        "data.synthetic vectors"}},
+       {"data.text", "data.tokens", "data.arrays of tokens", "data.synthetic tokens", "data.synthetic vectors"}},
       {"mask_probability",
        {"data.text", "data.tokens", "data.synthetic tokens"},
        [](const DataConfig&, const ModelInput& model) { return model.kind == InputKind::kMaskedTokens; },
        " with model.type \"bert\""},
-      {"image_size",
-       {"data.images", "data.idx", "data.cifar", "data.arrays of pictures", "data.synthetic images"}},
+      {"image_size", {"data.arrays of pictures", "data.synthetic images"}},
       {"crop", pictures},
       {"padding", pictures, [](const DataConfig& data, const ModelInput&) { return data.crop == "shift"; },
        " with data.crop \"shift\""},
@@ -132,18 +127,16 @@ bool uses(const KeyUse& use, const std::string& source, const DataConfig& data, 
 void check_text(const std::string& source, const DataConfig& data, const ModelInput& model) {
   const bool masked = model.kind == InputKind::kMaskedTokens;
   TWOBP_CHECK(data.tokenizer.empty() || !data.text.empty() || (masked && !data.tokens.empty()),
-              "data.tokenizer is set, but there is no data.text for it: ", source,
-              " needs none, so remove it.");
+              "data.tokenizer is set, but there is no data.text for it: ", source, " needs none, so remove it.");
   TWOBP_CHECK(!masked || data.tokens.empty() || !data.tokenizer.empty() || !model.from.empty(),
               "data.tokens is given, but model.type \"", model.type,
               "\" needs to know which tokens are special: name their tokenizer.json in data.tokenizer.");
-  TWOBP_CHECK(
-      !masked || data.sequence >= 3, "data.sequence is ", data.sequence,
-      ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
-  TWOBP_CHECK(!masked || data.packing == "stream", "data.packing is \"", data.packing,
-              "\", but model.type \"", model.type, "\" masks tokens of one stream: set it to stream.");
-  TWOBP_CHECK(data.packing == "stream" || data.packing == "none" || model.documents, "data.packing is \"",
-              data.packing, "\", but model.type \"", model.type,
+  TWOBP_CHECK(!masked || data.sequence >= 3, "data.sequence is ", data.sequence,
+              ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
+  TWOBP_CHECK(!masked || data.packing == "stream", "data.packing is \"", data.packing, "\", but model.type \"",
+              model.type, "\" masks tokens of one stream: set it to stream.");
+  TWOBP_CHECK(data.packing == "stream" || data.packing == "none" || model.documents, "data.packing is \"", data.packing,
+              "\", but model.type \"", model.type,
               "\" does not keep the documents of a sample apart: set it to stream or none.");
   const int64_t bytes = masked ? kMaskedByteVocab : 256;
   TWOBP_CHECK(data.text.empty() || !data.tokenizer.empty() || !model.from.empty() || model.vocab == bytes,
@@ -157,19 +150,16 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
 const Section& data_section() {
   static const Section section = make_section<DataConfig>(
       "data",
-      {TWOBP_KEY(
-           DataConfig, text,
-           "glob of text files, or of .jsonl, .ndjson or .parquet files with a document in each record; read "
-           "as bytes unless there is a tokenizer")
+      {TWOBP_KEY(DataConfig, text,
+                 "glob of text files, or of .jsonl, .ndjson or .parquet files with a document in each record; read "
+                 "as bytes unless there is a tokenizer")
            .path(),
-       TWOBP_KEY(
-           DataConfig, field,
-           "field of the records in .jsonl, .ndjson and .parquet files with the text, or with the list of "
-           "messages of a chat"),
-       TWOBP_KEY(
-           DataConfig, packing,
-           "how documents become samples: stream joins all and cuts; none pads each; split and whole keep "
-           "the documents of a sample apart: split cuts them where it ends, whole chooses them by best fit")
+       TWOBP_KEY(DataConfig, field,
+                 "field of the records in .jsonl, .ndjson and .parquet files with the text, or with the list of "
+                 "messages of a chat"),
+       TWOBP_KEY(DataConfig, packing,
+                 "how documents become samples: stream joins all and cuts; none pads each; split and whole keep "
+                 "the documents of a sample apart: split cuts them where it ends, whole chooses them by best fit")
            .one_of({"stream", "none", "split", "whole"}),
        TWOBP_KEY(DataConfig, tokenizer,
                  "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens "
@@ -179,11 +169,9 @@ const Section& data_section() {
                  "folder for tokenized text and captured models; \"\": $XDG_CACHE_HOME/twobp, or else "
                  "~/.cache/twobp")
            .path(),
-       TWOBP_KEY(DataConfig, end_of_text,
-                 "the tokenizer's end-of-text token, if it has one, follows each document")
+       TWOBP_KEY(DataConfig, end_of_text, "the tokenizer's end-of-text token, if it has one, follows each document")
            .free_on_resume(),
-       TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header")
-           .path(),
+       TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header").path(),
        TWOBP_KEY(DataConfig, token_type,
                  "type of the numbers in data.tokens; \"\": that of llm.c's header, or uint16 without one")
            .one_of({"uint16", "uint32"})
@@ -192,10 +180,6 @@ const Section& data_section() {
                  "folder with labels.npy and input_ids.npy, or pixel_values.npy for pictures; of a captured "
                  "model: NAME.npy for each of its fields")
            .path(),
-       TWOBP_KEY(DataConfig, images, "folder with a sub-folder of JPEG and PNG files for each class").path(),
-       TWOBP_KEY(DataConfig, idx, "folder with MNIST's files, gzipped or not; the t10k ones are held out")
-           .path(),
-       TWOBP_KEY(DataConfig, cifar, "folder with CIFAR-10's binary files; test_batch.bin is held out").path(),
        TWOBP_KEY(DataConfig, synthetic, "seeded random input, for benchmarks; vectors is for the mlp model")
            .one_of({"tokens", "images", "vectors"})
            .free_on_resume(),
@@ -213,22 +197,19 @@ const Section& data_section() {
        TWOBP_KEY(DataConfig, mask_probability, "masked language models: fraction of the tokens to hide")
            .in("fraction")
            .above_to(0, 1),
-       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the files, 224 for data.images")
+       TWOBP_KEY(DataConfig, image_size, "height and width; 0: those of the arrays, 224 for synthetic pictures")
            .in("pixels")
            .from(0, kMaxCount),
        TWOBP_KEY(DataConfig, crop,
                  "part of a picture used in training: the centre (none), the shifted centre (shift), or a "
-                 "random part, rescaled (resized); \"\": resized for data.images")
+                 "random part, rescaled (resized); \"\": none")
            .one_of({"none", "shift", "resized"}),
-       TWOBP_KEY(DataConfig, padding, "largest shift of data.crop shift, each way")
-           .in("pixels")
-           .from(0, kMaxCount),
+       TWOBP_KEY(DataConfig, padding, "largest shift of data.crop shift, each way").in("pixels").from(0, kMaxCount),
        TWOBP_KEY(DataConfig, flip, "mirrors pictures left to right with probability 1/2, in training"),
        TWOBP_KEY(DataConfig, mean,
                  "mean that is subtracted from pixels (0 to 1), one for each channel or one for all; []: "
-                 "ImageNet's for data.images, else measured; none for floats"),
-       TWOBP_KEY(DataConfig, std,
-                 "standard deviation by which pixels are divided after that; []: as for data.mean")});
+                 "measured; none for floats"),
+       TWOBP_KEY(DataConfig, std, "standard deviation by which pixels are divided after that; []: as for data.mean")});
   return section;
 }
 
@@ -243,14 +224,10 @@ std::vector<std::string> unused_keys(const DataConfig& data, const ModelInput& m
 
 void check_data(const DataConfig& data, const ModelInput& model) {
   const std::vector<std::string> given = sources(data);
-  TWOBP_CHECK(
-      !given.empty(),
-      "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
-      "data.arrays "
-      "(a folder of .npy files), data.images (a folder of folders of pictures), data.idx, data.cifar, or "
-      "data.synthetic (tokens, images or vectors).");
-  TWOBP_CHECK(given.size() == 1, join(given, " and "),
-              " are given, but data comes from one source: keep one of them.");
+  TWOBP_CHECK(!given.empty(),
+              "no data is given: set data.text (a glob of text files), data.tokens (a glob of token files), "
+              "data.arrays (a folder of .npy files), or data.synthetic (tokens, images or vectors).");
+  TWOBP_CHECK(given.size() == 1, join(given, " and "), " are given, but data comes from one source: keep one of them.");
   check_kind(given.front(), data, model);
   check_text(given.front(), data, model);
 }
@@ -262,11 +239,11 @@ void check_used_keys(const DataConfig& data, const ModelInput& model) {
   for (const Key& key : data_section().keys) {
     if (std::find(unused.begin(), unused.end(), key.name) == unused.end()) continue;
     if (value_to_json(key, &copy) == value_to_json(key, &defaults)) continue;
-    const KeyUse& use = *std::find_if(key_uses().begin(), key_uses().end(),
-                                      [&](const KeyUse& one) { return one.key == key.name; });
+    const KeyUse& use =
+        *std::find_if(key_uses().begin(), key_uses().end(), [&](const KeyUse& one) { return one.key == key.name; });
     fail("data.", key.name, " is set, but ", source_with_kind(sources(data).front(), data, model),
-         " does not use it for model.type \"", model.type, "\": it is for ", join(use.sources, ", "),
-         use.only, ". Remove data.", key.name, ".");
+         " does not use it for model.type \"", model.type, "\": it is for ", join(use.sources, ", "), use.only,
+         ". Remove data.", key.name, ".");
   }
 }
 

@@ -20,9 +20,8 @@ std::optional<std::string> InputWait::after_step(double waited, double took) {
   const int64_t counted = steps_ - kWarmUpSteps;
   if (counted < kCounted || waited_ <= kMuch * took_ || waited_ < kSeconds) return std::nullopt;
   warned_ = true;
-  return concat("training waits for data ", static_cast<int64_t>(1000 * waited_ / took_) / 10.0,
-                "% of the time, ", format_seconds(waited_ / static_cast<double>(counted)),
-                " per step: raise data.workers (now ", workers_,
+  return concat("training waits for data ", static_cast<int64_t>(1000 * waited_ / took_) / 10.0, "% of the time, ",
+                format_seconds(waited_ / static_cast<double>(counted)), " per step: raise data.workers (now ", workers_,
                 "), or make the data cheaper to read: smaller pictures, a faster disk, data.arrays");
 }
 

@@ -11,9 +11,9 @@ class InputWait {
  public:
   explicit InputWait(int workers) : workers_(workers) {}
 
-  // Call this for each step with the seconds that it waited for its batch and the seconds that it then took.
-  // Returns a warning, once, if over ten or more steps the waits exceed 1 % of the time and a second in
-  // total. The first two steps, in which the loader starts, do not count.
+  // Call this for each step with the seconds that it waited for its batch and the seconds that it then took. Returns a
+  // warning, once, if over ten or more steps the waits exceed 1 % of the time and a second in total. The first two
+  // steps, in which the loader starts, do not count.
   std::optional<std::string> after_step(double waited, double took);
 
  private:

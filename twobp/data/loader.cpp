@@ -1,5 +1,5 @@
-// The loader. Its threads each read one micro-batch at a time, of at most `read_ahead` batches. Batches are
-// returned in order, whichever threads read them. next() rethrows a thread's exception in place of its batch.
+// The loader. Its threads each read one micro-batch at a time, of at most `read_ahead` batches. Batches are returned in
+// order, whichever threads read them. next() rethrows a thread's exception in place of its batch.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/data/data.h"
 
@@ -67,8 +67,7 @@ struct Loader::Impl {
   void balance(int64_t begin) {
     const std::vector<int64_t> samples(order.begin() + begin, order.begin() + begin + samples_per_batch);
     const int64_t micro_batches = samples_per_batch / options.replicas / micro_batch_size;
-    const auto balanced =
-        balanced_samples(*dataset, samples, options.replicas, micro_batches, micro_batch_size);
+    const auto balanced = balanced_samples(*dataset, samples, options.replicas, micro_batches, micro_batch_size);
     std::copy(balanced.begin(), balanced.end(), order.begin() + begin);
   }
 
@@ -95,8 +94,8 @@ struct Loader::Impl {
     batches.push_back(std::move(batch));
   }
 
-  // A batch with a micro-batch that is not yet being read. Starts a batch if necessary. Returns null if the
-  // queue is full.
+  // A batch with a micro-batch that is not yet being read. Starts a batch if necessary. Returns null if the queue is
+  // full.
   std::shared_ptr<Pending> find_work() {
     for (const auto& batch : batches) {
       if (batch->taken < batch->indices.size()) return batch;
@@ -139,22 +138,21 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, int64_t micro_batches, in
                const LoaderOptions& options)
     : impl_(std::make_unique<Impl>()) {
   TWOBP_CHECK(dataset && dataset->size() > 0, "loader: there is no sample to read.");
-  TWOBP_CHECK(micro_batches >= 1 && micro_batch_size >= 1 && options.read_ahead >= 1,
-              "loader: ", micro_batches, " micro-batches of ", micro_batch_size, " samples, ",
-              options.read_ahead, " batches ahead: each must be 1 or more.");
+  TWOBP_CHECK(micro_batches >= 1 && micro_batch_size >= 1 && options.read_ahead >= 1, "loader: ", micro_batches,
+              " micro-batches of ", micro_batch_size, " samples, ", options.read_ahead,
+              " batches ahead: each must be 1 or more.");
   TWOBP_CHECK(options.workers >= 1, "loader: ", options.workers, " threads: there must be 1 or more.");
   TWOBP_CHECK(options.first_batch >= 0, "loader: there is no batch ", options.first_batch, ".");
   impl_->dataset = std::move(dataset);
-  TWOBP_CHECK(options.replica >= 0 && options.replica < options.replicas, "loader: replica ", options.replica,
-              " of ", options.replicas, ".");
+  TWOBP_CHECK(options.replica >= 0 && options.replica < options.replicas, "loader: replica ", options.replica, " of ",
+              options.replicas, ".");
   impl_->samples_per_batch = options.replicas * micro_batches * micro_batch_size;
   impl_->micro_batch_size = micro_batch_size;
   impl_->options = options;
   impl_->epoch = options.first_batch / impl_->batches_per_epoch();
   impl_->from = options.first_batch % impl_->batches_per_epoch() * impl_->samples_per_batch;
   impl_->begin_epoch();
-  for (int i = 0; i < options.workers; ++i)
-    impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
+  for (int i = 0; i < options.workers; ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
 }
 
 Loader::~Loader() {

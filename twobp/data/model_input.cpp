@@ -1,4 +1,4 @@
-#include "twobp/data/model_input.h"
+#include "twobp/data/data_config.h"
 
 namespace twobp {
 

@@ -7,14 +7,13 @@
 namespace twobp {
 namespace {
 
-// Calls fill(generator, position) for the samples at `indices`, each with its own generator. `stream`
-// distinguishes the fields.
+// Calls fill(generator, position) for the samples at `indices`, each with its own generator. `stream` distinguishes the
+// fields.
 template <typename Fill>
-void for_each_sample(const std::vector<int64_t>& indices, int64_t samples, uint64_t seed, uint64_t stream,
-                     Fill fill) {
+void for_each_sample(const std::vector<int64_t>& indices, int64_t samples, uint64_t seed, uint64_t stream, Fill fill) {
   for (size_t b = 0; b < indices.size(); ++b) {
-    TWOBP_CHECK(indices[b] >= 0 && indices[b] < samples, "synthetic data: no sample ", indices[b],
-                ", there are ", samples, ".");
+    TWOBP_CHECK(indices[b] >= 0 && indices[b] < samples, "synthetic data: no sample ", indices[b], ", there are ",
+                samples, ".");
     SplitMix64 generator(mix_bits(mix_bits(seed, stream), static_cast<uint64_t>(indices[b])));
     fill(generator, static_cast<int64_t>(b));
   }
@@ -52,8 +51,7 @@ SyntheticVectors::SyntheticVectors(int64_t samples, int64_t sequence, int64_t di
 
 Fields SyntheticVectors::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
   const auto make = [&](uint64_t stream) {
-    at::Tensor values =
-        at::empty({static_cast<int64_t>(indices.size()), sequence_, dim_}, at::kFloat);  // (B, S, D)
+    at::Tensor values = at::empty({static_cast<int64_t>(indices.size()), sequence_, dim_}, at::kFloat);  // (B, S, D)
     const int64_t per_sample = sequence_ * dim_;
     for_each_sample(indices, samples_, seed_, stream, [&](SplitMix64& generator, int64_t b) {
       fill_uniform(generator, values.data_ptr<float>() + b * per_sample, per_sample);
@@ -63,8 +61,7 @@ Fields SyntheticVectors::read(const std::vector<int64_t>& indices, int64_t /*epo
   return {{"input", make(0)}, {"target", make(1)}};
 }
 
-SyntheticImages::SyntheticImages(int64_t samples, int64_t channels, int64_t size, int64_t classes,
-                                 uint64_t seed)
+SyntheticImages::SyntheticImages(int64_t samples, int64_t channels, int64_t size, int64_t classes, uint64_t seed)
     : samples_(samples), channels_(channels), image_size_(size), classes_(classes), seed_(seed) {}
 
 Fields SyntheticImages::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {

@@ -40,8 +40,8 @@ class SyntheticVectors : public Dataset {
   uint64_t seed_;
 };
 
-// `pixel_values` (B, C, size, size) float32, uniform with mean 0 and variance 1, and `labels` (B) int64,
-// uniform in [0, classes).
+// `pixel_values` (B, C, size, size) float32, uniform with mean 0 and variance 1, and `labels` (B) int64, uniform in [0,
+// classes).
 class SyntheticImages : public Dataset {
  public:
   SyntheticImages(int64_t samples, int64_t channels, int64_t size, int64_t classes, uint64_t seed);

@@ -2,8 +2,10 @@
 #include "twobp/files/input_file.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fcntl.h>
+#include <string>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -22,6 +24,27 @@ std::string open_error(int error) {
   return text;
 }
 
+using std::string_view_literals::operator""sv;
+
+constexpr std::string_view kDecompress = "decompress it.";
+constexpr std::string_view kConvert = "convert it to UTF-8, for instance with iconv.";
+constexpr std::array<KnownFormat, 13> kFormats = {
+    {{"\x93NUMPY"sv, "is a NumPy file", "write its numbers alone, with array.tofile(), or use data.arrays.",
+      "name its folder in data.arrays."},
+     {"PK\3\4"sv, "is a zip or .npz file", "write the numbers alone, with array.tofile().", "unpack it."},
+     {"\x1f\x8b\x08"sv, "is compressed by gzip", kDecompress, kDecompress},
+     {"\x28\xb5\x2f\xfd"sv, "is compressed by zstd", kDecompress, kDecompress},
+     {"\xfd\x37zXZ\0"sv, "is compressed by xz", kDecompress, kDecompress},
+     {"BZh91AY&SY"sv, "is compressed by bzip2", kDecompress, kDecompress},
+     {"\x04\x22\x4d\x18"sv, "is compressed by lz4", kDecompress, kDecompress},
+     {"PAR1"sv, "is a parquet file", "use data.text.", "give its name the ending .parquet."},
+     {"ARROW1"sv, "is an Arrow file", "use data.text, with a parquet file.", "write it as a parquet file."},
+     {"\x89HDF"sv, "is an HDF5 file", "write its numbers alone, with array.tofile().", "write its text alone."},
+     {"MMIDIDX"sv, "is the index of Megatron's token files", "give the .bin file alone.",
+      "give the .bin file alone, in data.tokens."},
+     {"\xff\xfe"sv, "is a text in UTF-16 or UTF-32", "", kConvert},
+     {"\xfe\xff"sv, "is a text in UTF-16", "", kConvert}}};
+
 }  // namespace
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
@@ -30,8 +53,8 @@ InputFile::InputFile(std::string path) : path_(std::move(path)) {
   TWOBP_CHECK(fd_ >= 0, path_, ": cannot open: ", open_error(errno), ".");
   try {
     struct stat status {};
-    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_,
-                ": cannot read its size: ", std::generic_category().message(errno), ".");
+    TWOBP_CHECK(::fstat(fd_, &status) == 0, path_, ": cannot read its size: ", std::generic_category().message(errno),
+                ".");
     TWOBP_CHECK(S_ISREG(status.st_mode), path_, ": is not a file",
                 S_ISDIR(status.st_mode) ? " but a folder." : " of fixed size: copy its content into one.");
     size_ = static_cast<size_t>(status.st_size);
@@ -46,9 +69,7 @@ InputFile::~InputFile() {
 }
 
 InputFile::InputFile(InputFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(std::exchange(other.size_, 0)) {}
 
 InputFile& InputFile::operator=(InputFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -78,6 +99,24 @@ std::vector<uint8_t> read_whole_file(const std::string& path) {
   std::vector<uint8_t> bytes(file.size());
   file.read(0, bytes.data(), bytes.size());
   return bytes;
+}
+
+nlohmann::json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes) {
+  const InputFile file(path);
+  TWOBP_CHECK(file.size() <= max_bytes, path, ": ", file.size(), " bytes, more than the ", max_bytes,
+              " that such a file may have");
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return parse_json_object(text, path, max_depth);
+}
+
+const KnownFormat* known_format(const InputFile& file) {
+  constexpr size_t kLongest = 16;
+  std::string head(std::min(kLongest, file.size()), 0);
+  file.read(0, head.data(), head.size());
+  const auto* found = std::find_if(kFormats.begin(), kFormats.end(),
+                                   [&](const KnownFormat& one) { return head.starts_with(one.mark); });
+  return found == kFormats.end() ? nullptr : found;
 }
 
 }  // namespace twobp

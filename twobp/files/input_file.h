@@ -4,7 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "twobp/core/json.h"
 
 namespace twobp {
 
@@ -33,5 +36,20 @@ class InputFile {
 
 // The bytes of a whole file. Throws Error as InputFile does.
 std::vector<uint8_t> read_whole_file(const std::string& path);
+
+// Reads a file with a JSON object. Throws Error if it is missing, unreadable, larger than `max_bytes`, or as
+// parse_json_object does.
+nlohmann::json read_json_object(const std::string& path, int max_depth, uint64_t max_bytes = 16 << 20);
+
+// File formats that are known by their first bytes: what users give by mistake in place of texts and tokens.
+struct KnownFormat {
+  std::string_view mark;       // the first bytes
+  std::string_view is;         // "is a NumPy file"
+  std::string_view as_tokens;  // what to do if it was given as tokens; empty: tokens may begin like this
+  std::string_view as_text;    // the same for a text
+};
+
+// Null for a file of another format.
+const KnownFormat* known_format(const InputFile& file);
 
 }  // namespace twobp

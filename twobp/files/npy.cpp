@@ -1,5 +1,5 @@
-// The format (numpy.lib.format): "\x93NUMPY", major and minor version, the header's length (2 bytes in 1.0, 4
-// from 2.0 on), the header, which is a Python dictionary such as
+// The format (numpy.lib.format): "\x93NUMPY", major and minor version, the header's length (2 bytes in 1.0, 4 from 2.0
+// on), the header, which is a Python dictionary such as
 //   {'descr': '<i8', 'fortran_order': False, 'shape': (3, 256), }
 // padded with spaces, then the elements.
 #include "twobp/files/npy.h"
@@ -69,8 +69,7 @@ class HeaderParser {
       const std::string key = string();
       expect(':');
       if (key == "descr") {
-        if (!next_is('\'') && !next_is('"'))
-          wrong("'descr' is no plain type: structured arrays are not supported");
+        if (!next_is('\'') && !next_is('"')) wrong("'descr' is no plain type: structured arrays are not supported");
         set(header.descr, string(), key);
       } else if (key == "fortran_order") {
         set(header.fortran_order, boolean(), key);
@@ -182,8 +181,8 @@ const TypeInfo& find_type(const std::string& descr, const std::string& path) {
     return info.descr == descr || (info.bytes == 1 && descr.size() == 3 && descr[0] == '<' &&
                                    info.descr.substr(1) == std::string_view(descr).substr(1));
   });
-  TWOBP_CHECK(found != kTypes.end(), path, ": elements of type ", in_quotes(descr),
-              " are not supported: save it as ", type_names(), ".");
+  TWOBP_CHECK(found != kTypes.end(), path, ": elements of type ", in_quotes(descr), " are not supported: save it as ",
+              type_names(), ".");
   return *found;
 }
 
@@ -208,9 +207,8 @@ NpyArray::NpyArray(const std::string& path) : file_(path) {
   file_.read(0, begin.data(), std::min(size, begin.size()));
   const std::span<const uint8_t> bytes(begin.data(), std::min(size, begin.size()));
   const size_t version_end = kMagic.size() + 2;
-  TWOBP_CHECK(bytes.size() >= version_end && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0,
-              path, ": not a .npy file (", size,
-              " bytes, without NumPy's signature): write it with numpy.save.");
+  TWOBP_CHECK(bytes.size() >= version_end && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0, path,
+              ": not a .npy file (", size, " bytes, without NumPy's signature): write it with numpy.save.");
   const int major = bytes[kMagic.size()];
   const int minor = bytes[kMagic.size() + 1];
   TWOBP_CHECK(major >= 1 && major <= 3 && minor == 0, path, ": .npy format ", major, ".", minor,
@@ -220,10 +218,10 @@ NpyArray::NpyArray(const std::string& path) : file_(path) {
   const size_t header_begin = version_end + length_bytes;
   TWOBP_CHECK(size >= header_begin, path, ": truncated: ends within the .npy header.");
   const size_t header_length = little_endian(bytes.subspan(version_end, length_bytes));
-  TWOBP_CHECK(header_length <= kMaxHeader, path, ": the .npy header claims ", header_length,
-              " bytes, more than the ", kMaxHeader, " allowed: the file is damaged.");
-  TWOBP_CHECK(header_length <= size - header_begin, path, ": truncated: the .npy header claims ",
-              header_length, " bytes, but only ", size - header_begin, " follow.");
+  TWOBP_CHECK(header_length <= kMaxHeader, path, ": the .npy header claims ", header_length, " bytes, more than the ",
+              kMaxHeader, " allowed: the file is damaged.");
+  TWOBP_CHECK(header_length <= size - header_begin, path, ": truncated: the .npy header claims ", header_length,
+              " bytes, but only ", size - header_begin, " follow.");
 
   std::string header_text(header_length, '\0');
   file_.read(header_begin, header_text.data(), header_length);

@@ -25,8 +25,8 @@ class NpyArray {
   const std::vector<int64_t>& shape() const { return shape_; }  // empty for a scalar
   int64_t elements() const { return elements_; }
 
-  // Reads `count` elements from element `first` on, and calls `function` with a pointer to them, of the
-  // array's type. The pointer is valid during the call. Throws Error as InputFile::read does.
+  // Reads `count` elements from element `first` on, and calls `function` with a pointer to them, of the array's type.
+  // The pointer is valid during the call. Throws Error as InputFile::read does.
   template <typename Function>
   decltype(auto) visit(int64_t first, int64_t count, Function&& function) const {
     switch (type_) {
@@ -48,8 +48,7 @@ class NpyArray {
   template <typename T>
   std::unique_ptr<const T[]> elements(int64_t first, int64_t count) const {
     auto values = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(count));
-    file_.read(offset_ + static_cast<size_t>(first) * sizeof(T), values.get(),
-               static_cast<size_t>(count) * sizeof(T));
+    file_.read(offset_ + static_cast<size_t>(first) * sizeof(T), values.get(), static_cast<size_t>(count) * sizeof(T));
     return values;
   }
 

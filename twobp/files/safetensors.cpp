@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <string_view>
 
 #include "twobp/core/check.h"
+#include "twobp/core/json.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/json_file.h"
 
 namespace twobp {
 namespace {
@@ -113,8 +113,8 @@ void SafetensorsFile::read_header() {
   file_.read(0, &length, kLengthBytes);
   TWOBP_CHECK(length <= kMaxHeaderBytes, path_, ": its header claims ", length, " bytes, more than the ",
               kMaxHeaderBytes, " a safetensors file may have: not one, or damaged");
-  TWOBP_CHECK(length <= size - kLengthBytes, path_, ": its header claims ", length, " bytes, but ",
-              size - kLengthBytes, " follow: truncated, or not a safetensors file");
+  TWOBP_CHECK(length <= size - kLengthBytes, path_, ": its header claims ", length, " bytes, but ", size - kLengthBytes,
+              " follow: truncated, or not a safetensors file");
   data_begin_ = kLengthBytes + length;
   std::string text(length, '\0');
   file_.read(kLengthBytes, text.data(), length);
@@ -134,8 +134,7 @@ void SafetensorsFile::read_header() {
     Entry entry;
     entry.dtype = member(value, "dtype", json::value_t::string, what).get<std::string>();
     const json& shape = member(value, "shape", json::value_t::array, what);
-    TWOBP_CHECK(shape.size() <= kMaxDimensions, what, " has ", shape.size(), " dimensions, more than ",
-                kMaxDimensions);
+    TWOBP_CHECK(shape.size() <= kMaxDimensions, what, " has ", shape.size(), " dimensions, more than ", kMaxDimensions);
     for (const json& size : shape) {
       entry.shape.push_back(static_cast<int64_t>(count(size, what + ": the numbers in its shape")));
     }
@@ -147,8 +146,8 @@ void SafetensorsFile::read_header() {
       const auto needed = bytes_of(entry.shape, c10::elementSize(*dtype));
       TWOBP_CHECK(needed, what, ": its shape ", shown(entry.shape), " means more bytes than 64 bits count");
       TWOBP_CHECK(entry.begin <= entry.end && entry.end - entry.begin == *needed, what, ": its shape ",
-                  shown(entry.shape), " of ", entry.dtype, " needs ", *needed,
-                  " bytes, its data_offsets are ", entry.begin, " and ", entry.end);
+                  shown(entry.shape), " of ", entry.dtype, " needs ", *needed, " bytes, its data_offsets are ",
+                  entry.begin, " and ", entry.end);
     }
     entries_.emplace(name, std::move(entry));
   }
@@ -164,13 +163,11 @@ void SafetensorsFile::check_places() const {
   uint64_t at = 0;
   for (const auto* item : order) {
     const Entry& entry = item->second;
-    TWOBP_CHECK(entry.begin <= entry.end && entry.end <= size, path_, ": ", shown(item->first),
-                " lies at bytes ", entry.begin, " to ", entry.end, " of the data, which has ", size,
-                ": truncated or damaged");
+    TWOBP_CHECK(entry.begin <= entry.end && entry.end <= size, path_, ": ", shown(item->first), " lies at bytes ",
+                entry.begin, " to ", entry.end, " of the data, which has ", size, ": truncated or damaged");
     TWOBP_CHECK(entry.begin >= at, path_, ": ", shown(item->first), " begins at byte ", entry.begin,
                 " of the data, where another tensor is until ", at, ": tensors overlap");
-    TWOBP_CHECK(entry.begin == at, path_, ": bytes ", at, " to ", entry.begin,
-                " of the data belong to no tensor");
+    TWOBP_CHECK(entry.begin == at, path_, ": bytes ", at, " to ", entry.begin, " of the data belong to no tensor");
     at = entry.end;
   }
   TWOBP_CHECK(at == size, path_, ": bytes ", at, " to ", size, " of the data belong to no tensor");
@@ -205,8 +202,7 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   return dtype == at::kBool ? out.ne(0) : out;
 }
 
-void write_safetensors(NewFile& file, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata,
+void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype) {
   // Large elements come first, so that every tensor is aligned.
   std::vector<size_t> order(tensors.size());
@@ -215,17 +211,15 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
     const at::ScalarType own = tensors[i].second.scalar_type();
     return at::isFloatingType(own) ? dtype.value_or(own) : own;  // integers are not converted
   };
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return c10::elementSize(stored(a)) > c10::elementSize(stored(b));
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return c10::elementSize(stored(a)) > c10::elementSize(stored(b)); });
 
   json header = json::object();
   if (!metadata.empty()) header[kMetadata] = metadata;
   uint64_t offset = 0;
   for (const size_t i : order) {
     const auto& [name, tensor] = tensors[i];
-    TWOBP_CHECK(name != kMetadata && !header.contains(name), file.path().string(),
-                ": two tensors are called ", name);
+    TWOBP_CHECK(name != kMetadata && !header.contains(name), file.path().string(), ": two tensors are called ", name);
     const uint64_t bytes = static_cast<uint64_t>(tensor.numel()) * c10::elementSize(stored(i));
     header[name] = {{"dtype", dtype_name(stored(i), name)},
                     {"shape", tensor.sizes().vec()},
@@ -247,19 +241,23 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors,
     const at::Tensor& given = tensors[i].second;
     const at::Tensor tensor = given.to(at::kCPU, stored(i)).contiguous();
     TWOBP_CHECK(tensor.scalar_type() == given.scalar_type() || only_finite(tensor) || !only_finite(given),
-                file.path().string(), ": ", tensors[i].first, " has a value of ",
-                given.abs().max().item<double>(), ", beyond the range of ", c10::toString(stored(i)),
-                ": save it in float32");
+                file.path().string(), ": ", tensors[i].first, " has a value of ", given.abs().max().item<double>(),
+                ", beyond the range of ", c10::toString(stored(i)), ": save it in float32");
     file.write(tensor.const_data_ptr(), tensor.nbytes());
   }
 }
 
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       std::optional<at::ScalarType> dtype) {
+                       const std::map<std::string, std::string>& metadata, std::optional<at::ScalarType> dtype) {
   NewFile file(path);
   write_safetensors(file, tensors, metadata, dtype);
   file.commit();
+}
+
+bool only_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || !at::isFloatingType(tensor.scalar_type())) return true;
+  const auto [least, most] = at::aminmax(tensor);  // both are NaN if an element is
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
 }
 
 }  // namespace twobp

@@ -66,8 +66,11 @@ void write_safetensors(const std::string& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);
 // Writes to a new file that the caller commits.
-void write_safetensors(NewFile& file, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata,
+void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
                        std::optional<at::ScalarType> dtype = std::nullopt);
+
+// Whether a tensor holds numbers only: neither infinity nor NaN.
+// One pass, without a copy. Integers are always finite.
+bool only_finite(const at::Tensor& tensor);
 
 }  // namespace twobp

@@ -10,8 +10,8 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/attention/fused_heads.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::graph {
 namespace {
@@ -19,15 +19,13 @@ namespace {
 constexpr int64_t kQueriesAtOnce = 128;  // so that only a block of scores is in memory
 constexpr double kUnseen = -std::numeric_limits<double>::infinity();
 
-void check_apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                 const ApartAttention& attention) {
-  TWOBP_CHECK(
-      q.dim() == 4 && k.dim() == 4 && q.is_floating_point() && q.numel() > 0 && k.numel() > 0 &&
-          v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
-          k.size(3) == q.size(3) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
-      "attention takes q (batch, heads, queries, n) and k, v (batch, kv_heads, keys, n) of one dtype, "
-      "not ",
-      q.sizes(), ", ", k.sizes(), " and ", v.sizes());
+void check_apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ApartAttention& attention) {
+  TWOBP_CHECK(q.dim() == 4 && k.dim() == 4 && q.is_floating_point() && q.numel() > 0 && k.numel() > 0 &&
+                  v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
+                  k.size(3) == q.size(3) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+              "attention takes q (batch, heads, queries, n) and k, v (batch, kv_heads, keys, n) of one dtype, "
+              "not ",
+              q.sizes(), ", ", k.sizes(), " and ", v.sizes());
   const std::vector<int64_t> scores{q.size(0), q.size(1), q.size(2), k.size(2)};
   TWOBP_CHECK(!attention.mask.defined() || at::is_expandable_to(attention.mask.sizes(), scores),
               "attention has scores ", at::IntArrayRef(scores), ", but a mask ", attention.mask.sizes());
@@ -36,8 +34,7 @@ void check_apart(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }
 
 // How the kernels for GPUs compute it. None: they do not.
-std::optional<FusedHeads> fused_form(const at::Tensor& q, const at::Tensor& k,
-                                     const ApartAttention& attention) {
+std::optional<FusedHeads> fused_form(const at::Tensor& q, const at::Tensor& k, const ApartAttention& attention) {
   const at::ScalarType type = q.scalar_type();
   if (!fused_kernels_take(q.device(), type, q.size(3))) return std::nullopt;
   const at::Tensor& mask = attention.mask;
@@ -89,8 +86,7 @@ at::Tensor rows_of(const at::Tensor& heads, at::ScalarType type) {
 }
 
 // Rows (q | k | v), in the dtype in which attention takes them.
-at::Tensor packed_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const PackedAttention& packed) {
+at::Tensor packed_rows(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PackedAttention& packed) {
   const at::Tensor rows = at::cat({q, k, v}, 1);
   return rows_of(rows, attention_type(rows, packed));
 }
@@ -150,8 +146,8 @@ bool attends_apart(const at::Tensor& q) {
   return by_operators(q);
 }
 
-std::pair<at::Tensor, at::Tensor> apart_attention(const at::Tensor& q, const at::Tensor& k,
-                                                  const at::Tensor& v, const ApartAttention& attention) {
+std::pair<at::Tensor, at::Tensor> apart_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                  const ApartAttention& attention) {
   check_apart(q, k, v, attention);
   if (const std::optional<FusedHeads> form = fused_form(q, k, attention)) {
     auto [y, sums] = fused_heads_forward(positions_first(q), positions_first(k), positions_first(v), *form);
@@ -179,13 +175,14 @@ std::pair<at::Tensor, at::Tensor> apart_attention(const at::Tensor& q, const at:
   return {out, log_sum_exp};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& log_sum_exp, const ApartAttention& attention) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(const at::Tensor& dout, const at::Tensor& q,
+                                                                        const at::Tensor& k, const at::Tensor& v,
+                                                                        const at::Tensor& out,
+                                                                        const at::Tensor& log_sum_exp,
+                                                                        const ApartAttention& attention) {
   check_apart(q, k, v, attention);
-  TWOBP_CHECK(dout.sizes() == q.sizes() && out.sizes() == q.sizes() &&
-                  log_sum_exp.sizes() == q.sizes().slice(0, 3) && dout.scalar_type() == q.scalar_type() &&
-                  out.scalar_type() == q.scalar_type() &&
+  TWOBP_CHECK(dout.sizes() == q.sizes() && out.sizes() == q.sizes() && log_sum_exp.sizes() == q.sizes().slice(0, 3) &&
+                  dout.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type() &&
                   log_sum_exp.scalar_type() == compute_type(q.scalar_type()),
               "the derivative of attention takes what attention took and gave, and a gradient of its result");
   if (const std::optional<FusedHeads> form = fused_form(q, k, attention)) {
@@ -201,11 +198,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
     const PackedAttention form = packed_form(q, k, attention);
     at::Tensor packed = packed_rows(q, k, v, form);
     const at::ScalarType type = packed.scalar_type();
-    packed_attention_backward(packed, form, rows_of(out, type), log_sum_exp.contiguous(), rows_of(dout, type),
-                              packed);
-    const at::Tensor heads = packed.to(q.scalar_type())
-                                 .unflatten(2, {form.heads + 2 * form.kv_heads, form.head_dim})
-                                 .transpose(1, 2);
+    packed_attention_backward(packed, form, rows_of(out, type), log_sum_exp.contiguous(), rows_of(dout, type), packed);
+    const at::Tensor heads =
+        packed.to(q.scalar_type()).unflatten(2, {form.heads + 2 * form.kv_heads, form.head_dim}).transpose(1, 2);
     return {heads.narrow(1, 0, form.heads), heads.narrow(1, form.heads, form.kv_heads),
             heads.narrow(1, form.heads + form.kv_heads, form.kv_heads)};
   }
@@ -219,8 +214,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> apart_attention_backward(
     const auto queries = [&](const at::Tensor& tensor) { return tensor.narrow(2, first, count); };
     const at::Tensor p = probabilities(heads.scores(attention, first, count), queries(log_sum_exp));
     const at::Tensor dy = queries(gradient);
-    const at::Tensor ds =
-        at::matmul(dy, heads.v.transpose(2, 3)).sub_(queries(inner)).mul_(p).mul_(heads.scale);
+    const at::Tensor ds = at::matmul(dy, heads.v.transpose(2, 3)).sub_(queries(inner)).mul_(p).mul_(heads.scale);
     queries(dq).copy_(at::matmul(ds, heads.k));
     dk.add_(at::matmul(ds.transpose(2, 3), queries(heads.q)));
     dv.add_(at::matmul(p.transpose(2, 3), dy));

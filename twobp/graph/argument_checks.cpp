@@ -19,15 +19,14 @@ bool is_reduced(const at::Tensor& x) {
 }
 
 // Statistics, gains and biases are of x's dtype, or all of float32 for an x of 16 bits.
-void require_vectors(const Call& call, std::initializer_list<size_t> which, const at::Tensor& x,
-                     int64_t count) {
+void require_vectors(const Call& call, std::initializer_list<size_t> which, const at::Tensor& x, int64_t count) {
   std::optional<at::ScalarType> dtype;
   for (const size_t i : which) {
     if (!call.has(i)) continue;
     call.require_numel(i, count);
     const at::ScalarType own = call.tensor(i).scalar_type();
-    TWOBP_CHECK(own == x.scalar_type() || (own == at::kFloat && is_reduced(x)), "argument ", i, " is of ",
-                own, " for numbers of ", x.scalar_type());
+    TWOBP_CHECK(own == x.scalar_type() || (own == at::kFloat && is_reduced(x)), "argument ", i, " is of ", own,
+                " for numbers of ", x.scalar_type());
     if (!dtype) dtype = own;
     call.require_dtype(i, *dtype);
   }
@@ -73,8 +72,7 @@ void check_batch_norm_backward(Call& call) {
   require_vectors(call, {2}, x, channels(x));
   if (call.flag(7)) {
     require_vectors(call, {5, 6}, x, channels(x));
-    TWOBP_CHECK(call.has(5) && call.has(6),
-                "arguments 5 and 6, the statistics of the micro-batch, are missing");
+    TWOBP_CHECK(call.has(5) && call.has(6), "arguments 5 and 6, the statistics of the micro-batch, are missing");
   } else {
     require_vectors(call, {3, 4}, x, channels(x));
     TWOBP_CHECK(call.has(3) && call.has(4), "arguments 3 and 4, the running mean and variance, are missing");
@@ -106,8 +104,8 @@ void check_layer_norm_backward(Call& call) {
 void group_norm(const Call& call, size_t x, size_t i) {
   const int64_t batch = call.integer(i), width = call.integer(i + 1), rest = call.integer(i + 2),
                 groups = call.integer(i + 3);
-  TWOBP_CHECK(batch >= 0 && width > 0 && rest >= 0 && groups > 0 && width % groups == 0, "argument ", i + 3,
-              " is ", groups, " groups of ", width, " channels");
+  TWOBP_CHECK(batch >= 0 && width > 0 && rest >= 0 && groups > 0 && width % groups == 0, "argument ", i + 3, " is ",
+              groups, " groups of ", width, " channels");
   const at::Tensor& numbers = call.tensor(x);
   TWOBP_CHECK(numbers.dim() >= 2 && numbers.size(0) == batch && numbers.size(1) == width &&
                   numbers.numel() / (batch * width) == rest,
@@ -135,8 +133,8 @@ void check_group_norm_backward(Call& call) {
 // v, g, dim: g has one element for each slice of v along dim.
 void weight_norm(Call& call, size_t v, int64_t dim) {
   const at::Tensor& x = call.tensor(v);
-  TWOBP_CHECK(x.dim() > 0 && (dim == 0 || dim == x.dim() - 1), "dimension ", dim,
-              " must be the first or last of ", x.sizes());
+  TWOBP_CHECK(x.dim() > 0 && (dim == 0 || dim == x.dim() - 1), "dimension ", dim, " must be the first or last of ",
+              x.sizes());
   std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
   sizes[static_cast<size_t>(dim)] = x.size(dim);
   call.require_sizes(v + 1, sizes);
@@ -163,10 +161,9 @@ void attention(Call& call, size_t i, size_t mask) {
                     q.is_floating_point() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
                     k.size(3) == q.size(3) && v.sizes() == k.sizes() && k.scalar_type() == q.scalar_type() &&
                     v.scalar_type() == q.scalar_type();
-  TWOBP_CHECK(
-      fits,
-      "attention takes q (batch, heads, positions, n) and k, v (batch, kv_heads, keys, n) of one dtype, not ",
-      q.sizes(), ", ", k.sizes(), " and ", v.sizes());
+  TWOBP_CHECK(fits,
+              "attention takes q (batch, heads, positions, n) and k, v (batch, kv_heads, keys, n) of one dtype, not ",
+              q.sizes(), ", ", k.sizes(), " and ", v.sizes());
   call.make_last_dense({i, i + 1, i + 2});
   if (!call.has(mask)) return;
   const at::Tensor& m = call.tensor(mask);
@@ -177,8 +174,8 @@ void attention(Call& call, size_t i, size_t mask) {
     right = m.size(static_cast<int64_t>(d)) == 1 || m.size(static_cast<int64_t>(d)) == whole[d + 4 - dims];
   TWOBP_CHECK(right, "argument ", mask, ", the mask, has the sizes ", m.sizes(), ", which do not expand to ",
               at::IntArrayRef(whole));
-  TWOBP_CHECK(m.scalar_type() == q.scalar_type() || (m.scalar_type() == at::kFloat && is_reduced(q)),
-              "argument ", mask, ", the mask, is of ", m.scalar_type(), ", but must be of ", q.scalar_type());
+  TWOBP_CHECK(m.scalar_type() == q.scalar_type() || (m.scalar_type() == at::kFloat && is_reduced(q)), "argument ", mask,
+              ", the mask, is of ", m.scalar_type(), ", but must be of ", q.scalar_type());
 }
 
 void check_attention(Call& call) {
@@ -222,8 +219,8 @@ void check_padded(Call& call) {
   std::vector<int64_t> sizes = x.sizes().vec();
   for (size_t d = 0; d < spatial; ++d) {
     int64_t& size = sizes[sizes.size() - 1 - d];
-    const bool overflow = __builtin_add_overflow(size, padding[2 * d], &size) ||
-                          __builtin_add_overflow(size, padding[2 * d + 1], &size);
+    const bool overflow =
+        __builtin_add_overflow(size, padding[2 * d], &size) || __builtin_add_overflow(size, padding[2 * d + 1], &size);
     TWOBP_CHECK(!overflow && padding[2 * d] > -(int64_t{1} << 40) && padding[2 * d + 1] > -(int64_t{1} << 40),
                 "argument 2, the padding, is too large");
   }
@@ -277,13 +274,13 @@ void check_embedding_backward(Call& call) {
 // x, grid, interpolation, padding; `i` is x
 template <size_t i>
 void check_grid_sampler(Call& call) {
-  TWOBP_CHECK(call.integer(i + 2) >= 0 && call.integer(i + 2) <= 2 && call.integer(i + 3) >= 0 &&
-                  call.integer(i + 3) <= 2,
-              "arguments ", i + 2, " and ", i + 3, " must be in 0 to 2, modes of interpolation and padding");
+  TWOBP_CHECK(
+      call.integer(i + 2) >= 0 && call.integer(i + 2) <= 2 && call.integer(i + 3) >= 0 && call.integer(i + 3) <= 2,
+      "arguments ", i + 2, " and ", i + 3, " must be in 0 to 2, modes of interpolation and padding");
   if (i == 0) return;
   std::vector<int64_t> sizes = call.tensor(i + 1).sizes().vec();
-  TWOBP_CHECK(sizes.size() >= 3 && call.tensor(i).dim() == static_cast<int64_t>(sizes.size()), "argument ",
-              i + 1, " is no grid");
+  TWOBP_CHECK(sizes.size() >= 3 && call.tensor(i).dim() == static_cast<int64_t>(sizes.size()), "argument ", i + 1,
+              " is no grid");
   sizes.pop_back();
   sizes.insert(sizes.begin() + 1, call.tensor(i).size(1));
   call.require_sizes(0, sizes);
@@ -294,8 +291,7 @@ void check_cdist_backward(Call& call) {
   const at::Tensor &a = call.tensor(1), &b = call.tensor(2);
   TWOBP_CHECK(call.number(3) >= 0 && a.dim() >= 2 && b.dim() >= 2 && a.size(-1) == b.size(-1) &&
                   a.scalar_type() == b.scalar_type(),
-              "distances are between rows of one size, of norm 0 or more, not ", a.sizes(), " and ",
-              b.sizes());
+              "distances are between rows of one size, of norm 0 or more, not ", a.sizes(), " and ", b.sizes());
   const auto batch = [](const at::Tensor& t) { return t.sizes().slice(0, t.dim() - 2); };
   std::vector<int64_t> sizes = at::infer_size(batch(a), batch(b));  // throws unless one expands to the other
   sizes.insert(sizes.end(), {a.size(-2), b.size(-2)});
@@ -323,8 +319,8 @@ void check_factors(at::IntArrayRef from, at::IntArrayRef to, const std::optional
   for (size_t d = 0; d < 2; ++d) {
     if (!factors[d]) continue;
     const double size = static_cast<double>(from[from.size() - 2 + d]) * *factors[d];
-    TWOBP_CHECK(*factors[d] > 0 && std::abs(size - static_cast<double>(to[to.size() - 2 + d])) <= 1,
-                "the factor ", *factors[d], " does not make ", to, " of ", from);
+    TWOBP_CHECK(*factors[d] > 0 && std::abs(size - static_cast<double>(to[to.size() - 2 + d])) <= 1, "the factor ",
+                *factors[d], " does not make ", to, " of ", from);
   }
 }
 
@@ -352,58 +348,57 @@ struct Named {
   ArgumentCheck check;
 };
 
-constexpr Named kChecks[] = {
-    {"_adaptive_avg_pool2d_backward", &check_average<2>},
-    {"_adaptive_avg_pool3d_backward", &check_average<3>},
-    {"_cdist_backward", &check_cdist_backward},
-    {"_log_softmax_backward_data", &check_softmax_backward},
-    {"_native_batch_norm_legit.no_stats", &check_batch_norm_legit},
-    {"_native_batch_norm_legit_functional", &check_batch_norm},
-    {"_native_batch_norm_legit_no_training", &check_batch_norm_without_training},
-    {"_pdist_backward", &check_pdist_backward},
-    {"_scaled_dot_product_flash_attention_for_cpu", &check_attention},
-    {"_scaled_dot_product_flash_attention_for_cpu_backward", &check_attention_backward},
-    {"_softmax_backward_data", &check_softmax_backward},
-    {"_upsample_bicubic2d_aa", &check_antialiased},
-    {"_upsample_bicubic2d_aa_backward", &check_antialiased_backward},
-    {"_upsample_bilinear2d_aa", &check_antialiased},
-    {"_upsample_bilinear2d_aa_backward", &check_antialiased_backward},
-    {"_weight_norm_interface", &check_weight_norm},
-    {"_weight_norm_interface_backward", &check_weight_norm_backward},
-    {"adaptive_max_pool2d_backward", &check_pooled_indices<2>},
-    {"adaptive_max_pool3d_backward", &check_pooled_indices<3>},
-    {"avg_pool2d_backward", &check_average<2>},
-    {"avg_pool3d_backward", &check_average<3>},
-    {"binary_cross_entropy", &check_cross_entropy_of_two},
-    {"binary_cross_entropy_backward", &check_cross_entropy_of_two_backward},
-    {"embedding_dense_backward", &check_embedding_backward},
-    {"grid_sampler_2d", &check_grid_sampler<0>},
-    {"grid_sampler_2d_backward", &check_grid_sampler<1>},
-    {"grid_sampler_3d", &check_grid_sampler<0>},
-    {"grid_sampler_3d_backward", &check_grid_sampler<1>},
-    {"max_pool2d_with_indices_backward", &check_pooled_indices<2>},
-    {"max_pool3d_with_indices_backward", &check_pooled_indices<3>},
-    {"median.dim", &check_median},
-    {"native_batch_norm", &check_batch_norm},
-    {"native_batch_norm_backward", &check_batch_norm_backward},
-    {"native_group_norm", &check_group_norm},
-    {"native_group_norm_backward", &check_group_norm_backward},
-    {"native_layer_norm_backward", &check_layer_norm_backward},
-    {"nll_loss2d_backward", &check_nll_backward},
-    {"nll_loss_backward", &check_nll_backward},
-    {"reflection_pad1d_backward", &check_padded<1>},
-    {"reflection_pad2d_backward", &check_padded<2>},
-    {"reflection_pad3d_backward", &check_padded<3>},
-    {"replication_pad1d_backward", &check_padded<1>},
-    {"replication_pad2d_backward", &check_padded<2>},
-    {"replication_pad3d_backward", &check_padded<3>},
-    {"unfold_backward", &check_unfold_backward}};
+constexpr Named kChecks[] = {{"_adaptive_avg_pool2d_backward", &check_average<2>},
+                             {"_adaptive_avg_pool3d_backward", &check_average<3>},
+                             {"_cdist_backward", &check_cdist_backward},
+                             {"_log_softmax_backward_data", &check_softmax_backward},
+                             {"_native_batch_norm_legit.no_stats", &check_batch_norm_legit},
+                             {"_native_batch_norm_legit_functional", &check_batch_norm},
+                             {"_native_batch_norm_legit_no_training", &check_batch_norm_without_training},
+                             {"_pdist_backward", &check_pdist_backward},
+                             {"_scaled_dot_product_flash_attention_for_cpu", &check_attention},
+                             {"_scaled_dot_product_flash_attention_for_cpu_backward", &check_attention_backward},
+                             {"_softmax_backward_data", &check_softmax_backward},
+                             {"_upsample_bicubic2d_aa", &check_antialiased},
+                             {"_upsample_bicubic2d_aa_backward", &check_antialiased_backward},
+                             {"_upsample_bilinear2d_aa", &check_antialiased},
+                             {"_upsample_bilinear2d_aa_backward", &check_antialiased_backward},
+                             {"_weight_norm_interface", &check_weight_norm},
+                             {"_weight_norm_interface_backward", &check_weight_norm_backward},
+                             {"adaptive_max_pool2d_backward", &check_pooled_indices<2>},
+                             {"adaptive_max_pool3d_backward", &check_pooled_indices<3>},
+                             {"avg_pool2d_backward", &check_average<2>},
+                             {"avg_pool3d_backward", &check_average<3>},
+                             {"binary_cross_entropy", &check_cross_entropy_of_two},
+                             {"binary_cross_entropy_backward", &check_cross_entropy_of_two_backward},
+                             {"embedding_dense_backward", &check_embedding_backward},
+                             {"grid_sampler_2d", &check_grid_sampler<0>},
+                             {"grid_sampler_2d_backward", &check_grid_sampler<1>},
+                             {"grid_sampler_3d", &check_grid_sampler<0>},
+                             {"grid_sampler_3d_backward", &check_grid_sampler<1>},
+                             {"max_pool2d_with_indices_backward", &check_pooled_indices<2>},
+                             {"max_pool3d_with_indices_backward", &check_pooled_indices<3>},
+                             {"median.dim", &check_median},
+                             {"native_batch_norm", &check_batch_norm},
+                             {"native_batch_norm_backward", &check_batch_norm_backward},
+                             {"native_group_norm", &check_group_norm},
+                             {"native_group_norm_backward", &check_group_norm_backward},
+                             {"native_layer_norm_backward", &check_layer_norm_backward},
+                             {"nll_loss2d_backward", &check_nll_backward},
+                             {"nll_loss_backward", &check_nll_backward},
+                             {"reflection_pad1d_backward", &check_padded<1>},
+                             {"reflection_pad2d_backward", &check_padded<2>},
+                             {"reflection_pad3d_backward", &check_padded<3>},
+                             {"replication_pad1d_backward", &check_padded<1>},
+                             {"replication_pad2d_backward", &check_padded<2>},
+                             {"replication_pad3d_backward", &check_padded<3>},
+                             {"unfold_backward", &check_unfold_backward}};
 
 }  // namespace
 
 ArgumentCheck find_check(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kChecks), std::end(kChecks),
-                                   [&](const Named& one) { return one.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kChecks), std::end(kChecks), [&](const Named& one) { return one.name == name; });
   return found == std::end(kChecks) ? nullptr : found->check;
 }
 

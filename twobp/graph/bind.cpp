@@ -58,8 +58,7 @@ std::string reason(const Shape& shape, const FieldTypes& batch, const Numbers& n
     const std::vector<int64_t>& sizes = batch.at(name).sizes;
     for (size_t i = 0; i < entries.size(); ++i) {
       if (entries[i] && numbers[*entries[i]].whole != sizes[i])
-        return concat("'", name, "' has ", sizes[i], " in dimension ", i, ", not ",
-                      numbers[*entries[i]].whole);
+        return concat("'", name, "' has ", sizes[i], " in dimension ", i, ", not ", numbers[*entries[i]].whole);
     }
   }
   for (const Shape::Guard& guard : shape.guards) {
@@ -76,8 +75,7 @@ bool may_be(const TensorType& type, const TensorType& field) {
                     [](int64_t wanted, int64_t size) { return wanted == kAnySize || wanted == size; });
 }
 
-std::shared_ptr<Shape> bind(const Shape& shape, const FieldTypes& batch, const Tensors& constants,
-                            std::string& why) {
+std::shared_ptr<Shape> bind(const Shape& shape, const FieldTypes& batch, const Tensors& constants, std::string& why) {
   Numbers numbers;
   try {
     numbers = shape.sizes.of(batch);

@@ -38,14 +38,13 @@ class CheckedCall {
   // The kernel steps through the last dimension by one element.
   void make_last_dense(std::initializer_list<size_t> which) {
     for (const size_t i : which) {
-      if (has(i) && tensor(i).dim() > 0 && tensor(i).stride(-1) != 1)
-        stack_[first_ + i] = tensor(i).contiguous();
+      if (has(i) && tensor(i).dim() > 0 && tensor(i).stride(-1) != 1) stack_[first_ + i] = tensor(i).contiguous();
     }
   }
 
   void require_sizes(size_t i, at::IntArrayRef sizes) const {
-    TWOBP_CHECK(tensor(i).sizes() == sizes, "argument ", i, " has the sizes ", tensor(i).sizes(),
-                ", but must have ", sizes);
+    TWOBP_CHECK(tensor(i).sizes() == sizes, "argument ", i, " has the sizes ", tensor(i).sizes(), ", but must have ",
+                sizes);
   }
   void require_same_sizes(size_t i, size_t as) const { require_sizes(i, tensor(as).sizes()); }
   void require_dtype(size_t i, at::ScalarType dtype) const {
@@ -59,22 +58,22 @@ class CheckedCall {
   // The same dimensions before the last `spatial` ones.
   void require_same_outer(size_t i, size_t as, int64_t spatial) const {
     const auto [a, b] = std::pair(tensor(i).sizes(), tensor(as).sizes());
-    const bool same = a.size() == b.size() && static_cast<int64_t>(a.size()) >= spatial &&
-                      a.slice(0, a.size() - static_cast<size_t>(spatial)) ==
-                          b.slice(0, b.size() - static_cast<size_t>(spatial));
-    TWOBP_CHECK(same, "argument ", i, " has the sizes ", a, " and argument ", as, " ", b,
-                ", but only the last ", spatial, " may differ");
+    const bool same =
+        a.size() == b.size() && static_cast<int64_t>(a.size()) >= spatial &&
+        a.slice(0, a.size() - static_cast<size_t>(spatial)) == b.slice(0, b.size() - static_cast<size_t>(spatial));
+    TWOBP_CHECK(same, "argument ", i, " has the sizes ", a, " and argument ", as, " ", b, ", but only the last ",
+                spatial, " may differ");
     require_dtype(i, tensor(as).scalar_type());
   }
   void require_numel(size_t i, int64_t count) const {
-    TWOBP_CHECK(tensor(i).numel() == count, "argument ", i, " has the sizes ", tensor(i).sizes(),
-                ", but must have ", count, " elements");
+    TWOBP_CHECK(tensor(i).numel() == count, "argument ", i, " has the sizes ", tensor(i).sizes(), ", but must have ",
+                count, " elements");
   }
   // A GPU would have to wait for the host, and its own checks end the run.
   void require_indices(size_t i, int64_t count, std::optional<int64_t> but = std::nullopt) const {
     const at::Tensor& indices = tensor(i);
-    TWOBP_CHECK(at::isIntegralType(indices.scalar_type(), false), "argument ", i,
-                " must be whole numbers, not ", indices.scalar_type());
+    TWOBP_CHECK(at::isIntegralType(indices.scalar_type(), false), "argument ", i, " must be whole numbers, not ",
+                indices.scalar_type());
     if (!indices.is_cpu() || indices.numel() == 0) return;
     at::Tensor outside = indices.lt(0).logical_or_(indices.ge(count));
     if (but) outside.logical_and_(indices.ne(*but));

@@ -166,8 +166,7 @@ std::vector<at::Tensor> Graph::constants(const Shape& shape, int layer) const {
     return tensors;
   }
   for (const Shape::Constant& one : shape.constants[index])
-    tensors.push_back(one.table < 0 ? constants_.at(one.name)
-                                    : shape.table_values[static_cast<size_t>(one.table)]);
+    tensors.push_back(one.table < 0 ? constants_.at(one.name) : shape.table_values[static_cast<size_t>(one.table)]);
   return tensors;
 }
 
@@ -190,16 +189,14 @@ int64_t Graph::count_targets(const Fields& fields) const {
   for (const Targets::Check& check : targets.checks) {
     const at::Tensor& holds = frame.tensor(check.slot);
     TWOBP_CHECK(holds.numel() == 1 && holds.scalar_type() == at::kBool, description_.origin,
-                ": a check of the targets is a tensor ", holds.sizes(), " of ", holds.scalar_type(),
-                ", not one bool");
-    TWOBP_CHECK(holds.item<bool>(),
-                "a micro-batch does not have what capture took from its example: ", check.says);
+                ": a check of the targets is a tensor ", holds.sizes(), " of ", holds.scalar_type(), ", not one bool");
+    TWOBP_CHECK(holds.item<bool>(), "a micro-batch does not have what capture took from its example: ", check.says);
   }
   if (targets.count >= 0) return targets.count;
   const at::Tensor& count = frame.tensor(targets.slot);
-  TWOBP_CHECK(count.numel() == 1 && at::isIntegralType(count.scalar_type(), /*includeBool=*/false),
-              description_.origin, ": the number of targets is a tensor ", count.sizes(), " of ",
-              count.scalar_type(), ", not one whole number");
+  TWOBP_CHECK(count.numel() == 1 && at::isIntegralType(count.scalar_type(), /*includeBool=*/false), description_.origin,
+              ": the number of targets is a tensor ", count.sizes(), " of ", count.scalar_type(),
+              ", not one whole number");
   const auto number = count.item<int64_t>();
   TWOBP_CHECK(number >= 0, description_.origin, ": the number of targets is ", number);
   return number;

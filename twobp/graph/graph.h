@@ -1,5 +1,5 @@
-// A captured module: its layers with the names of their tensors, and their programs for each shape of a
-// micro-batch. docs/bundle.md describes the file that it comes from.
+// A captured module: its layers with the names of their tensors, and their programs for each shape of a micro-batch.
+// docs/bundle.md describes the file that it comes from.
 #pragma once
 
 #include <map>
@@ -28,8 +28,8 @@ struct ParameterType {
   Projections projections{};
 };
 
-// A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below
-// the other. They are all frozen or all trained.
+// A parameter of a layer: one of the module's or, if there are several names, the rows of several, one below the other.
+// They are all frozen or all trained.
 struct LayerParameter {
   std::vector<std::string> names;
   ParameterType type;  // of the whole
@@ -45,9 +45,8 @@ struct GraphLayer {
   std::vector<std::string> constants;
 };
 
-// The programs for micro-batches with these fields, while the module is as it was when they were captured. A
-// shape as the file has it may have `sizes`: then it stands for many, and bind() makes the one of a
-// micro-batch.
+// The programs for micro-batches with these fields, while the module is as it was when they were captured. A shape as
+// the file has it may have `sizes`: then it stands for many, and bind() makes the one of a micro-batch.
 struct Shape {
   // What must hold of the sizes.
   struct Guard {
@@ -61,8 +60,7 @@ struct Shape {
 
   FieldTypes fields;  // with sizes that are kAnySize
   Sizes sizes;
-  std::map<std::string, std::vector<std::optional<size_t>>>
-      field_sizes;  // by dimension: its entry of `sizes`
+  std::map<std::string, std::vector<std::optional<size_t>>> field_sizes;  // by dimension: its entry of `sizes`
   std::vector<Guard> guards;
   std::vector<Table> tables;
   std::vector<at::Tensor> table_values;  // of a bound shape
@@ -100,25 +98,25 @@ class Graph {
   const GraphDescription& description() const { return description_; }
   const std::vector<GraphLayer>& layers() const { return description_.layers; }
 
-  // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call
-  // the functions from here on.
+  // Adds programs for another shape of a micro-batch, with the constants that they need. Any thread may call the
+  // functions from here on.
   void add(Shape shape, Tensors constants);
   // From here on, micro-batches run the programs of this variant of the module. Call it between steps.
   void use(int variant);
-  // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first
-  // shape stays. Call it between steps.
+  // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first shape stays.
+  // Call it between steps.
   void drop(int variant);
   // The first shape, which stands for one shape of a micro-batch.
   const Shape& shape() const;
-  // The programs of the used variant for the micro-batch, bound to its sizes. The most recent ones are kept.
-  // Throws Error that lists the known shapes.
+  // The programs of the used variant for the micro-batch, bound to its sizes. The most recent ones are kept. Throws
+  // Error that lists the known shapes.
   std::shared_ptr<const Shape> shape_of(const Fields& fields) const;
   // Whether the variant has a shape of exactly these fields.
   bool knows(const FieldTypes& fields, int variant) const;
   // The program of a layer.
   const Program& program(const Shape& shape, int layer) const;
-  // The plan of a layer, which lives as long as the shape. `trained` says for each of its parameters whether
-  // it is trained.
+  // The plan of a layer, which lives as long as the shape. `trained` says for each of its parameters whether it is
+  // trained.
   const Plan& plan(const Shape& shape, int layer, const std::vector<bool>& trained) const;
   // The constants to which the indices in the layer's program refer.
   std::vector<at::Tensor> constants(const Shape& shape, int layer) const;

@@ -8,7 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/nn/values.h"
 
@@ -47,8 +47,7 @@ c10::IValue value_of_slice(const Argument& argument, const SliceCall& slice) {
   return list;
 }
 
-void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& op,
-          const CallContext& call_context) {
+void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& op, const CallContext& call_context) {
   switch (argument.kind) {
     case Argument::Kind::kSlot: {
       c10::IValue& slot = slots[static_cast<size_t>(argument.slot)];
@@ -95,14 +94,13 @@ void push(const Argument& argument, Slots& slots, Stack& stack, const Operator& 
   }
 }
 
-// Whether `other`, an argument beside `target`, leaves the size, the dtype and the order in memory of the
-// result those of `target`.
+// Whether `other`, an argument beside `target`, leaves the size, the dtype and the order in memory of the result those
+// of `target`.
 bool follows(const c10::IValue& other, const at::Tensor& target, bool mask) {
   if (!other.isTensor()) return true;
   const at::Tensor& tensor = other.toTensor();
   if (!tensor.defined()) return false;
-  const bool dtype = tensor.scalar_type() == target.scalar_type() ||
-                     (mask && tensor.scalar_type() == at::kBool) ||
+  const bool dtype = tensor.scalar_type() == target.scalar_type() || (mask && tensor.scalar_type() == at::kBool) ||
                      (tensor.dim() == 0 && target.dim() > 0 && !tensor.is_complex());
   if (!dtype) return false;
   if (tensor.sizes() == target.sizes()) return mask || tensor.strides() == target.strides();
@@ -110,15 +108,14 @@ bool follows(const c10::IValue& other, const at::Tensor& target, bool mask) {
          at::is_expandable_to(tensor.sizes(), target.sizes());
 }
 
-// Whether the result of the call on the stack may take the memory of argument `over`, because nobody else
-// holds it and the numbers stay the same.
+// Whether the result of the call on the stack may take the memory of argument `over`, because nobody else holds it and
+// the numbers stay the same.
 bool may_overwrite(const Instruction& one, const Stack& stack) {
   const size_t first = stack.size() - one.arguments.size();
   const c10::IValue& value = stack[first + static_cast<size_t>(one.over)];
   if (!value.isTensor()) return false;
   const at::Tensor& target = value.toTensor();
-  if (!exclusively_owned(target) || !target.is_floating_point() || !target.is_non_overlapping_and_dense())
-    return false;
+  if (!exclusively_owned(target) || !target.is_floating_point() || !target.is_non_overlapping_and_dense()) return false;
   for (size_t i = 0; i < one.arguments.size(); ++i) {
     if (i == static_cast<size_t>(one.over)) continue;
     if (!follows(stack[first + i], target, one.op->masks)) return false;
@@ -170,8 +167,8 @@ at::Tensor take(const Argument& argument, Slots& slots) {
 
 void add_product(Parameter& parameter, const at::Tensor& a, const at::Tensor& b) {
   const std::vector<int64_t>& sizes = parameter.sizes();
-  TWOBP_CHECK(sizes.size() == 2 && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) &&
-                  a.size(0) == sizes[0] && b.size(1) == sizes[1],
+  TWOBP_CHECK(sizes.size() == 2 && a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.size(0) == sizes[0] &&
+                  b.size(1) == sizes[1],
               "the product of ", a.sizes(), " and ", b.sizes(), " does not fit ", parameter.name(), ", ",
               at::IntArrayRef(sizes));
   TWOBP_CHECK(a.scalar_type() == parameter.value.scalar_type() && b.scalar_type() == a.scalar_type(),
@@ -182,24 +179,22 @@ void add_product(Parameter& parameter, const at::Tensor& a, const at::Tensor& b)
 
 void add_sum(Parameter& parameter, const at::Tensor& gradient) {
   TWOBP_CHECK(gradient.sizes() == at::IntArrayRef(parameter.sizes()) && gradient.is_floating_point(),
-              "the gradient is ", gradient.sizes(), " ", gradient.scalar_type(), ", but that of ",
-              parameter.name(), " must be floating-point numbers of sizes ",
-              at::IntArrayRef(parameter.sizes()));
+              "the gradient is ", gradient.sizes(), " ", gradient.scalar_type(), ", but that of ", parameter.name(),
+              " must be floating-point numbers of sizes ", at::IntArrayRef(parameter.sizes()));
   parameter.accumulate(gradient);
 }
 
 void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor& ids, int64_t padding) {
   const std::vector<int64_t>& sizes = parameter.sizes();
   TWOBP_CHECK(sizes.size() == 2 && dy.dim() >= 1 && dy.size(-1) == sizes[1] &&
-                  dy.scalar_type() == parameter.value.scalar_type() &&
-                  at::isIntegralType(ids.scalar_type(), false),
+                  dy.scalar_type() == parameter.value.scalar_type() && at::isIntegralType(ids.scalar_type(), false),
               "the gradient ", dy.sizes(), " of rows ", ids.sizes(), " does not fit ", parameter.name(), ", ",
               at::IntArrayRef(sizes));
   const at::Tensor flat = ids.reshape({-1});
   at::Tensor rows = dy.reshape({-1, sizes[1]});
   if (rows.size(0) != flat.size(0)) {  // the same rows for every sample
-    TWOBP_CHECK(rows.size(0) > 0 && flat.size(0) % rows.size(0) == 0, "the gradient has ", rows.size(0),
-                " rows for ", flat.size(0), " ids");
+    TWOBP_CHECK(rows.size(0) > 0 && flat.size(0) % rows.size(0) == 0, "the gradient has ", rows.size(0), " rows for ",
+                flat.size(0), " ids");
     rows = rows.repeat({flat.size(0) / rows.size(0), 1});
   }
   if (padding >= 0) rows = rows.masked_fill(flat.eq(padding).unsqueeze(1), 0);

@@ -1,5 +1,5 @@
-// Runs the code of a captured program: boxed calls of operators that were looked up before. The calling
-// thread must skip autograd (at::AutoDispatchBelowADInplaceOrView), as rank threads do.
+// Runs the code of a captured program: boxed calls of operators that were looked up before. The calling thread must
+// skip autograd (at::AutoDispatchBelowADInplaceOrView), as rank threads do.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace twobp::graph {
 
-// The values of one run. The memory of the table is the thread's own and is used again, so a thread has one
-// frame at a time.
+// The values of one run. The memory of the table is the thread's own and is used again, so a thread has one frame at a
+// time.
 class Frame {
  public:
   explicit Frame(int slots);
@@ -36,8 +36,8 @@ struct CallContext {
   std::span<Parameter* const> parameters;  // those that the code adds gradients to
   uint64_t random = 0;                     // differs between micro-batches and layers
   at::Device device = at::kCPU;
-  // Set if the code runs over a slice. `saved` is then the layer's, whose children from number `attentions`
-  // on are those of its calls of attention.
+  // Set if the code runs over a slice. `saved` is then the layer's, whose children from number `attentions` on are
+  // those of its calls of attention.
   std::optional<SliceCall> slice{};
   size_t attentions = 0;
 };

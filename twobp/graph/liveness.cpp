@@ -13,8 +13,8 @@ bool is_kept_elsewhere(const Input& input) {
   return input.from == Input::From::kParameter || input.from == Input::From::kConstant;
 }
 
-// Removes the instructions whose results nobody needs, and the sums into gradients of frozen parameters.
-// Returns what the rest needs from outside, with `needed` itself as far as the code does not make it.
+// Removes the instructions whose results nobody needs, and the sums into gradients of frozen parameters. Returns what
+// the rest needs from outside, with `needed` itself as far as the code does not make it.
 SlotSet remove_unneeded(Code& code, SlotSet needed, const std::vector<bool>& trained) {
   Code kept;
   for (auto one = code.rbegin(); one != code.rend(); ++one) {
@@ -36,8 +36,7 @@ bool could_overwrite(const Instruction& one, size_t argument) {
   if (argument == 1) {  // a + alpha b is b + alpha a only for an alpha of 1
     for (size_t i = 2; i < one.arguments.size(); ++i) {
       const c10::IValue& factor = one.arguments[i].value;
-      if (!(factor.isInt() && factor.toInt() == 1) && !(factor.isDouble() && factor.toDouble() == 1))
-        return false;
+      if (!(factor.isInt() && factor.toInt() == 1) && !(factor.isDouble() && factor.toDouble() == 1)) return false;
     }
   }
   return argument <= 1;
@@ -55,8 +54,7 @@ void mark_last_uses(Code& code, SlotSet live) {
       if (argument.kind != Argument::Kind::kSlot || live.contains(argument.slot)) continue;
       argument.last = reads.at(argument.slot) == 1;
       const auto index = static_cast<size_t>(&argument - one->arguments.data());
-      if (argument.last && one->over < 0 && one->kind == Instruction::Kind::kCall &&
-          could_overwrite(*one, index))
+      if (argument.last && one->over < 0 && one->kind == Instruction::Kind::kCall && could_overwrite(*one, index))
         one->over = static_cast<int8_t>(index);
       if (argument.last) reads.erase(argument.slot);
     }
@@ -76,8 +74,8 @@ std::vector<Input> inputs_in(const std::vector<Input>& inputs, const SlotSet& sl
   return read;
 }
 
-// The values of forward that are not kept for the backward pass but loaded or made again: parameters,
-// constants, and views of them.
+// The values of forward that are not kept for the backward pass but loaded or made again: parameters, constants, and
+// views of them.
 class MadeAgain {
  public:
   explicit MadeAgain(const Program& program) : program_(program) {
@@ -93,8 +91,8 @@ class MadeAgain {
     }
   }
 
-  // Puts the views that are among `needed` before `code`, and returns the rest of `needed`, with the inputs
-  // that the views read.
+  // Puts the views that are among `needed` before `code`, and returns the rest of `needed`, with the inputs that the
+  // views read.
   SlotSet add_to(Code& code, SlotSet needed) const {
     Code before;
     for (auto view = views_.rbegin(); view != views_.rend(); ++view) {

@@ -1,6 +1,6 @@
-// Works out, for the program of a layer, when each value is read last: what is kept from forward until
-// backward-p1 and until each unit of backward-p2, what is freed after an instruction, and which arguments are
-// moved, so that an operator may overwrite them. Work that serves only frozen parameters is left out.
+// Works out, for the program of a layer, when each value is read last: what is kept from forward until backward-p1 and
+// until each unit of backward-p2, what is freed after an instruction, and which arguments are moved, so that an
+// operator may overwrite them. Work that serves only frozen parameters is left out.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// The operators that a captured program may call: a list of ATen's functional operators, and our own. None
-// reaches files, processes or other memory than its arguments', whatever these are.
+// The operators that a captured program may call: a list of ATen's functional operators, and our own. None reaches
+// files, processes or other memory than its arguments', whatever these are.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ struct Operator {
   void call(Stack& stack) const;
 };
 
-// The operator of this name, "aten::add.Tensor". Any thread may call it; the result lives for ever. Throws
-// Error if it is not on the list, or this LibTorch does not have it.
+// The operator of this name, "aten::add.Tensor". Any thread may call it; the result lives for ever. Throws Error if it
+// is not on the list, or this LibTorch does not have it.
 const Operator& find_operator(const std::string& name);
 
 }  // namespace twobp::graph

@@ -11,8 +11,7 @@
 
 namespace twobp::graph {
 
-// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then
-// exclusively owned.
+// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then exclusively owned.
 class Arguments {
  public:
   Arguments(Stack& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}

@@ -8,9 +8,9 @@
 #include "twobp/graph/apart_attention.h"
 #include "twobp/graph/own_arguments.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
-#include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/layers/earlier_keys.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {
@@ -35,15 +35,14 @@ PackedCall packed_call(Arguments& arguments, size_t i, const at::Tensor& qkv) {
   call.shape.causal = arguments.flag(i + 4);
   constexpr int64_t kMostHeads = 1 << 20;
   const auto [heads, kv] = std::pair(call.shape.heads, call.shape.kv_heads);
-  TWOBP_CHECK(qkv.dim() == 3 && is_wide(qkv) && heads > 0 && heads <= kMostHeads && kv > 0 &&
-                  heads % kv == 0 && qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv) == 0,
+  TWOBP_CHECK(qkv.dim() == 3 && is_wide(qkv) && heads > 0 && heads <= kMostHeads && kv > 0 && heads % kv == 0 &&
+                  qkv.size(2) > 0 && qkv.size(2) % (heads + 2 * kv) == 0,
               "twobp::attention takes packed heads (batch, positions, (heads + 2 kv_heads) n) in float32 or "
               "float64, not ",
               qkv.sizes(), " ", c10::toString(qkv.scalar_type()), " for ", heads, " heads and ", kv,
               " key-value heads");
   call.shape.head_dim = qkv.size(2) / (heads + 2 * kv);
-  TWOBP_CHECK(call.cos.defined() == call.sin.defined(),
-              "twobp::attention takes both cos and sin, or neither");
+  TWOBP_CHECK(call.cos.defined() == call.sin.defined(), "twobp::attention takes both cos and sin, or neither");
   if (call.cos.defined()) {
     check_tables(call.cos, call.sin, qkv.size(1), call.shape.head_dim, qkv.scalar_type());
     call.cos = call.cos.contiguous();
@@ -58,9 +57,9 @@ void add_earlier(PackedAttention& shape, const at::Tensor& qkv, const SliceCall&
   TWOBP_CHECK(slice.saved != nullptr,
               "twobp::attention_backward over a slice takes the log_sum_exp of twobp::attention itself");
   shape.earlier = earlier_keys(*slice.saved, shape, qkv.size(0), qkv.scalar_type());
-  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention got ",
-              qkv.size(1), " positions after ", shape.past(), " earlier ones, but the slice has ",
-              slice.length, " after ", slice.begin);
+  TWOBP_CHECK(shape.past() == slice.begin && qkv.size(1) == slice.length, "twobp::attention got ", qkv.size(1),
+              " positions after ", shape.past(), " earlier ones, but the slice has ", slice.length, " after ",
+              slice.begin);
 }
 
 // Takes over the gradient from later slices, and makes room for that of the earlier ones.
@@ -68,8 +67,8 @@ void take_over(PackedAttention& shape, const at::Tensor& qkv, const SliceCall& s
   join_gradients(shape, *slice.saved);
   const at::Tensor& later = shape.from_later;
   const std::vector<int64_t> keys{qkv.size(0), qkv.size(1), 2 * shape.kv_heads * shape.head_dim};
-  TWOBP_CHECK(!later.defined() || later.sizes() == keys, "the gradient of a slice's keys and values is ",
-              later.sizes(), ", but must be ", at::IntArrayRef(keys));
+  TWOBP_CHECK(!later.defined() || later.sizes() == keys, "the gradient of a slice's keys and values is ", later.sizes(),
+              ", but must be ", at::IntArrayRef(keys));
 }
 
 void attention(Stack& stack, const SliceCall* slice) {
@@ -151,8 +150,8 @@ struct ApartCall {
   at::Tensor packed() const { return at::cat({q, k, v}, 1).transpose(1, 2).flatten(2).contiguous(); }
 };
 
-// ATen's attention for CPUs trusts that the numbers of a head lie side by side. SDPA checks that at capture,
-// but here they may be laid out in another way.
+// ATen's attention for CPUs trusts that the numbers of a head lie side by side. SDPA checks that at capture, but here
+// they may be laid out in another way.
 at::Tensor with_whole_heads(const at::Tensor& x) {
   return x.dim() == 0 || x.stride(-1) == 1 ? x : x.contiguous();
 }
@@ -162,10 +161,10 @@ ApartCall apart_call(Arguments& arguments, size_t i, size_t scale) {
   ApartCall call{with_whole_heads(arguments.tensor(i)), with_whole_heads(arguments.tensor(i + 1)),
                  with_whole_heads(arguments.tensor(i + 2)), arguments.maybe_number(scale)};
   const auto& [q, k, v, factor] = call;
-  TWOBP_CHECK(q.dim() == 4 && k.dim() == 4 && is_wide(q) && q.numel() > 0 && k.numel() > 0 &&
-                  v.sizes() == k.sizes() && k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 &&
-                  k.size(2) == q.size(2) && k.size(3) == q.size(3) && k.scalar_type() == q.scalar_type() &&
-                  v.scalar_type() == q.scalar_type() && (!factor || (std::isfinite(*factor) && *factor > 0)),
+  TWOBP_CHECK(q.dim() == 4 && k.dim() == 4 && is_wide(q) && q.numel() > 0 && k.numel() > 0 && v.sizes() == k.sizes() &&
+                  k.size(0) == q.size(0) && q.size(1) % k.size(1) == 0 && k.size(2) == q.size(2) &&
+                  k.size(3) == q.size(3) && k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() &&
+                  (!factor || (std::isfinite(*factor) && *factor > 0)),
               "twobp::causal_attention takes q (batch, heads, positions, n) and k, v (batch, kv_heads, "
               "positions, n) in float32 or float64, and a scale above 0, not ",
               q.sizes(), ", ", k.sizes(), " and ", v.sizes());
@@ -191,8 +190,7 @@ void run_causal_attention_of_slice(Stack& stack, const SliceCall& slice) {
   PackedAttention shape = call.shape();
   add_earlier(shape, packed, slice);
   leave_keys(packed, shape, /*keeps=*/false, *slice.saved);  // I has q, k and v as they are
-  at::Tensor out =
-      at::empty({packed.size(0), packed.size(1), shape.heads * shape.head_dim}, packed.options());
+  at::Tensor out = at::empty({packed.size(0), packed.size(1), shape.heads * shape.head_dim}, packed.options());
   at::Tensor log_sum_exp = at::empty({packed.size(0), shape.heads, packed.size(1)}, packed.options());
   packed_attention_forward(packed, shape, out, log_sum_exp);
   arguments.give(out.unflatten(2, {shape.heads, shape.head_dim}).transpose(1, 2), std::move(log_sum_exp));
@@ -206,9 +204,8 @@ struct ApartGradients {
         out(with_whole_heads(arguments.tensor(4))),
         log_sum_exp(arguments.tensor(5)) {
     TWOBP_CHECK(dout.sizes() == call.q.sizes() && out.sizes() == call.q.sizes() &&
-                    log_sum_exp.sizes() == call.q.sizes().slice(0, 3) &&
-                    dout.scalar_type() == call.q.scalar_type() && out.scalar_type() == call.q.scalar_type() &&
-                    log_sum_exp.scalar_type() == call.q.scalar_type(),
+                    log_sum_exp.sizes() == call.q.sizes().slice(0, 3) && dout.scalar_type() == call.q.scalar_type() &&
+                    out.scalar_type() == call.q.scalar_type() && log_sum_exp.scalar_type() == call.q.scalar_type(),
                 "twobp::causal_attention_backward takes what twobp::causal_attention took and gave, and a "
                 "gradient of its result");
   }
@@ -242,10 +239,8 @@ void run_causal_attention_backward_of_slice(Stack& stack, const SliceCall& slice
   add_earlier(shape, packed, slice);
   take_over(shape, packed, slice);
   const auto rows = [](const at::Tensor& x) { return x.transpose(1, 2).flatten(2).contiguous(); };
-  packed_attention_backward(packed, shape, rows(of.out), as_contiguous(of.log_sum_exp), rows(of.dout),
-                            packed);
-  const at::Tensor heads =
-      packed.unflatten(2, {shape.heads + 2 * shape.kv_heads, shape.head_dim}).transpose(1, 2);
+  packed_attention_backward(packed, shape, rows(of.out), as_contiguous(of.log_sum_exp), rows(of.dout), packed);
+  const at::Tensor heads = packed.unflatten(2, {shape.heads + 2 * shape.kv_heads, shape.head_dim}).transpose(1, 2);
   arguments.give(heads.narrow(1, 0, shape.heads), heads.narrow(1, shape.heads, shape.kv_heads),
                  heads.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads));
 }

@@ -1,5 +1,5 @@
-// Attention as operators of our own: of packed rows, and of q, k and v apart. Over a slice of the sequences,
-// it reads keys and values of earlier slices (nn/layers/earlier_keys.h).
+// Attention as operators of our own: of packed rows, and of q, k and v apart. Over a slice of the sequences, it reads
+// keys and values of earlier slices (nn/layers/attention_inputs.h).
 #pragma once
 
 #include <span>

@@ -9,22 +9,19 @@
 #include "twobp/core/check.h"
 #include "twobp/graph/own_arguments.h"
 #include "twobp/graph/own_attention.h"
-#include "twobp/nn/kernels/cross_entropy.h"
-#include "twobp/nn/kernels/encoder/dropout.h"
-#include "twobp/nn/kernels/glu.h"
 #include "twobp/nn/kernels/image/image_kernels.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
-#include "twobp/nn/kernels/rms_norm.h"
-#include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/dropout.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/values.h"
 
 namespace twobp::graph {
 namespace {
 
-// Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape
-// and on `random` alone. That of a slice is its part of the whole sequences' mask: rows are their positions.
+// Each element of the mask is true with probability 1 - p, in steps of 2^-16. The mask depends on the shape and on
+// `random` alone. That of a slice is its part of the whole sequences' mask: rows are their positions.
 void dropout(Stack& stack, const SliceCall* slice) {
   Arguments arguments(stack, 3);
   const at::Tensor x = arguments.tensor(0).contiguous();
@@ -82,9 +79,8 @@ void run_dropout_of_slice(Stack& stack, const SliceCall& slice) {
 void check_rms_norm(const at::Tensor& x, const at::Tensor& gain) {
   const bool fits = x.dim() > 0 && x.size(-1) > 0 && gain.dim() == 1 && gain.size(0) == x.size(-1) &&
                     gain.scalar_type() == x.scalar_type() && is_wide(x);
-  TWOBP_CHECK(fits, "twobp::rms_norm takes (..., n) and a gain (n), both float32 or float64, not ", x.sizes(),
-              " ", c10::toString(x.scalar_type()), " and ", gain.sizes(), " ",
-              c10::toString(gain.scalar_type()));
+  TWOBP_CHECK(fits, "twobp::rms_norm takes (..., n) and a gain (n), both float32 or float64, not ", x.sizes(), " ",
+              c10::toString(x.scalar_type()), " and ", gain.sizes(), " ", c10::toString(gain.scalar_type()));
 }
 
 void run_rms_norm(Stack& stack) {
@@ -134,8 +130,7 @@ void run_glu_backward(Stack& stack) {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() /= 2;
   TWOBP_CHECK(dy.sizes() == sizes && dy.scalar_type() == x.scalar_type(),
-              "twobp::glu_backward takes a gradient (..., n) for x (..., 2 n), not ", dy.sizes(), " for ",
-              x.sizes());
+              "twobp::glu_backward takes a gradient (..., n) for x (..., 2 n), not ", dy.sizes(), " for ", x.sizes());
   at::Tensor dx = exclusively_owned(x) ? x : at::empty(x.sizes(), x.options());
   glu_backward(x, dy, gate, dx);
   arguments.give(std::move(dx));
@@ -148,8 +143,8 @@ void run_rotary(Stack& stack) {
   const at::Tensor cos = arguments.tensor(1).contiguous();
   const at::Tensor sin = arguments.tensor(2).contiguous();
   TWOBP_CHECK(x.dim() == 4 && is_wide(x) && x.size(3) > 0 && x.size(3) % 2 == 0,
-              "twobp::rotary takes (batch, heads, positions, 2 n) in float32 or float64, not ", x.sizes(),
-              " ", c10::toString(x.scalar_type()));
+              "twobp::rotary takes (batch, heads, positions, 2 n) in float32 or float64, not ", x.sizes(), " ",
+              c10::toString(x.scalar_type()));
   check_tables(cos, sin, x.size(2), x.size(3), x.scalar_type());
   const int64_t heads = x.size(1);
   const bool owned = exclusively_owned(x);
@@ -165,31 +160,30 @@ void run_cross_entropy(Stack& stack) {
   Arguments arguments(stack, 3);
   at::Tensor logits = arguments.tensor(0);
   const at::Tensor labels = as_contiguous(arguments.tensor(1));
-  TWOBP_CHECK(
-      logits.dim() == 2 && is_wide(logits) && logits.size(1) > 0 && labels.dim() == 1 &&
-          labels.size(0) == logits.size(0) && labels.scalar_type() == at::kLong,
-      "twobp::cross_entropy takes logits (n, classes) in float32 or float64 and labels (n) in int64, not ",
-      logits.sizes(), " ", c10::toString(logits.scalar_type()), " and ", labels.sizes(), " ",
-      c10::toString(labels.scalar_type()));
+  TWOBP_CHECK(logits.dim() == 2 && is_wide(logits) && logits.size(1) > 0 && labels.dim() == 1 &&
+                  labels.size(0) == logits.size(0) && labels.scalar_type() == at::kLong,
+              "twobp::cross_entropy takes logits (n, classes) in float32 or float64 and labels (n) in int64, not ",
+              logits.sizes(), " ", c10::toString(logits.scalar_type()), " and ", labels.sizes(), " ",
+              c10::toString(labels.scalar_type()));
   logits = own_even_rows(std::move(logits));
-  at::Tensor sum = cross_entropy(logits, labels, arguments.integer(2), /*scale=*/1, /*gradient=*/true)
-                       .to(logits.options());
+  at::Tensor sum =
+      cross_entropy(logits, labels, arguments.integer(2), /*scale=*/1, /*gradient=*/true).to(logits.options());
   arguments.give(std::move(sum), std::move(logits));
 }
 
 // Calls visit(group, first row, rows) for the groups of rows, which end at `ends`.
 template <typename Visit>
 void for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
-  TWOBP_CHECK(ends.dim() == 1 && ends.size(0) == groups &&
-                  (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
-              "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(),
-              " ", c10::toString(ends.scalar_type()));
+  TWOBP_CHECK(
+      ends.dim() == 1 && ends.size(0) == groups && (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
+      "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(), " ",
+      c10::toString(ends.scalar_type()));
   const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
   int64_t begin = 0;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t end = all.const_data_ptr<int64_t>()[group];
-    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end,
-                " of ", rows, ", after row ", begin);
+    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end, " of ", rows,
+                ", after row ", begin);
     visit(group, begin, end - begin);
     begin = end;
   }
@@ -216,8 +210,8 @@ void run_grouped_mm_weight(Stack& stack) {
   const at::Tensor a = arguments.tensor(0);
   const at::Tensor dy = arguments.tensor(1);
   const at::Tensor ends = arguments.tensor(2);
-  TWOBP_CHECK(a.dim() == 2 && dy.dim() == 2 && a.size(0) == dy.size(0) &&
-                  a.scalar_type() == dy.scalar_type() && ends.dim() == 1,
+  TWOBP_CHECK(a.dim() == 2 && dy.dim() == 2 && a.size(0) == dy.size(0) && a.scalar_type() == dy.scalar_type() &&
+                  ends.dim() == 1,
               "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", dy.sizes());
   at::Tensor db = at::zeros({ends.size(0), a.size(1), dy.size(1)}, a.options());
   for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
@@ -228,8 +222,8 @@ void run_grouped_mm_weight(Stack& stack) {
 }
 
 bool is_plain_product(const at::Tensor& a, const at::Tensor& b) {
-  return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() &&
-         is_wide(a) && !by_operators(a) && !by_operators(b);
+  return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() && is_wide(a) &&
+         !by_operators(a) && !by_operators(b);
 }
 
 void run_mm(Stack& stack) {
@@ -249,18 +243,17 @@ void run_addmm(Stack& stack) {
   const at::Tensor b = arguments.tensor(2);
   const at::Scalar beta = arguments.scalar(3);
   const at::Scalar alpha = arguments.scalar(4);
-  const bool plain = is_plain_product(a, b) && row.dim() == 1 && row.size(0) == b.size(1) &&
-                     row.is_contiguous() && row.scalar_type() == a.scalar_type() && beta.equal(1) &&
-                     alpha.equal(1);
+  const bool plain = is_plain_product(a, b) && row.dim() == 1 && row.size(0) == b.size(1) && row.is_contiguous() &&
+                     row.scalar_type() == a.scalar_type() && beta.equal(1) && alpha.equal(1);
   if (!plain) return arguments.give(at::addmm(row, a, b, beta, alpha));
   at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
   multiply_and_add(y, a, b, row);
   arguments.give(std::move(y));
 }
 
-// ATen's kernels of GroupNorm, and of BatchNorm's gradients, trust that x and dy are laid out in the same
-// way, and that the others are contiguous. Autograd sees to that, but here a convolution may lay out its
-// result in another way than it did at capture.
+// ATen's kernels of GroupNorm, and of BatchNorm's gradients, trust that x and dy are laid out in the same way, and that
+// the others are contiguous. Autograd sees to that, but here a convolution may lay out its result in another way than
+// it did at capture.
 template <size_t arguments, size_t x, size_t dy>
 void run_norm(Stack& stack, const char* name) {
   const size_t first = stack.size() - arguments;
@@ -286,11 +279,9 @@ void run_batch_norm_backward(Stack& stack) {
 }
 
 // Whether a tap of the weight meets only zeros (every_tap_meets).
-bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride,
-                   at::IntArrayRef padding, at::IntArrayRef dilation) {
-  const auto of = [](at::IntArrayRef values, size_t i) {
-    return values.size() == 1 ? values[0] : values.at(i);
-  };
+bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
+                   at::IntArrayRef dilation) {
+  const auto of = [](at::IntArrayRef values, size_t i) { return values.size() == 1 ? values[0] : values.at(i); };
   for (int64_t dim = 2; dim < std::min(image.dim(), weight.dim()); ++dim) {
     const auto i = static_cast<size_t>(dim - 2);
     constexpr int64_t kMost = 1 << 20;  // ATen refuses what is wrong, and no image needs more
@@ -301,8 +292,8 @@ bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArr
   return false;
 }
 
-// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A
-// clone, because an image of one pixel is contiguous in both layouts.
+// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A clone,
+// because an image of one pixel is contiguous in both layouts.
 void run_convolution_backward(Stack& stack) {
   constexpr size_t kArguments = 11;
   const size_t first = stack.size() - kArguments;
@@ -311,8 +302,7 @@ void run_convolution_backward(Stack& stack) {
   const at::Tensor& image = stack[first + 7].toBool() ? dy : x;  // the wide side of a transposed convolution
   const auto numbers = [&](size_t i) { return stack[first + i].toIntVector(); };
   if (x.is_cpu() && has_idle_taps(image, weight, numbers(4), numbers(5), numbers(6))) {
-    for (size_t i = first; i < first + 3; ++i)
-      stack[i] = stack[i].toTensor().clone(at::MemoryFormat::Contiguous);
+    for (size_t i = first; i < first + 3; ++i) stack[i] = stack[i].toTensor().clone(at::MemoryFormat::Contiguous);
   }
   c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "").callBoxed(stack);
 }
@@ -325,8 +315,7 @@ constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},
                                      {"aten::native_batch_norm_backward", &run_batch_norm_backward}};
 
 constexpr OwnOperator kOwn[] = {
-    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &run_dropout,
-     &run_dropout_of_slice},
+    {"twobp::dropout(Tensor x, float p, int random) -> (Tensor y, Tensor mask)", &run_dropout, &run_dropout_of_slice},
     {"twobp::rms_norm(Tensor x, Tensor gain, float eps) -> (Tensor y, Tensor rstd)", &run_rms_norm},
     {"twobp::rms_norm_backward(Tensor dy, Tensor x, Tensor gain, Tensor rstd) -> (Tensor dx, Tensor dgain)",
      &run_rms_norm_backward},
@@ -356,8 +345,8 @@ void make_contiguous(Stack& stack, size_t arguments) {
 void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
                   at::ScalarType dtype) {
   for (const at::Tensor& table : {cos, sin}) {
-    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions &&
-                    table.size(1) == head_dim / 2 && table.scalar_type() == dtype,
+    TWOBP_CHECK(head_dim % 2 == 0 && table.dim() == 2 && table.size(0) == positions && table.size(1) == head_dim / 2 &&
+                    table.scalar_type() == dtype,
                 "rotary embedding of ", positions, " positions and ", head_dim, " numbers takes cos and sin ",
                 "(positions, half as many numbers) of the same dtype, not ", table.sizes(), " ",
                 c10::toString(table.scalar_type()));

@@ -1,5 +1,5 @@
-// Operators of our own, "twobp::...", that a captured program may call beside ATen's. docs/bundle.md lists
-// them. Each throws Error for arguments that do not fit, since programs are untrusted.
+// Operators of our own, "twobp::...", that a captured program may call beside ATen's. docs/bundle.md lists them. Each
+// throws Error for arguments that do not fit, since programs are untrusted.
 #pragma once
 
 #include <span>

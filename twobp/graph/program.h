@@ -1,5 +1,5 @@
-// The programs of a captured module, as graph.json has them (docs/bundle.md): what forward, evaluation,
-// backward-p1 and each unit of backward-p2 call, in order. A slot is a value of one micro-batch.
+// The programs of a captured module, as graph.json has them (docs/bundle.md): what forward, evaluation, backward-p1 and
+// each unit of backward-p2 call, in order. A slot is a value of one micro-batch.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct TensorType {
 // The fields of a micro-batch by name.
 using FieldTypes = std::map<std::string, TensorType>;
 
-// A whole number of an argument that depends on the positions that a call computes: all of a sequence, or a
-// slice (Context::slice).
+// A whole number of an argument that depends on the positions that a call computes: all of a sequence, or a slice
+// (Context::slice).
 struct OfPositions {
   enum class What : uint8_t {
     kCount,  // `times` the number of positions

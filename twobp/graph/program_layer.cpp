@@ -49,8 +49,7 @@ void ProgramLayer::Unit::backward_p2(std::span<Saved* const> saved) {
   }
 }
 
-ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer)
-    : graph_(std::move(graph)), layer_(layer) {
+ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer) : graph_(std::move(graph)), layer_(layer) {
   const GraphDescription& of = graph_->description();
   const GraphLayer& names = of.layers[static_cast<size_t>(layer)];
   for (const LayerParameter& one : names.parameters) {
@@ -113,16 +112,14 @@ const ProgramLayer::ForShape& ProgramLayer::shape_of(const Context& context) {
   return *(shapes_[shape.get()] = std::move(made));
 }
 
-// Equal for the same micro-batch of the same step, whatever the schedule and the cuts, and whenever forward
-// runs.
+// Equal for the same micro-batch of the same step, whatever the schedule and the cuts, and whenever forward runs.
 uint64_t ProgramLayer::random_of(const Context& context) const {
   uint64_t random = mix_bits(context.seed, static_cast<uint64_t>(context.step));
   random = mix_bits(random, static_cast<uint64_t>(context.micro_batch));
   return mix_bits(random, static_cast<uint64_t>(layer_));
 }
 
-CallContext ProgramLayer::call_context(const Context& context, uint64_t random, const Plan& plan,
-                                       Saved& saved) const {
+CallContext ProgramLayer::call_context(const Context& context, uint64_t random, const Plan& plan, Saved& saved) const {
   CallContext result{trained_or_not_, random, device()};
   if (!context.sliced()) return result;
   result.slice = {context.past, context.slice.length, context.slice.positions, context.keeps(), &saved};
@@ -134,8 +131,7 @@ at::Tensor ProgramLayer::scalar(const LossFactor& factor) const {
   return factor.scalar(graph_->description().dtype == at::kDouble ? at::kDouble : at::kFloat, device());
 }
 
-at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values& x,
-                               const Context& context) const {
+at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values& x, const Context& context) const {
   const auto index = static_cast<size_t>(input.index);
   switch (input.from) {
     case Input::From::kValue:
@@ -144,8 +140,7 @@ at::Tensor ProgramLayer::input(const Input& input, const ForShape& shape, Values
       // Before the first layer with parameters, values may be on the host.
       return on_device(x[index], device());
     case Input::From::kField:
-      if (input.whole && context.sliced())
-        return on_device(context.slice.sequences->at(input.field), device());
+      if (input.whole && context.sliced()) return on_device(context.slice.sequences->at(input.field), device());
       return on_device(context.field(input.field), device());
     case Input::From::kParameter:
       return parameters_[index]->value;
@@ -175,8 +170,7 @@ Values ProgramLayer::forward(Values x, Context& context, Saved& saved) {
       at::Tensor& value = buffers_[static_cast<size_t>(buffer.index)]->value;
       TWOBP_CHECK(changed.sizes() == value.sizes() && changed.scalar_type() == value.scalar_type(),
                   "the new value of buffer ", buffers_[static_cast<size_t>(buffer.index)]->name(), " is ",
-                  changed.sizes(), " ", changed.scalar_type(), " instead of ", value.sizes(), " ",
-                  value.scalar_type());
+                  changed.sizes(), " ", changed.scalar_type(), " instead of ", value.sizes(), " ", value.scalar_type());
       value.copy_(changed);
     }
   }
@@ -198,8 +192,8 @@ Values ProgramLayer::backward_p1(Values dy, Context& context, Saved& saved) {
   const Plan& plan = *shape.plan;
   const bool loss = layer_ + 1 == static_cast<int>(graph_->layers().size());
   if (loss && dy.empty()) dy.push_back(scalar(context.loss_scale));
-  TWOBP_CHECK(dy.size() == plan.gradients.size(), "backward-p1 of a captured layer got ", dy.size(),
-              " gradients for ", plan.gradients.size(), " outputs");
+  TWOBP_CHECK(dy.size() == plan.gradients.size(), "backward-p1 of a captured layer got ", dy.size(), " gradients for ",
+              plan.gradients.size(), " outputs");
   Frame frame(plan.program->slots);
   size_t next = 0;
   for (const Program::Output& output : plan.program->outputs) {

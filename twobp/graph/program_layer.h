@@ -1,5 +1,5 @@
-// A layer of a captured module. It runs the layer's programs: forward or evaluate, backward-p1, and each unit
-// of backward-p2 as a P2Unit of its own.
+// A layer of a captured module. It runs the layer's programs: forward or evaluate, backward-p1, and each unit of
+// backward-p2 as a P2Unit of its own.
 #pragma once
 
 #include <map>

@@ -179,8 +179,7 @@ Argument read_integers(const JsonNode& node, bool list, const CodeRules& rules) 
   return argument;
 }
 
-Argument read_argument(const JsonNode& node, const c10::Argument& schema, const Operator& op,
-                       const CodeRules& rules) {
+Argument read_argument(const JsonNode& node, const c10::Argument& schema, const Operator& op, const CodeRules& rules) {
   const c10::Type* type = schema.real_type().get();
   if (op.own != nullptr && schema.name() == "random") return read_random(node, rules);
   if (type->kind() == TypeKind::OptionalType) {
@@ -270,8 +269,7 @@ void read_call(const JsonNode& node, const CodeRules& rules, Instruction& one) {
       if (schema[i].name() == "dropout_p")
         draws = !value.isDouble() || value.toDouble() != 0 || !one.arguments[i].of_sizes.empty();
     }
-    if (draws)
-      node.refuse(name.text(), " draws random numbers without a seed: give it a \"random\" argument");
+    if (draws) node.refuse(name.text(), " draws random numbers without a seed: give it a \"random\" argument");
   }
   read_out(node, *one.op, rules.slots, one);
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "twobp/graph/json_node.h"
+#include "twobp/core/json.h"
 #include "twobp/graph/program.h"
 #include "twobp/graph/sizes.h"
 
@@ -36,8 +36,8 @@ struct CodeRules {
   const Sizes* sizes = nullptr;  // those that numbers may be; null: none
 };
 
-// Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its
-// type and every slot in range. Whether slots are written before they are read is not checked here.
+// Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its type and
+// every slot in range. Whether slots are written before they are read is not checked here.
 Code read_code(const JsonNode& list, const CodeRules& rules);
 
 }  // namespace twobp::graph

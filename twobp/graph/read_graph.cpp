@@ -10,9 +10,10 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
-#include "twobp/core/text_file.h"
-#include "twobp/files/json_file.h"
+#include "twobp/core/json.h"
+#include "twobp/core/random.h"
+#include "twobp/core/text.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
 #include "twobp/graph/read_program.h"
@@ -101,8 +102,7 @@ void read_tensor_types(const JsonNode& root, GraphDescription& graph) {
     parameter.type = read_type(node);
     if (parameter.type.dtype != at::kFloat && parameter.type.dtype != at::kDouble &&
         parameter.type.dtype != at::kBFloat16)
-      node.refuse("the parameter is ", parameter.type.dtype,
-                  ": capture the module in float32, float64 or bfloat16");
+      node.refuse("the parameter is ", parameter.type.dtype, ": capture the module in float32, float64 or bfloat16");
     const auto frozen = node.find("frozen");
     parameter.frozen = frozen && frozen->boolean();
     const auto product = node.find("product");
@@ -203,8 +203,7 @@ std::set<int> parameters_with_gradient(const Program& program) {
 void check_layer(const GraphDescription& graph, const Shape& shape, size_t index, const JsonNode& node) {
   const GraphLayer& layer = graph.layers[index];
   const auto program_of = [&](size_t layer) -> const Program& {
-    return shape
-        .programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
+    return shape.programs[static_cast<size_t>(shape.kinds.empty() ? graph.layers[layer].kind : shape.kinds[layer])];
   };
   const Program& program = program_of(index);
   const auto refuse = [&](const auto&... what) { node.refuse("layer \"", layer.name, "\": ", what...); };
@@ -239,11 +238,10 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].gradient >= 0) with_gradient.push_back(static_cast<int>(i));
   }
-  const bool same = std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
-                               program.input_gradients.end(),
-                               [](int value, const Program::At& at) { return value == at.index; });
-  if (!same)
-    refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
+  const bool same =
+      std::equal(with_gradient.begin(), with_gradient.end(), program.input_gradients.begin(),
+                 program.input_gradients.end(), [](int value, const Program::At& at) { return value == at.index; });
+  if (!same) refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
   const bool last = index + 1 == graph.layers.size();
   if (last ? program.outputs.size() != 1 || program.outputs[0].gradient < 0 : program.outputs.empty())
     refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
@@ -343,8 +341,8 @@ void check_format(const JsonNode& root) {
   const std::string& torch = root["torch"].text();
   const std::string ours = concat(TORCH_VERSION_MAJOR, '.', TORCH_VERSION_MINOR);
   if (torch != ours && !torch.starts_with(ours + "."))
-    root["torch"].refuse("the model was captured with torch ", torch.substr(0, 100),
-                         ", but this program has ", ours, ": capture it again with that");
+    root["torch"].refuse("the model was captured with torch ", torch.substr(0, 100), ", but this program has ", ours,
+                         ": capture it again with that");
 }
 
 std::string checksum_of(std::string_view text) {
@@ -380,8 +378,8 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   const std::vector<JsonNode> shapes = root["shapes"].elements(kMostShapes);
   if (shapes.empty()) root["shapes"].refuse("there is no shape of a micro-batch");
   for (const JsonNode& node : shapes) {
-    Shape shape = read_shape(node, graph->description(),
-                             [&](const std::string& name) { return graph->has_constant(name); });
+    Shape shape =
+        read_shape(node, graph->description(), [&](const std::string& name) { return graph->has_constant(name); });
     if (&node == &shapes.front() && shape.of_many())
       node.refuse("the first shape must be that of one micro-batch, without \"sizes\"");
     if (!shape.of_many() && graph->knows(shape.fields, 0))
@@ -396,16 +394,14 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
   return parse_graph(read_text(path.string(), kMaxBytes), path.string(), read_constant_file(folder));
 }
 
-void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants,
-               int variant) {
+void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants, int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
   Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
     return constants.contains(name) || graph.has_constant(name);
   });
   shape.variant = variant;
-  if (shape.of_many() || !graph.knows(shape.fields, variant))
-    graph.add(std::move(shape), std::move(constants));
+  if (shape.of_many() || !graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
 }
 
 }  // namespace twobp::graph

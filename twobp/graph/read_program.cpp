@@ -73,8 +73,8 @@ Input read_input(const JsonNode& node, int slots, const FieldTypes& fields) {
 std::vector<Program::At> read_places(const JsonNode& list, int slots) {
   std::vector<Program::At> places;
   for (const JsonNode& node : list.elements(kMostNames)) {
-    places.push_back({static_cast<int>(node["index"].integer(0, kMostIndex)),
-                      static_cast<int>(node["slot"].integer(0, slots - 1))});
+    places.push_back(
+        {static_cast<int>(node["index"].integer(0, kMostIndex)), static_cast<int>(node["slot"].integer(0, slots - 1))});
     if (places.size() > 1 && places[places.size() - 2].index >= places.back().index)
       node.refuse("the list is not sorted by index, or has an index twice");
   }
@@ -93,8 +93,7 @@ std::vector<Input> read_inputs(const JsonNode& list, int slots, const FieldTypes
   return inputs;
 }
 
-// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes
-// between.
+// Gives the calls of attention and of its derivative the same numbers, by the log_sum_exp that passes between.
 void number_attention(Program& program) {
   std::map<int, int> numbers;  // by slot
   for (Instruction& one : program.forward) {
@@ -144,14 +143,12 @@ Program read_program(const JsonNode& node, const Shape& shape) {
   program.new_buffers = read_places(node["new_buffers"], program.slots);
   for (const Program::At& buffer : program.new_buffers) flow.read(buffer.slot, node["new_buffers"]);
 
-  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, shape.positions,
-                           &shape.sizes};
+  const CodeRules backward{program.slots, /*gradients=*/true, /*random=*/false, shape.positions, &shape.sizes};
   for (const Program::Output& output : program.outputs) flow.write(output.gradient, node["outputs"]);
   program.backward_p1 = read_code(node["backward_p1"], backward);
   flow.pass(program.backward_p1, node["backward_p1"]);
   program.input_gradients = read_places(node["input_gradients"], program.slots);
-  for (const Program::At& gradient : program.input_gradients)
-    flow.read(gradient.slot, node["input_gradients"]);
+  for (const Program::At& gradient : program.input_gradients) flow.read(gradient.slot, node["input_gradients"]);
   for (const JsonNode& unit : node["backward_p2"].elements(kMostInstructions)) {
     const auto index = static_cast<int>(program.backward_p2.size());
     program.backward_p2.push_back({unit["name"].text(), read_code(unit["code"], backward)});

@@ -1,8 +1,8 @@
 // Reads the programs of a shape of graph.json. Slots are written once, before they are read.
 #pragma once
 
+#include "twobp/core/json.h"
 #include "twobp/graph/graph.h"
-#include "twobp/graph/json_node.h"
 
 namespace twobp::graph {
 

@@ -30,8 +30,7 @@ int64_t plus(int64_t a, int64_t b) {
 }
 
 int64_t power(int64_t base, int64_t exponent) {
-  TWOBP_CHECK(exponent >= 0 && exponent <= kMostPower, "has the exponent ", exponent, ", outside 0 to ",
-              kMostPower);
+  TWOBP_CHECK(exponent >= 0 && exponent <= kMostPower, "has the exponent ", exponent, ", outside 0 to ", kMostPower);
   int64_t result = 1;
   for (int64_t i = 0; i < exponent; ++i) result = times(result, base);
   return result;
@@ -80,8 +79,8 @@ const Sizes::Operation& Sizes::operation_of(const JsonNode& name) {
       {"or", Do::kOr, 2, Gives::kWhole},
       {"not", Do::kNot, 1, Gives::kWhole},
   };
-  const auto* found = std::find_if(std::begin(kAll), std::end(kAll),
-                                   [&](const Operation& one) { return name.text() == one.name; });
+  const auto* found =
+      std::find_if(std::begin(kAll), std::end(kAll), [&](const Operation& one) { return name.text() == one.name; });
   if (found == std::end(kAll)) name.refuse("\"", name.text().substr(0, 100), "\" is not a known operation");
   return *found;
 }
@@ -116,15 +115,14 @@ Sizes::Sizes(const JsonNode& list, const FieldTypes& fields) {
       for (const JsonNode& one : of.elements(2))
         arguments.push_back(static_cast<size_t>(one.integer(0, static_cast<int64_t>(entries_.size()) - 1)));
       if (static_cast<int>(arguments.size()) != operation.arguments)
-        of.refuse("has ", arguments.size(), " entries, but \"", operation.name, "\" takes ",
-                  operation.arguments);
+        of.refuse("has ", arguments.size(), " entries, but \"", operation.name, "\" takes ", operation.arguments);
       entry.a = arguments.front();
       entry.b = arguments.back();
       const bool real = entries_[entry.a].real || entries_[entry.b].real;
       if (real && (entry.what == Do::kFloorDivide || entry.what == Do::kModulo))
         of.refuse("\"", operation.name, "\" takes whole numbers");
-      entry.real = operation.gives == Operation::Gives::kReal ||
-                   (operation.gives == Operation::Gives::kAsArguments && real);
+      entry.real =
+          operation.gives == Operation::Gives::kReal || (operation.gives == Operation::Gives::kAsArguments && real);
     }
     entries_.push_back(std::move(entry));
   }
@@ -136,8 +134,7 @@ Sizes::Number Sizes::compute(const Entry& entry, const Number& a, const Number& 
     return Number::of(real ? holds(a.as_real(), b.as_real()) : holds(a.whole, b.whole));
   };
   const auto number = [&](const auto& of_whole, const auto& of_real) {
-    return real ? Number::of_real(finite(of_real(a.as_real(), b.as_real())))
-                : Number::of(of_whole(a.whole, b.whole));
+    return real ? Number::of_real(finite(of_real(a.as_real(), b.as_real()))) : Number::of(of_whole(a.whole, b.whole));
   };
   const auto larger = [](auto x, auto y) { return std::max(x, y); };
   const auto smaller = [](auto x, auto y) { return std::min(x, y); };

@@ -1,12 +1,12 @@
-// The numbers that programs for many shapes of a micro-batch compute from the sizes of its fields: sizes of
-// tensors, ends of slices, divisors. They are computed once for each new shape, not for each operator.
+// The numbers that programs for many shapes of a micro-batch compute from the sizes of its fields: sizes of tensors,
+// ends of slices, divisors. They are computed once for each new shape, not for each operator.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "twobp/graph/json_node.h"
+#include "twobp/core/json.h"
 #include "twobp/graph/program.h"
 
 namespace twobp::graph {
@@ -33,8 +33,7 @@ class Sizes {
 
   size_t count() const { return entries_.size(); }
   bool is_real(size_t entry) const { return entries_[entry].real; }
-  // The numbers for a micro-batch. Throws Error for an overflow, a division by zero, and a number that is not
-  // finite.
+  // The numbers for a micro-batch. Throws Error for an overflow, a division by zero, and a number that is not finite.
   std::vector<Number> of(const FieldTypes& batch) const;
 
  private:

@@ -1,22 +1,17 @@
-// Reads BertForMaskedLM of transformers, encoders without its head (BertModel, also as sentence-transformers
-// saves them, without "bert." in their names), and models with additional heads. A missing head starts as in
-// a new model.
-#include "twobp/models/bert.h"
-
+// Reads BertForMaskedLM of transformers, encoders without its head (BertModel, also as sentence-transformers saves
+// them, without "bert." in their names), and models with additional heads. A missing head starts as in a new model.
 #include <array>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
-#include "twobp/models/pad_token.h"
-#include "twobp/nn/layers/add_norm.h"
-#include "twobp/nn/layers/bert_embedding.h"
-#include "twobp/nn/layers/bidirectional_attention.h"
-#include "twobp/nn/layers/counted_positions.h"
-#include "twobp/nn/layers/cross_entropy.h"
-#include "twobp/nn/layers/gelu_linear.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/attention.h"
+#include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 
 namespace twobp {
 namespace {
@@ -62,10 +57,8 @@ std::unique_ptr<Layer> bert_gelu_linear(const std::string& module, int64_t in, i
   return std::make_unique<GeluLinear>(o.gelu(), parts, in, o.init_std, o.dtype, /*bias=*/true);
 }
 
-std::unique_ptr<Layer> bert_add_norm(std::unique_ptr<Layer> branch, const std::string& output,
-                                     const Bert& o) {
-  return std::make_unique<AddNorm>(std::move(branch), output + ".LayerNorm", o.dim, o.norm_eps, o.dropout,
-                                   o.dtype);
+std::unique_ptr<Layer> bert_add_norm(std::unique_ptr<Layer> branch, const std::string& output, const Bert& o) {
+  return std::make_unique<AddNorm>(std::move(branch), output + ".LayerNorm", o.dim, o.norm_eps, o.dropout, o.dtype);
 }
 
 std::unique_ptr<Layer> bert_attention(const std::string& block, const Bert& o) {
@@ -91,12 +84,12 @@ std::unique_ptr<Layer> bert_head(const Bert& o) {
   const std::string transform = "cls.predictions.transform";
   const std::string decoder = o.tied ? kWords : kDecoder;
   const std::string bias = o.tied ? kBias : kDecoderBias;
-  return std::make_unique<CountedPositions>(make_sequential(
-      bert_linear(transform + ".dense", o.dim, o.dim, o), std::make_unique<Gelu>(o.gelu()),
-      std::make_unique<LayerNorm>(transform + ".LayerNorm", o.dim, o.norm_eps, o.dtype),
-      std::make_unique<Linear>(std::vector<ParameterPart>{{decoder, o.vocab}}, o.dim, o.init_std, o.dtype,
-                               std::vector<ParameterPart>{{bias, o.vocab}}),
-      std::make_unique<CrossEntropy>()));
+  return std::make_unique<CountedPositions>(
+      make_sequential(bert_linear(transform + ".dense", o.dim, o.dim, o), std::make_unique<Gelu>(o.gelu()),
+                      std::make_unique<LayerNorm>(transform + ".LayerNorm", o.dim, o.norm_eps, o.dtype),
+                      std::make_unique<Linear>(std::vector<ParameterPart>{{decoder, o.vocab}}, o.dim, o.init_std,
+                                               o.dtype, std::vector<ParameterPart>{{bias, o.vocab}}),
+                      std::make_unique<CrossEntropy>()));
 }
 
 // The activation's name in our options; "" if it is neither of the two forms.
@@ -140,8 +133,8 @@ void read_bert(const CheckedJson& file, BertOptions& model) {
 void write_bert(const BertOptions& given, json& out) {
   const BertOptions config = filled_in(given);
   const auto known = out.find("hidden_act");
-  const bool said = known != out.end() && known->is_string() &&
-                    activation_of(known->get<std::string>()) == config.activation;
+  const bool said =
+      known != out.end() && known->is_string() && activation_of(known->get<std::string>()) == config.activation;
   out.update({{"hidden_size", config.dim},
               {"num_hidden_layers", config.layers},
               {"num_attention_heads", config.heads},
@@ -210,8 +203,7 @@ std::vector<Key> bert_keys() {
           .from(1, kMaxLength),
       TWOBP_KEY(O, token_types, "kinds of tokens, such as those of two sentences").from(1, kMaxCount),
       TWOBP_KEY(O, activation, "activation of the MLP").one_of({"gelu", "gelu_tanh"}),
-      dropout_key(
-          TWOBP_KEY(O, dropout, "dropout probability after the embeddings and after each half of a block")),
+      dropout_key(TWOBP_KEY(O, dropout, "dropout probability after the embeddings and after each half of a block")),
       dropout_key(TWOBP_KEY(O, attention_dropout, "dropout probability of attention's probabilities")),
       init_std_key<O>(),
   };
@@ -221,25 +213,22 @@ std::vector<Key> bert_keys() {
 
 ModelSpec bert(const BertOptions& options, const BuildSettings& settings) {
   const Bert o{filled_in(options), settings.dtype, settings.lora};
-  TWOBP_CHECK(
-      o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1 && o.positions >= 1 && o.token_types >= 1,
-      "a BERT needs layers, dim, vocab, hidden, positions and token types of at least 1");
-  TWOBP_CHECK(o.heads >= 1 && o.dim % o.heads == 0, "a BERT's dim ", o.dim, " is not divisible by its ",
-              o.heads, " heads");
+  TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1 && o.positions >= 1 && o.token_types >= 1,
+              "a BERT needs layers, dim, vocab, hidden, positions and token types of at least 1");
+  TWOBP_CHECK(o.heads >= 1 && o.dim % o.heads == 0, "a BERT's dim ", o.dim, " is not divisible by its ", o.heads,
+              " heads");
   for (const double p : {o.dropout, o.attention_dropout}) {
     TWOBP_CHECK(p >= 0 && p < 1, "a BERT's dropout ", p, " is not in [0, 1)");
   }
   ModelSpec model;
-  model.layers.push_back(
-      {kEmbeddings, "embedding", [o] {
-         const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim, o.pad_token};
-         return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout, o.init_std,
-                                                o.dtype);
-       }});
+  model.layers.push_back({kEmbeddings, "embedding", [o] {
+                            const BertEmbeddingShape shape{o.vocab, o.positions, o.token_types, o.dim, o.pad_token};
+                            return std::make_unique<BertEmbedding>(kEmbeddings, shape, o.norm_eps, o.dropout,
+                                                                   o.init_std, o.dtype);
+                          }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "bert.encoder.layer." + std::to_string(i);
-    model.layers.push_back(
-        {block + ".attention", "attention", [o, block] { return bert_attention(block, o); }});
+    model.layers.push_back({block + ".attention", "attention", [o, block] { return bert_attention(block, o); }});
     model.layers.push_back({block + ".mlp", "mlp", [o, block] { return bert_mlp(block, o); }});
   }
   model.layers.push_back({"cls", "head", [o] { return bert_head(o); }});
@@ -269,9 +258,7 @@ ModelType bert_type() {
     return std::string("its head sees the positions to be predicted, other ones every time");
   };
   type.read_hf = [](const CheckedJson& file, ModelOptions& o) { read_bert(file, o.as<BertOptions>()); };
-  type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) {
-    write_bert(o.as<BertOptions>(), out);
-  };
+  type.write_hf = [](const ModelOptions& o, int64_t /*sequence*/, json& out) { write_bert(o.as<BertOptions>(), out); };
   return type;
 }
 

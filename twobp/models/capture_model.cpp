@@ -1,7 +1,5 @@
-// An entry of the cache is a folder: a bundle, and entry.json, which says what it was made from. It is valid
-// if this equals what a new one would be made from.
-#include "twobp/models/capture_model.h"
-
+// An entry of the cache is a folder: a bundle, and entry.json, which says what it was made from. It is valid if this
+// equals what a new one would be made from.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -13,13 +11,13 @@
 #include <torch/headeronly/version.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
-#include "twobp/files/cache_folder.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/files/npy.h"
+#include "twobp/files/paths.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
@@ -61,8 +59,7 @@ json source_of(const fs::path& directory, const CaptureFields& fields) {
   std::map<std::string, std::string> states;
   for (const auto& file : fs::directory_iterator(directory)) {
     std::error_code ignored;
-    if (fs::is_regular_file(file, ignored))
-      states[file.path().filename().string()] = state_of_file(file.path());
+    if (fs::is_regular_file(file, ignored)) states[file.path().filename().string()] = state_of_file(file.path());
   }
   const json source = {{"directory", directory.string()},
                        {"files", states},
@@ -88,8 +85,7 @@ std::optional<ModelOptions> find_entry(const fs::path& folder, const json& sourc
     if (entry.value("source", json()) != source || !same_code(entry.value("code", json()))) return {};
     ModelOptions options = read_bundle(folder.string());
     std::error_code ignored;
-    if (fs::exists(folder / "model.safetensors", ignored))
-      options.as<CapturedOptions>().weights = folder.string();
+    if (fs::exists(folder / "model.safetensors", ignored)) options.as<CapturedOptions>().weights = folder.string();
     fs::last_write_time(folder / kEntry, fs::file_time_type::clock::now(), ignored);
     return options;
   } catch (const Error&) {  // missing or damaged; it is made again
@@ -105,8 +101,7 @@ json ask_python(const json& request, const std::string& name) {
                 ": the Python process that captures models returned no JSON object: $TWOBP_PYTHON must ",
                 "name a Python interpreter");
     const auto error = answer.find("error");
-    if (error != answer.end())
-      fail(name, ": ", error->is_string() ? error->get<std::string>() : error->dump());
+    if (error != answer.end()) fail(name, ": ", error->is_string() ? error->get<std::string>() : error->dump());
     if (answer.contains("code")) return answer;  // others are signs of life
   }
 }
@@ -149,8 +144,7 @@ void make_entry(const fs::path& folder, const fs::path& directory, const Capture
     const json answer =
         ask_python({{"folder", name}, {"fields", fields}, {"arrays", arrays}, {"into", made.string()}}, name);
     json code = json::object();
-    for (const json& path : answer.at("code"))
-      code[path.get<std::string>()] = state_of_file(path.get<std::string>());
+    for (const json& path : answer.at("code")) code[path.get<std::string>()] = state_of_file(path.get<std::string>());
     TWOBP_CHECK(source_of(directory, fields) == source, name,
                 ": was changed while it was captured: start again when it is complete");
     NewFile entry(made / kEntry);
@@ -201,8 +195,8 @@ bool needs_capture(const std::string& directory) {
   return !has_layers(config.string());
 }
 
-ModelOptions capture_model(const std::string& directory, const CaptureFields& fields,
-                           const std::string& arrays, const std::string& cache) {
+ModelOptions capture_model(const std::string& directory, const CaptureFields& fields, const std::string& arrays,
+                           const std::string& cache) {
   const fs::path absolute = fs::weakly_canonical(directory);
   const fs::path folder = cache_folder(cache, kWhat) / "models";
   const json source = source_of(absolute, fields);

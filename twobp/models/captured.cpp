@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
-#include "twobp/data/field_dataset.h"
+#include "twobp/data/array_dataset.h"
 #include "twobp/graph/graph.h"
 #include "twobp/graph/program_layer.h"
 #include "twobp/graph/read_graph.h"
@@ -77,9 +77,8 @@ std::string find_instruction(const Graph& graph, const Which& which) {
     std::vector<const graph::Code*> codes{&program.forward, &program.evaluate, &program.backward_p1};
     for (const Program::Unit& unit : program.backward_p2) codes.push_back(&unit.code);
     for (const graph::Code* code : codes) {
-      const auto found = std::find_if(code->begin(), code->end(), [&](const graph::Instruction& one) {
-        return one.op != nullptr && which(one);
-      });
+      const auto found = std::find_if(code->begin(), code->end(),
+                                      [&](const graph::Instruction& one) { return one.op != nullptr && which(one); });
       if (found != code->end()) return concat(found->op->schema->name(), " in layer '", layer.name, "'");
     }
   }
@@ -147,8 +146,8 @@ ModelOptions read_bundle(const std::string& folder) {
 }
 
 ModelType captured_type() {
-  ModelType type = make_model_type<CapturedOptions>({TWOBP_KEY(
-      CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
+  ModelType type = make_model_type<CapturedOptions>(
+      {TWOBP_KEY(CapturedOptions, program, "checksum of the graph.json in model.from, which sets it; do not set it")});
   type.is_bundle = true;
   type.input = input_of;
   type.weights = [](const ModelOptions& options) { return options.as<CapturedOptions>().weights; };

@@ -29,8 +29,8 @@ const json& CheckedJson::require(const char* key) const {
 int64_t CheckedJson::integer(const char* key) const {
   const json& value = require(key);
   // A number that does not fit is larger than any sensible value; the ranges are checked later.
-  TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, origin, ": ", key, " is ",
-              shown(value), ", not an integer from 0");
+  TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= INT64_MAX, origin, ": ", key, " is ", shown(value),
+              ", not an integer from 0");
   return value.get<int64_t>();
 }
 
@@ -39,8 +39,8 @@ std::vector<int> CheckedJson::integers(const char* key) const {
   TWOBP_CHECK(list.is_array(), origin, ": ", key, " is ", shown(list), ", not a list of integers");
   std::vector<int> values;
   for (const json& value : list) {
-    TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int>::max(),
-                origin, ": ", key, " has ", shown(value), ", not an integer from 0");
+    TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int>::max(), origin, ": ",
+                key, " has ", shown(value), ", not an integer from 0");
     values.push_back(value.get<int>());
   }
   return values;

@@ -1,5 +1,5 @@
-// Reads, with checks, a JSON object from an untrusted source: the config.json of a Hugging Face directory and
-// the objects in it. Every error names the file and the key.
+// Reads, with checks, a JSON object from an untrusted source: the config.json of a Hugging Face directory and the
+// objects in it. Every error names the file and the key.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace twobp {
 // Formats a value for an error: short, on one line.
 std::string shown(const nlohmann::json& value);
 
-// A key that is null counts as missing, as in transformers. Throws Error if a required key is missing or a
-// value has another type.
+// A key that is null counts as missing, as in transformers. Throws Error if a required key is missing or a value has
+// another type.
 struct CheckedJson {
   const nlohmann::json& object;
   std::string origin;  // for messages: the file, and the place in it

@@ -1,5 +1,3 @@
-#include "twobp/models/emulated.h"
-
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -7,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/models/freeze.h"
 
 namespace twobp {
 namespace {
@@ -23,8 +22,8 @@ class Waiting : public Layer {
       : cost_(cost), input_bytes_(input_bytes), last_(last) {
     const int64_t count = cost.gradient_bytes / static_cast<int64_t>(sizeof(float));
     if (count > 0) {
-      weight_.emplace(std::vector<ParameterPart>{{name + ".weight", count}}, std::vector<int64_t>{count},
-                      at::kFloat, /*std=*/0.0);
+      weight_.emplace(std::vector<ParameterPart>{{name + ".weight", count}}, std::vector<int64_t>{count}, at::kFloat,
+                      /*std=*/0.0);
     }
   }
 
@@ -72,8 +71,8 @@ class Waiting : public Layer {
   }
   static void wait(Clock::time_point begin, double seconds) {
     if (seconds <= 0) return;
-    std::this_thread::sleep_until(
-        begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+    std::this_thread::sleep_until(begin +
+                                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
   }
 
   EmulatedLayer cost_;
@@ -91,17 +90,15 @@ ModelSpec emulated(const std::vector<EmulatedLayer>& layers) {
   int64_t input_bytes = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const EmulatedLayer& cost = layers[i];
-    TWOBP_CHECK(cost.forward >= 0 && cost.backward_p1 >= 0 && cost.backward_p2 >= 0 &&
-                    cost.activation_bytes >= 0 && cost.stash_bytes >= 0 && cost.boundary_bytes >= 0 &&
-                    cost.gradient_bytes >= 0,
+    TWOBP_CHECK(cost.forward >= 0 && cost.backward_p1 >= 0 && cost.backward_p2 >= 0 && cost.activation_bytes >= 0 &&
+                    cost.stash_bytes >= 0 && cost.boundary_bytes >= 0 && cost.gradient_bytes >= 0,
                 "emulated layer ", i, " has a negative time or size");
     const bool last = i + 1 == layers.size();
     const auto known = std::find(kinds.begin(), kinds.end(), cost);
     const auto kind = known - kinds.begin();
     if (known == kinds.end()) kinds.push_back(cost);
     // The first and the last layer have different inputs and outputs.
-    model.layers.push_back({concat("layers.", i),
-                            concat("wait ", kind, i == 0 ? " first" : "", last ? " last" : ""),
+    model.layers.push_back({concat("layers.", i), concat("wait ", kind, i == 0 ? " first" : "", last ? " last" : ""),
                             [cost, input_bytes, last, name = concat("layers.", i)] {
                               return std::make_unique<Waiting>(cost, input_bytes, last, name);
                             }});

@@ -85,8 +85,7 @@ bool matches_pattern(std::string_view name, std::string_view pattern) {
       return false;
     }
   }
-  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(p), pattern.end(),
-                     [](char c) { return c == '*'; });
+  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(p), pattern.end(), [](char c) { return c == '*'; });
 }
 
 void freeze(ModelSpec& model, const std::vector<std::string>& patterns) {
@@ -125,8 +124,7 @@ void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
     const bool used = std::any_of(adapted.begin(), adapted.end(), [&](const std::string& module) {
       return module == target || module.ends_with("." + target);
     });
-    TWOBP_CHECK(used || !projections.contains(target.substr(target.rfind('.') + 1)),
-                "model.lora_targets: ", target,
+    TWOBP_CHECK(used || !projections.contains(target.substr(target.rfind('.') + 1)), "model.lora_targets: ", target,
                 " takes no adapter here: it is an embedding, a convolution or an output without one");
     TWOBP_CHECK(used, "model.lora_targets: no projection is called \"", target, "\": did you mean \"",
                 nearest(target, known), "\"? There are ", join(known));

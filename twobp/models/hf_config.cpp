@@ -10,8 +10,8 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/hub_hint.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
+#include "twobp/files/paths.h"
 #include "twobp/models/captured.h"
 
 namespace twobp {
@@ -38,8 +38,7 @@ constexpr std::array<const char*, 16> kAnyGeneration = {"_from_model_config",
                                                         "cache_config",
                                                         "return_dict_in_generate",
                                                         "return_legacy_cache"};
-constexpr std::array<const char*, 5> kSampling = {"top_k", "min_p", "typical_p", "epsilon_cutoff",
-                                                  "eta_cutoff"};
+constexpr std::array<const char*, 5> kSampling = {"top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"};
 
 // Null: the model_type is not supported.
 const ModelType* find_type(const CheckedJson& file) {
@@ -73,9 +72,8 @@ const ModelType& type_of(const CheckedJson& file) {
   const ModelType* found = find_type(file);
   TWOBP_CHECK(found != nullptr, file.origin, ": model_type ", shown(type),
               " is not supported, supported are: ", hf_models());
-  TWOBP_CHECK(has_class(file, *found), file.origin,
-              ": architectures has none that is supported of model_type ", shown(type), ": ",
-              join(supported_classes(*found)));
+  TWOBP_CHECK(has_class(file, *found), file.origin, ": architectures has none that is supported of model_type ",
+              shown(type), ": ", join(supported_classes(*found)));
   TWOBP_CHECK(!file.find("quantization_config"), file.origin,
               ": quantized models are not supported: save the model in float32, bfloat16 or float16");
   return *found;

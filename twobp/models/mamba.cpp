@@ -1,16 +1,14 @@
-#include "twobp/models/mamba.h"
-
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
+#include "twobp/models/models.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
-#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/mamba_mixer.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {
@@ -26,8 +24,7 @@ int64_t dt_rank_of(const MambaOptions& o) {
 
 void read_mamba(const CheckedJson& file, MambaOptions& model) {
   const std::string activation = file.text("hidden_act", "silu");
-  TWOBP_CHECK(activation == "silu", file.origin, ": hidden_act ", shown(activation),
-              " is not supported: \"silu\" is");
+  TWOBP_CHECK(activation == "silu", file.origin, ": hidden_act ", shown(activation), " is not supported: \"silu\" is");
   file.require_false("use_bias");
   TWOBP_CHECK(file.boolean("use_conv_bias", true), file.origin,
               ": use_conv_bias false is not supported: the convolution has a bias");
@@ -100,31 +97,30 @@ ModelSpec mamba(const MambaOptions& o, const BuildSettings& s) {
               "a Mamba needs at least one layer, dim, vocab, state and expand of at least 1");
   const MambaMixerShape shape{o.dim, o.expand * o.dim, o.state, o.conv_kernel, dt_rank_of(o)};
   ModelSpec model;
-  model.layers.push_back(
-      {"backbone.embeddings", "embedding",
-       [o, s] { return std::make_unique<Embedding>(kMambaEmbedding, o.vocab, o.dim, o.init_std, s.dtype); }});
+  model.layers.push_back({"backbone.embeddings", "embedding", [o, s] {
+                            return std::make_unique<Embedding>(kMambaEmbedding, o.vocab, o.dim, o.init_std, s.dtype);
+                          }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = "backbone.layers." + std::to_string(i);
     model.layers.push_back(
         {block + ".in_proj", "in_proj", [o, s, shape, block] {
            return std::make_unique<ResidualBegin>(make_sequential(
                std::make_unique<RmsNorm>(block + ".norm.weight", o.dim, o.norm_eps, s.dtype),
-               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner, {{shape.inner, shape.inner}}}},
-                           o.dim, o.init_std, s.dtype, s.lora)));
+               make_linear({{block + ".mixer.in_proj.weight", 2 * shape.inner, {{shape.inner, shape.inner}}}}, o.dim,
+                           o.init_std, s.dtype, s.lora)));
          }});
     model.layers.push_back({block + ".mixer", "mixer", [o, s, shape, block] {
-                              return std::make_unique<ResidualEnd>(std::make_unique<MambaMixer>(
-                                  block + ".mixer", shape, o.init_std, s.dtype, s.lora));
+                              return std::make_unique<ResidualEnd>(
+                                  std::make_unique<MambaMixer>(block + ".mixer", shape, o.init_std, s.dtype, s.lora));
                             }});
   }
   const std::string head = o.tied ? kMambaEmbedding : kMambaHead;
-  model.layers.push_back(
-      {"lm_head", "head", [o, s, head] {
-         return make_sequential(
-             std::make_unique<RmsNorm>("backbone.norm_f.weight", o.dim, o.norm_eps, s.dtype),
-             make_linear({{head, o.vocab}}, o.dim, o.init_std, s.dtype, s.lora),
-             std::make_unique<CrossEntropy>());
-       }});
+  model.layers.push_back({"lm_head", "head", [o, s, head] {
+                            return make_sequential(
+                                std::make_unique<RmsNorm>("backbone.norm_f.weight", o.dim, o.norm_eps, s.dtype),
+                                make_linear({{head, o.vocab}}, o.dim, o.init_std, s.dtype, s.lora),
+                                std::make_unique<CrossEntropy>());
+                          }});
   return model;
 }
 

@@ -1,9 +1,7 @@
-#include "twobp/models/mlp.h"
-
 #include "twobp/core/check.h"
-#include "twobp/models/common_keys.h"
-#include "twobp/models/decoder/decoder.h"
-#include "twobp/nn/layers/sequential.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/squared_error.h"
 
 namespace twobp {

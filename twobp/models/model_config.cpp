@@ -2,8 +2,14 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/freeze.h"
+#include "twobp/models/model_type.h"
+#include "twobp/models/model_weights.h"
 
 namespace twobp {
+
+LoraOptions ModelConfig::adapters() const {
+  return {lora, lora_alpha, lora_targets};
+}
 
 ModelInput ModelConfig::input() const {
   ModelInput input = type.type().input(type);
@@ -20,21 +26,18 @@ ModelWeights ModelConfig::weights() const {
 const Section& model_section() {
   static const Section section = make_section<ModelConfig>(
       "model",
-      {TWOBP_KEY(
-           ModelConfig, from,
-           "Hugging Face directory or bundle of a captured model to start from, which sets the architecture; "
-           "\"\": a new model")
+      {TWOBP_KEY(ModelConfig, from,
+                 "Hugging Face directory or bundle of a captured model to start from, which sets the architecture; "
+                 "\"\": a new model")
            .path(),
        TWOBP_KEY(ModelConfig, type,
                  "architecture; llama to starcoder2 are decoders, mlp is a stack of identical MLP blocks, "
                  "for benchmarks")
            .one_of(model_type_names()),
        TWOBP_KEY(ModelConfig, freeze, "patterns (* and ?) of the names of parameters that are not trained"),
-       TWOBP_KEY(ModelConfig, lora,
-                 "rank of the LoRA adapters, which are then the only trained parameters; 0: none")
+       TWOBP_KEY(ModelConfig, lora, "rank of the LoRA adapters, which are then the only trained parameters; 0: none")
            .from(0, kMaxCount),
-       TWOBP_KEY(ModelConfig, adapter,
-                 "folder of a LoRA adapter to continue from, as PEFT saves it; \"\": a new one")
+       TWOBP_KEY(ModelConfig, adapter, "folder of a LoRA adapter to continue from, as PEFT saves it; \"\": a new one")
            .path(),
        TWOBP_KEY(ModelConfig, lora_alpha, "LoRA adapters are scaled by lora_alpha / lora").above(0),
        TWOBP_KEY(ModelConfig, lora_targets, "endings of the names of the projections that get an adapter")});

@@ -1,6 +1,6 @@
-// The model types. Each is one part of this folder with its options, which are keys of the section `model`,
-// its layers, and Hugging Face's names of both. The families of decoders are a type each, with the same
-// struct of options. model_type.cpp has the table. The rest of the program knows no model by name.
+// The model types. Each is one part of this folder with its options, which are keys of the section `model`, its layers,
+// and Hugging Face's names of both. The families of decoders are a type each, with the same struct of options.
+// model_type.cpp has the table. The rest of the program knows no model by name.
 #pragma once
 
 #include <any>
@@ -12,54 +12,14 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "twobp/config/section.h"
-#include "twobp/data/model_input.h"
+#include "twobp/data/data_config.h"
 #include "twobp/models/checked_json.h"
 #include "twobp/models/model.h"
+#include "twobp/models/model_config.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
-
-struct ModelType;
-
-// The options of one model type, by value: DecoderOptions, BertOptions and so on.
-class ModelOptions : public Choice {
- public:
-  ModelOptions();  // of a LLaMa
-  // Throws Error if the type is unknown.
-  explicit ModelOptions(const std::string& type);
-  template <typename Options>
-  requires(requires { Options::kType; }) ModelOptions(Options options)
-      : ModelOptions(std::string(Options::kType)) {  // NOLINT: a value of it
-    as<Options>() = std::move(options);
-  }
-
-  const ModelType& type() const { return *type_; }
-  // Throws Error if the options are of another type.
-  template <typename Options>
-  Options& as() {
-    auto* options = std::any_cast<Options>(&options_);
-    if (options == nullptr) throw_other_type(Options::kType);
-    return *options;
-  }
-  template <typename Options>
-  const Options& as() const {
-    const auto* options = std::any_cast<Options>(&options_);
-    if (options == nullptr) throw_other_type(Options::kType);
-    return *options;
-  }
-
-  const std::string& name() const override;
-  void choose(const std::string& name) override { *this = ModelOptions(name); }
-  SectionValues chosen() override;
-  std::vector<const Section*> alternatives() const override;
-
- private:
-  [[noreturn]] void throw_other_type(const char* wanted) const;
-
-  const ModelType* type_;
-  std::any options_;
-};
 
 // The settings for building a model, in addition to its options.
 struct BuildSettings {
@@ -73,13 +33,13 @@ struct ModelType {
   std::any defaults;
   void* (*values)(std::any& options) = nullptr;
 
-  std::string hf_type;   // "model_type" of config.json; empty: such models are not read or written
-  std::string hf_class;  // an entry of "architectures"
+  std::string hf_type;                 // "model_type" of config.json; empty: such models are not read or written
+  std::string hf_class;                // an entry of "architectures"
   std::vector<std::string> hf_others;  // other classes whose weights can be read; heads may be missing
   std::function<TensorNames(const ModelOptions&)> names;  // of the tensors of these classes
   bool lora = false;                                      // has Linear layers that take adapters
-  std::string peft_task;                   // "task_type" of PEFT; empty: PEFT has none for this class
-  bool transposed = false;                 // some weights are (in, out): PEFT's fan_in_fan_out
+  std::string peft_task;                                  // "task_type" of PEFT; empty: PEFT has none for this class
+  bool transposed = false;                                // some weights are (in, out): PEFT's fan_in_fan_out
   std::vector<std::string> peft_excludes;  // projections whose adapters PEFT refuses or transformers ignores
   bool reduced_precision = false;          // computes in bf16 and fp16 too
   bool is_bundle = false;                  // a saved folder is that of model.from with other weights
@@ -98,11 +58,11 @@ struct ModelType {
   std::function<std::string(const ModelOptions&)> no_graph;
   // The reason why its sequences cannot be cut into slices (pipeline.slices). Empty if they can.
   std::function<std::string(const ModelOptions&)> no_slices;
-  // Reads the options from config.json. Throws Error if one is missing or has the wrong type, or if the file
-  // asks for another computation than ours.
+  // Reads the options from config.json. Throws Error if one is missing or has the wrong type, or if the file asks for
+  // another computation than ours.
   std::function<void(const CheckedJson& file, ModelOptions&)> read_hf;
-  // Writes the options to config.json, over that of a loaded model. `sequence` is the longest one that the
-  // model must accept. Throws Error for options that transformers refuses.
+  // Writes the options to config.json, over that of a loaded model. `sequence` is the longest one that the model must
+  // accept. Throws Error for options that transformers refuses.
   std::function<void(const ModelOptions&, int64_t sequence, nlohmann::json& out)> write_hf;
 };
 

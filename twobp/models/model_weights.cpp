@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "twobp/core/check.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 
 namespace twobp {
 namespace {
@@ -50,9 +50,8 @@ ModelWeights::ModelWeights(std::string directory, TensorNames naming)
   } else {
     const bool pickled = fs::exists(folder / "pytorch_model.bin", ignored) ||
                          fs::exists(folder / "pytorch_model.bin.index.json", ignored);
-    fail(
-        directory_, ": has neither ", kWhole, " nor ", kIndex,
-        pickled ? "; pytorch_model.bin is not read: load it with transformers and save_pretrained() it" : "");
+    fail(directory_, ": has neither ", kWhole, " nor ", kIndex,
+         pickled ? "; pytorch_model.bin is not read: load it with transformers and save_pretrained() it" : "");
   }
   if (naming_.rename) rename();
   for (const auto& [one, other] : naming_.same) {
@@ -74,8 +73,8 @@ void ModelWeights::rename() {
       continue;
     }
     const std::string& other = stored(to);
-    TWOBP_CHECK(same_values(files_[at].tensor(name), files_[renamed[to]].tensor(other)), directory_,
-                ": has both ", name.substr(0, 100), " and ", other.substr(0, 100),
+    TWOBP_CHECK(same_values(files_[at].tensor(name), files_[renamed[to]].tensor(other)), directory_, ": has both ",
+                name.substr(0, 100), " and ", other.substr(0, 100),
                 ", two names of one tensor, with different values: remove the wrong one");
   }
   file_of_ = std::move(renamed);
@@ -106,16 +105,15 @@ void ModelWeights::read_index(const std::string& path) {
                 "\" must be a .safetensors file in the same folder");
     const auto [at, is_new] = opened.try_emplace(file, files_.size());
     if (is_new) files_.emplace_back((fs::path(directory_) / file).string());
-    TWOBP_CHECK(files_[at->second].contains(name), files_[at->second].path(), ": has no \"",
-                name.substr(0, 100), "\", though ", kIndex, " says so");
+    TWOBP_CHECK(files_[at->second].contains(name), files_[at->second].path(), ": has no \"", name.substr(0, 100),
+                "\", though ", kIndex, " says so");
     file_of_[name] = at->second;
   }
   for (const SafetensorsFile& file : files_) {
     for (const std::string& name : file.names()) {
-      TWOBP_CHECK(contains(name), file.path(), ": has \"", name.substr(0, 100), "\", which is not in ",
-                  kIndex);
-      TWOBP_CHECK(&files_[file_of_.at(name)] == &file, file.path(), ": has \"", name.substr(0, 100),
-                  "\", which ", kIndex, " says is in another file");
+      TWOBP_CHECK(contains(name), file.path(), ": has \"", name.substr(0, 100), "\", which is not in ", kIndex);
+      TWOBP_CHECK(&files_[file_of_.at(name)] == &file, file.path(), ": has \"", name.substr(0, 100), "\", which ",
+                  kIndex, " says is in another file");
     }
   }
 }

@@ -1,5 +1,5 @@
-// The tensors of a Hugging Face directory: model.safetensors, or several files with
-// model.safetensors.index.json, which lists the file of each tensor.
+// The tensors of a Hugging Face directory: model.safetensors, or several files with model.safetensors.index.json, which
+// lists the file of each tensor.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,16 @@ namespace twobp {
 
 // An architecture's names for its tensors in a directory, where they differ from the model's.
 struct TensorNames {
-  // Returns the model's name of a stored tensor, or "" if the model has no such parameter. Null: names are
-  // the same.
+  // Returns the model's name of a stored tensor, or "" if the model has no such parameter. Null: names are the same.
   std::string (*rename)(const std::string& stored) = nullptr;
-  // Pairs of names for tensors that are the same in some models. If a directory has one of them, it serves as
-  // the other too.
+  // Pairs of names for tensors that are the same in some models. If a directory has one of them, it serves as the other
+  // too.
   std::vector<std::pair<std::string, std::string>> same;
-  // Further names of parameters (of tied weights), with the parameter's name. A tensor under such a name must
-  // equal the parameter.
+  // Further names of parameters (of tied weights), with the parameter's name. A tensor under such a name must equal the
+  // parameter.
   std::map<std::string, std::string> copies;
-  // Tensors that follow from the model's options, such as the frequencies of a rotary embedding. Returns the
-  // values that the named tensor may have; none if there is no such tensor. Null: none.
+  // Tensors that follow from the model's options, such as the frequencies of a rotary embedding. Returns the values
+  // that the named tensor may have; none if there is no such tensor. Null: none.
   std::function<std::vector<at::Tensor>(const std::string& name)> derived;
   // Tensors that the model does not use.
   std::set<std::string> unused;
@@ -40,9 +39,9 @@ bool same_values(const at::Tensor& a, const at::Tensor& b);
 
 class ModelWeights {
  public:
-  // Opens all files and reads their headers. The weights themselves are read on access. The folder is
-  // untrusted. Throws Error if there are no weights, a file is damaged, the index does not match the files or
-  // names a file outside the folder, or two stored names of one tensor have different values.
+  // Opens all files and reads their headers. The weights themselves are read on access. The folder is untrusted. Throws
+  // Error if there are no weights, a file is damaged, the index does not match the files or names a file outside the
+  // folder, or two stored names of one tensor have different values.
   explicit ModelWeights(std::string directory, TensorNames naming = {});
 
   const std::string& directory() const { return directory_; }

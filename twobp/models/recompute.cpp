@@ -23,8 +23,8 @@ int parse_stage(std::string_view number, const std::string& text) {
 // The layers [first, end) of a stage.
 std::pair<size_t, size_t> layers_of(int stage, const std::vector<int>& split) {
   TWOBP_CHECK(!split.empty(), "stage:", stage, " needs the layers of each stage, which are not given");
-  TWOBP_CHECK(static_cast<size_t>(stage) < split.size(), "stage:", stage, " does not exist: the ",
-              split.size(), " stages are 0 to ", split.size() - 1);
+  TWOBP_CHECK(static_cast<size_t>(stage) < split.size(), "stage:", stage, " does not exist: the ", split.size(),
+              " stages are 0 to ", split.size() - 1);
   const auto at = split.begin() + stage;
   const int first = std::accumulate(split.begin(), at, 0);
   return {first, first + *at};
@@ -64,12 +64,11 @@ std::vector<Recompute> modes_by_layer(const ModelSpec& model, const std::vector<
         modes[i] = rule.mode;
         used = true;
       }
-      TWOBP_CHECK(used, "no layer is called \"", rule.pattern, "\": did you mean \"",
-                  nearest(rule.pattern, names), "\"? Patterns may have * and ?");
+      TWOBP_CHECK(used, "no layer is called \"", rule.pattern, "\": did you mean \"", nearest(rule.pattern, names),
+                  "\"? Patterns may have * and ?");
       continue;
     }
-    const auto [first, end] =
-        rule.stage < 0 ? std::pair<size_t, size_t>{0, layers} : layers_of(rule.stage, split);
+    const auto [first, end] = rule.stage < 0 ? std::pair<size_t, size_t>{0, layers} : layers_of(rule.stage, split);
     for (size_t i = std::max<size_t>(first, 1); i < std::min(end, layers - 1); ++i) modes[i] = rule.mode;
   }
   return modes;
@@ -82,9 +81,7 @@ void recompute(ModelSpec& model, const std::vector<Recompute>& modes) {
     if (modes[i] == Recompute::kNone) continue;
     LayerSpec& spec = model.layers[i];
     spec.kind += concat('+', recompute_name(modes[i]));
-    spec.make = [make = spec.make, mode = modes[i]] {
-      return std::make_unique<RecomputeLayer>(make(), mode);
-    };
+    spec.make = [make = spec.make, mode = modes[i]] { return std::make_unique<RecomputeLayer>(make(), mode); };
   }
 }
 

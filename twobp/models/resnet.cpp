@@ -1,28 +1,26 @@
-#include "twobp/models/resnet.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
+#include "twobp/core/text.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/models.h"
+#include "twobp/nn/layer.h"
 #include "twobp/nn/layers/batch_norm.h"
-#include "twobp/nn/layers/conv2d.h"
-#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/nn/layers/convolution.h"
 #include "twobp/nn/layers/linear.h"
-#include "twobp/nn/layers/pool2d.h"
+#include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/residual_block.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {
 
 using nlohmann::json;
 
-// This key does not exist in Hugging Face's models: their stem is always 7 x 7 with stride 2 and pooling.
-// transformers refuses weights of the other stem, because its kernel has another shape.
+// This key does not exist in Hugging Face's models: their stem is always 7 x 7 with stride 2 and pooling. transformers
+// refuses weights of the other stem, because its kernel has another shape.
 constexpr const char* kSmallImages = "small_images";
 
 // the number of classes in transformers without id2label
@@ -50,8 +48,7 @@ void check_resnet(const ResnetOptions& given) {
   TWOBP_CHECK(config.widths.size() == config.depths.size(), "model.widths has ", config.widths.size(),
               " numbers and model.depths ", config.depths.size(), ": both have one for each stage.");
   for (const int depth : config.depths) {
-    TWOBP_CHECK(depth >= 1 && depth <= 4096, "model.depths: a stage of ", depth,
-                " blocks, but it has 1 to 4096.");
+    TWOBP_CHECK(depth >= 1 && depth <= 4096, "model.depths: a stage of ", depth, " blocks, but it has 1 to 4096.");
   }
   for (const int width : config.widths) {
     TWOBP_CHECK(width >= 1 && width <= 1 << 16, "model.widths: a stage of ", width,
@@ -86,9 +83,8 @@ std::unique_ptr<Layer> head(const Resnet& o) {
 }
 
 void check(const Resnet& o) {
-  TWOBP_CHECK(!o.widths.empty() && o.widths.size() == o.depths.size(),
-              "a ResNet has a width and a depth for each ", "stage, at least one: there are ",
-              o.widths.size(), " widths and ", o.depths.size(), " depths");
+  TWOBP_CHECK(!o.widths.empty() && o.widths.size() == o.depths.size(), "a ResNet has a width and a depth for each ",
+              "stage, at least one: there are ", o.widths.size(), " widths and ", o.depths.size(), " depths");
   const auto positive = [](int64_t n) { return n >= 1; };
   TWOBP_CHECK(std::all_of(o.widths.begin(), o.widths.end(), positive) &&
                   std::all_of(o.depths.begin(), o.depths.end(), positive) && o.stem >= 1 && o.classes >= 1 &&
@@ -110,8 +106,7 @@ int64_t classes_of(const CheckedJson& file) {
 void read_resnet(const CheckedJson& file, ResnetOptions& config) {
   for (const char* key : {"downsample_in_first_stage", "downsample_in_bottleneck"}) file.require_false(key);
   const std::string activation = file.text("hidden_act", "relu");
-  TWOBP_CHECK(activation == "relu", file.origin, ": hidden_act ", shown(activation),
-              " is not supported: \"relu\" is");
+  TWOBP_CHECK(activation == "relu", file.origin, ": hidden_act ", shown(activation), " is not supported: \"relu\" is");
   const std::string block = file.text("layer_type", "bottleneck");
   TWOBP_CHECK(block == "bottleneck" || block == "basic", file.origin, ": layer_type ", shown(block),
               " is not supported: \"bottleneck\" and \"basic\" are");
@@ -119,8 +114,7 @@ void read_resnet(const CheckedJson& file, ResnetOptions& config) {
   const ResnetOptions defaults;
   config.block = block;
   config.stem = file.integer("embedding_size", 64);
-  config.widths =
-      file.find("hidden_sizes") ? file.integers("hidden_sizes") : std::vector{256, 512, 1024, 2048};
+  config.widths = file.find("hidden_sizes") ? file.integers("hidden_sizes") : std::vector{256, 512, 1024, 2048};
   config.depths = file.find("depths") ? file.integers("depths") : defaults.depths;
   config.channels = file.integer("num_channels", 3);
   config.classes = classes_of(file);
@@ -174,8 +168,7 @@ std::string rename_resnet(const std::string& stored) {
                   found[3] == "conv" ? ".convolution." : ".normalization.", found[5]);
   }
   if (const auto found = shortcut.match(stored); !found.empty()) {
-    return concat(block(found), found[3] == "0" ? ".shortcut.convolution." : ".shortcut.normalization.",
-                  found[4]);
+    return concat(block(found), found[3] == "0" ? ".shortcut.convolution." : ".shortcut.normalization.", found[4]);
   }
   return stored;
 }
@@ -190,15 +183,12 @@ std::vector<Key> resnet_keys() {
       TWOBP_KEY(O, classes, "kinds of pictures to distinguish").in("classes").from(2, kMaxWidth),
       TWOBP_KEY(O, channels, "channels of a picture").in("channels").from(1, kMaxCount),
       TWOBP_KEY(O, stem, "output channels of the first convolution").in("channels").from(1, kMaxCount),
-      TWOBP_KEY(
-          O, small_images,
-          "the first convolution is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
+      TWOBP_KEY(O, small_images,
+                "the first convolution is 3 x 3 with stride 1 and without pooling, for images of 28 or 32 pixels"),
       TWOBP_KEY(O, block, "bottleneck: three convolutions, one of them 3 x 3; basic: two of 3 x 3")
           .one_of({"bottleneck", "basic"}),
-      TWOBP_KEY(O, depths, "blocks of each stage; every stage but the first halves height and width")
-          .in("blocks"),
-      TWOBP_KEY(O, widths,
-                "output channels of each stage; []: 64, 128, 256, 512, for bottlenecks 4 times as many")
+      TWOBP_KEY(O, depths, "blocks of each stage; every stage but the first halves height and width").in("blocks"),
+      TWOBP_KEY(O, widths, "output channels of each stage; []: 64, 128, 256, 512, for bottlenecks 4 times as many")
           .in("channels"),
   };
 }
@@ -214,8 +204,7 @@ ModelSpec resnet(const ResnetOptions& options, const BuildSettings& settings) {
   int64_t in = o.stem;
   for (size_t stage = 0; stage < o.widths.size(); ++stage) {
     for (int64_t i = 0; i < o.depths[stage]; ++i) {
-      const std::string name =
-          "resnet.encoder.stages." + std::to_string(stage) + ".layers." + std::to_string(i);
+      const std::string name = "resnet.encoder.stages." + std::to_string(stage) + ".layers." + std::to_string(i);
       const ResidualBlockOptions block{in, o.widths[stage], stage > 0 && i == 0 ? 2 : 1, o.bottleneck()};
       // Blocks of one shape have equal costs. Each kind takes the output of the previous one.
       const std::string kind = concat("stage ", stage, i == 0 ? " first block" : " block");

@@ -45,8 +45,7 @@ class LayerChecker {
     const Gradients first = run({&x_})[0];
     for (size_t i = 0; i < x_.size(); ++i) {
       if (!x_[i].is_floating_point()) continue;
-      TWOBP_CHECK(i < first.dx.size() && first.dx[i].defined(), "backward_p1 gives no gradient for input ",
-                  i);
+      TWOBP_CHECK(i < first.dx.size() && first.dx[i].defined(), "backward_p1 gives no gradient for input ", i);
       compare(x_[i], first.dx[i], concat("dL/dx of input ", i));
     }
     for (size_t i = 0; i < trained_.size(); ++i) compare(trained_[i]->value, first.dw[i], gradient_of(i));
@@ -60,8 +59,7 @@ class LayerChecker {
   };
 
   static void expect_float64(const at::Tensor& tensor, const std::string& what) {
-    TWOBP_CHECK(!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble, what, " is ",
-                tensor.scalar_type(),
+    TWOBP_CHECK(!tensor.is_floating_point() || tensor.scalar_type() == at::kDouble, what, " is ", tensor.scalar_type(),
                 ": check_layer needs a layer in float64, because differences of other "
                 "types are too coarse");
   }
@@ -71,8 +69,7 @@ class LayerChecker {
       parameter.allocate_value(options_.seed);
       at::Tensor& value = parameter.value;
       if (value.dim() == 1 && parameter.trainable())
-        value.add_(at::randn(value.sizes(), at::detail::createCPUGenerator(options_.seed), value.options()),
-                   0.3);
+        value.add_(at::randn(value.sizes(), at::detail::createCPUGenerator(options_.seed), value.options()), 0.3);
     }
     if (!parameter.trainable()) return;
     expect_float64(parameter.value, "parameter " + parameter.name());
@@ -80,9 +77,7 @@ class LayerChecker {
     trained_.push_back(&parameter);
   }
 
-  std::string gradient_of(size_t i) const {
-    return concat("the gradient of parameter ", trained_[i]->name());
-  }
+  std::string gradient_of(size_t i) const { return concat("the gradient of parameter ", trained_[i]->name()); }
 
   Context context(int64_t micro_batch) const {
     Context context;
@@ -98,8 +93,8 @@ class LayerChecker {
     return layer_.forward(copies(x), of, saved);
   }
 
-  // F of all inputs, then I, then W, each a micro-batch, from number `first` on. The gradients of weights are
-  // those of all; they are with the last input.
+  // F of all inputs, then I, then W, each a micro-batch, from number `first` on. The gradients of weights are those of
+  // all; they are with the last input.
   std::vector<Gradients> run(const std::vector<const Values*>& inputs, int64_t first = 0) {
     for (Parameter* parameter : trained_) parameter->forget_grad();
     std::vector<std::unique_ptr<Saved>> saved;
@@ -129,8 +124,8 @@ class LayerChecker {
     return gradients;
   }
 
-  // The derivative of sum(dy * y) by the element, from four values of y. Differences of y are formed before
-  // the sum, so that outputs that do not depend on the element add no rounding.
+  // The derivative of sum(dy * y) by the element, from four values of y. Differences of y are formed before the sum, so
+  // that outputs that do not depend on the element add no rounding.
   double difference(double* element) {
     const double start = *element;
     const auto y_at = [&](double steps) {
@@ -184,8 +179,7 @@ class LayerChecker {
       expect(both[0].dx[i], first.dx[i], concat("dL/dx of input ", i));
       expect(both[1].dx[i], second.dx[i], concat("dL/dx of input ", i));
     }
-    for (size_t i = 0; i < trained_.size(); ++i)
-      expect(both[1].dw[i], first.dw[i] + second.dw[i], gradient_of(i));
+    for (size_t i = 0; i < trained_.size(); ++i) expect(both[1].dw[i], first.dw[i] + second.dw[i], gradient_of(i));
   }
 
   Layer& layer_;

@@ -5,8 +5,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
 
 namespace twobp {
@@ -27,15 +27,14 @@ at::Tensor as_matrix_of_rows(const at::Tensor& tensor) {
   return dense.view({tensor.size(0), -1});
 }
 
-Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype,
-                     double std, double fill)
+Parameter::Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
+                     double fill)
     : parts_(std::move(parts)), sizes_(std::move(sizes)), dtype_(dtype), std_(std), fill_(fill) {
   TWOBP_CHECK(!parts_.empty(), "a parameter needs a name");
   int64_t rows = 0;
   for (const auto& part : parts_) rows += part.rows;
   const int64_t whole = sizes_.empty() ? 1 : sizes_[0];
-  TWOBP_CHECK(rows == whole, "the parts of parameter ", name(), " have ", rows, " rows, but the whole has ",
-              whole);
+  TWOBP_CHECK(rows == whole, "the parts of parameter ", name(), " have ", rows, " rows, but the whole has ", whole);
 }
 
 Parameter::Parameter(std::string name, at::Tensor initial)
@@ -46,8 +45,7 @@ Parameter::Parameter(std::string name, at::Tensor initial)
       fill_(0),
       initial_(std::move(initial)) {}
 
-Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype,
-                            double fill) {
+Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype, double fill) {
   const int64_t rows = sizes.empty() ? 1 : sizes[0];
   Parameter buffer({{name, rows}}, std::move(sizes), dtype, 0, fill);
   buffer.is_buffer_ = true;

@@ -11,8 +11,8 @@
 namespace twobp {
 namespace {
 
-// Alignment of a gradient within a bucket. It is that of a tensor of its own, because the bits of some matrix
-// products depend on it.
+// Alignment of a gradient within a bucket. It is that of a tensor of its own, because the bits of some matrix products
+// depend on it.
 constexpr int64_t kBucketAlignment = 64;  // bytes
 
 int64_t padded(int64_t bytes) {
@@ -59,8 +59,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
 
 }  // namespace
 
-GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes,
-                                 Device device)
+GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device)
     : replicas_(replicas), device_(std::move(device)) {
   TWOBP_CHECK(bucket_bytes > 0, "a gradient bucket has ", bucket_bytes, " bytes, but needs more than 0");
   // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
@@ -71,8 +70,8 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
   int64_t bytes = bucket_bytes;
   for (Item& item : items) {
     const at::Tensor& grad = item.parameter->grad;
-    TWOBP_CHECK(item.parameter->trainable() && grad.defined() && grad.is_non_overlapping_and_dense(),
-                "parameter ", item.parameter->name(),
+    TWOBP_CHECK(item.parameter->trainable() && grad.defined() && grad.is_non_overlapping_and_dense(), "parameter ",
+                item.parameter->name(),
                 " cannot be in a gradient bucket: it must be trainable, with an allocated dense gradient");
     const bool fits = !buckets_.empty() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
                       buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
@@ -100,8 +99,7 @@ void GradientReducer::layer_done(int stage, int layer) {
   for (size_t b = next_; b < buckets_.size(); ++b) {  // a large layer may have several buckets
     Bucket& bucket = buckets_[b];
     if (bucket.stage != stage) continue;
-    if (std::find(bucket.layers.begin(), bucket.layers.end(), layer) != bucket.layers.end())
-      --bucket.layers_left;
+    if (std::find(bucket.layers.begin(), bucket.layers.end(), layer) != bucket.layers.end()) --bucket.layers_left;
   }
   note_made(/*all=*/false);
   start_ready();
@@ -151,13 +149,11 @@ class GradientReducer::AllSums : public Wait {
     reducer_.progress();
     return !reducer_.busy();
   }
-  size_t progress() const override {
-    return 2 * reducer_.next_ - reducer_.running_.size();
-  }  // begun and ended
+  size_t progress() const override { return 2 * reducer_.next_ - reducer_.running_.size(); }  // begun and ended
   [[noreturn]] void fail(double timeout) const override {
     const auto& running = reducer_.running_;
-    TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_),
-                " were not computed within ", timeout, " s");
+    TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_), " were not computed within ",
+                timeout, " s");
     std::string missing;
     try {
       std::visit([](auto& sum) { sum.wait(0); }, reducer_.running_.front().sum);

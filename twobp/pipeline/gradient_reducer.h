@@ -1,12 +1,10 @@
-// Sums one rank's gradients over the data-parallel replicas while its backward pass still runs. Parameters
-// are cut into buckets in one fixed order, last layer first, which is roughly the order in which their
-// gradients are finished. The sum of a bucket starts when the last W of its layers is done and every earlier
-// bucket has started. So replicas whose `fill` took different decisions still start the same sums in the same
-// order. Only the rank's thread uses it.
+// Sums one rank's gradients over the data-parallel replicas while its backward pass still runs. Parameters are cut into
+// buckets in one fixed order, last layer first, which is roughly the order in which their gradients are finished. The
+// sum of a bucket starts when the last W of its layers is done and every earlier bucket has started. So replicas whose
+// `fill` took different decisions still start the same sums in the same order. Only the rank's thread uses it.
 //
-// On a device, the sums have a stream of their own, and F, I and W do not wait for them. A sum begins when
-// the device has made its gradients. If its stream waited for them, earlier sums, whose messages come late,
-// would wait there, too.
+// On a device, the sums have a stream of their own, and F, I and W do not wait for them. A sum begins when the device
+// has made its gradients. If its stream waited for them, earlier sums, whose messages come late, would wait there, too.
 #pragma once
 
 #include <deque>
@@ -31,27 +29,26 @@ class GradientReducer {
     std::optional<int> owner = {};  // the one replica that needs the sum; all items have one, or none has
   };
 
-  // `items` are in model order: trainable, with gradients allocated, and the same on every replica. The
-  // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it
-  // before anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and
-  // ends with the parameter that reaches `bucket_bytes`. `replicas` connects this rank with the same rank of
-  // all replicas. It outlives this object. The gradients are on `device`.
+  // `items` are in model order: trainable, with gradients allocated, and the same on every replica. The constructor
+  // makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it before anything keeps
+  // a reference to a gradient. A bucket has one stage and at least one parameter, and ends with the parameter that
+  // reaches `bucket_bytes`. `replicas` connects this rank with the same rank of all replicas. It outlives this object.
+  // The gradients are on `device`.
   GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {});
 
   // Begins a step: no layer is done. Forgets what is left of a failed step.
   void start();
-  // The work that completes the layer's gradients on this replica has been launched in the compute stream.
-  // Layers without an item are ignored.
+  // The work that completes the layer's gradients on this replica has been launched in the compute stream. Layers
+  // without an item are ignored.
   void layer_done(int stage, int layer);
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
   // Whether sums are under way, or begin soon. A rank that waits for something else should keep them going.
   bool busy() const { return !running_.empty() || !made_.empty(); }
-  // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the
-  // replicas, for work that is launched into the compute stream from now on. If items have owners, this holds
-  // on the owner alone; the others' gradients may change as ReduceScatter says. A gradient that a replica did
-  // not compute counts as zeros. Throws Aborted. Throws Error, naming the bucket's layers, if none of the
-  // sums ends within `timeout` seconds.
+  // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the replicas, for work
+  // that is launched into the compute stream from now on. If items have owners, this holds on the owner alone; the
+  // others' gradients may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
+  // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within `timeout` seconds.
   void finish(double timeout);
 
   struct Bucket {

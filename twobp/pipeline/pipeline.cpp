@@ -4,18 +4,17 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/figures.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/executor/step_graph.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/report_exchange.h"
-#include "twobp/pipeline/stage_split.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/placement.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/transport/clock_ahead.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {
@@ -67,11 +66,9 @@ std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptio
 }
 
 Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options)
-    : Pipeline(model, profile, options,
-               std::move(make_thread_worlds(1, ranks_of(options), options.threads).front())) {}
+    : Pipeline(model, profile, options, std::move(make_thread_worlds(1, ranks_of(options), options.threads).front())) {}
 
-Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options,
-                   World world)
+Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world)
     : model_(model),
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
@@ -83,22 +80,21 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       measured_numbers_(options.measured_numbers),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerCost> costs = twobp::layer_costs(model, profile);
-  if (rank_of_stage_.empty())
-    rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
+  if (rank_of_stage_.empty()) rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
   if (split_.empty()) split_ = measured_split(model, costs, rank_of_stage_);
   check_split(split_, static_cast<int>(costs.size()), options.stages);
   TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "rank_of_stage places ", rank_of_stage_.size(),
               " stages, but the split has ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
-  TWOBP_CHECK(ranks == world_.ranks, "the stages are placed on ", ranks,
-              " ranks, but each pipeline of this run has ", world_.ranks);
+  TWOBP_CHECK(ranks == world_.ranks, "the stages are placed on ", ranks, " ranks, but each pipeline of this run has ",
+              world_.ranks);
   std::vector<int> first_layer;
   for (int first = 0; const int count : split_) {
     first_layer.push_back(first);
     first += count;
   }
-  layer_costs_ = layer_costs_of_stages(
-      model, slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, split_);
+  layer_costs_ =
+      layer_costs_of_stages(model, slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, split_);
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
   const std::vector<int> here = world_.local_ranks();
@@ -119,9 +115,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       if (rank_of_stage_[s] != rank) continue;
       std::vector<std::vector<LayerCost>> of_stage;
       for (size_t i = s; i < layer_costs_.size(); i += split_.size()) of_stage.push_back(layer_costs_[i]);
-      stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s],
-                                               options.seed, std::move(of_stage),
-                                               world_.device(rank).where()));
+      stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s], options.seed,
+                                               std::move(of_stage), world_.device(rank).where()));
     }
     RankParts parts{.rank = rank,
                     .device = world_.device(rank),
@@ -191,8 +186,7 @@ Stage& Pipeline::stage(int s) {
   fail("rank ", rank_of_stage_[s], " has no stage ", s);
 }
 
-StepReport Pipeline::run(const StepPlan& plan, const std::vector<Fields>& micro_batches,
-                         const StepRequest& request) {
+StepReport Pipeline::run(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) {
   TWOBP_CHECK(under_way_.empty(), "an earlier step is still running: call finish() before run()");
   submit(plan, micro_batches, request);
   return finish();
@@ -203,10 +197,9 @@ void Pipeline::check_step(const StepPlan& plan, const std::vector<Fields>& micro
   const Schedule& schedule = plan.schedule;
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
   TWOBP_CHECK(static_cast<int>(micro_batches.size()) * schedule.slices == schedule.micro_batches,
-              "the schedule is for ", schedule.micro_batches / schedule.slices,
-              " micro-batches, but the batch has ", micro_batches.size());
-  TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_,
-              "the schedule places its stages differently from the pipeline");
+              "the schedule is for ", schedule.micro_batches / schedule.slices, " micro-batches, but the batch has ",
+              micro_batches.size());
+  TWOBP_CHECK(schedule.rank_of_stage == rank_of_stage_, "the schedule places its stages differently from the pipeline");
   TWOBP_CHECK(schedule.slices == 1 || schedule.slices == slices(), "the schedule has ", schedule.slices,
               " slices for each micro-batch, but this pipeline was measured with ", slices());
   TWOBP_CHECK(under_way_.empty() || (!request.want_events && !under_way_.back()->request.want_events),
@@ -250,8 +243,7 @@ std::shared_ptr<const StepPlan> Pipeline::current(const StepPlan& plan) {
   return renewed(plan);
 }
 
-void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_batches,
-                      const StepRequest& request) {
+void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) {
   const MemoryMeter::Watch watch(*meter_);
   check_step(plan, micro_batches, request);
   auto step = std::make_unique<UnderWay>();
@@ -287,8 +279,8 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const UnderWay& step) {
   check_graph(step);
   try {
     if (!graph) {
-      const auto record = [&](int rank, const StepRequest& request, const StepBatch& batch,
-                              const DeviceEvent& begin, std::mutex& turn) {
+      const auto record = [&](int rank, const StepRequest& request, const StepBatch& batch, const DeviceEvent& begin,
+                              std::mutex& turn) {
         return executors_[rank]->record(*step.plan, request, batch, begin, turn);
       };
       const auto on_all_ranks = [&](const std::function<void(int)>& body) { wait(*post(body)); };
@@ -302,10 +294,9 @@ std::optional<DeviceEvent> Pipeline::launch_graph(const UnderWay& step) {
 }
 
 void Pipeline::check_graph(const UnderWay& step) const {
-  TWOBP_CHECK(
-      world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
-      "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
-      "set it to false");
+  TWOBP_CHECK(world_.all_local && world_.replicas == 1 && world_.device(0).asynchronous(),
+              "pipeline.graphs is set, but the ranks are not all on GPUs of this process, or there are replicas: "
+              "set it to false");
   const auto has_documents = [](const Fields& fields) { return fields.contains(kDocumentStarts); };
   TWOBP_CHECK(std::ranges::none_of(step.batch.micro_batches, has_documents),
               "pipeline.graphs is set, but samples hold several documents, whose places the host checks in "

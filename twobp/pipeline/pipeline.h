@@ -1,6 +1,6 @@
-// A model cut into stages on the ranks of a world, ready to run schedules. Trainers, benchmarks and tests
-// drive it. Every process of the world makes the same pipeline and the same calls in the same order. Each
-// process holds the stages of its own ranks and runs each rank on a thread.
+// A model cut into stages on the ranks of a world, ready to run schedules. Trainers, benchmarks and tests drive it.
+// Every process of the world makes the same pipeline and the same calls in the same order. Each process holds the
+// stages of its own ranks and runs each rank on a thread.
 #pragma once
 
 #include <deque>
@@ -33,10 +33,10 @@ struct PipelineOptions {
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
   double timeout = 300;  // seconds, of each wait for a message or another process
-  // On devices: launches a whole training step as one graph (StepGraph). The graph is recorded when two steps
-  // in a row have the same plan and sizes of micro-batches. Not used for steps with events. Steps throw Error
-  // if ranks are not on devices of this process, if the device has no graphs, if another step is under way,
-  // or if there are gradients already.
+  // On devices: launches a whole training step as one graph (StepGraph). The graph is recorded when two steps in a row
+  // have the same plan and sizes of micro-batches. Not used for steps with events. Steps throw Error if ranks are not
+  // on devices of this process, if the device has no graphs, if another step is under way, or if there are gradients
+  // already.
   bool graphs = false;
   bool accounts = true;  // without, reports have no times, events and memory
   // Numbers in the fields of the micro-batch that was measured. The bytes of others are in proportion, and
@@ -44,8 +44,8 @@ struct PipelineOptions {
   int64_t measured_numbers = 0;
 };
 
-// One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these
-// devices (Device::open_for).
+// One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these devices
+// (Device::open_for).
 std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptions& threads,
                                       const std::vector<Device>& devices = {});
 
@@ -58,29 +58,26 @@ class Pipeline {
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
   ~Pipeline();
 
-  // Runs one step over the micro-batches. Their number is that of the plan. With slices, each is cut where
-  // `cuts` says, or in proportion if its sequences are of another length. Rethrows the first error of any
-  // rank after all ranks have stopped; then the pipeline can no longer be used. Loss, correct predictions and
-  // `stop` cover all processes. For ranks and stages, the run's first process has those of its whole replica,
-  // and the others have their own.
+  // Runs one step over the micro-batches. Their number is that of the plan. With slices, each is cut where `cuts` says,
+  // or in proportion if its sequences are of another length. Rethrows the first error of any rank after all ranks have
+  // stopped; then the pipeline can no longer be used. Loss, correct predictions and `stop` cover all processes. For
+  // ranks and stages, the run's first process has those of its whole replica, and the others have their own.
   StepReport run(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request);
-  // run() in two parts: submit() starts a step, and finish() waits for it. Every rank begins the step when it
-  // has ended the previous one, whatever the other ranks do. Two steps can be under way at once, without
-  // events.
+  // run() in two parts: submit() starts a step, and finish() waits for it. Every rank begins the step when it has ended
+  // the previous one, whatever the other ranks do. Two steps can be under way at once, without events.
   void submit(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request);
   // Waits for the oldest step under way and returns its report.
   StepReport finish();
-  // Waits for all steps and drops their reports. Returns the first error that is not the echo of another
-  // rank's.
+  // Waits for all steps and drops their reports. Returns the first error that is not the echo of another rank's.
   std::exception_ptr drain() noexcept;
-  // Aborts the steps under way in all processes. Then this pipeline can no longer be used. Does nothing if no
-  // step is under way.
+  // Aborts the steps under way in all processes. Then this pipeline can no longer be used. Does nothing if no step is
+  // under way.
   void abandon(const std::string& reason) noexcept;
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
-  // The plan of training steps by a named schedule or a written one, on this pipeline's stages. If there are
-  // several processes, all of them make the first plan together. Automatic caps are those for what the ranks
-  // hold now, apart from micro-batches; a step for which that has changed makes them anew.
+  // The plan of training steps by a named schedule or a written one, on this pipeline's stages. If there are several
+  // processes, all of them make the first plan together. Automatic caps are those for what the ranks hold now, apart
+  // from micro-batches; a step for which that has changed makes them anew.
   StepPlan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                 const StepOptions& options = {}) const;
   // The same for a schedule that is ready to run.
@@ -116,13 +113,11 @@ class Pipeline {
   std::shared_ptr<RankThreads::Job> post(std::function<void(int)> body);
   void wait(const RankThreads::Job& job);
   void abort(const std::string& reason);
-  // Launches all ranks' instructions as one graph and returns its end. None: the instructions must run one by
-  // one.
+  // Launches all ranks' instructions as one graph and returns its end. None: the instructions must run one by one.
   std::optional<DeviceEvent> launch_graph(const UnderWay& step);
   void check_graph(const UnderWay& step) const;
   // Throws Error if the step cannot run.
-  void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches,
-                  const StepRequest& request) const;
+  void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) const;
   StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices) const;
   // Of a micro-batch, over that of the profile's.
   double size_of(const Fields& micro_batch) const;
@@ -156,8 +151,7 @@ class Pipeline {
   int64_t measured_numbers_;
   double largest_ = 1;                        // micro-batch so far, see size_of()
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
-  std::vector<double>
-      clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
+  std::vector<double> clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<RankThreads> threads_;
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first

@@ -5,11 +5,12 @@
 #include <system_error>
 #include <utility>
 
-#include "twobp/config/bytes.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/named_schedules.h"
 
@@ -33,8 +34,7 @@ double parse_times(const std::string& text) {
   double times = 0;
   const char* end = text.data() + text.size();
   const auto [rest, status] = std::from_chars(text.data(), end, times, std::chars_format::fixed);
-  const bool parsed =
-      status == std::errc() && std::string_view(rest, end) == "x" && times >= 1 && times <= 1000;
+  const bool parsed = status == std::errc() && std::string_view(rest, end) == "x" && times >= 1 && times <= 1000;
   return parsed ? times : 0;
 }
 
@@ -55,12 +55,12 @@ void check_recompute(const PipelineConfig& pipeline) {
 void check_slices(const PipelineConfig& pipeline) {
   const auto& lengths = pipeline.slice_lengths;
   if (!lengths.empty()) {
-    TWOBP_CHECK(std::cmp_equal(lengths.size(), pipeline.slices), "pipeline.slice_lengths lists ",
-                lengths.size(), " slices, but pipeline.slices is ", pipeline.slices,
-                ": give one length per slice, or [] to cut by pipeline.slice_cost.");
+    TWOBP_CHECK(std::cmp_equal(lengths.size(), pipeline.slices), "pipeline.slice_lengths lists ", lengths.size(),
+                " slices, but pipeline.slices is ", pipeline.slices,
+                ": give one length per slice, or [] to cut by cost.");
     for (size_t slice = 0; slice < lengths.size(); ++slice) {
-      TWOBP_CHECK(lengths[slice] >= 1 && lengths[slice] <= kMaxWidth, "pipeline.slice_lengths gives slice ",
-                  slice, " ", lengths[slice], " positions, but every slice has at least 1.");
+      TWOBP_CHECK(lengths[slice] >= 1 && lengths[slice] <= kMaxWidth, "pipeline.slice_lengths gives slice ", slice, " ",
+                  lengths[slice], " positions, but every slice has at least 1.");
     }
   }
   if (pipeline.slices == 1) return;
@@ -85,15 +85,13 @@ const Section& pipeline_section() {
            .in("ranks")
            .from(0, kMaxCount)
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, stages,
-           "parts that the model is cut into; 0: ranks times the schedule's stages per rank (1f1b 1, zb-v 2)")
+       TWOBP_KEY(PipelineConfig, stages,
+                 "parts that the model is cut into; 0: ranks times the schedule's stages per rank (1f1b 1, zb-v 2)")
            .in("stages")
            .from(0, kMaxCount)
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, data_parallel,
-           "copies of the pipeline, each with micro_batches of every batch; gradients are summed over them")
+       TWOBP_KEY(PipelineConfig, data_parallel,
+                 "copies of the pipeline, each with micro_batches of every batch; gradients are summed over them")
            .in("replicas")
            .from(1, kMaxCount)
            .noted_on_resume(),
@@ -116,9 +114,8 @@ const Section& pipeline_section() {
                  "several, nccl on GPUs, and on CPUs torchrun's store under torchrun, else mpi")
            .one_of({"auto", "threads", "mpi", "nccl"})
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, schedule,
-           "order of F, I and W; \"auto\": a search finds it for the measured times and the cap, with its p2")
+       TWOBP_KEY(PipelineConfig, schedule,
+                 "order of F, I and W; \"auto\": a search finds it for the measured times and the cap, with its p2")
            .one_of(names_and_auto())
            .or_file(".csv")
            .free_on_resume(),
@@ -126,79 +123,60 @@ const Section& pipeline_section() {
                  "micro-batches of a replica in an optimizer step; 0: the schedule's default")
            .in("micro-batches")
            .from(0, kMaxCount),
-       TWOBP_KEY(PipelineConfig, micro_batch_size, "samples in a micro-batch")
-           .in("samples")
-           .from(1, kMaxCount),
+       TWOBP_KEY(PipelineConfig, micro_batch_size, "samples in a micro-batch").in("samples").from(1, kMaxCount),
        TWOBP_KEY(PipelineConfig, slices,
                  "parts that each micro-batch's sequences are cut into; they follow each other through the "
                  "pipeline like micro-batches, for a smaller bubble and less memory with few micro-batches")
            .in("slices")
            .from(1, kMaxCount)
            .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by slice_cost")
+       TWOBP_KEY(PipelineConfig, slice_lengths, "positions of each slice, by hand; []: by cost in operations")
            .in("positions")
            .noted_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, slice_cost,
-           "the cost by which sequences are cut; flops: the operations of products and attention, which "
-           "give the same cuts in all runs; measured: seconds, which differ from run to run")
-           .one_of({"flops", std::string(kMeasuredSliceCost)})
-           .free_on_resume(),
        TWOBP_KEY(PipelineConfig, p2,
                  "when weight gradients are computed; off: standard backpropagation; auto: as a schedule "
                  "file has them (placed, or off if it has no W), else fill")
            .one_of(policies_and_auto())
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, p2_batching,
-           "how W runs for several micro-batches at once: loop (one product for each) or concat (one product "
-           "of all, whose rows are copied together)")
+       TWOBP_KEY(PipelineConfig, p2_batching,
+                 "how W runs for several micro-batches at once: loop (one product for each) or concat (one product "
+                 "of all, whose rows are copied together)")
            .one_of({"loop", "concat"})
            .noted_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, p2_order,
-           "order of the weight gradients left at a step's end: bucket (layer by layer, as data parallelism "
-           "sums them), oldest; auto: bucket with data_parallel")
+       TWOBP_KEY(PipelineConfig, p2_order,
+                 "order of the weight gradients left at a step's end: bucket (layer by layer, as data parallelism "
+                 "sums them), oldest; auto: bucket with data_parallel")
            .one_of({"auto", "bucket", "oldest"})
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, run_ahead,
-           "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
-           "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "
-           "than 2 %; with train.clip_norm or fp16 it needs a copy of weights and optimizer state")
+       TWOBP_KEY(PipelineConfig, run_ahead,
+                 "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
+                 "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "
+                 "than 2 %; with train.clip_norm or fp16 it needs a copy of weights and optimizer state")
            .one_of({"auto", "on", "off"})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, bucket,
                  "size of the gradients that data parallelism sums at once, when all of them are complete")
            .in("bytes")
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, sums,
-           "how replicas sum gradients; ordered: in the order of the replicas, with the same bits on every "
-           "transport; nccl: by NCCL's own sums, in its order, for many replicas on GPUs, with a process for "
-           "each rank (not yet run on GPUs)")
+       TWOBP_KEY(PipelineConfig, sums,
+                 "how replicas sum gradients; ordered: in the order of the replicas, with the same bits on every "
+                 "transport; nccl: by NCCL's own sums, in its order, for many replicas on GPUs, with a process for "
+                 "each rank (not yet run on GPUs)")
            .one_of({"ordered", "nccl"})
            .noted_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, memory_cap,
-           "most bytes of activations and stash that a rank holds: \"auto\" (what the fullest rank needs in "
-           "all with p2 off, less the rank's weights and optimizer), a multiple of that need such as "
-           "\"1.05x\", \"0\" (no cap), or a size such as \"512MiB\"")
+       TWOBP_KEY(PipelineConfig, memory_cap,
+                 "most bytes of activations and stash that a rank holds: \"auto\" (what the fullest rank needs in "
+                 "all with p2 off, less the rank's weights and optimizer), a multiple of that need such as "
+                 "\"1.05x\", \"0\" (no cap), or a size such as \"512MiB\"")
            .in("bytes")
            .free_on_resume(),
-       TWOBP_KEY(
-           PipelineConfig, recompute,
-           "what layers recompute instead of keeping: none, activations (F again before I), derivatives "
-           "(F and I again before W), both; for all but the first and the last layer, or PATTERN=MODE "
-           "for some layers, or stage:N=MODE for a stage; later entries override earlier ones")
+       TWOBP_KEY(PipelineConfig, recompute,
+                 "what layers recompute instead of keeping: none, activations (F again before I), derivatives "
+                 "(F and I again before W), both; for all but the first and the last layer, or PATTERN=MODE "
+                 "for some layers, or stage:N=MODE for a stage; later entries override earlier ones")
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, threads, "threads of each rank")
-           .in("threads")
-           .from(1, 1024)
-           .noted_on_resume(),
-       TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to its own cores")
-           .free_on_resume()
-           .differs_by_process(),
+       TWOBP_KEY(PipelineConfig, threads, "threads of each rank").in("threads").from(1, 1024).noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, pin, "pin each rank's threads to its own cores").free_on_resume().differs_by_process(),
        TWOBP_KEY(PipelineConfig, split, "layers of each stage, by hand; []: by measured cost")
            .in("layers")
            .free_on_resume(),
@@ -222,9 +200,9 @@ void check_pipeline(const PipelineConfig& pipeline) {
               pipeline.split.size(), " stages, but pipeline.stages is ", stages,
               ": give one number of layers per stage, or [] to split by measured cost.");
   for (size_t stage = 0; stage < pipeline.split.size(); ++stage) {
-    TWOBP_CHECK(pipeline.split[stage] >= 1 && pipeline.split[stage] <= kMaxWidth,
-                "pipeline.split gives stage ", stage, " ", pipeline.split[stage],
-                " layers, but every stage has from 1 to ", static_cast<int>(kMaxWidth), ".");
+    TWOBP_CHECK(pipeline.split[stage] >= 1 && pipeline.split[stage] <= kMaxWidth, "pipeline.split gives stage ", stage,
+                " ", pipeline.split[stage], " layers, but every stage has from 1 to ", static_cast<int>(kMaxWidth),
+                ".");
   }
 }
 
@@ -240,8 +218,7 @@ MemoryCap parse_memory_cap(const std::string& text) {
 
 int64_t parse_bucket(const std::string& text) {
   const int64_t bytes = parse_bytes(text);
-  TWOBP_CHECK(bytes >= 1, "pipeline.bucket is \"", text,
-              "\": write a size such as \"25MiB\" or \"1000000\" (bytes).");
+  TWOBP_CHECK(bytes >= 1, "pipeline.bucket is \"", text, "\": write a size such as \"25MiB\" or \"1000000\" (bytes).");
   return bytes;
 }
 

@@ -4,13 +4,14 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/pipeline/memory/byte_cap.h"
+#include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
+#include "twobp/pipeline/step_plan.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/named_schedules.h"
-#include "twobp/schedule/simulate/in_process.h"
-#include "twobp/schedule/simulate/p2_places.h"
+#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
@@ -63,9 +64,8 @@ void Pipeline::add_caps(StepPlan& plan) const {
   const Schedule& schedule = plan.schedule;
   const auto simulation = [&] { return in_process_simulation(plan.caps); };
   // If the policy does not ask for filling, W that is to be concatenated stays together.
-  const bool fills =
-      schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
-                           twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
+  const bool fills = schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
+                                          twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
   if (!fills || !on_devices) return;
@@ -106,6 +106,19 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
   std::vector<int64_t> bytes(values, values + ranks());
   if (together) known_fixed_ = bytes;
   return bytes;
+}
+
+std::vector<std::string> batching_names() {
+  return {"loop", "concat"};
+}
+
+std::string_view batching_name(P2Batching batching) {
+  static const std::vector<std::string> names = batching_names();
+  return names[static_cast<size_t>(batching)];
+}
+
+P2Batching parse_batching(std::string_view name) {
+  return static_cast<P2Batching>(index_of_name("p2 batching", name, batching_names()));
 }
 
 }  // namespace twobp

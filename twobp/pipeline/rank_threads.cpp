@@ -15,7 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
+#include "twobp/core/random.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/transport/collectives.h"
 
@@ -45,8 +45,7 @@ int64_t machine_number() {
   return static_cast<int64_t>(Hash().add(id).value());
 }
 
-// Pins the calling thread, and the compute threads that it will start, to cores [first, first + count) of
-// `cores`.
+// Pins the calling thread, and the compute threads that it will start, to cores [first, first + count) of `cores`.
 void pin_to(const std::vector<int>& cores, int first, int count) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -110,8 +109,8 @@ double RankThreads::spin_seconds(int ranks, int threads_per_rank) {
 }
 
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {
-  // Processes of one machine share cores if their core sets are equal. A launcher that gave each process its
-  // own cores made the sets different.
+  // Processes of one machine share cores if their core sets are equal. A launcher that gave each process its own cores
+  // made the sets different.
   cpu_set_t set;
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof(set), &set);
@@ -147,8 +146,8 @@ RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, C
     const int first_core = (share.first + static_cast<int>(i)) * per_rank;
     state_->threads.emplace_back([this, rank = ranks[i], first_core, cores, per_rank, pin, &meter] {
       if (pin) pin_to(cores, first_core, per_rank);
-      // A thread's first look at this number replaces it by the one that any thread has set last. A shared
-      // library, such as Python's, remembers apart from LibTorch whether it has looked.
+      // A thread's first look at this number replaces it by the one that any thread has set last. A shared library,
+      // such as Python's, remembers apart from LibTorch whether it has looked.
       at::get_num_threads();
       at::internal::lazy_init_num_threads();
       at::set_num_threads(per_rank);
@@ -171,8 +170,7 @@ RankThreads::~RankThreads() {
 
 std::shared_ptr<RankThreads::Job> RankThreads::submit(std::function<void(int)> body,
                                                       std::function<void(const std::string&)> on_error) {
-  auto job = std::make_shared<Job>(
-      Job{std::move(body), std::move(on_error), static_cast<int>(state_->threads.size())});
+  auto job = std::make_shared<Job>(Job{std::move(body), std::move(on_error), static_cast<int>(state_->threads.size())});
   {
     const std::lock_guard lock(state_->mutex);
     state_->jobs.push_back(job);

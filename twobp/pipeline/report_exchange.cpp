@@ -8,8 +8,7 @@
 namespace twobp {
 namespace {
 
-// Every number is a double: counts and bytes are far below 2^53. One list of fields serves reading and
-// writing.
+// Every number is a double: counts and bytes are far below 2^53. One list of fields serves reading and writing.
 class Writer {
  public:
   template <typename T>
@@ -91,8 +90,8 @@ void visit(StepReport& report, const std::vector<int>& ranks, const std::vector<
 // The callers handle enumerations and the name.
 template <typename Visit>
 void visit(Event& event, Visit& each) {
-  for (int* field : {&event.stage, &event.micro_batch, &event.count, &event.part, &event.layer, &event.unit,
-                     &event.peer}) {
+  for (int* field :
+       {&event.stage, &event.micro_batch, &event.count, &event.part, &event.layer, &event.unit, &event.peer}) {
     each(*field);
   }
   for (int64_t* field : {&event.bytes, &event.held, &event.total, &event.peak}) each(*field);
@@ -160,9 +159,8 @@ void unpack_report(const Values& packed, const std::vector<int>& ranks, const st
       numbers(length);
       visit(event, numbers);
       TWOBP_CHECK(length >= 0 && length <= names.numel() - at, "a report's names are cut off");
-      TWOBP_CHECK(
-          kind >= 0 && kind <= static_cast<int>(Event::Kind::kReceive) && cause >= 0 && cause < kIdleCauses,
-          "a report has an event of unknown kind");
+      TWOBP_CHECK(kind >= 0 && kind <= static_cast<int>(Event::Kind::kReceive) && cause >= 0 && cause < kIdleCauses,
+                  "a report has an event of unknown kind");
       event.kind = static_cast<Event::Kind>(kind);
       event.cause = static_cast<IdleCause>(cause);
       event.name.assign(text + at, static_cast<size_t>(length));

@@ -12,8 +12,8 @@ namespace twobp {
 // Packs what `report` says about these ranks and stages, with its events if it has any.
 Values pack_report(const StepReport& report, const std::vector<int>& ranks, const std::vector<int>& stages);
 
-// Unpacks into `report`, whose vectors have room, and subtracts `clock_ahead` seconds from all times. Throws
-// Error if the message does not fit these ranks and stages.
+// Unpacks into `report`, whose vectors have room, and subtracts `clock_ahead` seconds from all times. Throws Error if
+// the message does not fit these ranks and stages.
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
 

@@ -2,26 +2,30 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "twobp/core/check.h"
 #include "twobp/models/model.h"
+#include "twobp/nn/thrown.h"
 #include "twobp/pipeline/profile/profile.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
 class Stage {
  public:
-  // Makes layers [first, first + count) of the model and their parameters on `device`. Values depend on
-  // `seed` and the parameters' names. `costs` are those of the layers, for each slice of a sequence. Memory
-  // is booked on the calling thread, which must be watched.
+  // Makes layers [first, first + count) of the model and their parameters on `device`. Values depend on `seed` and the
+  // parameters' names. `costs` are those of the layers, for each slice of a sequence. Memory is booked on the calling
+  // thread, which must be watched.
   Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
         std::vector<std::vector<LayerCost>> costs, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
   int layer_count() const { return static_cast<int>(layers_.size()); }
-  // The first layer with a backward pass. All earlier layers are frozen. layer_count() if the whole stage has
-  // no backward pass.
+  // The first layer with a backward pass. All earlier layers are frozen. layer_count() if the whole stage has no
+  // backward pass.
   int first_backward() const { return first_backward_; }
   // Whether the previous stage waits for dL/dx.
   bool gives_gradient() const { return gives_gradient_; }
@@ -52,5 +56,19 @@ class Stage {
   std::vector<std::unique_ptr<Saved>> saved_;
   int slices_ = 1;
 };
+
+// Errors of layers name the layer.
+
+// Runs `body`. Its errors begin with where(), such as "stage 1, layer model.layers.0".
+template <typename Where, typename Body>
+decltype(auto) naming_layer(const Where& where, const Body& body) {
+  try {
+    return body();
+  } catch (const Aborted&) {
+    throw;
+  } catch (...) {
+    fail(where(), ": ", message_of_thrown());
+  }
+}
 
 }  // namespace twobp

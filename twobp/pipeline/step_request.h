@@ -1,18 +1,55 @@
 // What a caller asks of a step, in addition to its plan and its batch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "twobp/nn/context.h"
-#include "twobp/pipeline/early_end.h"
 #include "twobp/pipeline/profile/slices.h"
 
 namespace twobp {
 
-// The result on a rank of the previous step's update. If the update does not stand, the work that the rank
-// did on the new step in vain counts as its start-up.
+// Asks whether the run is to end. The ranks of one process may give up a step, or a batch of an evaluation, at any
+// instruction. From then on F, I and W do nothing, but messages still go to their receivers, so that none is left for a
+// later step.
+class EarlyEnd {
+ public:
+  // `asked`: whether this process wants the run to end. Every rank calls it if the step may be given up; else it is
+  // called when the ranks are done. A step may not be given up if it overlaps with another one, is launched as a graph,
+  // has wanted events, or is part of a run of several processes or replicas.
+  EarlyEnd(std::function<bool()> asked, bool may_give_up) : asked_(std::move(asked)), may_give_up_(may_give_up) {}
+
+  bool asked() const { return asked_(); }
+  bool may_give_up() const { return may_give_up_; }
+  // Whether this rank skips its work from now on. True on all ranks once it is true on one.
+  bool skips() {
+    if (!may_give_up_) return false;
+    State state = state_;
+    if (state == State::kRuns && asked_() && state_.compare_exchange_strong(state, State::kGivenUp)) return true;
+    return state == State::kGivenUp;
+  }
+  // Called when a rank of a training step has done all its instructions, before the update. Returns false if the step
+  // is given up. Otherwise no rank can give it up any more.
+  bool completes() {
+    State state = State::kRuns;
+    state_.compare_exchange_strong(state, State::kWhole);
+    return state != State::kGivenUp;
+  }
+  bool given_up() const { return state_ == State::kGivenUp; }
+
+ private:
+  enum class State : uint8_t { kRuns, kWhole, kGivenUp };
+  std::function<bool()> asked_;
+  bool may_give_up_;
+  std::atomic<State> state_{State::kRuns};
+};
+
+// The result on a rank of the previous step's update. If the update does not stand, the work that the rank did on the
+// new step in vain counts as its start-up.
 struct Settled {
   bool stands = true;     // false: the weights have changed since the rank ended that step
   double loss_scale = 1;  // of the next step
@@ -35,9 +72,9 @@ class StepUpdate {
   virtual ~StepUpdate() = default;
   // After the rank's last instruction: sums, clips and applies the gradients.
   virtual UpdateTimes run(int rank) = 0;
-  // Called if the previous step was under way when this one began, after the rank's leading F, before it adds
-  // to a gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on
-  // none, the rank runs the leading F again.
+  // Called if the previous step was under way when this one began, after the rank's leading F, before it adds to a
+  // gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on none, the rank
+  // runs the leading F again.
   virtual Settled settle(int rank) = 0;
 };
 
@@ -58,8 +95,8 @@ struct StepRequest {
   std::shared_ptr<EarlyEnd> early_end{};  // null: nobody asks whether the run is to end
 };
 
-// The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of
-// the whole micro-batches.
+// The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of the whole
+// micro-batches.
 struct StepBatch {
   std::vector<Fields> micro_batches;
   std::vector<Fields> sequences;

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {

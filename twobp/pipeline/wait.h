@@ -20,8 +20,8 @@ class Wait {
   [[noreturn]] virtual void fail(double timeout) const = 0;
 };
 
-// Waits. Meanwhile, calls `others` between two looks, which keeps other things going, and returns whether it
-// must be called again soon. Throws what `fail` throws after `timeout` seconds.
+// Waits. Meanwhile, calls `others` between two looks, which keeps other things going, and returns whether it must be
+// called again soon. Throws what `fail` throws after `timeout` seconds.
 void wait_for(Wait& wait, double timeout, const std::function<bool()>& others);
 
 }  // namespace twobp

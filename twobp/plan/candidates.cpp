@@ -78,8 +78,7 @@ class Splits {
       longest = std::max(longest, layer);
     }
     Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
-    const bool linear =
-        ranks == static_cast<int>(rank_of_stage.size()) && std::ranges::is_sorted(rank_of_stage);
+    const bool linear = ranks == static_cast<int>(rank_of_stage.size()) && std::ranges::is_sorted(rank_of_stage);
     if (linear) {  // only here is the split proven optimal
       size_t layer = 0;
       for (const int count : split.counts) {
@@ -148,8 +147,7 @@ std::vector<int> slices_of(const CostModel& model, const PlanRequest& request) {
 }
 
 // Whether the schedule admits these numbers.
-bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches, int slices,
-            Reasons& reasons) {
+bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches, int slices, Reasons& reasons) {
   const std::string& schedule = source.name();
   if (const Schedule* written = source.written()) {
     if (slices == written->slices) return true;
@@ -162,8 +160,8 @@ bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches,
                 "' has no form with slices");
     check_size(shape.stages, micro_batches, slices);
     named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches, slices);
-    reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ",
-                       shape.ranks, " ranks"));
+    reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ", shape.ranks,
+                       " ranks"));
   } catch (const Error& error) {  // the error gives the reason
     reasons.add(error.what());
   }
@@ -177,8 +175,7 @@ class Enumeration {
       : models_(models),
         request_(request),
         layers_(static_cast<int>(models.front().second.layers.size())),
-        sizes_(request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes
-                                                 : request.micro_batch_sizes),
+        sizes_(request.micro_batch_sizes.empty() ? models.front().second.micro_batch_sizes : request.micro_batch_sizes),
         slices_(slices_of(models.front().second, request)) {}
 
   void add(const AskedSchedule& asked) {
@@ -221,14 +218,13 @@ class Enumeration {
     }
     const auto replicas = replicas_of(shape.ranks, request_);
     if (replicas.empty()) {
-      reasons_.add(concat(shape.ranks, " ranks and the replicas asked for do not make ", request_.devices,
-                          " devices"));
+      reasons_.add(concat(shape.ranks, " ranks and the replicas asked for do not make ", request_.devices, " devices"));
     }
     for (const int micro_batches : counts_of(schedule, shape)) {
       const auto loads = loads_of(micro_batches, sizes_, replicas, request_.batch);
       if (loads.empty() && !replicas.empty()) {
-        reasons_.add(concat("no given micro-batch size and number of replicas makes a batch of ",
-                            request_.batch, " samples"));
+        reasons_.add(
+            concat("no given micro-batch size and number of replicas makes a batch of ", request_.batch, " samples"));
       }
       if (loads.empty() || policies.empty()) continue;
       Candidate candidate;
@@ -249,8 +245,8 @@ class Enumeration {
     const Schedule* const written = schedule.written();
     if (written != nullptr) {
       if (!leaves_out(request_.micro_batches, written->micro_batches)) return {written->micro_batches};
-      reasons_.add(concat(schedule, " is a schedule of ", written->micro_batches,
-                          " micro-batches, which are not asked for"));
+      reasons_.add(
+          concat(schedule, " is a schedule of ", written->micro_batches, " micro-batches, which are not asked for"));
       return {};
     }
     if (!request_.micro_batches.empty()) return request_.micro_batches;
@@ -321,8 +317,8 @@ std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanReq
   if (asked.empty()) {
     for (const std::string& name : planned_schedules()) asked.emplace_back(name);
   }
-  const bool all_written = std::all_of(asked.begin(), asked.end(),
-                                       [](const auto& each) { return each.source.written() != nullptr; });
+  const bool all_written =
+      std::all_of(asked.begin(), asked.end(), [](const auto& each) { return each.source.written() != nullptr; });
   TWOBP_CHECK(all_written || !request.ranks.empty() || !request.stages.empty(),
               "a plan needs a number of ranks or a number of stages");
   Enumeration enumeration(models, request);

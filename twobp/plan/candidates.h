@@ -22,8 +22,7 @@ std::vector<std::string> planned_schedules();
 // Off, and the schedule's policies for W.
 std::vector<P2Policy> planned_policies(const ScheduleSource& schedule);
 
-// All combinations that have enough layers, in a fixed order. Throws Error if there is none, with the
-// reasons.
+// All combinations that have enough layers, in a fixed order. Throws Error if there is none, with the reasons.
 std::vector<Candidate> candidates(const ModelsByRecompute& models, const PlanRequest& request);
 
 }  // namespace twobp

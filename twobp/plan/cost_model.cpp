@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <numeric>
 #include <utility>
 
+#include "twobp/core/balanced_order.h"
 #include "twobp/core/check.h"
+#include "twobp/core/recompute_mode.h"
 #include "twobp/core/text.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/schedule/simulate/in_process.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {
@@ -41,15 +45,14 @@ LayerCost at_size(const CostModel& model, const std::vector<LayerCost>& costs, i
 }
 
 // A rise may not make the seconds of any samples negative.
-void check_rise(double seconds, double rise, const std::vector<double>& sample_costs,
-                const std::string& what) {
-  TWOBP_CHECK(std::abs(rise) <= kMostCost, what, " rise is ", rise, " seconds: must be from ", -kMostCost,
-              " to ", kMostCost);
+void check_rise(double seconds, double rise, const std::vector<double>& sample_costs, const std::string& what) {
+  TWOBP_CHECK(std::abs(rise) <= kMostCost, what, " rise is ", rise, " seconds: must be from ", -kMostCost, " to ",
+              kMostCost);
   if (sample_costs.empty()) return;
   for (const double samples : {sample_costs.front(), sample_costs.back()}) {
     const double then = seconds + rise * (samples - 1);
-    TWOBP_CHECK(then >= -kRounding * seconds, what, " would take ", then, " seconds for samples that cost ",
-                samples, " times the mean: the rise is ", rise, " seconds, but must leave at least 0");
+    TWOBP_CHECK(then >= -kRounding * seconds, what, " would take ", then, " seconds for samples that cost ", samples,
+                " times the mean: the rise is ", rise, " seconds, but must leave at least 0");
   }
 }
 
@@ -102,27 +105,25 @@ size_t known_place_of(const CostModel& model, int slices) {
   if (place < model.slice_lengths.size()) return place;
   std::vector<std::string> counts = {"1"};
   for (const auto& lengths : model.slice_lengths) counts.push_back(std::to_string(lengths.size()));
-  fail("there are no costs of ", slices, " slices, but only of ", join(counts),
-       ": measure again with --slices ", slices);
+  fail("there are no costs of ", slices, " slices, but only of ", join(counts), ": measure again with --slices ",
+       slices);
 }
 
 void check_slices(const CostModel& model, const KindCosts& kind, const std::string& where) {
   if (kind.in_slices.empty()) return;  // measured whole, as a layer that computes W again
-  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs for ",
-              kind.in_slices.size(), " ways to cut into slices, but the model has ",
-              model.slice_lengths.size());
+  TWOBP_CHECK(kind.in_slices.size() == model.slice_lengths.size(), where, " costs for ", kind.in_slices.size(),
+              " ways to cut into slices, but the model has ", model.slice_lengths.size());
   for (size_t way = 0; way < kind.in_slices.size(); ++way) {
     const auto& slices = kind.in_slices[way];
     const size_t count = model.slice_lengths[way].size();
-    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(),
-                " slices, but this way to cut has ", count);
+    TWOBP_CHECK(slices.size() == count, where, " costs of ", slices.size(), " slices, but this way to cut has ", count);
     for (size_t slice = 0; slice < count; ++slice) {
-      TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ",
-                  count, ": costs at ", slices[slice].size(), " micro-batch sizes, but the model has ",
+      TWOBP_CHECK(slices[slice].size() == model.micro_batch_sizes.size(), where, " slice ", slice, " of ", count,
+                  ": costs at ", slices[slice].size(), " micro-batch sizes, but the model has ",
                   model.micro_batch_sizes.size());
       for (size_t i = 0; i < slices[slice].size(); ++i) {
-        const std::string at = concat(where, " slice ", slice, " of ", count, ", micro-batch size ",
-                                      model.micro_batch_sizes[i], ":");
+        const std::string at =
+            concat(where, " slice ", slice, " of ", count, ", micro-batch size ", model.micro_batch_sizes[i], ":");
         check_costs(slices[slice][i], model.sample_costs, at);
         TWOBP_CHECK(slices[slice][i].p2_units == slices[0][i].p2_units, at, " ", slices[slice][i].p2_units,
                     " p2 units, but slice 0 has ", slices[0][i].p2_units);
@@ -151,8 +152,8 @@ void check_sample_costs(const std::vector<double>& costs) {
   for (size_t i = 0; i < costs.size(); ++i) {
     check_number(costs[i], concat("the cost of samples ", i));
     // Means of equal costs may differ in the last digits.
-    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1] * (1 - kRounding), "the costs of samples fall from ",
-                costs[i - 1], " to ", costs[i], ": give the cheapest first");
+    TWOBP_CHECK(i == 0 || costs[i] >= costs[i - 1] * (1 - kRounding), "the costs of samples fall from ", costs[i - 1],
+                " to ", costs[i], ": give the cheapest first");
     sum += costs[i];
   }
   const double mean = sum / static_cast<double>(std::max<size_t>(1, costs.size()));
@@ -183,6 +184,40 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
   return stages;
 }
 
+// With so many samples, those of more replicas hardly change the first one's.
+constexpr size_t kMostSamples = 4096;
+
+// `input`: bytes of the layer's input.
+LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2) {
+  LayerCost cost = was;
+  const double saved = was.forward_held - was.output;  // by F, in addition to the input
+  if (in_p1) {
+    cost.backward_p1 += was.forward;
+    cost.backward_p1_rise += was.forward_rise;
+    cost.forward_held = was.output;
+    cost.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
+    cost.p1_held = saved + was.p1_held;
+  }
+  if (in_p2 && was.p2_units > 0) {
+    cost.backward_p2 += was.forward + was.backward_p1;
+    cost.backward_p2_rise += was.forward_rise + was.backward_p1_rise;
+    cost.p2_units = 1;
+    cost.stash = input + was.output;
+    cost.p1_held += cost.stash - was.stash;
+    cost.p1_peak += was.output;  // dL/dy is kept
+    cost.p2_peak = std::max({was.forward_peak, saved + was.p1_peak, saved + was.p1_held + was.p2_peak});
+  }
+  cost.forward_peak = std::max(cost.forward_peak, cost.forward_held);
+  cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
+  return cost;
+}
+
+bool computes_again(const ModelLayer& layer) {
+  const auto modes = recompute_names();
+  return std::any_of(modes.begin(), modes.end(),
+                     [&](const std::string& mode) { return layer.kind.ends_with("+" + mode); });
+}
+
 }  // namespace
 
 void check_cost_model(const CostModel& model) {
@@ -204,9 +239,8 @@ void check_cost_model(const CostModel& model) {
   check_sample_costs(model.sample_costs);
   for (const auto& [name, kind] : model.kinds) {
     const std::string where = concat("kind '", name, "':");
-    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ",
-                kind.at_size.size(), " micro-batch sizes, but the model has ",
-                model.micro_batch_sizes.size());
+    TWOBP_CHECK(kind.at_size.size() == model.micro_batch_sizes.size(), where, " costs at ", kind.at_size.size(),
+                " micro-batch sizes, but the model has ", model.micro_batch_sizes.size());
     check_number(kind.parameters, where + " number of parameters");
     check_number(kind.parameter_bytes, where + " parameter bytes");
     check_number(kind.gradient_bytes, where + " gradient bytes");
@@ -235,9 +269,7 @@ std::vector<std::vector<LayerCost>> slice_costs_at(const CostModel& model, int m
   std::vector<std::vector<LayerCost>> costs;
   for (int slice = 0; slice < slices; ++slice) {
     costs.push_back(costs_of_layers(
-        model, micro_batch_size, [&](const KindCosts& kind) -> const auto& {
-          return kind.in_slices[place][slice];
-        }));
+        model, micro_batch_size, [&](const KindCosts& kind) -> const auto& { return kind.in_slices[place][slice]; }));
   }
   return costs;
 }
@@ -264,8 +296,8 @@ bool has_slices(const CostModel& model, int slices) {
          });
 }
 
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size, int slices) {
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
+                                   int slices) {
   check_split(split, static_cast<int>(model.layers.size()), static_cast<int>(split.size()));
   std::vector<StageCost> costs;
   for (const auto& layers : slice_costs_at(model, micro_batch_size, slices)) {
@@ -279,6 +311,53 @@ SimulationOptions simulation_options(const CostModel& model) {
   options.message_seconds = model.link_latency;
   options.bytes_per_second = model.link_bytes_per_second;
   return options;
+}
+
+std::vector<double> typical_batch(const std::vector<double>& sample_costs, const BatchShape& shape) {
+  if (sample_costs.empty()) return {};
+  const auto size = static_cast<size_t>(shape.micro_batch_size);
+  const auto micro_batches = static_cast<size_t>(shape.micro_batches);
+  const auto most = static_cast<int>(std::max<size_t>(1, kMostSamples / (micro_batches * size)));
+  const int replicas = std::min(shape.replicas, most);
+  const std::vector<double> costs = means_of_parts(sample_costs, replicas * micro_batches * size);
+  std::vector<int64_t> whole;  // as datasets give them
+  for (const double cost : costs) whole.push_back(std::llround(cost * 1e6));
+  const auto order = balanced_order(whole, replicas, shape.micro_batches, shape.micro_batch_size);
+  std::vector<double> batch(micro_batches, 0);
+  for (size_t i = 0; i < micro_batches * size; ++i) {
+    batch[i / size] += costs[order[i]] / static_cast<double>(size);
+  }
+  return batch;
+}
+
+bool computes_again(const CostModel& model) {
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const ModelLayer& layer) { return computes_again(layer); });
+}
+
+CostModel with_recompute(const CostModel& model, std::string_view mode) {
+  const Recompute parsed = parse_recompute(mode);
+  CostModel changed = model;
+  if (parsed == Recompute::kNone) return changed;
+  const bool in_p1 = recomputes_activations(parsed);
+  const bool in_p2 = recomputes_derivatives(parsed);
+  for (size_t i = 1; i + 1 < model.layers.size(); ++i) {
+    ModelLayer& layer = changed.layers[i];
+    TWOBP_CHECK(!computes_again(layer), "layer '", layer.name, "' of kind '", layer.kind,
+                "' was already measured with recomputation: plan with recomputation none");
+    const std::string kind = concat(layer.kind, "+", mode);
+    if (!changed.kinds.contains(kind)) {
+      KindCosts costs = model.kinds.at(layer.kind);
+      costs.in_slices.clear();  // a slice's keys and values stay, whatever is computed again: only measured
+      for (size_t size = 0; size < costs.at_size.size(); ++size) {
+        const double input = model.kinds.at(model.layers[i - 1].kind).at_size[size].output;
+        costs.at_size[size] = recomputed(costs.at_size[size], input, in_p1, in_p2);
+      }
+      changed.kinds[kind] = std::move(costs);
+    }
+    layer.kind = kind;
+  }
+  return changed;
 }
 
 }  // namespace twobp

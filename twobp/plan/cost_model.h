@@ -1,9 +1,10 @@
 // The costs of a model on a machine, layer by layer. `twobp profile --json` writes them. Everything that
-// predicts (partition, simulation, planner, adviser) reads them.
+// predicts (partition, simulation, planner) reads them.
 #pragma once
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twobp/schedule/simulate/simulate.h"
@@ -75,8 +76,8 @@ bool has_slices(const CostModel& model, int slices);
 // The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch
 // whose samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate`
 // takes them. Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
-std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split,
-                                   int micro_batch_size, int slices = 1);
+std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
+                                   int slices = 1);
 
 // The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
 // program's transport (in_process.h).
@@ -87,5 +88,28 @@ SimulationOptions simulation_options(const CostModel& model);
 std::string cost_model_to_json(const CostModel& model);
 CostModel parse_cost_model(const std::string& json, const std::string& origin);
 CostModel read_cost_model(const std::string& path);
+
+// Micro-batches of samples that cost unequally, as a plan expects them.
+// The sizes of a batch.
+struct BatchShape {
+  int replicas = 1;
+  int micro_batches = 1;  // of each replica
+  int micro_batch_size = 1;
+};
+
+// The costs of a typical batch's micro-batches, those of the first replica, over the mean cost. The batch has
+// samples from all parts of `sample_costs` (CostModel::sample_costs) alike, in the order of training
+// (balanced_order). Empty if `sample_costs` is: all cost the same.
+std::vector<double> typical_batch(const std::vector<double>& sample_costs, const BatchShape& shape);
+
+// The effect of recomputation on a cost model: layers keep less and compute it again.
+// Whether some layer was measured with recomputation. The effect of other recomputation on it is unknown.
+bool computes_again(const CostModel& model);
+// The model in which all layers but the first and the last recompute; `mode` is one of recompute_names().
+// Kinds that were measured with it ("mlp+both") keep their measurements. For others the costs follow from the
+// layer's own. With activations, I becomes F + I. With derivatives, W becomes F + I + W. With both, both
+// change. Layers are assumed to keep their input. Slices have only measured costs. Throws Error for an
+// unknown mode, and for layers that were measured with recomputation.
+CostModel with_recompute(const CostModel& model, std::string_view mode);
 
 }  // namespace twobp

@@ -3,14 +3,12 @@
 #include <limits>
 #include <set>
 #include <string>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/json_text.h"
+#include "twobp/core/json.h"
 #include "twobp/core/text.h"
-#include "twobp/core/text_file.h"
 #include "twobp/plan/cost_model.h"
 
 namespace twobp {
@@ -21,8 +19,6 @@ using nlohmann::ordered_json;
 constexpr const char* kFormat = "twobp cost model 1";
 constexpr int kMostDepth = 16;  // of nested values; the format needs 8
 constexpr size_t kMostBytes = size_t{16} << 20U;
-constexpr size_t kMostShown = 40;  // characters of a value in messages
-constexpr size_t kMostName = 200;
 
 struct CostField {
   const char* name;
@@ -82,195 +78,96 @@ ordered_json costs_json(const std::vector<LayerCost>& at_size, const std::vector
   return all;
 }
 
-// "an array", "a string", "null".
-std::string with_article(const ordered_json& value) {
-  if (value.is_null()) return "null";
-  return concat(value.is_structured() ? "an " : "a ", value.type_name());
+int whole(const JsonNode& node) {
+  return static_cast<int>(node.integer(0, std::numeric_limits<int>::max()));
 }
 
-// A short form of an invalid value, for messages.
-std::string shortened(const ordered_json& value) {
-  if (value.is_structured()) return with_article(value);
-  std::string text = value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  if (text.size() <= kMostShown) return text;
-  return text.substr(0, kMostShown) + " ...";
+double real(const JsonNode& node, bool may_be_negative = false) {
+  const double value = node.number();
+  if (value < 0 && !may_be_negative) node.refuse("is ", node.shown(), ": must not be negative");
+  return value;
 }
 
-class Reader {
- public:
-  explicit Reader(std::string origin) : origin_(std::move(origin)) {}
+// The costs at each of the sizes.
+std::vector<LayerCost> read_costs(const JsonNode& costs, const std::vector<int>& sizes) {
+  std::vector<LayerCost> all;
+  std::set<std::string> known = {"micro_batch_size", "p2_units"};
+  for (const CostField& field : kCostFields) known.insert(field.name);
+  for (const JsonNode& entry : costs.elements()) {
+    entry.has_only(known);
+    const int size = whole(entry["micro_batch_size"]);
+    if (all.size() >= sizes.size() || size != sizes[all.size()]) break;
+    LayerCost& layer = all.emplace_back();
+    for (const CostField& field : kCostFields) {
+      if (field.optional && !entry.has(field.name)) continue;
+      layer.*field.value = real(entry[field.name], field.may_be_negative);
+    }
+    layer.p2_units = whole(entry["p2_units"]);
+  }
+  if (all.size() != sizes.size() || costs.value().size() != sizes.size())
+    costs.refuse("must have an entry for each of the ", sizes.size(), " micro_batch_sizes, in their order");
+  return all;
+}
 
-  CostModel read(const ordered_json& json) const {
-    check_object(json, "the file");
-    TWOBP_CHECK(json.contains("format") && json["format"] == kFormat, origin_,
-                " is no cost model: its \"format\" is not \"", kFormat,
+KindCosts read_kind(const JsonNode& node, const CostModel& model) {
+  std::set<std::string> known = {"costs", "slice_costs"};
+  for (const KindField& field : kKindFields) known.insert(field.name);
+  node.has_only(known);
+  KindCosts kind;
+  for (const KindField& field : kKindFields) {
+    if (field.optional && !node.has(field.name)) continue;
+    kind.*field.value = real(node[field.name]);
+  }
+  kind.at_size = read_costs(node["costs"], model.micro_batch_sizes);
+  const auto in_slices = node.find("slice_costs");
+  if (!in_slices) return kind;
+  const auto ways = in_slices->elements();
+  if (ways.size() != model.slice_lengths.size())
+    in_slices->refuse("has ", ways.size(), " entries, but must have one for each of the ", model.slice_lengths.size(),
+                      " entries of \"slices\"");
+  for (const JsonNode& way : ways) {
+    const size_t count = model.slice_lengths[kind.in_slices.size()].size();
+    auto& slices = kind.in_slices.emplace_back();
+    for (const JsonNode& slice : way.elements()) slices.push_back(read_costs(slice, model.micro_batch_sizes));
+    if (slices.size() != count)
+      way.refuse("has ", slices.size(), " entries, but must have the costs of ", count, " slices");
+  }
+  return kind;
+}
+
+CostModel read_model(const JsonNode& file) {
+  const auto format = file.find("format");
+  if (!format || format->value() != kFormat)
+    file.refuse("is no cost model: its \"format\" is not \"", kFormat,
                 "\". Write one with: twobp profile CONFIG --json FILE");
-    check_fields(json,
-                 {"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices",
-                  "sample_costs", "kinds", "layers"},
-                 "the file");
-    CostModel model;
-    for (const auto& size : member(json, "micro_batch_sizes", "the file", ordered_json::value_t::array)) {
-      model.micro_batch_sizes.push_back(whole(size, "a micro-batch size"));
-    }
-    for (const auto& layer : member(json, "layers", "the file", ordered_json::value_t::array)) {
-      check_object(layer, "a layer");
-      model.layers.push_back({text(layer, "name", "a layer"), text(layer, "kind", "a layer")});
-    }
-    model.first_trainable = whole(any(json, "first_trainable", "the file"), "first_trainable");
-    if (json.contains("slices"))
-      read_slices(member(json, "slices", "the file", ordered_json::value_t::array), model);
-    if (json.contains("sample_costs")) {
-      for (const auto& cost : member(json, "sample_costs", "the file", ordered_json::value_t::array)) {
-        TWOBP_CHECK(cost.is_number() && std::isfinite(cost.get<double>()), origin_,
-                    ": an entry of \"sample_costs\" must be a finite number, but it is ", shortened(cost));
-        model.sample_costs.push_back(cost.get<double>());
-      }
-    }
-    const auto& kinds = member(json, "kinds", "the file", ordered_json::value_t::object);
-    for (const auto& [name, kind] : kinds.items()) {
-      checked_name(name, "a kind");
-      model.kinds[name] = read_kind(kind, concat("kind '", name, "'"), model);
-    }
-    const auto& link = member(json, "link", "the file", ordered_json::value_t::object);
-    model.link_latency = real(link, "latency_seconds", "the link");
-    model.link_bytes_per_second = real(link, "bytes_per_second", "the link");
-    if (json.contains("made_on") && json["made_on"].is_string()) model.made_on = json["made_on"];
-    try {
-      check_cost_model(model);
-    } catch (const Error& error) {
-      fail(origin_, ": ", error.what());
-    }
-    return model;
-  }
-
- private:
-  void read_slices(const ordered_json& json, CostModel& model) const {
-    for (const auto& lengths : json) {
-      TWOBP_CHECK(lengths.is_array(), origin_, ": an entry of \"slices\" must be an array, but it is ",
-                  shortened(lengths));
+  file.has_only({"format", "made_on", "micro_batch_sizes", "link", "first_trainable", "slices", "sample_costs", "kinds",
+                 "layers"});
+  CostModel model;
+  for (const JsonNode& size : file["micro_batch_sizes"].elements()) model.micro_batch_sizes.push_back(whole(size));
+  for (const JsonNode& layer : file["layers"].elements())
+    model.layers.push_back({layer["name"].text(), layer["kind"].text()});
+  model.first_trainable = whole(file["first_trainable"]);
+  if (const auto slices = file.find("slices")) {
+    for (const JsonNode& lengths : slices->elements()) {
       auto& to = model.slice_lengths.emplace_back();
-      for (const auto& length : lengths) to.push_back(whole(length, "the length of a slice"));
+      for (const JsonNode& length : lengths.elements()) to.push_back(whole(length));
     }
   }
-
-  KindCosts read_kind(const ordered_json& json, const std::string& where, const CostModel& model) const {
-    check_object(json, where);
-    std::set<std::string> known = {"costs", "slice_costs"};
-    for (const KindField& field : kKindFields) known.insert(field.name);
-    check_fields(json, known, where);
-    KindCosts kind;
-    for (const KindField& field : kKindFields) {
-      if (field.optional && !json.contains(field.name)) continue;
-      kind.*field.value = real(json, field.name, where);
-    }
-    const auto& costs = member(json, "costs", where, ordered_json::value_t::array);
-    kind.at_size = read_costs(costs, where, model.micro_batch_sizes);
-    if (!json.contains("slice_costs")) return kind;
-    const auto& ways = member(json, "slice_costs", where, ordered_json::value_t::array);
-    TWOBP_CHECK(ways.size() == model.slice_lengths.size(), origin_, ": ", where, " has ", ways.size(),
-                " entries of \"slice_costs\", but must have one for each of the ", model.slice_lengths.size(),
-                " entries of \"slices\"");
-    for (size_t way = 0; way < ways.size(); ++way) {
-      const size_t count = model.slice_lengths[way].size();
-      TWOBP_CHECK(ways[way].is_array() && ways[way].size() == count, origin_, ": ", where,
-                  ": an entry of \"slice_costs\" must be an array of ", count,
-                  " (the costs of each slice), but it is ", shortened(ways[way]), " with ", ways[way].size(),
-                  " entries");
-      auto& slices = kind.in_slices.emplace_back();
-      for (size_t slice = 0; slice < count; ++slice) {
-        const std::string one = concat(where, ", slice ", slice, " of ", count);
-        TWOBP_CHECK(ways[way][slice].is_array(), origin_, ": ", one, " must be an array, but it is ",
-                    shortened(ways[way][slice]));
-        slices.push_back(read_costs(ways[way][slice], one, model.micro_batch_sizes));
-      }
-    }
-    return kind;
+  if (const auto costs = file.find("sample_costs")) {
+    for (const JsonNode& cost : costs->elements()) model.sample_costs.push_back(cost.number());
   }
-
-  // The costs at each of the sizes.
-  std::vector<LayerCost> read_costs(const ordered_json& costs, const std::string& where,
-                                    const std::vector<int>& sizes) const {
-    std::vector<LayerCost> all;
-    TWOBP_CHECK(costs.size() == sizes.size(), origin_, ": ", where, " has ", costs.size(),
-                " entries of \"costs\", but must have one for each of the ", sizes.size(),
-                " micro_batch_sizes");
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      const std::string entry = concat(where, ", micro-batch size ", sizes[i]);
-      check_object(costs[i], entry);
-      std::set<std::string> known = {"micro_batch_size", "p2_units"};
-      for (const CostField& field : kCostFields) known.insert(field.name);
-      check_fields(costs[i], known, entry);
-      TWOBP_CHECK(whole(any(costs[i], "micro_batch_size", entry), entry) == sizes[i], origin_, ": ", where,
-                  ": \"costs\" must have the order of micro_batch_sizes, but its entry ", i,
-                  " is of another size");
-      LayerCost layer;
-      for (const CostField& field : kCostFields) {
-        if (field.optional && !costs[i].contains(field.name)) continue;
-        layer.*field.value = real(costs[i], field.name, entry, field.may_be_negative);
-      }
-      layer.p2_units = whole(any(costs[i], "p2_units", entry), entry + ": p2_units");
-      all.push_back(layer);
-    }
-    return all;
+  for (const auto& [name, kind] : file["kinds"].members()) model.kinds[name] = read_kind(kind, model);
+  const JsonNode link = file["link"];
+  model.link_latency = real(link["latency_seconds"]);
+  model.link_bytes_per_second = real(link["bytes_per_second"]);
+  if (const auto made_on = file.find("made_on")) model.made_on = made_on->text();
+  try {
+    check_cost_model(model);
+  } catch (const Error& error) {
+    file.refuse(error.what());
   }
-
-  // Throws for a misspelt field, which would be passed over if it is optional.
-  void check_fields(const ordered_json& json, const std::set<std::string>& known,
-                    const std::string& where) const {
-    for (const auto& [name, value] : json.items()) {
-      TWOBP_CHECK(known.contains(name), origin_, ": ", where, " has an unknown field \"",
-                  checked_name(name, where), "\": its fields are ", join({known.begin(), known.end()}));
-    }
-  }
-
-  void check_object(const ordered_json& json, const std::string& where) const {
-    TWOBP_CHECK(json.is_object(), origin_, ": ", where, " must be a JSON object, but it is ",
-                with_article(json));
-  }
-
-  const ordered_json& any(const ordered_json& json, const char* key, const std::string& where) const {
-    TWOBP_CHECK(json.contains(key), origin_, ": ", where, " has no \"", key, "\"");
-    return json[key];
-  }
-
-  const ordered_json& member(const ordered_json& json, const char* key, const std::string& where,
-                             ordered_json::value_t type) const {
-    const ordered_json& value = any(json, key, where);
-    TWOBP_CHECK(value.type() == type, origin_, ": ", where, ": \"", key, "\" must be ",
-                with_article(ordered_json(type)), ", but it is ", with_article(value));
-    return value;
-  }
-
-  std::string text(const ordered_json& json, const char* key, const std::string& where) const {
-    return checked_name(member(json, key, where, ordered_json::value_t::string).get<std::string>(), where);
-  }
-
-  // Names appear in messages and tables.
-  const std::string& checked_name(const std::string& name, const std::string& where) const {
-    TWOBP_CHECK(name.size() <= kMostName, origin_, ": ", where, " has a name of ", name.size(),
-                " characters: at most ", kMostName);
-    return name;
-  }
-
-  int whole(const ordered_json& json, const std::string& what) const {
-    TWOBP_CHECK(json.is_number_integer() && json >= 0 && json <= std::numeric_limits<int>::max(), origin_,
-                ": ", what, " must be a whole number and not negative, but it is ", shortened(json));
-    return json.get<int>();
-  }
-
-  double real(const ordered_json& json, const char* key, const std::string& where,
-              bool may_be_negative = false) const {
-    const ordered_json& value = any(json, key, where);
-    TWOBP_CHECK(value.is_number() && std::isfinite(value.get<double>()), origin_, ": ", where, ": \"", key,
-                "\" must be a finite number, but it is ", shortened(value));
-    TWOBP_CHECK(may_be_negative || value.get<double>() >= 0, origin_, ": ", where, ": \"", key, "\" is ",
-                shortened(value), ": must not be negative");
-    return value.get<double>();
-  }
-
-  std::string origin_;
-};
+  return model;
+}
 
 }  // namespace
 
@@ -305,7 +202,8 @@ std::string cost_model_to_json(const CostModel& model) {
 CostModel parse_cost_model(const std::string& json, const std::string& origin) {
   TWOBP_CHECK(json.size() <= kMostBytes, origin, " has over ", kMostBytes >> 20U,
               " MiB: is it a cost model? Write one with: twobp profile CONFIG --json FILE");
-  return Reader(origin).read(parse_json<ordered_json>(json, origin, kMostDepth));
+  const nlohmann::json parsed = parse_json(json, origin, kMostDepth);
+  return read_model({parsed, origin});
 }
 
 CostModel read_cost_model(const std::string& path) {

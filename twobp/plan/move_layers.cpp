@@ -1,7 +1,7 @@
-#include "twobp/plan/move_layers.h"
-
 #include <cstddef>
 #include <utility>
+
+#include "twobp/plan/planner.h"
 
 namespace twobp {
 namespace {
@@ -77,8 +77,7 @@ class Mover {
 
 }  // namespace
 
-std::vector<int> move_layers(std::vector<int> split, double seconds, int most,
-                             const SecondsOfSplit& seconds_of) {
+std::vector<int> move_layers(std::vector<int> split, double seconds, int most, const SecondsOfSplit& seconds_of) {
   return Mover(std::move(split), seconds, most, seconds_of).run();
 }
 

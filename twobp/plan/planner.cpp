@@ -5,19 +5,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/recompute_mode.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/candidates.h"
-#include "twobp/plan/least_memory.h"
-#include "twobp/plan/move_layers.h"
-#include "twobp/plan/ranking.h"
-#include "twobp/plan/recompute_costs.h"
-#include "twobp/plan/typical_batch.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/least_memory.h"
+#include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp {
 namespace {
@@ -31,8 +31,7 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
   options.message_seconds = link.latency;
   options.bytes_per_second = link.bytes_per_second;
   if (network.ranks_per_node > 0) {
-    options.shared_links =
-        node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
+    options.shared_links = node_links(choice.ranks, network.ranks_per_node, node.latency, node.bytes_per_second);
   }
   const LinkSpeed data = network.data.value_or(node);
   // As in training by default: in buckets, and W in their order.
@@ -47,17 +46,17 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
 }
 
 std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
-  return costs_of_micro_batches(stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
-                                typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches,
-                                                                   choice.micro_batch_size}));
+  return costs_of_micro_batches(
+      stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+      typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches, choice.micro_batch_size}));
 }
 
 class Planner {
  public:
   Planner(const CostModel& model, const PlanRequest& request) : request_(request) {
     check_cost_model(model);
-    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ",
-                request.memory, " bytes: must be finite and not negative");
+    TWOBP_CHECK(std::isfinite(request.memory) && request.memory >= 0, "the memory of a rank is ", request.memory,
+                " bytes: must be finite and not negative");
     std::vector<std::string> modes = request.recompute;
     if (modes.empty()) modes = computes_again(model) ? std::vector<std::string>{"none"} : recompute_names();
     for (const std::string& mode : modes) {
@@ -85,7 +84,7 @@ class Planner {
     const auto named = shown(best, top);
     if (request_.search) search_schedules(named, kept);
     best = shown(best, top);
-    give_advice(best.front().found ? named.front() : best.front());
+    compare_with_off(best.front().found ? named.front() : best.front());
     return std::move(result_);
   }
 
@@ -134,8 +133,7 @@ class Planner {
     choice.peak_bytes = peak_of(simulation);
   }
 
-  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule,
-                           const PlanRequest& request) const {
+  Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule, const PlanRequest& request) const {
     const CostModel& model = model_for(models_, choice);
     const auto costs = costs_of(model, choice);
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
@@ -159,8 +157,7 @@ class Planner {
       if (least_.split_within(0, lightest) && lightest.split != own->split) offer_smallest(lightest);
     }
     PlanChoice& smallest = *result_.smallest;
-    const Simulation simulation =
-        simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
+    const Simulation simulation = simulate_with(smallest, schedule_of(smallest), within_memory(smallest.peak_bytes));
     smallest.step_seconds = simulation.step_seconds;
     smallest.bubble = simulation.bubble_ratio();
   }
@@ -244,20 +241,13 @@ class Planner {
     }
   }
 
-  void give_advice(const PlanChoice& choice) {
-    const CostModel& model = model_for(models_, choice);
-    AdviceRequest request;
-    request.schedule = choice.schedule;
-    request.stages = choice.stages;
-    request.ranks = choice.ranks;
-    request.micro_batches = choice.micro_batches;
-    request.slices = choice.slices;
-    request.policy =
-        choice.policy == P2Policy::kOff ? P2Policy::kFill : choice.policy;  // what 2BP would give
-    request.costs = costs_of(model, choice);
-    request.options = options_of(model, choice, schedule_of(choice), request.costs, request_);
-    request.memory = request_.memory;
-    result_.advice = advise(request);
+  void compare_with_off(const PlanChoice& choice) {
+    if (choice.policy == P2Policy::kOff) return;
+    PlanChoice off = choice;
+    off.policy = P2Policy::kOff;
+    simulate_split(off, schedule_of(off));
+    result_.speed_up = off.step_seconds / choice.step_seconds;
+    if (off.peak_bytes > 0) result_.memory_factor = choice.peak_bytes / off.peak_bytes;
   }
 
   const PlanRequest& request_;
@@ -266,12 +256,28 @@ class Planner {
   PlanResult result_;
 };
 
+constexpr double kSameSpeed = 0.99;
+constexpr double kSameBytes = 1.05;
+
+bool before(const PlanChoice& a, const PlanChoice& b) {
+  const double fast_a = a.samples_per_second();
+  const double fast_b = b.samples_per_second();
+  if (fast_a != fast_b) return fast_a > fast_b;
+  return a.peak_bytes < b.peak_bytes;
+}
+
 }  // namespace
+
+std::string gain_text(const PlanResult& result) {
+  constexpr double kWorthwhile = 1.01;
+  if (result.speed_up < kWorthwhile) return "2BP gains less than 1 %: p2 off is about as fast";
+  return concat("2BP: ", fixed(result.speed_up, 2), "x as fast as the same with p2 off, at ",
+                fixed(result.memory_factor, 2), "x the memory of the fullest rank");
+}
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy,
-                              choice.slices);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy, choice.slices);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {
@@ -288,6 +294,22 @@ PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const P
 Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   const PlannedRun run = planned_run(model, choice, request);
   return simulate(run.schedule, run.costs, run.options);
+}
+
+void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most) {
+  best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
+  if (best.size() > most) best.pop_back();
+}
+
+std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best) {
+  const double fast = kSameSpeed * best.front().samples_per_second();
+  const auto compared = best.begin() + static_cast<std::ptrdiff_t>(std::min(best.size(), kCompared));
+  const auto end = std::find_if(best.begin(), compared,
+                                [&](const PlanChoice& choice) { return choice.samples_per_second() < fast; });
+  const auto lightest =
+      std::min_element(best.begin(), end, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+  const double light = kSameBytes * lightest->peak_bytes;
+  return std::find_if(best.begin(), end, [&](const PlanChoice& choice) { return choice.peak_bytes <= light; });
 }
 
 }  // namespace twobp

@@ -2,14 +2,16 @@
 // size, their slices and recomputation, ranked by predicted throughput under a memory cap.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "twobp/core/link_speed.h"
-#include "twobp/plan/adviser.h"
+#include "twobp/core/measure.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
@@ -75,10 +77,15 @@ struct PlanResult {
   int64_t simulated = 0;
   // If nothing fits: the combination that needs the least memory. Its peak_bytes is what it needs.
   std::optional<PlanChoice> smallest;
-  // Advice on the first choice, or on the first one without searched schedules. Its schedule has the default
-  // policy if that of the choice is off. nullopt: nothing fits.
-  std::optional<Advice> advice;
+  // What 2BP brings to the first choice, or to the first one without searched schedules: the step time of the
+  // same schedule, split and memory with p2 off, divided by that of the choice, and bytes of the fullest rank
+  // divided by those with p2 off.
+  double speed_up = 1;
+  double memory_factor = 1;
 };
+
+// "2BP: ..." for readers.
+std::string gain_text(const PlanResult& result);
 
 // Layers go to stages by their seconds, or, if that does not fit, by a split within the memory. Throws Error
 // if no combination is possible (too few layers, or nothing admitted: it says why), for unknown names, for
@@ -97,5 +104,28 @@ struct PlannedRun {
 };
 PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const PlanRequest& request);
 Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request = {});
+
+// The order of the planner's results. They are sorted by throughput, with one exception: a prediction cannot
+// tell the fastest ones apart, so one of these with little memory comes first.
+// Inserts into `best`, which is sorted by speed, then by least memory, and keeps at most `most` entries.
+void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most);
+
+// Only this many of the fastest are compared by memory.
+inline constexpr size_t kCompared = 30;
+
+// Considers those of the first kCompared that are within 1 % of the fastest. Returns the fastest whose memory
+// is within 5 % of the least among them. A simulation differs from the real run by about this much. `best`:
+// as insert_by_speed leaves it, not empty.
+std::vector<PlanChoice>::iterator lightest_of_fastest(std::vector<PlanChoice>& best);
+
+// Improves a split by simulation. A split that balances seconds need not be the fastest if ranks wait for
+// each other or memory forces W early.
+// Seconds of a step with this many layers in each stage; nullopt if it does not fit.
+using SecondsOfSplit = std::function<std::optional<double>(const std::vector<int>& split)>;
+
+// Improves `split`, which takes `seconds`. Moves one layer across one boundary between stages, or one across
+// each of two boundaries, until no such move is faster or `most` splits have been tried. Every stage keeps a
+// layer. Deterministic. The result is never slower than `split`, but often not the best of all.
+std::vector<int> move_layers(std::vector<int> split, double seconds, int most, const SecondsOfSplit& seconds_of);
 
 }  // namespace twobp

@@ -33,11 +33,10 @@ struct PendingW {
 };
 
 void check_stage(const Schedule& schedule, const Instruction& instruction) {
-  TWOBP_CHECK(static_cast<int>(schedule.rank_of_stage.size()) == schedule.stages, "schedule '", schedule.name,
-              "' has ", schedule.stages, " stages but places ", schedule.rank_of_stage.size());
+  TWOBP_CHECK(static_cast<int>(schedule.rank_of_stage.size()) == schedule.stages, "schedule '", schedule.name, "' has ",
+              schedule.stages, " stages but places ", schedule.rank_of_stage.size());
   TWOBP_CHECK(instruction.stage >= 0 && instruction.stage < schedule.stages, "schedule '", schedule.name,
-              "': ", to_string(instruction), " names a stage that does not exist: there are ",
-              schedule.stages);
+              "': ", to_string(instruction), " names a stage that does not exist: there are ", schedule.stages);
 }
 
 // Merges I and W into B, the form of a schedule that does not place W.
@@ -67,8 +66,7 @@ void split_backward(Schedule& schedule) {
 
 bool places_p2(const Schedule& schedule) {
   return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
-    return std::any_of(list.begin(), list.end(),
-                       [](const Instruction& i) { return i.op == Op::kBackwardP2; });
+    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackwardP2; });
   });
 }
 
@@ -131,15 +129,12 @@ Schedule add_communication(Schedule schedule) {
     for (const Instruction& instruction : list) {
       check_stage(schedule, instruction);
       TWOBP_CHECK(is_compute(instruction.op), "schedule '", schedule.name,
-                  "' has communication already: ", to_string(instruction),
-                  ". Add it once, after the other passes");
+                  "' has communication already: ", to_string(instruction), ". Add it once, after the other passes");
       const int stage = instruction.stage;
       const int rank = schedule.rank_of_stage[stage];
       const bool from_previous = !schedule.is_first(stage) && schedule.rank_of_stage[stage - 1] != rank;
       const bool to_next = !schedule.is_last(stage) && schedule.rank_of_stage[stage + 1] != rank;
-      const auto message = [&](Op op) {
-        with.push_back({op, stage, instruction.micro_batch, instruction.count});
-      };
+      const auto message = [&](Op op) { with.push_back({op, stage, instruction.micro_batch, instruction.count}); };
       const bool forward = instruction.op == Op::kForward;
       const bool backward = instruction.op == Op::kBackwardP1 || instruction.op == Op::kBackward;
       if (forward && from_previous) message(Op::kRecvForward);

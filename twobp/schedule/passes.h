@@ -15,8 +15,8 @@ namespace twobp {
 //   placed    as the schedule says. Throws Error for a schedule that places no W.
 Schedule apply_p2_policy(Schedule schedule, P2Policy policy);
 
-// Adds RECV_F before F, SEND_F after F, RECV_B before I or B and SEND_B after it, if the neighbouring stage
-// is on another rank. Stages on one rank hand over without a message.
+// Adds RECV_F before F, SEND_F after F, RECV_B before I or B and SEND_B after it, if the neighbouring stage is on
+// another rank. Stages on one rank hand over without a message.
 // This is the last pass. Throws Error if there are messages already.
 Schedule add_communication(Schedule schedule);
 

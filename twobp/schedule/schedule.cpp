@@ -11,8 +11,7 @@ namespace twobp {
 namespace {
 
 // In the order of the enumerators.
-constexpr std::array<std::string_view, 8> kOpNames = {"F",      "I",      "W",      "B",
-                                                      "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, 8> kOpNames = {"F", "I", "W", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 constexpr std::array<std::string_view, 5> kPolicyNames = {"off", "end", "cooldown", "fill", "placed"};
 
 }  // namespace
@@ -68,6 +67,11 @@ bool Schedule::has_backward() const {
       return is_compute(instruction.op) && instruction.op != Op::kForward;
     });
   });
+}
+
+std::string_view idle_cause_name(IdleCause cause) {
+  constexpr std::array<std::string_view, kIdleCauses> kNames = {"start-up", "message", "nothing to fill", "tail"};
+  return kNames.at(static_cast<size_t>(cause));
 }
 
 }  // namespace twobp

@@ -5,10 +5,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/validate.h"
+#include "twobp/schedule/csv.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/text/csv.h"
-#include "twobp/schedule/text/lower.h"
 
 namespace twobp {
 namespace {
@@ -31,9 +30,8 @@ std::vector<int> ScheduleSource::rank_of_stage(int stages, int ranks) const {
   if (written_) {
     TWOBP_CHECK(stages == 0 || stages == written_->stages, name_, " is a schedule of ", written_->stages,
                 " stages, not of ", stages, ": set ", written_->stages, ", or 0 for its own number");
-    TWOBP_CHECK(ranks == 0 || ranks == written_->rank_count(), name_, " is a schedule of ",
-                written_->rank_count(), " ranks, not of ", ranks, ": set ", written_->rank_count(),
-                ", or 0 for its own number");
+    TWOBP_CHECK(ranks == 0 || ranks == written_->rank_count(), name_, " is a schedule of ", written_->rank_count(),
+                " ranks, not of ", ranks, ": set ", written_->rank_count(), ", or 0 for its own number");
     return written_->rank_of_stage;
   }
   const Placement placement = named_schedule(name_).placement;
@@ -43,8 +41,7 @@ std::vector<int> ScheduleSource::rank_of_stage(int stages, int ranks) const {
 }
 
 int ScheduleSource::default_micro_batches(int stages, int ranks) const {
-  return written_ ? written_->micro_batches / written_->slices
-                  : twobp::default_micro_batches(name_, stages, ranks);
+  return written_ ? written_->micro_batches / written_->slices : twobp::default_micro_batches(name_, stages, ranks);
 }
 
 bool ScheduleSource::places_p2() const {
@@ -59,11 +56,11 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   if (!written_) return make_schedule(name_, stages, micro_batches, policy, ranks, slices);
   rank_of_stage(stages, ranks);
   TWOBP_CHECK(slices == written_->slices, name_, " is a schedule of ", written_->slices,
-              " slices for each micro-batch, not of ", slices,
-              ": use a named schedule, or set pipeline.slices to ", written_->slices);
+              " slices for each micro-batch, not of ", slices, ": use a named schedule, or set pipeline.slices to ",
+              written_->slices);
   const int most = written_->micro_batches / written_->slices;
-  TWOBP_CHECK(micro_batches <= most, name_, " is a schedule of ", most, " micro-batches, not of ",
-              micro_batches, ": write one with more, or run fewer");
+  TWOBP_CHECK(micro_batches <= most, name_, " is a schedule of ", most, " micro-batches, not of ", micro_batches,
+              ": write one with more, or run fewer");
   Schedule schedule = keep_micro_batches(*written_, micro_batches * slices);
   // The cells of a schedule with placed W stay as they are, even if fewer micro-batches leave only B.
   const bool as_written = policy == P2Policy::kPlaced && written_->policy == P2Policy::kPlaced;

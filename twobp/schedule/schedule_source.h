@@ -1,5 +1,5 @@
-// The source of a schedule to run: a name in the table, or a written schedule. Code that runs schedules takes
-// one of these and need not know which.
+// The source of a schedule to run: a name in the table, or a written schedule. Code that runs schedules takes one of
+// these and need not know which.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,8 @@ namespace twobp {
 
 class ScheduleSource {
  public:
-  // Text that ends in ".csv" names a file in the text form (csv.h), which is read now. Any other text is a
-  // name of named_schedules.h, which is looked up when it is used. Throws Error if the file is not a
-  // schedule.
+  // Text that ends in ".csv" names a file in the text form (csv.h), which is read now. Any other text is a name of
+  // named_schedules.h, which is looked up when it is used. Throws Error if the file is not a schedule.
   ScheduleSource(std::string_view name_or_file);  // NOLINT(google-explicit-constructor)
   ScheduleSource(const char* name_or_file)        // NOLINT(google-explicit-constructor)
       : ScheduleSource(std::string_view(name_or_file)) {}
@@ -30,15 +29,14 @@ class ScheduleSource {
 
   const std::string& name() const { return name_; }
   bool operator==(const ScheduleSource& other) const {
-    const bool same =
-        written_ == other.written_ || (written_ && other.written_ && *written_ == *other.written_);
+    const bool same = written_ == other.written_ || (written_ && other.written_ && *written_ == *other.written_);
     return name_ == other.name_ && same;
   }
   // Null for a named schedule, which is made for the requested stages, ranks and micro-batches.
   const Schedule* written() const { return written_.get(); }
 
-  // The rank of each stage. 0 for stages or ranks: the schedule's own number, or 2 ranks if it has none.
-  // Throws Error if they do not fit the schedule.
+  // The rank of each stage. 0 for stages or ranks: the schedule's own number, or 2 ranks if it has none. Throws Error
+  // if they do not fit the schedule.
   std::vector<int> rank_of_stage(int stages, int ranks) const;
   // The written schedule's number, or that of named_schedules.h.
   int default_micro_batches(int stages, int ranks) const;
@@ -46,14 +44,12 @@ class ScheduleSource {
   bool places_p2() const;
   // The default policy: a written schedule runs as written (placed if it has W, else off), others fill.
   P2Policy default_policy() const;
-  // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages
-  // and ranks. If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing
-  // ones are dropped. A written one has its own number of slices, too. Throws Error if this is not possible.
+  // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages and ranks.
+  // If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing ones are dropped. A
+  // written one has its own number of slices, too. Throws Error if this is not possible.
   Schedule make(int stages, int ranks, int micro_batches, P2Policy policy, int slices = 1) const;
 
-  friend std::ostream& operator<<(std::ostream& out, const ScheduleSource& source) {
-    return out << source.name_;
-  }
+  friend std::ostream& operator<<(std::ostream& out, const ScheduleSource& source) { return out << source.name_; }
 
  private:
   std::string name_;
@@ -63,10 +59,9 @@ class ScheduleSource {
 // An entry of a list of schedules to compare: NAME, FILE.csv, NAME@POLICY or FILE.csv@POLICY.
 struct AskedSchedule {
   // Throws Error as ScheduleSource does, and for an unknown policy.
-  AskedSchedule(std::string_view text);  // NOLINT(google-explicit-constructor)
-  AskedSchedule(const char* text)
-      : AskedSchedule(std::string_view(text)) {}  // NOLINT(google-explicit-constructor)
-  AskedSchedule(const std::string& text)          // NOLINT(google-explicit-constructor)
+  AskedSchedule(std::string_view text);                                       // NOLINT(google-explicit-constructor)
+  AskedSchedule(const char* text) : AskedSchedule(std::string_view(text)) {}  // NOLINT(google-explicit-constructor)
+  AskedSchedule(const std::string& text)                                      // NOLINT(google-explicit-constructor)
       : AskedSchedule(std::string_view(text)) {}
 
   ScheduleSource source;

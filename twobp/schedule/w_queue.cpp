@@ -112,8 +112,7 @@ WTail w_tail(const std::vector<Instruction>& list, P2Order order, const std::vec
   while (tail.begin > 0 && list[tail.begin - 1].op == Op::kBackwardP2) --tail.begin;
   if (order != P2Order::kBucket || tail.begin == 0) return tail;
   const Instruction& before = list[tail.begin - 1];
-  if (before.op == Op::kBackwardP1 && before.count == 1 && !gives_gradient[before.stage])
-    tail.last_p1 = tail.begin - 1;
+  if (before.op == Op::kBackwardP1 && before.count == 1 && !gives_gradient[before.stage]) tail.last_p1 = tail.begin - 1;
   return tail;
 }
 

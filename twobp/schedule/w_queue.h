@@ -1,5 +1,5 @@
-// The pending W of one rank, and the rules for which of it runs next. A rank asks its queue at every wait,
-// and so does the simulation: both run W in one order.
+// The pending W of one rank, and the rules for which of it runs next. A rank asks its queue at every wait, and so does
+// the simulation: both run W in one order.
 #pragma once
 
 #include <cmath>
@@ -8,13 +8,12 @@
 #include <optional>
 #include <vector>
 
-#include "twobp/schedule/p2_order.h"
 #include "twobp/schedule/schedule.h"
 
 namespace twobp {
 
-// Units of W of one stage and micro-batch that follow each other. A stage's units are counted in the order in
-// which I makes them, from the last layer on.
+// Units of W of one stage and micro-batch that follow each other. A stage's units are counted in the order in which I
+// makes them, from the last layer on.
 struct WUnits {
   int stage = 0;
   int micro_batch = 0;
@@ -26,8 +25,7 @@ class WQueue {
  public:
   struct Rules {
     P2Order order = P2Order::kOldest;
-    // Waits prefer W that completes gradients, whose sums over replicas can then begin (with
-    // P2Order::kBucket).
+    // Waits prefer W that completes gradients, whose sums over replicas can then begin (with P2Order::kBucket).
     bool completes_first = false;
     // By instruction: the units that have run before it, at receives (p2_places.h). Null: no places.
     const std::vector<int>* places = nullptr;
@@ -37,8 +35,7 @@ class WQueue {
   // For one step of a rank.
   WQueue(const Schedule& schedule, int rank, const Rules& rules);
 
-  // I of a micro-batch begins, has made more units of W, and has ended. B runs its units itself and adds
-  // none.
+  // I of a micro-batch begins, has made more units of W, and has ended. B runs its units itself and adds none.
   void begin_p1(int stage, int micro_batch);
   void add(int units);
   void end_p1();
@@ -64,8 +61,8 @@ class WQueue {
   std::optional<WUnits> take_next(int stage, int micro_batch);
   // The same unit of other micro-batches in [first, last), if it is their next one: to run them together.
   std::vector<WUnits> take_same(const WUnits& unit, int first, int last);
-  // Layer by layer: takes the units of the rank's stages after `stage`, and of `stage` the first `units` of
-  // each micro-batch. The last layer comes first, with all its micro-batches. Calls run(WUnits) for each.
+  // Layer by layer: takes the units of the rank's stages after `stage`, and of `stage` the first `units` of each
+  // micro-batch. The last layer comes first, with all its micro-batches. Calls run(WUnits) for each.
   template <typename Run>
   void take_by_layer(int stage, int units, const Run& run);
 
@@ -94,13 +91,12 @@ class WQueue {
   int ran_ = 0;
 };
 
-// Sums of the same costs in another order differ in the last digits. This must not cause another unit of W to
-// run.
+// Sums of the same costs in another order differ in the last digits. This must not cause another unit of W to run.
 inline bool exceeds(double a, double b) {
   return a > b + 1e-9 * std::abs(b);
 }
-// Whether old W must run before an op that needs these bytes beside those that are held. A cap of 0 is none.
-// An op that needs nothing runs, also above the cap.
+// Whether old W must run before an op that needs these bytes beside those that are held. A cap of 0 is none. An op that
+// needs nothing runs, also above the cap.
 inline bool lacks_room(double held, double need, double cap) {
   return cap > 0 && need > 0 && exceeds(held + need, cap);
 }
@@ -108,8 +104,8 @@ inline bool lacks_room(double held, double need, double cap) {
 // Where the rest of a rank's list is all W.
 struct WTail {
   size_t begin = 0;  // an index into the list
-  // With P2Order::kBucket: the I right before it if no rank waits for its dL/dx, so that its W runs within
-  // it, layer by layer. Else past the end of the list.
+  // With P2Order::kBucket: the I right before it if no rank waits for its dL/dx, so that its W runs within it, layer by
+  // layer. Else past the end of the list.
   size_t last_p1 = 0;
 };
 // `gives_gradient`, by stage: whether another stage waits for its dL/dx.

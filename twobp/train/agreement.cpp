@@ -1,5 +1,3 @@
-#include "twobp/train/agreement.h"
-
 #include <array>
 #include <cstdio>
 #include <fstream>
@@ -11,11 +9,12 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/models/checked_json.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"
-#include "twobp/train/checkpoint/same_run.h"
 
 namespace twobp {
 namespace {
@@ -83,8 +82,7 @@ Facts facts_of_model(const ModelSpec& model, const ScheduleSource& schedule) {
       if (known.insert(parameter->name()).second) numel += parameter->numel();
     }
   }
-  Facts facts = {
-      {"the model", concat(model.layers.size(), " layers, ", numel, " parameters, checksum ", sum.text())}};
+  Facts facts = {{"the model", concat(model.layers.size(), " layers, ", numel, " parameters, checksum ", sum.text())}};
   if (schedule.written() != nullptr) {
     Checksum cells;
     for (const auto& list : schedule.written()->ranks) {

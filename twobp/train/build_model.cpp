@@ -2,6 +2,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/recompute.h"
+#include "twobp/train/trainer.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 
@@ -35,6 +37,10 @@ PipelineOptions pipeline_options(const Config& config, const PipelineShape& shap
   options.timeout = config.pipeline.timeout;
   options.graphs = config.pipeline.graphs;
   return options;
+}
+
+void run_world(const PipelineConfig& config, const std::function<void(World)>& program) {
+  run_world(start_options(config), find_launcher(), program);
 }
 
 }  // namespace twobp

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
-#include "twobp/config/check_used.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
+#include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
-#include "twobp/train/update/parameter_groups.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {
@@ -23,8 +24,7 @@ void check_graphs(const Config& config) {
     fail("pipeline.graphs is set, but cannot be used with ", key, ": ", why, ". Set it to false.");
   };
   if (config.pipeline.device == "cpu") excludes("pipeline.device \"cpu\"", "a CPU has no graphs");
-  if (config.pipeline.run_ahead == "on")
-    excludes("pipeline.run_ahead \"on\"", "a graph holds one step of all ranks");
+  if (config.pipeline.run_ahead == "on") excludes("pipeline.run_ahead \"on\"", "a graph holds one step of all ranks");
   if (config.pipeline.data_parallel > 1)
     excludes("pipeline.data_parallel", "gradients are summed over replicas while a step runs");
   const std::string why = config.model.type.type().no_graph(config.model.type);
@@ -43,8 +43,8 @@ void check_device(const Config& config) {
   check_graphs(config);
   if (device == "cpu") return;
   const std::string why = config.model.type.type().no_device(config.model.type);
-  TWOBP_CHECK(why.empty(), "pipeline.device is \"", device, "\", but this model (\"",
-              config.model.type.name(), "\") runs on CPUs alone: ", why, ". Set it to \"cpu\".");
+  TWOBP_CHECK(why.empty(), "pipeline.device is \"", device, "\", but this model (\"", config.model.type.name(),
+              "\") runs on CPUs alone: ", why, ". Set it to \"cpu\".");
 }
 
 void check_optimizer(const OptimizerConfig& optimizer) {
@@ -56,25 +56,24 @@ void check_optimizer(const OptimizerConfig& optimizer) {
   check_used(!sgd, "optimizer.beta2", optimizer.beta2, usual.beta2, adam);
   check_used(!sgd, "optimizer.eps", optimizer.eps, usual.eps, adam);
   check_used(sgd, "optimizer.momentum", optimizer.momentum, usual.momentum, "optimizer.type \"sgd\"");
-  check_used(optimizer.type == "muon", "optimizer.muon_momentum", optimizer.muon_momentum,
-             usual.muon_momentum, "optimizer.type \"muon\"");
+  check_used(optimizer.type == "muon", "optimizer.muon_momentum", optimizer.muon_momentum, usual.muon_momentum,
+             "optimizer.type \"muon\"");
   const bool wsd = optimizer.schedule == "wsd";
   check_used(wsd, "optimizer.decay", optimizer.decay, usual.decay, "optimizer.schedule \"wsd\"");
   check_used(wsd || optimizer.schedule == "linear" || optimizer.schedule == "cosine", "optimizer.min_lr",
              optimizer.min_lr, usual.min_lr, "optimizer.schedule \"linear\", \"cosine\" or \"wsd\"");
-  TWOBP_CHECK(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr (", optimizer.min_lr,
-              ") is above optimizer.lr (", optimizer.lr, "): the learning rate falls from lr to min_lr.");
+  TWOBP_CHECK(optimizer.min_lr <= optimizer.lr, "optimizer.min_lr (", optimizer.min_lr, ") is above optimizer.lr (",
+              optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
 void check_training(const Config& config) {
   check_used(!config.save.model.empty(), "save.dtype", config.save.dtype, SaveConfig().dtype, "save.model");
-  check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale,
-             TrainConfig().loss_scale, "train.precision \"fp16\"");
+  check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale, TrainConfig().loss_scale,
+             "train.precision \"fp16\"");
   check_device(config);
   check_slices(config, config.pipeline.slices);
   check_optimizer(config.optimizer);
-  TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ",
-              config.train.eval_every,
+  TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ", config.train.eval_every,
               ", but data.held_out is 0, so there is nothing to evaluate on: set data.held_out above 0, or "
               "train.eval_every to 0.");
 }
@@ -92,8 +91,8 @@ void check_saved_adapter(const Config& config) {
   for (const std::string& target : model.lora_targets) {
     const std::string last = target.substr(target.rfind('.') + 1);
     TWOBP_CHECK(std::find(excluded.begin(), excluded.end(), last) == excluded.end(), "save.lora is \"",
-                config.save.lora, "\", but transformers and PEFT use no adapter of ", last, " in a ",
-                model.type.name(), ": remove it from model.lora_targets, or set save.lora to merged.");
+                config.save.lora, "\", but transformers and PEFT use no adapter of ", last, " in a ", model.type.name(),
+                ": remove it from model.lora_targets, or set save.lora to merged.");
   }
 }
 
@@ -108,10 +107,10 @@ void check_captured(const Config& config, const ModelInput& input) {
   if (input.kind != InputKind::kFields || input.fields.empty() || input.fields.front().sizes.empty()) return;
   const std::vector<int64_t>& sizes = input.fields.front().sizes;
   TWOBP_CHECK(config.pipeline.micro_batch_size == sizes[0], "pipeline.micro_batch_size is ",
-              config.pipeline.micro_batch_size, ", but the model was captured with micro-batches of ",
-              sizes[0], ": set it to that, or capture the model again.");
-  TWOBP_CHECK(!config.data.arrays.empty() || sizes.size() < 2 || config.data.sequence == sizes[1],
-              "data.sequence is ", config.data.sequence, ", but the model was captured with sequences of ",
+              config.pipeline.micro_batch_size, ", but the model was captured with micro-batches of ", sizes[0],
+              ": set it to that, or capture the model again.");
+  TWOBP_CHECK(!config.data.arrays.empty() || sizes.size() < 2 || config.data.sequence == sizes[1], "data.sequence is ",
+              config.data.sequence, ", but the model was captured with sequences of ",
               sizes.at(sizes.size() < 2 ? 0 : 1), ": set it to that, or capture the model again.");
 }
 
@@ -119,20 +118,18 @@ void check_captured(const Config& config, const ModelInput& input) {
 void check_muon(const Config& config) {
   if (config.optimizer.type != "muon") return;
   const auto& groups = config.optimizer.groups;
-  const bool named = std::any_of(groups.begin(), groups.end(), [](const std::string& group) {
-    return group.find("rule=muon") != std::string::npos;
-  });
-  TWOBP_CHECK(
-      named || !last_matrix(build_model(config.model)).empty(),
-      "optimizer.type is \"muon\", but no parameter of the model is a matrix that multiplies, so Muon would "
-      "update nothing: set it to \"adamw\". If the model was captured before bundles named their matrices, "
-      "capture it again.");
+  const bool named = std::any_of(groups.begin(), groups.end(),
+                                 [](const std::string& group) { return group.find("rule=muon") != std::string::npos; });
+  TWOBP_CHECK(named || !last_matrix(build_model(config.model)).empty(),
+              "optimizer.type is \"muon\", but no parameter of the model is a matrix that multiplies, so Muon would "
+              "update nothing: set it to \"adamw\". If the model was captured before bundles named their matrices, "
+              "capture it again.");
 }
 
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
-  TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32",
-              "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
+  TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32", "train.precision is \"",
+              config.train.precision, "\", but model.type \"", model.type.name(),
               "\" computes only in fp32: set it to \"fp32\".");
 }
 
@@ -163,8 +160,8 @@ void check_contradictions(const Config& config) {
   check_model(config.model);
   const ModelInput input = config.model.input();
   check_data(config.data, input);
-  TWOBP_CHECK(input.longest == 0 || config.data.sequence <= input.longest, "data.sequence (",
-              config.data.sequence, ") is longer than the model's ", input.longest,
+  TWOBP_CHECK(input.longest == 0 || config.data.sequence <= input.longest, "data.sequence (", config.data.sequence,
+              ") is longer than the model's ", input.longest,
               " positions: shorten it, or for a new model set model.positions to as many.");
   check_captured(config, input);
   check_pipeline(config.pipeline);

@@ -6,8 +6,8 @@
 
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
-#include "twobp/models/capture_model.h"
+#include "twobp/core/text.h"
+#include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/train/check_config.h"
 
@@ -19,16 +19,10 @@ constexpr uint64_t kMaxFileBytes = 16 << 20;
 const Section& train_section() {
   static const Section section = make_section<TrainConfig>(
       "train",
-      {TWOBP_KEY(TrainConfig, steps, "optimizer steps of the run")
-           .in("steps")
-           .from(1, kMaxSteps)
-           .noted_on_resume(),
+      {TWOBP_KEY(TrainConfig, steps, "optimizer steps of the run").in("steps").from(1, kMaxSteps).noted_on_resume(),
        TWOBP_KEY(TrainConfig, seed, "seed of the initial weights, the sample order and synthetic data"),
-       TWOBP_KEY(TrainConfig, clip_norm, "largest global gradient norm; 0: no clipping")
-           .at_least(0)
-           .noted_on_resume(),
-       TWOBP_KEY(TrainConfig, eval_every,
-                 "steps between evaluations; 0: only at the end, if there is held-out data")
+       TWOBP_KEY(TrainConfig, clip_norm, "largest global gradient norm; 0: no clipping").at_least(0).noted_on_resume(),
+       TWOBP_KEY(TrainConfig, eval_every, "steps between evaluations; 0: only at the end, if there is held-out data")
            .in("steps")
            .from(0, kMaxSteps)
            .free_on_resume(),
@@ -65,10 +59,7 @@ const Section& save_section() {
            .one_of({"merged", "adapter"})
            .free_on_resume(),
        TWOBP_KEY(SaveConfig, checkpoints, "folder for checkpoints; empty: none").path(),
-       TWOBP_KEY(SaveConfig, every, "steps between checkpoints")
-           .in("steps")
-           .from(1, kMaxSteps)
-           .free_on_resume(),
+       TWOBP_KEY(SaveConfig, every, "steps between checkpoints").in("steps").from(1, kMaxSteps).free_on_resume(),
        TWOBP_KEY(SaveConfig, keep, "number of checkpoints to keep, the newest ones")
            .in("checkpoints")
            .from(1, kMaxSteps)
@@ -83,8 +74,7 @@ std::vector<SectionValues> sections_of(Config& config) {
 }
 
 // Throws Error for given keys that contradict the options of the model in model.from.
-void check_against_weights(const Settings& settings, ModelOptions& given, ModelOptions& file,
-                           const std::string& from) {
+void check_against_weights(const Settings& settings, ModelOptions& given, ModelOptions& file, const std::string& from) {
   const SectionValues ours = given.chosen();
   const SectionValues theirs = file.chosen();
   for (const Key& key : ours.section->keys) {
@@ -105,19 +95,17 @@ ModelOptions captured_for(const Settings& settings, const std::string& from) {
   check_values({{&data_section(), &config.data}, {&pipeline_section(), &config.pipeline}});
   const DataConfig& data = config.data;
   const int64_t micro_batch = config.pipeline.micro_batch_size;
-  TWOBP_CHECK(
-      !data.arrays.empty() || !data.text.empty() || !data.tokens.empty() || data.synthetic == "tokens",
-      "model.from is ", from,
-      ", a model that is captured for the fields of the data: set data.text, "
-      "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
-  const CaptureFields fields = data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence)
-                                                   : fields_of_arrays(data.arrays, micro_batch);
+  TWOBP_CHECK(!data.arrays.empty() || !data.text.empty() || !data.tokens.empty() || data.synthetic == "tokens",
+              "model.from is ", from,
+              ", a model that is captured for the fields of the data: set data.text, "
+              "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
+  const CaptureFields fields =
+      data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence) : fields_of_arrays(data.arrays, micro_batch);
   return capture_model(from, fields, data.arrays, data.cache);
 }
 
 // The options in model.from's config.json. None for a new model.
-std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from,
-                                               bool with_data) {
+std::optional<ModelOptions> options_of_weights(const Settings& settings, const std::string& from, bool with_data) {
   if (from.empty()) return std::nullopt;
   const bool captured = needs_capture(from);
   TWOBP_CHECK(!captured || with_data, from,
@@ -125,8 +113,8 @@ std::optional<ModelOptions> options_of_weights(const Settings& settings, const s
               "trainer");
   ModelOptions file = captured ? captured_for(settings, from) : read_hf_config(from);
   const std::string type = settings.text("model", "type").value_or(file.name());
-  TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"",
-              file.name(), "\": the architecture comes from ", from, "/config.json, so remove model.type");
+  TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"", file.name(),
+              "\": the architecture comes from ", from, "/config.json, so remove model.type");
   return file;
 }
 
@@ -143,8 +131,8 @@ void with_origin(const std::string& origin, const Body& body) {
 
 // Fills in the sections of `config` that sections_of(config) names. `model` takes the place of model.type.
 template <typename Sections, typename Check>
-Config filled_in(const Settings& settings, Config config, const std::string& origin,
-                 const ModelOptions* model, bool with_data, const Sections& sections_of, const Check& check) {
+Config filled_in(const Settings& settings, Config config, const std::string& origin, const ModelOptions* model,
+                 bool with_data, const Sections& sections_of, const Check& check) {
   const std::string from = settings.text("model", "from").value_or("");
   std::optional<ModelOptions> file;
   with_origin(origin, [&] { file = options_of_weights(settings, from, with_data); });
@@ -165,8 +153,7 @@ Config finish(Settings settings, const std::vector<std::string>& overrides, cons
 
 std::string read_config(const std::string& path) {
   std::error_code status;
-  TWOBP_CHECK(!std::filesystem::is_directory(path, status), path,
-              ": is a folder: give the configuration file itself.");
+  TWOBP_CHECK(!std::filesystem::is_directory(path, status), path, ": is a folder: give the configuration file itself.");
   return read_text(path, kMaxFileBytes);
 }
 
@@ -179,32 +166,28 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
   return config;
 }
 
-Config parse_config(const std::string& json, const std::string& origin,
-                    const std::vector<std::string>& overrides) {
+Config parse_config(const std::string& json, const std::string& origin, const std::vector<std::string>& overrides) {
   Settings settings;
   settings.read_json(json, origin);
   return finish(std::move(settings), overrides, origin);
 }
 
-Config parse_config_without_data(const std::string& json, const std::string& origin,
-                                 const ModelOptions* model) {
+Config parse_config_without_data(const std::string& json, const std::string& origin, const ModelOptions* model) {
   Settings settings;
   settings.read_json(json, origin);
   Config config;
   config.data.held_out = 0;
   config.pipeline.run_ahead = "off";
   const auto sections = [&](Config& of) {
-    std::vector<SectionValues> all = {{&pipeline_section(), &of.pipeline},
-                                      {&optimizer_section(), &of.optimizer},
-                                      {&train_section(), &of.train}};
+    std::vector<SectionValues> all = {
+        {&pipeline_section(), &of.pipeline}, {&optimizer_section(), &of.optimizer}, {&train_section(), &of.train}};
     if (model == nullptr) all.insert(all.begin(), {&model_section(), &of.model});
     return all;
   };
-  return filled_in(settings, std::move(config), origin, model, /*with_data=*/false, sections,
-                   [&](Config& of) {
-                     check_values(sections(of));
-                     check_contradictions_without_data(of);
-                   });
+  return filled_in(settings, std::move(config), origin, model, /*with_data=*/false, sections, [&](Config& of) {
+    check_values(sections(of));
+    check_contradictions_without_data(of);
+  });
 }
 
 std::string config_to_json(const Config& config) {

@@ -37,9 +37,7 @@ class FailingLayer : public Layer {
     layer_->collect_p2(saved.child(0), units);
     if (std::exchange(due_in_p2_, false)) units.push_back({this, &saved});
   }
-  void collect_parameters(std::vector<Parameter*>& parameters) override {
-    layer_->collect_parameters(parameters);
-  }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { layer_->collect_parameters(parameters); }
 
  private:
   std::unique_ptr<Layer> layer_;
@@ -91,8 +89,8 @@ Fault parse_fault(const std::string& text) {
     const char* begin = equals == std::string::npos ? "" : parts[i].c_str() + equals + 1;
     char* end = nullptr;
     const double value = std::strtod(begin, &end);
-    TWOBP_CHECK(*begin != '\0' && *end == '\0' && value >= 0 && value < 1e9, kVariable, "=", text, ": '",
-                parts[i], "' is not KEY=NUMBER, such as step=3");
+    TWOBP_CHECK(*begin != '\0' && *end == '\0' && value >= 0 && value < 1e9, kVariable, "=", text, ": '", parts[i],
+                "' is not KEY=NUMBER, such as step=3");
     if (key == "seconds") {
       fault.seconds = value;
       continue;

@@ -1,6 +1,5 @@
-// Failures on demand, to test what a run does when something breaks. The environment variable TWOBP_FAIL sets
-// them, for instance "W:step=3:rank=1". For developers. If it is unset, there is no cost, because no layer is
-// wrapped.
+// Failures on demand, to test what a run does when something breaks. The environment variable TWOBP_FAIL sets them, for
+// instance "W:step=3:rank=1". For developers. If it is unset, there is no cost, because no layer is wrapped.
 //
 //   TWOBP_FAIL=WHERE[:KEY=NUMBER]...
 //     WHERE        F, I, W, optimizer, loader

@@ -29,8 +29,7 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
   double kept = 0;
   size_t count = 0;
   while (count < weight.size() && (count == 0 || kept < options.top_p * sum)) kept += weight[count++];
-  // The upper 53 bits give a number in [0, 1). Unlike the standard distributions, this is the same
-  // everywhere.
+  // The upper 53 bits give a number in [0, 1). Unlike the standard distributions, this is the same everywhere.
   double point = static_cast<double>(random() >> 11) * 0x1p-53 * kept;
   for (size_t i = 0; i < count; ++i) {
     point -= weight[i];
@@ -63,8 +62,7 @@ Generator::Generator(const ModelSpec& model, const Device& device)
 
 at::Tensor Generator::next_logits(const std::vector<int64_t>& tokens, int64_t past, int64_t capacity) {
   const auto count = static_cast<int64_t>(tokens.size()) - past;
-  const Fields fields = {
-      {"input_ids", at::tensor(at::ArrayRef<int64_t>(tokens).slice(past)).view({1, count})}};
+  const Fields fields = {{"input_ids", at::tensor(at::ArrayRef<int64_t>(tokens).slice(past)).view({1, count})}};
   Context context;
   context.fields = &fields;
   context.training = false;

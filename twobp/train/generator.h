@@ -1,5 +1,5 @@
-// Generates text with a language model. There is one thread of control that uses all its cores, or a device,
-// and a key-value cache per attention layer.
+// Generates text with a language model. There is one thread of control that uses all its cores, or a device, and a
+// key-value cache per attention layer.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace twobp {
 
 struct SamplingOptions {
   double temperature = 1;  // 0: always the likeliest token
-  double top_p = 1;  // samples from the fewest likeliest tokens with this probability (arXiv 1904.09751)
+  double top_p = 1;        // samples from the fewest likeliest tokens with this probability (arXiv 1904.09751)
   uint64_t seed = 1;
 };
 
@@ -24,15 +24,15 @@ int64_t sample(const at::Tensor& logits, const SamplingOptions& options, std::mt
 
 class Generator {
  public:
-  // Makes all layers of `model` on the calling thread. Only that thread may use the generator. Weights have
-  // their initial values until `parameters` are set, on the device.
+  // Makes all layers of `model` on the calling thread. Only that thread may use the generator. Weights have their
+  // initial values until `parameters` are set, on the device.
   explicit Generator(const ModelSpec& model, const Device& device = {});
 
   // Every weight once, in model order.
   const std::vector<Parameter*>& parameters() const { return parameters_; }
 
-  // Calls on_token with each of `count` new tokens. on_token returns false to stop. Throws Error for an empty
-  // prompt or a token id outside the vocabulary.
+  // Calls on_token with each of `count` new tokens. on_token returns false to stop. Throws Error for an empty prompt or
+  // a token id outside the vocabulary.
   void generate(const std::vector<int64_t>& prompt, int64_t count, const SamplingOptions& options,
                 const std::function<bool(int64_t token)>& on_token);
 

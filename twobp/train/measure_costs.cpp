@@ -1,5 +1,3 @@
-#include "twobp/train/measure_costs.h"
-
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -8,21 +6,17 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/recompute.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"
-#include "twobp/pipeline/profile/simulated_costs.h"
+#include "twobp/pipeline/profile/slices.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
-#include "twobp/train/measure_slices.h"
-#include "twobp/train/profiled_batch.h"
 #include "twobp/train/update/optimizer.h"
-#include "twobp/transport/measure_link.h"
 #include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
@@ -34,8 +28,8 @@ double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
 }
 
-// Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the
-// model's last matrix.
+// Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the model's last
+// matrix.
 KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last,
                          const Device& device) {
   const OnStream here(device.compute());
@@ -89,8 +83,8 @@ std::vector<int> sizes_of(const MeasureOptions& options, const Config& config, i
     if (sizes.empty() && samples > 0) sizes = {static_cast<int>(samples)};
   }
   for (const int size : sizes) {
-    TWOBP_CHECK(size <= samples, "a micro-batch of ", size, " samples cannot be measured, the data has ",
-                samples, ": give smaller sizes");
+    TWOBP_CHECK(size <= samples, "a micro-batch of ", size, " samples cannot be measured, the data has ", samples,
+                ": give smaller sizes");
   }
   TWOBP_CHECK(!sizes.empty(), "the data has no samples: nothing can be measured");
   return sizes;
@@ -137,8 +131,7 @@ void add_slices(const std::vector<ModelSpec>& models, const ProfiledBatch& batch
         auto& ways = costs.kinds.at(kind).in_slices;
         ways.resize(counts.size());
         ways[way].resize(counts[way]);
-        for (int slice = 0; slice < counts[way]; ++slice)
-          ways[way][slice].push_back(slices.profiles[slice].at(kind));
+        for (int slice = 0; slice < counts[way]; ++slice) ways[way][slice].push_back(slices.profiles[slice].at(kind));
       }
     }
     if (is_first) costs.slice_lengths.push_back(pipeline.slice_lengths);
@@ -186,8 +179,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   }
   for (const int size : model.micro_batch_sizes) {
     const ProfiledBatch batch = profiled_batch(data, size);
-    for (const int count : slices)
-      equal_cuts(sequence_length(batch.fields), count);  // before minutes are spent
+    for (const int count : slices) equal_cuts(sequence_length(batch.fields), count);  // before minutes are spent
     std::set<std::string> measured;  // measure kinds that recomputation does not change only once
     for (const ModelSpec& one : models) {
       for (const auto& [kind, cost] : measure_profile(one, batch, options.seconds, device)) {
@@ -202,9 +194,8 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   model.link_bytes_per_second = link.bytes_per_second;
   const std::string facts =
       device.asynchronous() ? device_support(device.where().type()).facts(device.where()).model : "";
-  model.made_on =
-      concat(options.machine, options.machine.empty() ? "" : ", ", facts, facts.empty() ? "" : ", ",
-             config.pipeline.threads, " threads on each rank, links within the process");
+  model.made_on = concat(options.machine, options.machine.empty() ? "" : ", ", facts, facts.empty() ? "" : ", ",
+                         config.pipeline.threads, " threads on each rank, links within the process");
   check_cost_model(model);
   return model;
 }

@@ -7,21 +7,20 @@
 #include "twobp/core/check.h"
 #include "twobp/data/balance.h"
 #include "twobp/models/model_type.h"
-#include "twobp/pipeline/memory/byte_cap.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/plan/typical_batch.h"
-#include "twobp/train/agreement.h"
-#include "twobp/train/auto_variant.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/pipeline/profile/slices.h"
+#include "twobp/plan/cost_model.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/fault_injection.h"
-#include "twobp/train/measure_slices.h"
-#include "twobp/train/processes.h"
-#include "twobp/train/profiled_batch.h"
 #include "twobp/train/trainer_state.h"
 #include "twobp/train/update/update.h"
-#include "twobp/train/weights/adapter_files.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/variant.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/processes.h"
 
 namespace twobp {
 namespace {
@@ -45,9 +44,9 @@ P2Order p2_order_of(const PipelineConfig& config) {
 }
 
 void check_world(const PipelineConfig& config, const PipelineShape& shape, const World& world) {
-  TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ",
-              world.replicas, " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel,
-              " x pipeline.ranks ", shape.ranks);
+  TWOBP_CHECK(world.ranks == shape.ranks && world.replicas == config.data_parallel, "a world of ", world.replicas,
+              " x ", world.ranks, " ranks, but pipeline.data_parallel ", config.data_parallel, " x pipeline.ranks ",
+              shape.ranks);
   TWOBP_CHECK((config.device == "cpu") == world.devices.empty(), "pipeline.device is \"", config.device,
               "\", but this world's ranks have ", world.devices.empty() ? "no devices" : "devices");
 }
@@ -89,8 +88,8 @@ struct Trainer::Parts {
     data = std::move(split);
   }
   World own_world(const Config& config) const {
-    TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.data_parallel is ",
-                config.pipeline.data_parallel, ", but this process has only one pipeline: set it to 1");
+    TWOBP_CHECK(config.pipeline.data_parallel == 1, "pipeline.data_parallel is ", config.pipeline.data_parallel,
+                ", but this process has only one pipeline: set it to 1");
     ThreadOptions threads;
     threads.threads_per_rank = config.pipeline.threads;
     const auto devices = Device::open_for(config.pipeline.device, shape.ranks, config.pipeline.gpu_parts);
@@ -158,11 +157,14 @@ Trainer::Trainer(const Config& config, Parts parts)
     faults_->wrap(data_);
   }
   config_.pipeline.micro_batches = micro_batches_;  // recorded by a checkpoint, without the schedule's file
-  if (config.train.precision == "fp16") loss_scale_ = {true, config.train.loss_scale, 0};
+  loss_scale_ = std::make_unique<LossScale>();
+  if (config.train.precision == "fp16") *loss_scale_ = {true, config.train.loss_scale, 0};
+  run_ahead_ = std::make_unique<RunAhead>();
   // On this thread, too: it replays recorded steps, whose sums depend on the number of threads.
   at::set_num_threads(config.pipeline.threads);
-  variant_ = {parts.schedule, policy_of(config.pipeline, parts.schedule),
-              parse_batching(config.pipeline.p2_batching), parse_memory_cap(config.pipeline.memory_cap)};
+  variant_ = std::make_unique<Variant>(Variant{parts.schedule, policy_of(config.pipeline, parts.schedule),
+                                               parse_batching(config.pipeline.p2_batching),
+                                               parse_memory_cap(config.pipeline.memory_cap)});
   PipelineOptions options = pipeline_options(config, parts.shape);
   const ProfiledBatch measured = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
   for (const auto& [name, tensor] : measured.fields) options.measured_numbers += tensor.numel();
@@ -171,34 +173,31 @@ Trainer::Trainer(const Config& config, Parts parts)
     StepSeconds step;
     if (config.pipeline.schedule != kAutoSchedule) {  // which is searched for with these slices
       step = [&](const SliceProfiles& slices) {
-        return simulated_seconds(parts.model, slices, options, variant_, micro_batches_);
+        return simulated_seconds(parts.model, slices, options, *variant_, micro_batches_);
       };
     }
-    return measured_slices(parts.model, measured, config.pipeline, parts.world->device(rank), /*seconds=*/0.3,
-                           step);
+    return measured_slices(parts.model, measured, config.pipeline, parts.world->device(rank), /*seconds=*/0.3, step);
   };
-  SliceProfiles slices = agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure,
-                                       config.pipeline.timeout);
+  SliceProfiles slices =
+      agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure, config.pipeline.timeout);
   const Profile profile = sum_of(slices);
   if (slices.count() > 1) config_.pipeline.slice_lengths = slices.lengths();  // recorded by a checkpoint
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
   if (faults_) faults_->choose_layers(*pipeline_);
-  update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm,
-                                     config.pipeline.timeout, parse_bucket(config.pipeline.bucket));
+  update_ = std::make_unique<Update>(*pipeline_, config.optimizer, config.train.clip_norm, config.pipeline.timeout,
+                                     parse_bucket(config.pipeline.bucket));
   const std::vector<double> batch =
       typical_batch(relative_costs(*data_.train),
                     {world().replicas, micro_batches_, static_cast<int>(config.pipeline.micro_batch_size)});
-  if (config.pipeline.schedule == kAutoSchedule)
-    variant_ = auto_variant(*pipeline_, micro_batches_, variant_, batch);
+  if (config.pipeline.schedule == kAutoSchedule) *variant_ = auto_variant(*pipeline_, micro_batches_, *variant_, batch);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.
-  const Schedule* written = variant_.schedule.written();
-  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 &&
-      (written == nullptr || written->has_backward())) {
-    run_ahead_ = decide_run_ahead(config_, *pipeline_, plan_for(variant_, micro_batches_),
-                                  update_->ties_ranks(), batch);
+  const Schedule* written = variant_->schedule.written();
+  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 && (written == nullptr || written->has_backward())) {
+    *run_ahead_ =
+        decide_run_ahead(config_, *pipeline_, plan_for(*variant_, micro_batches_), update_->ties_ranks(), batch);
   }
-  if (run_ahead_.presumes) update_->make_savepoints(loss_scale_.adapts);
+  if (run_ahead_->presumes) update_->make_savepoints(loss_scale_->adapts);
   make_loader();
 }
 
@@ -222,7 +221,7 @@ void Trainer::make_loader() {
 
 TrainingPosition Trainer::position() const {
   check_still();
-  return {step_, batches_, loss_scale_.value, loss_scale_.good_steps};
+  return {step_, batches_, loss_scale_->value, loss_scale_->good_steps};
 }
 
 void Trainer::go_on_from(const TrainingPosition& position) {
@@ -230,8 +229,8 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   stopping_ = false;
   step_ = position.step;
   batches_ = position.batches;
-  loss_scale_.value = position.loss_scale;
-  loss_scale_.good_steps = position.good_steps;
+  loss_scale_->value = position.loss_scale;
+  loss_scale_->good_steps = position.good_steps;
   make_loader();
 }
 
@@ -248,13 +247,13 @@ Trainer::~Trainer() {
 }
 
 const StepPlan& Trainer::plan_for(const Variant& variant, int micro_batches) {
-  const auto found = std::ranges::find_if(plans_, [&](const KeptPlan& kept) {
-    return kept.micro_batches == micro_batches && kept.variant == variant;
-  });
-  if (found != plans_.end()) return found->plan;
+  const auto found = std::ranges::find_if(
+      plans_, [&](const auto& kept) { return kept->micro_batches == micro_batches && kept->variant == variant; });
+  if (found != plans_.end()) return (*found)->plan;
   const P2Order order = p2_order_of(config_.pipeline);
-  return plans_.emplace_back(variant, micro_batches, make_plan(*pipeline_, variant, micro_batches, order))
-      .plan;
+  plans_.push_back(std::make_unique<KeptPlan>(
+      KeptPlan{variant, micro_batches, make_plan(*pipeline_, variant, micro_batches, order)}));
+  return plans_.back()->plan;
 }
 
 void Trainer::with_averages(const std::function<void()>& body) {
@@ -287,8 +286,7 @@ std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t num
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, stops_alone());
   const auto micro_batches = static_cast<int>(batch.micro_batches.size());
-  const StepReport report =
-      pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, request);
+  const StepReport report = pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, request);
   if (report.stop || report.given_up) {
     stopping_ = true;
     return std::nullopt;
@@ -325,10 +323,9 @@ std::optional<Evaluation> Trainer::evaluate_held_out() {
               "train.eval_batches, or set data.held_out to 0");
   Evaluation result;
   result.loss = loss / static_cast<double>(targets);
-  TWOBP_CHECK(
-      std::isfinite(result.loss) || step_ > 0,
-      "the held-out loss of the untrained model is not finite: look at its weights and at the data, or "
-      "set train.precision to fp32");
+  TWOBP_CHECK(std::isfinite(result.loss) || step_ > 0,
+              "the held-out loss of the untrained model is not finite: look at its weights and at the data, or "
+              "set train.precision to fp32");
   TWOBP_CHECK(std::isfinite(result.loss), "the held-out loss after step ", step_,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
   if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);

@@ -1,8 +1,11 @@
-// The trainer's state for steps, private to its sources.
+// The trainer's state, private to its sources.
 #pragma once
 
+#include "twobp/pipeline/step_plan.h"
 #include "twobp/train/trainer.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/update.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 
@@ -13,6 +16,12 @@ struct Trainer::StepUnderWay {
   UpdateResult update;
   bool may_give_up = false;
   bool from_loader = false;
+};
+
+struct Trainer::KeptPlan {
+  Variant variant;
+  int micro_batches = 0;
+  StepPlan plan;
 };
 
 }  // namespace twobp

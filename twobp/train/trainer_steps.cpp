@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
+#include "twobp/core/measure.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/fault_injection.h"
 #include "twobp/train/trainer_state.h"
-#include "twobp/train/update/lr_schedule.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/train/update/update.h"
 #include "twobp/transport/collectives.h"
 
@@ -88,19 +88,16 @@ StepResult Trainer::step(const Batch& batch, const Variant& variant, std::option
 }
 
 bool Trainer::may_run_ahead(int64_t step) const {
-  return run_ahead_.on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) &&
-         !wants_events(step);
+  return run_ahead_->on && warm_ && !stopping_ && step <= last_ahead_ && !wants_events(step - 1) && !wants_events(step);
 }
 
 bool Trainer::wants_events(int64_t step) const {
-  return std::any_of(observers_.begin(), observers_.end(),
-                     [&](const auto& o) { return o->wants_events(step); });
+  return std::any_of(observers_.begin(), observers_.end(), [&](const auto& o) { return o->wants_events(step); });
 }
 
 void Trainer::check_still() const {
-  TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1,
-              " is under way, because the trainer runs ahead until step ", last_ahead_,
-              ": call step() until then");
+  TWOBP_CHECK(under_way_.empty(), "step ", step_ + 1, " is under way, because the trainer runs ahead until step ",
+              last_ahead_, ": call step() until then");
 }
 
 bool Trainer::stops_alone() const {
@@ -108,7 +105,7 @@ bool Trainer::stops_alone() const {
 }
 
 bool Trainer::may_give_up(int64_t step) const {
-  return stops_alone() && !run_ahead_.on && !config_.pipeline.graphs && !wants_events(step);
+  return stops_alone() && !run_ahead_->on && !config_.pipeline.graphs && !wants_events(step);
 }
 
 void Trainer::give_back_batch() {
@@ -124,7 +121,7 @@ bool Trainer::begin_next() {
   step->from_loader = true;
   if (!read_batch_for(*step)) return false;
   step->result.input_wait = now_seconds() - begin_seconds;
-  begin(std::move(step), variant_);
+  begin(std::move(step), *variant_);
   return true;
 }
 
@@ -158,22 +155,20 @@ bool Trainer::read_batch_for(StepUnderWay& step) {
     if (step.targets > 0) return true;
     if (++left_out_ > kMostNamed) continue;
     const int64_t size = data_.train->size();
-    const std::vector<int64_t> order =
-        epoch_order(size, config_.data.shuffle, config_.train.seed, batch / in_epoch);
+    const std::vector<int64_t> order = epoch_order(size, config_.data.shuffle, config_.train.seed, batch / in_epoch);
     const int64_t samples = world().replicas * micro_batches_ * config_.pipeline.micro_batch_size;
     const int64_t begin = batch % in_epoch * samples;
-    step.result.warnings.push_back(
-        concat("batch ", batch % in_epoch + 1, " of epoch ", batch / in_epoch + 1, ", before step ",
-               next_step(), ", has no label that counts (all are -100), so it is left out: samples ",
-               list_of(order, begin, std::min(begin + samples, size)),
-               left_out_ == kMostNamed ? "; further such batches are not named" : ""));
+    step.result.warnings.push_back(concat("batch ", batch % in_epoch + 1, " of epoch ", batch / in_epoch + 1,
+                                          ", before step ", next_step(),
+                                          ", has no label that counts (all are -100), so it is left out: samples ",
+                                          list_of(order, begin, std::min(begin + samples, size)),
+                                          left_out_ == kMostNamed ? "; further such batches are not named" : ""));
   }
   fail("step ", next_step(), ": no batch of a whole epoch has a label that counts (all are -100): check the ",
        "labels of the data");
 }
 
-void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant,
-                    std::optional<double> lr) {
+void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& variant, std::optional<double> lr) {
   TWOBP_CHECK(pipeline_->model().first_trainable < static_cast<int>(pipeline_->model().layers.size()),
               "nothing is trained: model.freeze matches every parameter");
   StepUnderWay& step = *under_way;
@@ -181,13 +176,13 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   result.step = next_step();
   result.lr = lr.value_or(learning_rate(config_.optimizer, result.step - 1, config_.train.steps));
   const bool early = !under_way_.empty();
-  if (!early) update_->use(loss_scale_);
-  step.update = update_->begin(run_ahead_.presumes && may_run_ahead(result.step + 1));
+  if (!early) update_->use(*loss_scale_);
+  step.update = update_->begin(run_ahead_->presumes && may_run_ahead(result.step + 1));
   StepRequest request;
   request.seed = config_.train.seed;
   request.step = result.step;  // counted from 1, for messages
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
-  request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_.value};
+  request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_->value};
   request.want_events = wants_events(result.step);
   request.update = std::make_shared<UpdateOfStep>(*this, step);
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, step.may_give_up);
@@ -219,16 +214,16 @@ void Trainer::finish(StepUnderWay& step) {
     result.input_wait = std::min(result.input_wait, first.idle[static_cast<int>(IdleCause::kStartUp)]);
   }
   if (under_way_.size() == 1) update_->settle_all();
-  result.loss_scale = loss_scale_.value;
-  update_->finish(result.step, loss_scale_, step.update);
+  result.loss_scale = loss_scale_->value;
+  update_->finish(result.step, *loss_scale_, step.update);
   result.grad_norm = step.update.grad_norm;
   result.skipped = step.update.skipped;
   result.loss = result.report.loss;
   step_ = result.step;
   warm_ = true;
   stopping_ = stopping_ || result.report.stop;
-  loss_scale_.adapt(result.skipped);
-  TWOBP_CHECK(!result.skipped || loss_scale_.value >= 1, "step ", result.step,
+  loss_scale_->adapt(result.skipped);
+  TWOBP_CHECK(!result.skipped || loss_scale_->value >= 1, "step ", result.step,
               ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
               " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {
@@ -22,21 +22,20 @@ std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
   return {first, numel * (rank + 1) / ranks - first};
 }
 
-// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already
-// arrived.
+// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already arrived.
 bool take(Transport& transport, int from, const Tag& tag, double deadline, const Values& like, Values& into) {
   Values values;
   if (!transport.try_receive(from, tag, values)) {
     if (deadline <= 0) return false;
     values = transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
-  TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ",
-              values.size(), " tensors, but rank ", transport.rank(), " has ", like.size());
+  TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
+              " tensors, but rank ", transport.rank(), " has ", like.size());
   for (size_t i = 0; i < like.size(); ++i) {
     TWOBP_CHECK(values[i].scalar_type() == like[i].scalar_type() && values[i].numel() == like[i].numel(),
                 "ranks disagree on what they sum: rank ", from, " sent ", values[i].numel(), " numbers of ",
-                toString(values[i].scalar_type()), ", but rank ", transport.rank(), " has ", like[i].numel(),
-                " of ", toString(like[i].scalar_type()));
+                toString(values[i].scalar_type()), ", but rank ", transport.rank(), " has ", like[i].numel(), " of ",
+                toString(like[i].scalar_type()));
     values[i] = values[i].view({-1});
   }
   into = std::move(values);
@@ -44,8 +43,7 @@ bool take(Transport& transport, int from, const Tag& tag, double deadline, const
 }
 
 // Takes the other ranks' parts of what this rank sums. Returns whether all are there.
-bool take_parts(Transport& transport, int number, double deadline, const Values& mine,
-                std::vector<Values>& parts) {
+bool take_parts(Transport& transport, int number, double deadline, const Values& mine, std::vector<Values>& parts) {
   for (int from = 0; from < transport.size(); ++from) {
     if (from == transport.rank() || !parts[from].empty()) continue;
     if (!take(transport, from, tag_of(MessageKind::kPart, number), deadline, mine, parts[from])) return false;
@@ -98,8 +96,8 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
   summed_there_[rank] = true;
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
-    // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole
-    // tensor is overwritten with the sum even if the others have not read it yet, so they get a copy.
+    // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole tensor is
+    // overwritten with the sum even if the others have not read it yet, so they get a copy.
     at::Tensor part = part_for(to);
     transport.isend(to, tag_of(MessageKind::kPart, number_), {whole_ ? part.clone() : part});
   }
@@ -152,14 +150,13 @@ void AllReduce::wait(double timeout) {
   advance(awake_seconds() + timeout);
 }
 
-ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors,
-                             const std::vector<int>& owners, int number)
+ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners,
+                             int number)
     : transport_(&transport), number_(number) {
   const int ranks = transport.size();
   const int rank = transport.rank();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
-  for (const at::Tensor& tensor : tensors)
-    TWOBP_CHECK(tensor.is_contiguous(), "a sum over ranks needs a dense tensor");
+  for (const at::Tensor& tensor : tensors) TWOBP_CHECK(tensor.is_contiguous(), "a sum over ranks needs a dense tensor");
   if (ranks == 1 || tensors.empty()) {
     done_ = true;
     return;
@@ -172,8 +169,7 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
   for (size_t i = 0; i < tensors.size(); ++i) by_owner[owners[i]].push_back(tensors[i].view({-1}));
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
-    if (!by_owner[to].empty())
-      transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
+    if (!by_owner[to].empty()) transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
   }
   mine_ = std::move(by_owner[rank]);
   parts_.resize(ranks);
@@ -227,8 +223,8 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
   all.resize(transport.size());
   const double deadline = awake_seconds() + timeout;
   for (int from = 0; from < transport.size(); ++from) {
-    all[from] = from == root ? std::move(values)
-                             : transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+    all[from] =
+        from == root ? std::move(values) : transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
   }
   return all;
 }

@@ -2,7 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <numeric>
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 
 #include "twobp/core/check.h"
 
@@ -17,8 +23,8 @@ constexpr int64_t kMostTensorBytes = int64_t{1} << 40;
 enum class Kind : uint8_t { kMessage, kAbort };
 enum class Place : uint8_t { kUndefined, kInline, kApart };
 
-// The beginning of every head. Numbers are in the machine's byte order, because all ranks run on the same
-// kind of machine.
+// The beginning of every head. Numbers are in the machine's byte order, because all ranks run on the same kind of
+// machine.
 struct Prefix {
   uint32_t magic = kMagic;
   uint32_t format = kFormat;
@@ -88,8 +94,8 @@ bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return true;
 }
 
-// Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides
-// which kernels run, and so the bits of the result.
+// Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides which
+// kernels run, and so the bits of the result.
 at::Tensor dense(const at::Tensor& tensor) {
   TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized() && tensor.is_cpu(),
               "a message carries plain tensors of a CPU's memory, not ", tensor.toString());
@@ -106,8 +112,8 @@ bool is_known(int8_t type) {
 
 at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory* memory) {
   reader.require(is_known(prefix.type), "it has a tensor of unknown type ", static_cast<int>(prefix.type));
-  reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ",
-                 static_cast<int>(prefix.dimensions), " dimensions");
+  reader.require(prefix.dimensions <= kMostDimensions, "it has a tensor of ", static_cast<int>(prefix.dimensions),
+                 " dimensions");
   std::vector<int64_t> sizes(prefix.dimensions);
   std::vector<int64_t> strides(prefix.dimensions);
   reader.take(sizes.data(), sizes.size());
@@ -116,8 +122,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory
   int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
   bool empty = false;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    reader.require(sizes[d] >= 0 && strides[d] >= 0, "it has a tensor of size ", sizes[d], ", stride ",
-                   strides[d]);
+    reader.require(sizes[d] >= 0 && strides[d] >= 0, "it has a tensor of size ", sizes[d], ", stride ", strides[d]);
     empty |= sizes[d] == 0;
   }
   // All dimensions are checked even if one is 0, because their product is a stride.
@@ -183,8 +188,8 @@ OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& value
       message.apart.push_back(std::move(tensor));
     }
   }
-  TWOBP_CHECK(static_cast<int64_t>(message.head.size()) <= kMostHeadBytes, "a message carries ",
-              values.size(), " tensors, too many for one");
+  TWOBP_CHECK(static_cast<int64_t>(message.head.size()) <= kMostHeadBytes, "a message carries ", values.size(),
+              " tensors, too many for one");
   return message;
 }
 
@@ -214,8 +219,7 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, Receiv
   reader.require(prefix.kind == Kind::kMessage, "it is of unknown kind");
   reader.require(prefix.tag_kind <= MessageKind::kNone, "its tag is of unknown kind");
   // Each tensor takes at least its prefix.
-  reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count,
-                 " tensors");
+  reader.require(prefix.count <= reader.left() / sizeof(TensorPrefix), "it announces ", prefix.count, " tensors");
   message.tag = {prefix.step, prefix.stage, prefix.micro_batch, prefix.tag_kind, prefix.group};
   message.number = prefix.number;
   for (uint32_t i = 0; i < prefix.count; ++i) {
@@ -231,6 +235,84 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, Receiv
   }
   reader.require(reader.left() == 0, "it is longer than it says");
   return message;
+}
+
+namespace {
+
+void report(void* memory, int64_t bytes) {
+  if (!c10::memoryProfilingEnabled()) return;
+  c10::reportMemoryUsageToProfiler(memory, bytes, 0, 0, c10::Device(c10::kCPU));
+}
+
+}  // namespace
+
+// Released memory, oldest first.
+struct ReceiveMemory::Kept {
+  mutable std::mutex mutex;
+  std::deque<std::pair<int64_t, c10::DataPtr>> blocks;
+  int64_t bytes = 0;
+  int64_t most = 0;
+
+  // Returns null if there is no block of this size.
+  c10::DataPtr take(int64_t size) {
+    const std::lock_guard lock(mutex);
+    const auto found =
+        std::find_if(blocks.rbegin(), blocks.rend(), [&](const auto& block) { return block.first == size; });
+    if (found == blocks.rend()) return {};
+    c10::DataPtr memory = std::move(found->second);
+    blocks.erase(std::next(found).base());
+    bytes -= size;
+    return memory;
+  }
+
+  void put(int64_t size, c10::DataPtr memory) {
+    if (size > most) return;
+    const std::lock_guard lock(mutex);
+    blocks.emplace_back(size, std::move(memory));
+    bytes += size;
+    while (bytes > most) {
+      bytes -= blocks.front().first;
+      blocks.pop_front();
+    }
+  }
+};
+
+// Memory in use by a tensor.
+struct ReceiveMemory::Block {
+  std::shared_ptr<Kept> kept;
+  int64_t bytes;
+  c10::DataPtr memory;
+
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    // Reported as freed even if it stays allocated.
+    report(block->memory.get(), -block->bytes);
+    block->kept->put(block->bytes, std::move(block->memory));
+  }
+};
+
+ReceiveMemory::ReceiveMemory(int64_t most_kept) : kept_(std::make_shared<Kept>()) {
+  kept_->most = most_kept;
+}
+
+int64_t ReceiveMemory::kept_bytes() const {
+  const std::lock_guard lock(kept_->mutex);
+  return kept_->bytes;
+}
+
+at::Tensor ReceiveMemory::allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
+  at::Tensor tensor = at::empty({0}, type);
+  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type)));
+  auto block = std::make_unique<Block>(Block{kept_, bytes, kept_->take(bytes)});
+  if (block->memory.get() == nullptr) {
+    block->memory = c10::GetCPUAllocator()->allocate(bytes);
+  } else {
+    report(block->memory.get(), bytes);
+  }
+  void* memory = block->memory.get();
+  c10::DataPtr data(memory, block.release(), &Block::release, c10::Device(c10::kCPU));
+  c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes, std::move(data), nullptr, false);
+  return tensor.set_(std::move(storage), 0, sizes, strides);
 }
 
 }  // namespace twobp

@@ -1,17 +1,39 @@
-// A message as bytes, for transports between processes. A head describes the message and contains small
-// tensors. The memory of large tensors is sent separately. Data from a peer is checked before it is used.
+// A message as bytes, for transports between processes, memory for it, and the errors if it does not come. A head
+// describes the message and contains small tensors. The memory of large tensors is sent separately. Data from a peer is
+// checked before it is used.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "twobp/transport/receive_memory.h"
+#include <ATen/ATen.h>
+
 #include "twobp/transport/transport.h"
 
 namespace twobp {
+
+// Memory for tensors that come from other processes. The last few blocks are reused, because fresh pages cost as much
+// as the copy into them.
+class ReceiveMemory {
+ public:
+  // Keeps blocks of up to this many bytes in total.
+  explicit ReceiveMemory(int64_t most_kept = 64 << 20);
+
+  // Returns an uninitialized host tensor. Its memory is reported to LibTorch's memory profiling as usual, but kept
+  // blocks are not. The tensor may outlive this object and be released by any thread.
+  at::Tensor allocate(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type);
+
+  int64_t kept_bytes() const;
+
+ private:
+  struct Kept;
+  struct Block;
+  std::shared_ptr<Kept> kept_;
+};
 
 // Tensors of up to this many bytes are part of the head, so that a small message is sent as one.
 constexpr int64_t kMostInlineBytes = 3072;
@@ -40,5 +62,17 @@ std::vector<std::byte> pack_abort(const std::string& reason);
 // Throws Error that says what is wrong and who sent the message. `memory` provides the tensors that are sent
 // separately; with null, they are newly allocated.
 IncomingMessage unpack_message(std::span<const std::byte> head, int from, ReceiveMemory* memory = nullptr);
+
+// The errors of a transport when a wait takes too long, with the same text for every transport.
+
+// "rank 3", "ranks 0, 1, 2", and of many the first ones and the number of the others. `ranks` is not empty.
+std::string names_of_ranks(const std::vector<int>& ranks);
+
+// Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
+[[noreturn]] void fail_waiting(int rank, double timeout, const Tag& tag, int from);
+// Throws Error: `rank` waited `timeout` seconds for a sum over `ranks`.
+[[noreturn]] void fail_summing(int rank, double timeout, const std::vector<int>& ranks);
+// Throws Error: rank `to` did not take a message of `rank` within `timeout` seconds.
+[[noreturn]] void fail_sending(int rank, double timeout, int to);
 
 }  // namespace twobp

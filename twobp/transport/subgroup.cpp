@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -25,8 +25,8 @@ Subgroup::Subgroup(Transport& parent, std::vector<int> members, Group group)
 }
 
 int Subgroup::member(int rank) const {
-  TWOBP_CHECK(rank >= 0 && rank < size(), "rank ", rank_, " of a group addresses rank ", rank,
-              ", but the group has ", size(), " ranks");
+  TWOBP_CHECK(rank >= 0 && rank < size(), "rank ", rank_, " of a group addresses rank ", rank, ", but the group has ",
+              size(), " ranks");
   return members_[rank];
 }
 
@@ -53,8 +53,7 @@ Values Subgroup::receive(int from, const Tag& tag, double timeout) {
   if (group_ != Group::kProcesses) return parent_.receive(member(from), of_group(tag), timeout);
   const double deadline = awake_seconds() + timeout;
   Values values;
-  for (double pause = kLeastPause; !try_receive(from, tag, values);
-       pause = std::min(kGrowth * pause, kMostPause)) {
+  for (double pause = kLeastPause; !try_receive(from, tag, values); pause = std::min(kGrowth * pause, kMostPause)) {
     parent_.progress();
     if (awake_seconds() > deadline) fail_waiting(rank_, timeout, tag, from);
     std::this_thread::sleep_for(std::chrono::duration<double>(pause));

@@ -12,11 +12,11 @@ namespace twobp {
 // The purpose of a message between two ranks. Each group has its own tags.
 enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3 };
 
-// The processes' group is for the thread that runs the program, which shares its core with a rank. So its
-// waits only poll now and then.
+// The processes' group is for the thread that runs the program, which shares its core with a rank. So its waits only
+// poll now and then.
 //
-// Rank i of the group is rank `members`[i] of `parent`. The parent must outlive the group, and its own rank
-// is one of the members. Aborting the group aborts the parent.
+// Rank i of the group is rank `members`[i] of `parent`. The parent must outlive the group, and its own rank is one of
+// the members. Aborting the group aborts the parent.
 class Subgroup : public Transport {
  public:
   Subgroup(Transport& parent, std::vector<int> members, Group group);

@@ -41,10 +41,9 @@ namespace {
 // Each process has `together` ranks of a pipeline.
 std::vector<World> make_worlds(int replicas, int ranks, int together, double spin_seconds,
                                const std::vector<Device>& devices = {}) {
-  TWOBP_CHECK(devices.empty() || std::cmp_equal(devices.size(), replicas * ranks), devices.size(),
-              " devices for ", replicas, " pipelines of ", ranks, " ranks: one for each rank");
-  // There is one network, so that an abort reaches every rank of every replica. Its last ranks are the
-  // processes.
+  TWOBP_CHECK(devices.empty() || std::cmp_equal(devices.size(), replicas * ranks), devices.size(), " devices for ",
+              replicas, " pipelines of ", ranks, " ranks: one for each rank");
+  // There is one network, so that an abort reaches every rank of every replica. Its last ranks are the processes.
   const int processes = replicas * ranks / together;
   std::vector<Device> of_ends = devices;
   if (!devices.empty()) of_ends.resize(replicas * ranks + processes);

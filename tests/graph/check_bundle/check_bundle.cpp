@@ -1,8 +1,7 @@
-// check_bundle BUNDLE [ROUNDS] compares the loss and every gradient of a bundle with
-// BUNDLE/reference.safetensors. Python wrote that file. It has the fields of a micro-batch as `field.NAME`,
-// and the results of autograd as `loss` and `grad.NAME`. The program prints the errors and the median
-// milliseconds of F, I and W on one thread. The exit status is 1 if an error, relative to the norm of the
-// reference, is above 1e-5.
+// check_bundle BUNDLE [ROUNDS] compares the loss and every gradient of a bundle with BUNDLE/reference.safetensors.
+// Python wrote that file. It has the fields of a micro-batch as `field.NAME`, and the results of autograd as `loss` and
+// `grad.NAME`. The program prints the errors and the median milliseconds of F, I and W on one thread. The exit status
+// is 1 if an error, relative to the norm of the reference, is above 1e-5.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -13,14 +12,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/program_layer.h"
 #include "twobp/graph/read_graph.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/model_weights.h"
-#include "twobp/train/weights/load_model.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {
@@ -46,8 +44,7 @@ class Bundle {
       parameter->allocate_grad();
     }
     load_weights(parameters_, ModelWeights(folder));
-    for (const auto& [name, type] : graph_->shape().fields)
-      fields_[name] = reference_.tensor("field." + name);
+    for (const auto& [name, type] : graph_->shape().fields) fields_[name] = reference_.tensor("field." + name);
     context_.fields = &fields_;
     context_.loss_weight = 1.0 / static_cast<double>(graph_->count_targets(fields_));
   }
@@ -95,14 +92,13 @@ class Bundle {
         where = name;
       }
     }
-    std::printf("%zu layers, %zu gradients, largest error %.1e (%s)\n", layers_.size(), gradients.size(),
-                worst, where.c_str());
+    std::printf("%zu layers, %zu gradients, largest error %.1e (%s)\n", layers_.size(), gradients.size(), worst,
+                where.c_str());
     return worst;
   }
 
   void print_times() {
-    std::printf("F %.2f ms, I %.2f ms, W %.2f ms\n", 1e3 * median(forward_), 1e3 * median(p1_),
-                1e3 * median(p2_));
+    std::printf("F %.2f ms, I %.2f ms, W %.2f ms\n", 1e3 * median(forward_), 1e3 * median(p1_), 1e3 * median(p2_));
   }
 
  private:

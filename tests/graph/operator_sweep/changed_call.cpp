@@ -37,8 +37,7 @@ int64_t integer(int64_t now, Random& random) {
 
 double number(Random& random) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  constexpr std::array<double, 12> kSome = {0,   -1,    1,     0.5,  -0.3,  2.7,
-                                            1e9, -1e18, 1e300, kInf, -kInf, std::nan("")};
+  constexpr std::array<double, 12> kSome = {0, -1, 1, 0.5, -0.3, 2.7, 1e9, -1e18, 1e300, kInf, -kInf, std::nan("")};
   return one_of(kSome, random);
 }
 
@@ -69,8 +68,7 @@ void change_sizes(json& tensor, Random& random) {
   } else {
     json& size = sizes[random() % sizes.size()];
     const auto now = size.get<int64_t>();
-    const std::array<int64_t, 9> some = {now + 1, std::max<int64_t>(now - 1, 0), now * 2, now / 2, 0, 1, 2, 3,
-                                         33};
+    const std::array<int64_t, 9> some = {now + 1, std::max<int64_t>(now - 1, 0), now * 2, now / 2, 0, 1, 2, 3, 33};
     size = one_of(some, random);
   }
   make_contiguous(tensor);
@@ -219,9 +217,8 @@ at::Tensor make_tensor(const Call& description, Random& random) {
   }
   const bool extreme = description.size() > 4 && description[4] == true;
   const bool probabilities = description.size() > 3 && description[3] == "probabilities";
-  const json* values = description.size() > 3 && description[3].is_array() && !description[3].empty()
-                           ? &description[3]
-                           : nullptr;
+  const json* values =
+      description.size() > 3 && description[3].is_array() && !description[3].empty() ? &description[3] : nullptr;
   at::Tensor numbers =
       at::empty({last}, dtype == at::kBool || at::isIntegralType(dtype, false) ? at::kLong : at::kDouble);
   std::normal_distribution<double> normal;
@@ -229,10 +226,9 @@ at::Tensor make_tensor(const Call& description, Random& random) {
     if (numbers.scalar_type() == at::kDouble) {
       numbers.data_ptr<double>()[i] =
           extreme && chance(3, random) ? number(random)
-          : values != nullptr
-              ? static_cast<double>((*values)[static_cast<size_t>(i) % values->size()].get<int64_t>())
-          : probabilities ? static_cast<double>(random() % 1000) / 999
-                          : normal(random);
+          : values != nullptr ? static_cast<double>((*values)[static_cast<size_t>(i) % values->size()].get<int64_t>())
+          : probabilities     ? static_cast<double>(random() % 1000) / 999
+                              : normal(random);
     } else {
       numbers.data_ptr<int64_t>()[i] = extreme && chance(3, random) ? integer(0, random)
                                        : values != nullptr

@@ -28,8 +28,7 @@ unsigned char* reserve(size_t bytes, int protection) {
 struct Arena {
   unsigned char* begin = reserve(kArena, PROT_NONE);
   // The pages of the block that begins on a page.
-  uint32_t* pages =
-      reinterpret_cast<uint32_t*>(reserve(kArena / kPage * sizeof(uint32_t), PROT_READ | PROT_WRITE));
+  uint32_t* pages = reinterpret_cast<uint32_t*>(reserve(kArena / kPage * sizeof(uint32_t), PROT_READ | PROT_WRITE));
   size_t next = kGap;
   size_t live = 0;  // blocks
 
@@ -71,8 +70,7 @@ Arena& arena() {
 
 void* allocate(size_t bytes, size_t alignment) {
   if (guard.on) return arena().allocate(bytes == 0 ? 1 : bytes, alignment);
-  return std::aligned_alloc(alignment,
-                            (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
+  return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment + (bytes == 0 ? alignment : 0));
 }
 
 void release(void* at) {
@@ -89,8 +87,8 @@ void* allocate_or_throw(size_t bytes, size_t alignment) {
 class TensorMemory final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    // Every element lies where its size allows it, as it does at any offset of a tensor. So a tensor ends
-    // exactly where its pages end.
+    // Every element lies where its size allows it, as it does at any offset of a tensor. So a tensor ends exactly where
+    // its pages end.
     void* at = bytes == 0 ? nullptr : allocate_or_throw(bytes, guard.on ? 1 : 64);
     return {at, at, &release, c10::Device(c10::DeviceType::CPU)};
   }

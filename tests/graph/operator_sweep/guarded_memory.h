@@ -1,5 +1,5 @@
-// Memory between pages that nobody may touch: an access outside a block ends the process (SIGSEGV). It holds
-// what LibTorch allocates too, tensors and operator new, because its binaries have no AddressSanitizer.
+// Memory between pages that nobody may touch: an access outside a block ends the process (SIGSEGV). It holds what
+// LibTorch allocates too, tensors and operator new, because its binaries have no AddressSanitizer.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 namespace twobp::test {
 
 struct Guard {
-  bool on = false;         // blocks come from guarded memory; otherwise from malloc
-  bool at_end = true;      // a block ends where its pages end; otherwise it begins where they begin
-  unsigned char fill = 0;  // the bytes of a new block
+  bool on = false;                      // blocks come from guarded memory; otherwise from malloc
+  bool at_end = true;                   // a block ends where its pages end; otherwise it begins where they begin
+  unsigned char fill = 0;               // the bytes of a new block
   uint64_t most = uint64_t{64} << 20U;  // bytes of a block; larger ones are refused (std::bad_alloc)
 };
 

@@ -72,8 +72,7 @@ std::vector<std::string> run(const Call& call, uint64_t seed) {
   const size_t slots = 64 + call["tensors"].size();
   text.erase("tensors");
   const json list = json::array({text});
-  const graph::Code code =
-      graph::read_code(graph::JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
+  const graph::Code code = graph::read_code(JsonNode(list, "call", ""), {static_cast<int>(slots), false, true, 0});
   std::vector<graph::Input> inputs;
   std::vector<int> wanted;
   for (const int slot : code[0].out) {
@@ -173,8 +172,7 @@ size_t count_without_call(const std::vector<Call>& right) {
       const graph::Operator& op = graph::find_operator(whole);
       const bool random =
           op.aten->hasTag(at::Tag::nondeterministic_seeded) && whole.find("generator") == std::string::npos;
-      if (random || !op.aten->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))
-        continue;  // GPUs alone have it
+      if (random || !op.aten->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) continue;  // GPUs alone have it
     } catch (const std::exception&) {
       continue;
     }

@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "twobp/graph/apart_attention.h"
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::test {
 
@@ -112,8 +112,8 @@ struct AttentionCases {
   }
 
   // out, log_sum_exp, dpacked, and the gradients of earlier keys; by the kernels, or by the operators.
-  static std::vector<at::Tensor> run(PackedAttention attention, const at::Tensor& packed,
-                                     const at::Tensor& dout, const at::TensorOptions& in, bool fused) {
+  static std::vector<at::Tensor> run(PackedAttention attention, const at::Tensor& packed, const at::Tensor& dout,
+                                     const at::TensorOptions& in, bool fused) {
     const auto sums = in.dtype(compute_type(in.dtype().toScalarType()));
     for (EarlierKeys& keys : attention.earlier) {
       keys.rows = keys.rows.to(in);
@@ -122,11 +122,11 @@ struct AttentionCases {
     if (attention.from_later.defined()) attention.from_later = attention.from_later.to(sums);
     if (attention.shift.defined()) attention.shift = attention.shift.to(sums);
     const at::Tensor rows = packed.to(in), dy = dout.to(in);
-    std::vector<at::Tensor> results = {
-        at::full_like(dy, NAN), at::full({kBatch, kHeads, kPositions}, NAN, sums), at::full_like(rows, NAN)};
+    std::vector<at::Tensor> results = {at::full_like(dy, NAN), at::full({kBatch, kHeads, kPositions}, NAN, sums),
+                                       at::full_like(rows, NAN)};
     (fused ? fused_attention_forward : operators::attention_forward)(rows, attention, results[0], results[1]);
-    (fused ? fused_attention_backward : operators::attention_backward)(rows, attention, results[0],
-                                                                       results[1], dy, results[2]);
+    (fused ? fused_attention_backward : operators::attention_backward)(rows, attention, results[0], results[1], dy,
+                                                                       results[2]);
     for (const EarlierKeys& keys : attention.earlier) results.push_back(keys.gradient);
     return results;
   }
@@ -167,10 +167,9 @@ struct AttentionCases {
     const at::Tensor of_keys = at::ones({kBatch, 1, 1, kKeys}, at::kBool);
     of_keys[0].slice(2, 0, 6).fill_(false);
     of_keys[1].fill_(false);  // a sample without a key
-    const double lowest = type == at::kHalf ? -65504
-                          : type == at::kFloat
-                              ? double{std::numeric_limits<float>::lowest()}
-                              : static_cast<double>(std::numeric_limits<at::BFloat16>::lowest());
+    const double lowest = type == at::kHalf    ? -65504
+                          : type == at::kFloat ? double{std::numeric_limits<float>::lowest()}
+                                               : static_cast<double>(std::numeric_limits<at::BFloat16>::lowest());
     const auto added = [&](const at::Tensor& seen, double otherwise) {
       return numbers(seen.sizes(), 4, type).to(type).masked_fill_(seen.logical_not(), otherwise);
     };
@@ -214,8 +213,8 @@ struct AttentionCases {
     return {out, dq, dk, dv};
   }
 
-  static void expect_same_apart(const std::vector<at::Tensor>& actual,
-                                const std::vector<at::Tensor>& expected, at::ScalarType type) {
+  static void expect_same_apart(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
+                                at::ScalarType type) {
     for (size_t i = 0; i < expected.size(); ++i)
       expect_about(actual[i], expected[i], type, "result " + std::to_string(i));
     // Queries that see no key have zeros, and so have keys that no query sees.

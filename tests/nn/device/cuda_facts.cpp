@@ -1,5 +1,5 @@
-// Compile-time checks of the properties of LibTorch's CUDA half on which devices and NCCL links rely. They
-// need the toolkit's headers, but no GPU and no CUDA library. This file is not linked into anything.
+// Compile-time checks of the properties of LibTorch's CUDA half on which devices and NCCL links rely. They need the
+// toolkit's headers, but no GPU and no CUDA library. This file is not linked into anything.
 #include <type_traits>
 
 #include <c10/cuda/impl/CUDAGuardImpl.h>
@@ -13,8 +13,7 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-// True if the backend overrides the function. A pointer to an inherited function has the type of the base
-// class.
+// True if the backend overrides the function. A pointer to an inherited function has the type of the base class.
 template <typename T>
 struct ClassOf;
 template <typename Function, typename Class>

@@ -6,10 +6,9 @@
 #include "tests/nn/device/attention_cases.h"
 #include "tests/nn/typed_options.h"
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/attention/packed_heads.h"
-#include "twobp/nn/kernels/cuda/rows_by_cuda.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/rows_by_cuda.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -19,8 +18,7 @@ double tolerance(at::ScalarType type) {
   return type == at::kDouble ? 1e-13 : type == at::kFloat ? 1e-6 : type == at::kHalf ? 1e-3 : 8e-3;
 }
 
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double most,
-                  const std::string& what) {
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double most, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   const at::Tensor error = actual.cpu().to(at::kDouble) - expected.to(at::kDouble);
   const double relative = (error.norm() / expected.to(at::kDouble).norm()).item<double>();
@@ -30,8 +28,7 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, double m
 class CudaKernels : public ::testing::TestWithParam<std::tuple<at::ScalarType, int64_t>> {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA() || !rows_by_cuda())
-      GTEST_SKIP() << "needs a GPU, and a build with nvcc and a LibTorch for CUDA";
+    if (!at::hasCUDA() || !rows_by_cuda()) GTEST_SKIP() << "needs a GPU, and a build with nvcc and a LibTorch for CUDA";
     gpu_ = Device::open("cuda", 0).where();
   }
   // Random numbers that the dtype can hold, in float64.
@@ -74,8 +71,7 @@ TEST_P(CudaKernels, NormAndCentreRows) {
   operators::layer_norm_forward(from, gain, bias, 1e-5, y, statistics);
   const at::Tensor sums = operators::layer_norm_backward(dy, from, gain, statistics, dx);
   at::Tensor on_y = like(y), on_statistics = wide_there(statistics).fill_(NAN), on_sums;
-  ASSERT_TRUE(
-      layer_norm_forward_by_cuda(there(x), wide_there(gain), wide_there(bias), 1e-5, on_y, on_statistics));
+  ASSERT_TRUE(layer_norm_forward_by_cuda(there(x), wide_there(gain), wide_there(bias), 1e-5, on_y, on_statistics));
   expect(on_y, y, "y");
   expect(on_statistics[0], statistics[0], "mean");
   expect(on_statistics[1], statistics[1], "rstd");
@@ -158,14 +154,15 @@ TEST_P(CudaKernels, SumSquares) {
   expect_close(sum, x.square().sum(), 1e-13, "sum");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Types, CudaKernels,
-    ::testing::Combine(::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
-                       ::testing::Values<int64_t>(38, 64, 2050)),
-    [](const auto& info) { return concat(c10::toString(std::get<0>(info.param)), std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, CudaKernels,
+                         ::testing::Combine(::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf),
+                                            ::testing::Values<int64_t>(38, 64, 2050)),
+                         [](const auto& info) {
+                           return concat(c10::toString(std::get<0>(info.param)), std::get<1>(info.param));
+                         });
 
-// Whole sequences and slices, of float32 (memory-efficient kernels) and bfloat16 (FlashAttention, but not
-// with padding).
+// Whole sequences and slices, of float32 (memory-efficient kernels) and bfloat16 (FlashAttention, but not with
+// padding).
 TEST(CudaAttention, AttendsAsTheOperatorsDo) {
   if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const at::Device gpu = Device::open("cuda", 0).where();
@@ -208,8 +205,8 @@ TEST(CudaAttention, AttendsAsTheOperatorsDo) {
         if (here.shift.defined()) here.shift = here.shift.to(wide);
         const at::Tensor rows = packed.to(device, type);
         EXPECT_EQ(attention_type(rows, here), type);
-        std::vector<at::Tensor> results = {at::empty({2, 133, 64}, rows.options()),
-                                           at::empty({2, 4, 133}, wide), at::empty_like(rows)};
+        std::vector<at::Tensor> results = {at::empty({2, 133, 64}, rows.options()), at::empty({2, 4, 133}, wide),
+                                           at::empty_like(rows)};
         packed_attention_forward(rows, here, results[0], results[1]);
         packed_attention_backward(rows, here, results[0], results[1], dout.to(device, type), results[2]);
         // What sees nothing but padding gives rounding errors, which layers replace by zeros.
@@ -238,8 +235,7 @@ TEST(CudaAttention, AttendsInDocumentsAsTheOperatorsDo) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& [name, attention] : Cases::packed()) {
       SCOPED_TRACE(concat(c10::toString(type), ", ", name));
-      const at::Tensor packed =
-          test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type);
+      const at::Tensor packed = test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type);
       const at::Tensor dout = Cases::gradient_of(attention, type);
       const auto there = at::TensorOptions(type).device(gpu);
       const bool fused = Cases::by(attention, type) != Cases::By::kOperators;
@@ -247,15 +243,14 @@ TEST(CudaAttention, AttendsInDocumentsAsTheOperatorsDo) {
       if (!fused) continue;
       const auto actual = Cases::run(attention, packed, dout, there, /*fused=*/true);
       const auto again = Cases::run(attention, packed, dout, there, /*fused=*/true);
-      Cases::expect_same(attention, actual, Cases::run(attention, packed, dout, at::kDouble, /*fused=*/false),
-                         type);
+      Cases::expect_same(attention, actual, Cases::run(attention, packed, dout, at::kDouble, /*fused=*/false), type);
       for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(actual[i].equal(again[i])) << i;
     }
   }
 }
 
-// A result is linear in the values, so that dL/dv of L = <dout, out> gives <dL/dv, v> = <dout, out>, if
-// backward has the mask of forward.
+// A result is linear in the values, so that dL/dv of L = <dout, out> gives <dL/dv, v> = <dout, out>, if backward has
+// the mask of forward.
 TEST(CudaAttention, DropsByItsKeyAlone) {
   if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU, and a LibTorch for it";
   const at::Device gpu = Device::open("cuda", 0).where();
@@ -271,8 +266,7 @@ TEST(CudaAttention, DropsByItsKeyAlone) {
       SCOPED_TRACE(concat(c10::toString(type), ", ", name));
       if (attention.shift.defined()) attention.shift[0].zero_();  // no query sees padding alone
       const auto there = at::TensorOptions(type).device(gpu);
-      at::Tensor packed =
-          test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type).to(there);
+      at::Tensor packed = test::numbers({Cases::kBatch, Cases::kPositions, attention.packed()}, 1, type).to(there);
       const auto run = [&](const DropoutMask& mask, const at::Tensor& dout) {
         PackedAttention here = attention;
         here.dropout = mask;
@@ -310,8 +304,7 @@ TEST(CudaAttention, RanksOfAGpuDrawInTurn) {
   const auto there = at::TensorOptions(at::kBFloat16).device(gpu);
   const at::Tensor packed =
       test::numbers({Cases::kBatch, Cases::kPositions, Cases::causal().packed()}, 1, at::kBFloat16).to(there);
-  const at::Tensor dout =
-      test::numbers({Cases::kBatch, Cases::kPositions, Cases::kWidth}, 2, at::kBFloat16).to(there);
+  const at::Tensor dout = test::numbers({Cases::kBatch, Cases::kPositions, Cases::kWidth}, 2, at::kBFloat16).to(there);
   const auto run = [&](uint32_t key) {
     PackedAttention attention = Cases::causal();
     attention.dropout = {{key, 9}, 0, 16384, 4. / 3, 0, 0, 0};

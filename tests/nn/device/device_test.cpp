@@ -1,5 +1,5 @@
-// Tests streams, events and devices. On the CPU they are empty. On a device they keep the order without waits
-// of the host.
+// Tests streams, events and devices. On the CPU they are empty. On a device they keep the order without waits of the
+// host.
 #include "twobp/nn/device/device.h"
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -58,9 +58,8 @@ TEST(Device, SaysWhatIsMissing) {
   EXPECT_NE(message_of([] { Device::open("gpu", 0); }).find("no device is called 'gpu': use cpu or cuda"),
             std::string::npos);
   const std::string beyond = message_of([] { stand_in_device(test::kStandInDevices); });
-  EXPECT_NE(
-      beyond.find(concat("device ", test::kStandInDevices, ", but only ", test::kStandInDevices, " are")),
-      std::string::npos)
+  EXPECT_NE(beyond.find(concat("device ", test::kStandInDevices, ", but only ", test::kStandInDevices, " are")),
+            std::string::npos)
       << beyond;
   if (!at::hasCUDA()) {
     const std::string none = message_of([] { Device::open("cuda", 0); });
@@ -96,8 +95,7 @@ TEST(Device, RanksThatShareAGpuGetItsParts) {
   ASSERT_EQ(cuts.size(), static_cast<size_t>(test::kStandInDevices));
   EXPECT_EQ(cuts[0], std::pair(0, 3));
   EXPECT_EQ(cuts[1], std::pair(1, 2));
-  EXPECT_EQ(std::vector<int>(parts.begin(), parts.begin() + 10),
-            (std::vector<int>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1}));
+  EXPECT_EQ(std::vector<int>(parts.begin(), parts.begin() + 10), (std::vector<int>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1}));
   EXPECT_EQ(devices.back().where().index(), 0);
 }
 
@@ -151,8 +149,7 @@ TEST(Device, EventsAreTheirOwnPoints) {
   EXPECT_TRUE(second.passed()) << "a copy is the same point";
 }
 
-// A sum waits for the W that made its gradients. It does not wait for work that was launched in the other
-// stream since.
+// A sum waits for the W that made its gradients. It does not wait for work that was launched in the other stream since.
 TEST(Device, OneStreamWaitsForAnotherByEvent) {
   const Device device = stand_in_device(1);
   Gate before, after;

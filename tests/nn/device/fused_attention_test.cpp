@@ -1,7 +1,5 @@
-// Attention as a GPU computes it, by stand-ins for ATen's fused kernels on a CPU (fused_kernels_on_cpus.h),
-// against the operators and against plain products in float64.
-#include "twobp/nn/kernels/attention/fused_attention.h"
-
+// Attention as a GPU computes it, by stand-ins for ATen's fused kernels on a CPU (fused_kernels_on_cpus.h), against the
+// operators and against plain products in float64.
 #include <cmath>
 #include <limits>
 #include <thread>
@@ -14,10 +12,10 @@
 #include "twobp/core/text.h"
 #include "twobp/graph/apart_attention.h"
 #include "twobp/nn/kernels/attention/fused_heads.h"
-#include "twobp/nn/kernels/attention/packed_heads.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/layers/attention.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -51,10 +49,8 @@ TEST(FusedAttention, AttendsAsTheOperatorsDo) {
       EXPECT_EQ(attention_type(packed.to(type), attention), by != By::kOperators ? type : at::kFloat);
       if (by == By::kOperators) continue;
       const auto actual = Cases::run(attention, packed, dout, type, /*fused=*/true);
-      EXPECT_EQ(last_fused_call().kernel,
-                by == By::kFlash ? Kernel::kFlashBackward : Kernel::kEfficientBackward);
-      Cases::expect_same(attention, actual, Cases::run(attention, packed, dout, at::kDouble, /*fused=*/false),
-                         type);
+      EXPECT_EQ(last_fused_call().kernel, by == By::kFlash ? Kernel::kFlashBackward : Kernel::kEfficientBackward);
+      Cases::expect_same(attention, actual, Cases::run(attention, packed, dout, at::kDouble, /*fused=*/false), type);
     }
   }
 }
@@ -107,8 +103,7 @@ Plain plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   const at::Tensor dp = at::matmul(dout, repeated(v).transpose(2, 3)) * factors;
   const at::Tensor ds = p * (dp - (p * dp).sum(3, true)) * scale;
   return {at::matmul(p * factors, repeated(v)), at::matmul(ds, repeated(k)),
-          of_group(at::matmul(ds.transpose(2, 3), q)),
-          of_group(at::matmul((p * factors).transpose(2, 3), dout))};
+          of_group(at::matmul(ds.transpose(2, 3), q)), of_group(at::matmul((p * factors).transpose(2, 3), dout))};
 }
 
 DropoutMask mask_of(uint32_t key, uint32_t micro_batch) {
@@ -175,12 +170,10 @@ TEST(FusedAttention, DropsByItsKeyAlone) {
         const at::Tensor& alone = attention.documents->rows_on(at::kCPU).alone;
         factors.masked_fill_(alone.view({kBatch, 1, -1, 1}), 1);
       }
-      const auto by_head = [&](const at::Tensor& x) {
-        return x.unflatten(2, {kHeads, kDim}).transpose(1, 2);
-      };
+      const auto by_head = [&](const at::Tensor& x) { return x.unflatten(2, {kHeads, kDim}).transpose(1, 2); };
       const double scale = attention.scale > 0 ? attention.scale : 1 / std::sqrt(double{kDim});
-      const Plain plain = plain_attention(heads.q.transpose(1, 2), heads.k.transpose(1, 2),
-                                          heads.v.transpose(1, 2), by_head(dout), bias, factors, scale);
+      const Plain plain = plain_attention(heads.q.transpose(1, 2), heads.k.transpose(1, 2), heads.v.transpose(1, 2),
+                                          by_head(dout), bias, factors, scale);
       expect_about(by_head(actual[0]), plain.out, type, "out");
       const PackedHeads gradients(actual[2], attention);
       expect_about(gradients.q.transpose(1, 2), plain.dq, type, "dq");
@@ -276,8 +269,7 @@ TEST(FusedAttention, LayersShareTheDocuments) {
   Attention by_operators(AttentionShape{shape}, at::kDouble);
   Saved saved;
   by_operators.forward({x.to(at::kDouble)}, context, saved);
-  expect_about(gradients[0], by_operators.backward_p1({dout.to(at::kDouble)}, context, saved)[0], at::kHalf,
-               "dx");
+  expect_about(gradients[0], by_operators.backward_p1({dout.to(at::kDouble)}, context, saved)[0], at::kHalf, "dx");
 }
 
 // A slice's first call has no earlier keys, but the others have: all kinds of a slice go together.
@@ -327,8 +319,8 @@ TEST(FusedAttention, AttendsApart) {
       for (const int64_t kv_heads : {kHeads, int64_t{2}}) {
         SCOPED_TRACE(concat(c10::toString(type), ", ", one.name, ", ", kv_heads, " key-value heads"));
         const auto actual = Cases::run_apart(one, kv_heads, type, type);
-        const bool flash = type != at::kFloat && !one.attention.mask.defined() &&
-                           (!one.attention.causal || one.keys == kPositions);
+        const bool flash =
+            type != at::kFloat && !one.attention.mask.defined() && (!one.attention.causal || one.keys == kPositions);
         EXPECT_EQ(last_fused_call().kernel, flash ? Kernel::kFlashBackward : Kernel::kEfficientBackward);
         EXPECT_EQ(actual[0].scalar_type(), type);
         EXPECT_TRUE(actual[0].transpose(1, 2).is_contiguous()) << "as ATen's kernel for CPUs";
@@ -347,25 +339,20 @@ TEST(FusedAttention, AttendsApartWithAnyStrides) {
     EXPECT_EQ(last_fused_call().kernel, mask.defined() ? Kernel::kEfficient : Kernel::kFlash);
     const auto [dq, dk, dv] = graph::apart_attention_backward(dout, q, k, v, out, sums, attention);
     const std::vector all{out, dq, dk, dv};
-    for (const at::Tensor& one : all)
-      EXPECT_TRUE(one.transpose(1, 2).is_contiguous()) << "as ATen's on a CPU";
+    for (const at::Tensor& one : all) EXPECT_TRUE(one.transpose(1, 2).is_contiguous()) << "as ATen's on a CPU";
     return all;
   };
-  const auto some = [](int seed) {
-    return numbers({kBatch, kHeads, 9, kDim}, seed, at::kHalf).to(at::kHalf);
-  };
+  const auto some = [](int seed) { return numbers({kBatch, kHeads, 9, kDim}, seed, at::kHalf).to(at::kHalf); };
   // The last dimension is no row, the rows begin at odd places, or all heads are one.
   const at::Tensor columns = some(1).transpose(2, 3).contiguous().transpose(2, 3);
-  const at::Tensor odd =
-      at::zeros({kBatch, kHeads, 9, kDim + 3}, at::kHalf).narrow(3, 1, kDim).copy_(some(2));
+  const at::Tensor odd = at::zeros({kBatch, kHeads, 9, kDim + 3}, at::kHalf).narrow(3, 1, kDim).copy_(some(2));
   const at::Tensor one_head = some(3).narrow(1, 0, 1).expand({-1, kHeads, -1, -1});
   const at::Tensor dout = some(4).transpose(2, 3).contiguous().transpose(2, 3);
   at::Tensor mask = at::ones({9, 9}, at::kBool);
   mask[2][3] = false;
   for (const at::Tensor& one : {at::Tensor(), mask}) {
     const auto actual = run(columns, odd, one_head, dout, one);
-    const auto expected =
-        run(columns.contiguous(), odd.contiguous(), one_head.contiguous(), dout.contiguous(), one);
+    const auto expected = run(columns.contiguous(), odd.contiguous(), one_head.contiguous(), dout.contiguous(), one);
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
   }
 }

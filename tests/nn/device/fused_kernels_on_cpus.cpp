@@ -21,8 +21,7 @@ namespace {
 
 using Kernel = FusedCall::Kernel;
 
-static_assert(static_cast<int64_t>(FusedHeads::Causal::kNo) ==
-              static_cast<int64_t>(sdp::CustomMaskType::NoCustomMask));
+static_assert(static_cast<int64_t>(FusedHeads::Causal::kNo) == static_cast<int64_t>(sdp::CustomMaskType::NoCustomMask));
 static_assert(static_cast<int64_t>(FusedHeads::Causal::kFromFirst) ==
               static_cast<int64_t>(sdp::CustomMaskType::CausalFromTopLeft));
 static_assert(static_cast<int64_t>(FusedHeads::Causal::kFromLast) ==
@@ -83,8 +82,7 @@ void check_alignment(const at::Tensor& x, const char* name) {
   TORCH_CHECK(x.stride(-1) == 1, name, " must have contiguous last dimension");
   TORCH_CHECK(reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0, name, " begins at an odd place");
   for (int64_t i = 0; i + 1 < x.dim(); ++i)
-    TORCH_CHECK(x.size(i) <= 1 || x.stride(i) % numbers == 0, name,
-                " is not correctly aligned: ", x.strides());
+    TORCH_CHECK(x.size(i) <= 1 || x.stride(i) % numbers == 0, name, " is not correctly aligned: ", x.strides());
 }
 
 void check_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t dim) {
@@ -97,16 +95,14 @@ void check_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
   check_alignment(v, "value");
 }
 
-// What the default generator gives. It must have been made anew with a seed, and no one else may draw
-// meanwhile.
+// What the default generator gives. It must have been made anew with a seed, and no one else may draw meanwhile.
 uint64_t draw_seed() {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   std::this_thread::sleep_for(std::chrono::microseconds(200));  // so that others can come between
   const std::scoped_lock lock(generator.mutex());
   const uint64_t seed = generator.current_seed();
   const at::Generator fresh = at::make_generator<at::CPUGeneratorImpl>(seed);
-  TORCH_CHECK(generator.get_state().equal(fresh.get_state()),
-              "the generator has drawn since it got its seed");
+  TORCH_CHECK(generator.get_state().equal(fresh.get_state()), "the generator has drawn since it got its seed");
   TORCH_CHECK(seed >> 63 == 0, "the seed ", seed, " is no int64");
   generator.get<at::CPUGeneratorImpl>()->random64();
   return seed;
@@ -159,9 +155,8 @@ struct Gradients {
 };
 
 // As the kernels: from the sums and the result that they are given.
-Gradients attend_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, const at::Tensor& out, const at::Tensor& sums,
-                          const Form& form) {
+Gradients attend_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& out, const at::Tensor& sums, const Form& form) {
   const int64_t group = q.size(2) / k.size(2);
   const at::Tensor wide_q = wide(q), wide_k = wide(k, group), wide_v = wide(v, group), dy = wide(dout);
   const at::Tensor p = scores_of(wide_q, wide_k, form).sub(sums.to(at::kDouble).unsqueeze(3)).exp();
@@ -169,9 +164,7 @@ Gradients attend_backward(const at::Tensor& dout, const at::Tensor& q, const at:
   at::Tensor dp = at::matmul(dy, wide_v.transpose(2, 3));
   if (form.factors.defined()) dp = dp * form.factors;
   const at::Tensor ds = p * (dp - (dy * wide(out)).sum(3, true)) * form.scale;
-  const auto of_group = [&](const at::Tensor& x) {
-    return x.unflatten(1, {k.size(2), group}).sum(2).transpose(1, 2);
-  };
+  const auto of_group = [&](const at::Tensor& x) { return x.unflatten(1, {k.size(2), group}).sum(2).transpose(1, 2); };
   return {at::matmul(ds, wide_k).transpose(1, 2), of_group(at::matmul(ds.transpose(2, 3), wide_q)),
           of_group(at::matmul(dropped.transpose(2, 3), dy))};
 }
@@ -202,8 +195,8 @@ struct Flash {
       TORCH_CHECK(queries == q.size(1) && keys == k.size(1), "max_q or max_k");
       return;
     }
-    TORCH_CHECK(bounds.scalar_type() == at::kInt && bounds.is_contiguous() && bounds.dim() == 1 &&
-                    bounds.numel() > 1 && of_keys.equal(bounds),
+    TORCH_CHECK(bounds.scalar_type() == at::kInt && bounds.is_contiguous() && bounds.dim() == 1 && bounds.numel() > 1 &&
+                    of_keys.equal(bounds),
                 "cum_seq_q");
     const at::Tensor lengths = bounds.diff();
     TORCH_CHECK(bounds[0].item<int>() == 0 && bounds[-1].item<int>() == q.size(0) && q.size(0) == k.size(0) &&
@@ -226,12 +219,10 @@ struct Flash {
     form.scale = scale;
     const int64_t behind = causal ? 0 : right, all = of_k.size(1) + of_q.size(1);
     if (behind >= 0 || left >= 0) {
-      form.hidden = hidden_keys(of_q.size(1), of_k.size(1), left < 0 ? all : left - past,
-                                behind < 0 ? all : behind + past);
+      form.hidden =
+          hidden_keys(of_q.size(1), of_k.size(1), left < 0 ? all : left - past, behind < 0 ? all : behind + past);
     }
-    if (p > 0)
-      form.factors =
-          fused_dropout(true, seed, p, {of_q.size(0), of_q.size(2), of_q.size(1), of_k.size(1)}, d);
+    if (p > 0) form.factors = fused_dropout(true, seed, p, {of_q.size(0), of_q.size(2), of_q.size(1), of_k.size(1)}, d);
     return form;
   }
   void note(Kernel kernel, uint64_t seed) const { last_call() = {kernel, seed, p, bounds, queries}; }
@@ -250,8 +241,7 @@ void flash_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   flash.note(Kernel::kFlash, seed);
   std::vector<at::Tensor> out, sums;
   for (int64_t d = 0; d < flash.count(); ++d) {
-    const Sums of =
-        attend(flash.part(flash.q, d), flash.part(flash.k, d), flash.part(flash.v, d), flash.form(d, seed));
+    const Sums of = attend(flash.part(flash.q, d), flash.part(flash.k, d), flash.part(flash.v, d), flash.form(d, seed));
     out.push_back(of.out);
     sums.push_back(of.log_sum_exp);
   }
@@ -259,8 +249,8 @@ void flash_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::Tensor all = documents ? at::cat(out, 1).squeeze(0) : out[0];
   const at::Tensor all_sums = documents ? at::cat(sums, 2).squeeze(0) : sums[0];
   const at::Tensor state = at::zeros({2}, at::kLong).view(at::kUInt64);
-  torch::jit::push(*stack, all.to(flash.q.scalar_type()).contiguous(), all_sums.to(at::kFloat).contiguous(),
-                   state, at::empty({}, at::kUInt64), at::empty({0}, flash.q.options()));
+  torch::jit::push(*stack, all.to(flash.q.scalar_type()).contiguous(), all_sums.to(at::kFloat).contiguous(), state,
+                   at::empty({}, at::kUInt64), at::empty({0}, flash.q.options()));
 }
 
 void flash_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -271,9 +261,9 @@ void flash_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(dout.sizes() == flash.q.sizes() && out.sizes() == flash.q.sizes() &&
                   dout.scalar_type() == flash.q.scalar_type() && out.scalar_type() == flash.q.scalar_type(),
               "grad_out or out");
-  const std::vector<int64_t> rows =
-      flash.bounds.defined() ? std::vector<int64_t>{flash.q.size(1), flash.q.size(0)}
-                             : std::vector<int64_t>{flash.q.size(0), flash.q.size(2), flash.q.size(1)};
+  const std::vector<int64_t> rows = flash.bounds.defined()
+                                        ? std::vector<int64_t>{flash.q.size(1), flash.q.size(0)}
+                                        : std::vector<int64_t>{flash.q.size(0), flash.q.size(2), flash.q.size(1)};
   TORCH_CHECK(sums.sizes() == rows && sums.is_contiguous() && sums.scalar_type() == at::kFloat, "logsumexp");
   uint64_t seed = 0;
   if (flash.p > 0) {
@@ -284,9 +274,9 @@ void flash_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   flash.note(Kernel::kFlashBackward, seed);
   std::vector<at::Tensor> dq, dk, dv;
   for (int64_t d = 0; d < flash.count(); ++d) {
-    const Gradients of = attend_backward(
-        flash.part(dout, d), flash.part(flash.q, d), flash.part(flash.k, d), flash.part(flash.v, d),
-        flash.part(out, d), flash.part(sums, d, flash.bounds.defined() ? 1 : 0), flash.form(d, seed));
+    const Gradients of =
+        attend_backward(flash.part(dout, d), flash.part(flash.q, d), flash.part(flash.k, d), flash.part(flash.v, d),
+                        flash.part(out, d), flash.part(sums, d, flash.bounds.defined() ? 1 : 0), flash.form(d, seed));
     dq.push_back(of.q);
     dk.push_back(of.k);
     dv.push_back(of.v);
@@ -309,9 +299,8 @@ struct Efficient {
         window(call.integer("window_size", 0)),
         p(call.number("dropout_p")) {
     check_heads(q, k, v, 4);
-    TORCH_CHECK(
-        q.scalar_type() == at::kFloat || q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16,
-        "dtype");
+    TORCH_CHECK(q.scalar_type() == at::kFloat || q.scalar_type() == at::kHalf || q.scalar_type() == at::kBFloat16,
+                "dtype");
     TORCH_CHECK(k.size(2) == q.size(2), "heads of keys");
     TORCH_CHECK(mask >= 0 && mask <= 2 && window >= 0 && (window == 0 || mask > 0), "mask or window");
     TORCH_CHECK(p >= 0 && p < 1, "dropout");
@@ -324,8 +313,7 @@ struct Efficient {
     if (mask > 0) form.hidden = hidden_keys(queries, keys, left, past);
     if (!bias.defined()) return;
     TORCH_CHECK(bias.scalar_type() == q.scalar_type(), "invalid dtype for bias - should match query's dtype");
-    TORCH_CHECK(bias.sizes() == at::IntArrayRef({q.size(0), q.size(2), queries, keys}),
-                "attn_bias: ", bias.sizes());
+    TORCH_CHECK(bias.sizes() == at::IntArrayRef({q.size(0), q.size(2), queries, keys}), "attn_bias: ", bias.sizes());
     check_alignment(bias, "attn_bias");
     form.bias = bias.to(at::kDouble);
     // They multiply scores by log2(e), in float32.
@@ -349,8 +337,7 @@ void efficient_forward(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
   if (efficient.p > 0) efficient.form.factors = fused_dropout(false, seed, efficient.p, efficient.scores());
   last_call() = {Kernel::kEfficient, seed, efficient.p};
   const Sums of = attend(efficient.q, efficient.k, efficient.v, efficient.form);
-  const at::Tensor sums =
-      at::constant_pad_nd(of.log_sum_exp, {0, efficient.sums() - efficient.q.size(1)}, kInfinity);
+  const at::Tensor sums = at::constant_pad_nd(of.log_sum_exp, {0, efficient.sums() - efficient.q.size(1)}, kInfinity);
   torch::jit::push(*stack, of.out.to(efficient.q.scalar_type()).contiguous(), sums.to(at::kFloat),
                    at::scalar_tensor(static_cast<int64_t>(seed), at::kLong), at::scalar_tensor(0, at::kLong),
                    efficient.q.size(1), efficient.k.size(1));
@@ -362,11 +349,11 @@ void efficient_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack)
   const at::Tensor dout = call.tensor("grad_out_"), out = call.tensor("out");
   const at::Tensor sums = call.tensor("logsumexp");
   const at::ScalarType type = efficient.q.scalar_type();
-  TORCH_CHECK(dout.sizes() == efficient.q.sizes() && dout.scalar_type() == type &&
-                  out.sizes() == efficient.q.sizes() && out.scalar_type() == type && out.is_contiguous(),
+  TORCH_CHECK(dout.sizes() == efficient.q.sizes() && dout.scalar_type() == type && out.sizes() == efficient.q.sizes() &&
+                  out.scalar_type() == type && out.is_contiguous(),
               "grad_out or out");
-  TORCH_CHECK(sums.sizes() == at::IntArrayRef({out.size(0), out.size(2), efficient.sums()}) &&
-                  sums.is_contiguous() && sums.scalar_type() == at::kFloat,
+  TORCH_CHECK(sums.sizes() == at::IntArrayRef({out.size(0), out.size(2), efficient.sums()}) && sums.is_contiguous() &&
+                  sums.scalar_type() == at::kFloat,
               "logsumexp: ", sums.sizes());
   const int64_t queries = efficient.q.size(1);
   TORCH_CHECK(sums.slice(2, queries).eq(kInfinity).all().item<bool>(), "the rest of logsumexp");
@@ -381,8 +368,8 @@ void efficient_backward(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     efficient.form.factors = fused_dropout(false, seed, efficient.p, efficient.scores());
   }
   last_call() = {Kernel::kEfficientBackward, seed, efficient.p};
-  const Gradients of = attend_backward(dout, efficient.q, efficient.k, efficient.v, out,
-                                       sums.narrow(2, 0, queries), efficient.form);
+  const Gradients of =
+      attend_backward(dout, efficient.q, efficient.k, efficient.v, out, sums.narrow(2, 0, queries), efficient.form);
   const auto narrow = [&](const at::Tensor& x) { return x.to(type).contiguous(); };
   torch::jit::push(*stack, narrow(of.q), narrow(of.k), narrow(of.v), at::Tensor());
 }
@@ -401,8 +388,7 @@ at::Tensor fused_dropout(bool flash, uint64_t seed, double p, at::IntArrayRef sc
   const auto part = static_cast<uint64_t>(p * 0x1p53);
   for (int64_t b = 0; b < scores[0]; ++b) {
     for (int64_t h = 0; h < scores[1]; ++h) {
-      const uint64_t head =
-          mix_bits(mix_bits(seed, static_cast<uint64_t>(first + b)), static_cast<uint64_t>(h));
+      const uint64_t head = mix_bits(mix_bits(seed, static_cast<uint64_t>(first + b)), static_cast<uint64_t>(h));
       for (int64_t i = 0; i < scores[2]; ++i) {
         for (int64_t j = 0; j < scores[3]; ++j) {
           const uint64_t bits = mix_bits(head + static_cast<uint64_t>(i << 32 | j));
@@ -417,10 +403,8 @@ at::Tensor fused_dropout(bool flash, uint64_t seed, double p, at::IntArrayRef sc
 TORCH_LIBRARY_IMPL(aten, CPU, library) {
   library.impl("_flash_attention_forward", torch::CppFunction::makeFromBoxedFunction<&flash_forward>());
   library.impl("_flash_attention_backward", torch::CppFunction::makeFromBoxedFunction<&flash_backward>());
-  library.impl("_efficient_attention_forward",
-               torch::CppFunction::makeFromBoxedFunction<&efficient_forward>());
-  library.impl("_efficient_attention_backward",
-               torch::CppFunction::makeFromBoxedFunction<&efficient_backward>());
+  library.impl("_efficient_attention_forward", torch::CppFunction::makeFromBoxedFunction<&efficient_forward>());
+  library.impl("_efficient_attention_backward", torch::CppFunction::makeFromBoxedFunction<&efficient_backward>());
 }
 
 }  // namespace twobp::test

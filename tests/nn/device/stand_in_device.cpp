@@ -9,7 +9,7 @@
 
 #include "tests/nn/device/stand_in_queues.h"
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::test {
 namespace {
@@ -46,8 +46,8 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   }
   static c10::Stream own_stream(c10::Device device, bool) {
     const char* const taken = std::getenv("TWOBP_STAND_IN_TAKEN");
-    TWOBP_CHECK(taken == nullptr || std::atoi(taken) != device.index(), "device ",
-                static_cast<int>(device.index()), " belongs to another process");
+    TWOBP_CHECK(taken == nullptr || std::atoi(taken) != device.index(), "device ", static_cast<int>(device.index()),
+                " belongs to another process");
     static std::atomic<c10::StreamId> made = 2 * kPool;
     return c10::Stream(c10::Stream::UNSAFE, device, ++made);
   }
@@ -77,9 +77,7 @@ class Backend : public c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
     return std::chrono::duration<double, std::milli>(point_of(to)->at - point_of(from)->at).count();
   }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
-    delete static_cast<Event*>(event);
-  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   bool queryStream(const c10::Stream& stream) const override { return is_idle(stream_of(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override { wait_on_host(stream_of(stream)); }
 
@@ -115,8 +113,7 @@ std::shared_ptr<GpuParts> cut(c10::Device device, int parts) {
 }
 
 const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Backend);
-[[maybe_unused]] const bool supported =
-    (support_devices(kType, {&Backend::own_stream, &facts_of, &cut}), true);
+[[maybe_unused]] const bool supported = (support_devices(kType, {&Backend::own_stream, &facts_of, &cut}), true);
 
 }  // namespace
 

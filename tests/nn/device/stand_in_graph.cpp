@@ -5,7 +5,7 @@
 
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/device/stand_in_queues.h"
-#include "twobp/nn/device/work_graph.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp::test {
 namespace {
@@ -21,8 +21,7 @@ Stream& stream_here() {
 
 class Graph : public WorkGraph {
  public:
-  static std::unique_ptr<WorkGraph> record(const std::vector<at::Device>&,
-                                           const std::function<void()>& work) {
+  static std::unique_ptr<WorkGraph> record(const std::vector<at::Device>&, const std::function<void()>& work) {
     auto graph = std::make_unique<Graph>();
     graph->recording_ = begin_recording(stream_here());
     try {

@@ -31,22 +31,21 @@ c10::Stream current_stream() {
   return guard.getStream(guard.getDevice());
 }
 
-// Every block is mapped twice. At the address in the tensor, any access ends the program, as when a CPU
-// accesses a GPU's memory. Copies and operators use the other address. Observers of memory are told when a
-// block is allocated and freed.
+// Every block is mapped twice. At the address in the tensor, any access ends the program, as when a CPU accesses a
+// GPU's memory. Copies and operators use the other address. Observers of memory are told when a block is allocated and
+// freed.
 //
-// A block belongs to the stream that was current when it was allocated. The host may free it while work that
-// uses it is still in streams. In its own stream it can be reused at once, because that stream works in
-// order. Then garbage is written into it there. Another stream's work is safe only if the block was marked as
-// used there, or if somebody has made the block's own stream wait for that work.
+// A block belongs to the stream that was current when it was allocated. The host may free it while work that uses it is
+// still in streams. In its own stream it can be reused at once, because that stream works in order. Then garbage is
+// written into it there. Another stream's work is safe only if the block was marked as used there, or if somebody has
+// made the block's own stream wait for that work.
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const c10::Stream stream = current_stream();
     Stream& owner = stream_of(stream);
-    Block block{nullptr, (bytes / page + 1) * page, static_cast<int64_t>(bytes),
-                &owner,  recording_of(owner),       {}};
+    Block block{nullptr, (bytes / page + 1) * page, static_cast<int64_t>(bytes), &owner, recording_of(owner), {}};
     void* data = nullptr;
     {
       const std::lock_guard lock(mutex_);
@@ -63,17 +62,15 @@ class Memory : public c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
-    enqueue(stream_of(current_stream()), [to = address_on_host(to), from = address_on_host(from), bytes] {
-      std::memcpy(to, from, bytes);
-    });
+    enqueue(stream_of(current_stream()),
+            [to = address_on_host(to), from = address_on_host(from), bytes] { std::memcpy(to, from, bytes); });
   }
 
   std::byte* alias(const void* data) {
     const std::lock_guard lock(mutex_);
     const auto found = find(data);
     TORCH_CHECK(found != blocks_.end(), "not a tensor of the stand-in");
-    return found->second.alias +
-           (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(found->first));
+    return found->second.alias + (static_cast<const std::byte*>(data) - static_cast<const std::byte*>(found->first));
   }
   int64_t allocated() const { return allocated_; }
   bool has(const void* data) {
@@ -117,8 +114,7 @@ class Memory : public c10::Allocator {
     if (left.empty()) {
       const size_t count = std::max<size_t>(1, kMapped / size);
       const auto [data, alias] = map(count * size);
-      for (size_t i = count; i-- > 0;)
-        left.emplace_back(static_cast<std::byte*>(data) + i * size, alias + i * size);
+      for (size_t i = count; i-- > 0;) left.emplace_back(static_cast<std::byte*>(data) + i * size, alias + i * size);
     }
     const Mapping block = left.back();
     left.pop_back();
@@ -156,8 +152,7 @@ class Memory : public c10::Allocator {
     // A graph's memory is reused within the graph alone.
     const Recording* now = recording_of(*block.owner);
     if (now == block.recording)
-      enqueue(*block.owner,
-              [block] { std::memset(block.alias, kGarbage, static_cast<size_t>(block.bytes)); });
+      enqueue(*block.owner, [block] { std::memset(block.alias, kGarbage, static_cast<size_t>(block.bytes)); });
     unused_[{block.owner, block.recording, block.size}].emplace_back(data, block.alias);
   }
   void reuse_what_has_passed() {

@@ -11,8 +11,8 @@ namespace twobp::test {
 
 c10::Allocator& stand_in_memory();
 
-// The address at which the host may read and write the memory at `data`, which lies within a block. It stays
-// valid after the block was freed.
+// The address at which the host may read and write the memory at `data`, which lies within a block. It stays valid
+// after the block was freed.
 std::byte* address_on_host(const void* data);
 
 // Whether this host tensor lies in the memory from which the stand-in copies without a wait of the host.

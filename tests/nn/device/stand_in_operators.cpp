@@ -1,6 +1,6 @@
-// The stand-in's operators: LibTorch's for CPUs, put into the current stream. The host learns the shapes of
-// results from LibTorch's meta tensors, or from a computation with zeros. As on a GPU, a call returns when
-// the work is put in, unless the host needs the result or copies from or to ordinary host memory.
+// The stand-in's operators: LibTorch's for CPUs, put into the current stream. The host learns the shapes of results
+// from LibTorch's meta tensors, or from a computation with zeros. As on a GPU, a call returns when the work is put in,
+// unless the host needs the result or copies from or to ordinary host memory.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -51,8 +51,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 }
 
 at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> type, std::optional<at::Layout>,
-                 std::optional<at::Device> device, std::optional<bool>,
-                 std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(sizes, &stand_in_memory(), kKeys, c10::dtype_or_default(type), format);
 }
@@ -60,8 +59,7 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> type, std
 at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<at::ScalarType> type,
                          std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   const c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(sizes, strides, &stand_in_memory(), kKeys,
-                                           c10::dtype_or_default(type));
+  return at::detail::empty_strided_generic(sizes, strides, &stand_in_memory(), kKeys, c10::dtype_or_default(type));
 }
 
 at::Tensor empty_like_result(const at::Tensor& result, at::Device device) {
@@ -112,8 +110,7 @@ c10::IValue replaced(const c10::IValue& value, at::Device device, const Replace&
   if (value.isTensor()) return is_here(value.toTensor()) ? replace(value.toTensor()) : value;
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector())
-      list.push_back(is_here(tensor) ? replace(tensor) : tensor);
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(is_here(tensor) ? replace(tensor) : tensor);
     return list;
   }
   if (value.isOptionalTensorList()) {
@@ -132,15 +129,14 @@ torch::jit::Stack replaced(const torch::jit::Stack& stack, at::Device device, co
   return result;
 }
 
-// Operators read host tensors when they are called. A number of an expression stays a number, because the
-// type of the result depends on it less than on a tensor.
+// Operators read host tensors when they are called. A number of an expression stays a number, because the type of the
+// result depends on it less than on a tensor.
 c10::IValue as_of_now(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return value;
   const at::Tensor& tensor = value.toTensor();
   if (!tensor.is_cpu() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
   // A GPU's operators take numbers of the host, but no other tensors.
-  TORCH_CHECK(tensor.dim() == 0, "an operator got a tensor ", tensor.sizes(),
-              " of the host, beside the stand-in's");
+  TORCH_CHECK(tensor.dim() == 0, "an operator got a tensor ", tensor.sizes(), " of the host, beside the stand-in's");
   return tensor.clone();
 }
 
@@ -222,13 +218,11 @@ torch::jit::Stack allocated(const torch::jit::Stack& shapes, at::Device device) 
   torch::jit::Stack results;
   for (const c10::IValue& shape : shapes) {
     if (shape.isTensor()) {
-      results.emplace_back(shape.toTensor().defined() ? empty_like_result(shape.toTensor(), device)
-                                                      : at::Tensor());
+      results.emplace_back(shape.toTensor().defined() ? empty_like_result(shape.toTensor(), device) : at::Tensor());
     } else {
       TORCH_CHECK(shape.isTensorList(), "the stand-in does not know a result of this kind");
       c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : shape.toTensorVector())
-        list.push_back(empty_like_result(tensor, device));
+      for (const at::Tensor& tensor : shape.toTensorVector()) list.push_back(empty_like_result(tensor, device));
       results.emplace_back(list);
     }
   }
@@ -311,8 +305,7 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         continue;
       }
       const at::Tensor result = empty_like_result(value.toTensor(), device);
-      if (result.numel() > 0)
-        enqueue(stream, [to = on_host(result), from = value.toTensor()] { to.copy_(from); });
+      if (result.numel() > 0) enqueue(stream, [to = on_host(result), from = value.toTensor()] { to.copy_(from); });
       stack->emplace_back(result);
     }
     return;
@@ -350,8 +343,7 @@ std::vector<at::Tensor> later(const std::vector<at::Tensor>& given, const Comput
   std::vector<at::Tensor> zeros, arguments, results, targets;
   for (const at::Tensor& tensor : given) {
     zeros.push_back(
-        at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions().dtype(tensor.scalar_type()))
-            .zero_());
+        at::empty_strided(tensor.sizes(), tensor.strides(), at::TensorOptions().dtype(tensor.scalar_type())).zero_());
     arguments.push_back(on_host(tensor));
   }
   for (const at::Tensor& result : compute(zeros)) {
@@ -382,8 +374,8 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std:
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, c10::SymIntArrayRef stride,
-    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
-    c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> wanted) {
+    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> wanted) {
   const auto made = later({dy, x, weight}, [=, s = stride.vec(), p = padding.vec(), d = dilation.vec(),
                                             o = output_padding.vec()](const std::vector<at::Tensor>& given) {
     const std::vector<c10::SymInt> of_bias = {given[0].sym_size(1)};
@@ -405,8 +397,8 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType
 at::Tensor& wide_product_out(const at::Tensor& a, const at::Tensor& b, at::ScalarType type, at::Tensor& out) {
   return out.copy_(wide_product(a, b, type));
 }
-at::Tensor& add_wide_product_out(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b,
-                                 at::ScalarType type, const at::Scalar&, const at::Scalar&, at::Tensor& out) {
+at::Tensor& add_wide_product_out(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, at::ScalarType type,
+                                 const at::Scalar&, const at::Scalar&, at::Tensor& out) {
   return out.copy_(sum + wide_product(a, b, type));
 }
 

@@ -46,8 +46,8 @@ struct Recording : std::enable_shared_from_this<Recording> {
 
 namespace {
 
-// Of the streams that can go on, the one with the highest rank does, and ranks are seldom drawn anew. So
-// streams get far ahead of each other.
+// Of the streams that can go on, the one with the highest rank does, and ranks are seldom drawn anew. So streams get
+// far ahead of each other.
 constexpr int kOneInChanges = 50;
 constexpr auto kPause = std::chrono::microseconds(50);
 
@@ -77,8 +77,8 @@ void push(Queues& all, Stream& stream, Task task) {
   stream.tasks.push_back(std::move(task));
 }
 
-// A device's sums do not depend on the host thread that waits for them. The kernels of a CPU divide some sums
-// among a thread's helpers, of which each host thread may have another number.
+// A device's sums do not depend on the host thread that waits for them. The kernels of a CPU divide some sums among a
+// thread's helpers, of which each host thread may have another number.
 class OneThread {
  public:
   OneThread() {
@@ -104,8 +104,8 @@ bool run_one(Queues& all, std::unique_lock<std::mutex>& lock) {
   for (Stream* stream : able) {
     if (stream->rank == 0) stream->rank = all.random();
   }
-  Stream* const next = *std::max_element(able.begin(), able.end(),
-                                         [](const Stream* a, const Stream* b) { return a->rank < b->rank; });
+  Stream* const next =
+      *std::max_element(able.begin(), able.end(), [](const Stream* a, const Stream* b) { return a->rank < b->rank; });
   next->runs = true;
   Task task = std::move(next->tasks.front());
   lock.unlock();
@@ -195,8 +195,7 @@ void wait_for_point(Stream& stream, const std::shared_ptr<Point>& point) {
   Queues& all = queues();
   const std::lock_guard lock(all.mutex);
   const std::shared_ptr<Recording> recording = point->recording.lock();
-  TORCH_CHECK(!point->is_recorded || (recording && !recording->ended),
-              "a recording ends, and a stream waits for it");
+  TORCH_CHECK(!point->is_recorded || (recording && !recording->ended), "a recording ends, and a stream waits for it");
   TORCH_CHECK(recording || !stream.recording, "a stream that is recorded waits for one that is not");
   if (recording && !stream.recording) {
     stream.recording = recording.get();

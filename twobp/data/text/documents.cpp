@@ -1,17 +1,17 @@
 #include "twobp/data/text/documents.h"
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/json_text.h"
-#include "twobp/data/extension.h"
+#include "twobp/core/json.h"
+#include "twobp/core/text.h"
 #include "twobp/data/text/python.h"
-#include "twobp/data/text/text_file.h"
 #include "twobp/files/input_file.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 
@@ -59,11 +59,10 @@ void for_each_line(const InputFile& file, const Visit& visit) {
 
 // The list of tools as JSON, or nothing. Tables often hold it as a text.
 std::string tools_of(const ordered_json& value, const std::string& origin) {
-  const ordered_json list =
-      value.is_string()
-          ? parse_json<ordered_json>(value.get<std::string>(), concat(origin, ": the field \"", kTools, "\""),
-                                     kRecordDepth)
-          : value;
+  const ordered_json list = value.is_string()
+                                ? parse_json<ordered_json>(value.get<std::string>(),
+                                                           concat(origin, ": the field \"", kTools, "\""), kRecordDepth)
+                                : value;
   TWOBP_CHECK(list.is_array() || list.is_null(), origin, ": the field \"", kTools, "\" of a chat holds ",
               list.type_name(), ", but must hold a list of tools, or such a list as a text of JSON.");
   return list.empty() ? "" : list.dump();
@@ -80,8 +79,7 @@ Document document_of(const ordered_json& value, const ordered_json& tools, const
   return {.text = value.dump(), .chat = true, .origin = origin, .tools = tools_of(tools, origin)};
 }
 
-void read_lines(const std::string& path, const std::string& field,
-                const std::function<void(const Document&)>& visit) {
+void read_lines(const std::string& path, const std::string& field, const std::function<void(const Document&)>& visit) {
   const InputFile file(path);
   check_no_other_format(file);
   for_each_line(file, [&](const std::string& line, int64_t number) {
@@ -92,8 +90,7 @@ void read_lines(const std::string& path, const std::string& field,
     if (found == record.end()) {
       std::string names;
       for (const auto& [name, value] : record.items()) {
-        if (names.size() < kMostNames)
-          names += concat(names.empty() ? ", only " : ", ", name.substr(0, kMostNames));
+        if (names.size() < kMostNames) names += concat(names.empty() ? ", only " : ", ", name.substr(0, kMostNames));
       }
       fail(origin, ": has no field \"", field, "\"", names, ": name one in data.field.");
     }
@@ -101,8 +98,7 @@ void read_lines(const std::string& path, const std::string& field,
   });
 }
 
-void read_rows(const std::string& path, const std::string& field,
-               const std::function<void(const Document&)>& visit) {
+void read_rows(const std::string& path, const std::string& field, const std::function<void(const Document&)>& visit) {
   PythonProcess python(path, kParquetScript, {path, field, kTools}, kParquetTimeout);
   for (int64_t row = 1;; ++row) {
     const ordered_json values = ordered_json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
@@ -111,6 +107,19 @@ void read_rows(const std::string& path, const std::string& field,
     TWOBP_CHECK(values.is_array() && values.size() == 2, path, ": the Python half gave no valid row.");
     visit(document_of(values[0], values[1], field, concat(path, ", row ", row)));
   }
+}
+
+constexpr size_t kBlock = 1 << 20;
+constexpr size_t kLongestCharacter = 4;
+
+// Index of the first byte that begins no character of a text, or the length of the text.
+size_t end_of_text(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const Character one = first_character(text.substr(at));
+    if (one.bytes == 0 || one.code == 0) return at;
+    at += one.bytes;
+  }
+  return text.size();
 }
 
 }  // namespace
@@ -133,6 +142,30 @@ void for_each_document(const std::vector<std::string>& files, const std::string&
       file.read(0, text.data(), text.size());
       visit({.text = std::move(text), .origin = path});
     }
+  }
+}
+
+void check_no_other_format(const InputFile& file) {
+  const KnownFormat* format = known_format(file);
+  TWOBP_CHECK(format == nullptr, "data.text: ", file.path(), " ", format->is, ": ", format->as_text);
+}
+
+void check_text(const InputFile& file) {
+  TWOBP_CHECK(lower_extension(file.path()) != ".json", "data.text: ", file.path(),
+              " would be read as a text with all its syntax: write each document as a line of a .jsonl file, or "
+              "give the name another ending if the syntax is the text.");
+  check_no_other_format(file);
+  std::string block;
+  for (size_t begin = 0; begin < file.size();) {
+    block.resize(std::min(kBlock, file.size() - begin));
+    file.read(begin, block.data(), block.size());
+    const size_t end = end_of_text(block);
+    const bool cut = block.size() - end < kLongestCharacter && begin + block.size() < file.size();
+    TWOBP_CHECK(end == block.size() || (cut && end > 0), file.path(), ": byte ", begin + end,
+                block[end] == 0 ? " is zero" : " is not UTF-8",
+                ": convert the text, for instance with iconv, or remove it. Data that is no text goes to "
+                "data.tokens.");
+    begin += end;
   }
 }
 

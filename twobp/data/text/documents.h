@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "twobp/files/input_file.h"
+
 namespace twobp {
 
 struct Document {
@@ -26,5 +28,13 @@ bool has_records(const std::string& file);
 // with something else in one of these (file and line named).
 void for_each_document(const std::vector<std::string>& files, const std::string& field,
                        const std::function<void(const Document&)>& visit);
+
+// Checks that a file is a text before it is read as one, byte by byte or by a tokenizer.
+// Throws Error that says what to do for a file of a known other format, by its first bytes.
+void check_no_other_format(const InputFile& file);
+
+// Throws Error for a file that is no text: of another format, or with bytes that are not UTF-8 or are zero.
+// The error names the first such byte.
+void check_text(const InputFile& file);
 
 }  // namespace twobp

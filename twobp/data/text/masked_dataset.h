@@ -3,12 +3,30 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "twobp/data/data.h"
-#include "twobp/data/text/special_tokens.h"
 
 namespace twobp {
+
+// The special tokens of a tokenizer.json, by their roles in a masked language model.
+struct SpecialTokens {
+  int64_t begin = 0;         // [CLS]
+  int64_t end = 0;           // [SEP]
+  int64_t mask = 0;          // [MASK]
+  std::vector<int64_t> all;  // sorted: the above, [PAD], [UNK] and all other special tokens
+  int64_t vocab = 0;         // the largest id of the tokenizer plus 1
+};
+
+// Reads a tokenizer.json (or the one in that folder), without Python. The names are those of cls_token,
+// sep_token and mask_token in the tokenizer_config.json next to it. Otherwise they are [CLS], [SEP], [MASK]
+// or <s>, </s>, <mask>. Throws Error if the file does not exist or is not a tokenizer, or a token is missing
+// (it is named; the tokenizer is of another model).
+SpecialTokens read_special_tokens(const std::string& tokenizer);
+
+// For text that is read as bytes. Ids 256 to 259 are begin, end, mask and padding.
+inline constexpr int64_t kMaskedByteVocab = 260;
 
 // A sample is [CLS], S - 2 tokens of text, [SEP]. A fraction `probability` of the text tokens that are not
 // special is chosen (rounded to a whole number, at least one). Of the chosen tokens, 80 % become [MASK], 10 %
@@ -19,8 +37,7 @@ namespace twobp {
 class MaskedDataset : public Dataset {
  public:
   // `text` provides `input_ids` (B, S - 2). Throws Error if the probability is outside (0, 1].
-  MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens special, double probability,
-                uint64_t seed);
+  MaskedDataset(std::shared_ptr<const Dataset> text, SpecialTokens special, double probability, uint64_t seed);
 
   int64_t size() const override { return text_->size(); }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;

@@ -1,10 +1,11 @@
 #include "twobp/data/text/packed_dataset.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/data/text/best_fit.h"
 
 namespace twobp {
 
@@ -15,8 +16,8 @@ Packing parse_packing(std::string_view name) {
   fail("\"", name, "\" is not a way to pack documents: use none, split or whole.");
 }
 
-PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last,
-                             Packing packing, int64_t sequence)
+PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t first, int64_t last, Packing packing,
+                             int64_t sequence)
     : text_(std::move(text)),
       first_(first),
       last_(last),
@@ -33,8 +34,7 @@ PackedDataset::PackedDataset(std::shared_ptr<const DocumentTokens> text, int64_t
   }
   if (lengths.empty()) return;
   const int64_t most = lengths[static_cast<size_t>(longest)];
-  const auto too_long =
-      std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
+  const auto too_long = std::count_if(lengths.begin(), lengths.end(), [&](int64_t one) { return one > sequence; });
   const std::string others = too_long > 1 ? concat(", as have ", too_long - 1, " others") : "";
   TWOBP_CHECK(most <= sequence, "data.packing is \"", packs_ ? "whole" : "none", "\", but ",
               text_->origin ? text_->origin(first + longest) : concat("document ", first + longest + 1),
@@ -112,6 +112,33 @@ Fields PackedDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*
   Fields fields = {{"input_ids", input}, {"labels", labels}};
   if (packs_) fields[kDocumentStarts] = starts;
   return fields;
+}
+
+std::vector<std::vector<int64_t>> best_fit(const std::vector<int64_t>& lengths, int64_t capacity) {
+  std::vector<int64_t> order(lengths.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const auto length = [&](int64_t document) { return lengths[static_cast<size_t>(document)]; };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
+  std::vector<std::vector<int64_t>> samples;
+  std::map<int64_t, std::vector<size_t>> by_room;
+  for (const int64_t document : order) {
+    const auto found = by_room.lower_bound(length(document));
+    size_t sample = samples.size();
+    int64_t room = capacity;
+    if (found == by_room.end()) {
+      samples.emplace_back();
+    } else {
+      room = found->first;
+      sample = found->second.back();
+      found->second.pop_back();
+      if (found->second.empty()) by_room.erase(found);
+    }
+    samples[sample].push_back(document);
+    by_room[room - length(document)].push_back(sample);
+  }
+  for (auto& sample : samples) std::sort(sample.begin(), sample.end());
+  std::sort(samples.begin(), samples.end());
+  return samples;
 }
 
 }  // namespace twobp

@@ -11,7 +11,7 @@
 #include "twobp/data/data.h"
 #include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
-#include "twobp/nn/layers/documents.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 
@@ -30,14 +30,12 @@ struct DocumentTokens {
   // Where a document comes from, for messages: "texts.jsonl:17". None: unknown.
   std::function<std::string(int64_t document)> origin{};
 
-  int64_t begin(int64_t document) const {
-    return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)];
-  }
+  int64_t begin(int64_t document) const { return document == 0 ? 0 : ends[static_cast<size_t>(document - 1)]; }
   int64_t end(int64_t document) const { return ends[static_cast<size_t>(document)]; }
 };
 
 // The fields are `input_ids`, `labels` (both as of TokenDataset) and, unless nothing is packed,
-// document_starts (documents.h). No label crosses into another document: that of a document's last token is
+// document_starts (attention_inputs.h). No label crosses into another document: that of a document's last token is
 // -100, and so are those of tokens that are no targets and of padding, whose id is 0. With kSplit, an
 // incomplete sample at the end is left out; a document that goes on in the next sample has a label at the end
 // of this one, but begins there anew.
@@ -70,5 +68,12 @@ class PackedDataset : public Dataset {
   std::vector<int64_t> documents_;    // not kSplit: of all samples, one after the other
   std::vector<int64_t> sample_ends_;  // not kSplit: the end of each sample's documents
 };
+
+// Packing of documents into samples, none of which is cut: best fit, decreasing (H. Ding et al., "Fewer
+// Truncations Improve Language Modeling", arXiv 2404.10830).
+// The documents of each sample of at most `capacity` tokens. Documents are taken from the longest on; each
+// goes to the sample with the least room that it fits into. Within a sample, and by their first document,
+// all are in order. Each length must be from 1 to `capacity`.
+std::vector<std::vector<int64_t>> best_fit(const std::vector<int64_t>& lengths, int64_t capacity);
 
 }  // namespace twobp

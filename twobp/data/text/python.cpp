@@ -1,5 +1,5 @@
-// Starts the script with posix_spawn. One loop around poll moves bytes in all three directions, so that the
-// two sides cannot wait for each other with full pipes.
+// Starts the script with posix_spawn. One loop around poll moves bytes in all three directions, so that the two sides
+// cannot wait for each other with full pipes.
 #include "twobp/data/text/python.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 #include <unistd.h>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 
 extern char** environ;
@@ -76,8 +76,8 @@ std::string find_python() {
   return "python3";
 }
 
-PythonProcess::PythonProcess(std::string name, const std::string& script,
-                             const std::vector<std::string>& arguments, double timeout)
+PythonProcess::PythonProcess(std::string name, const std::string& script, const std::vector<std::string>& arguments,
+                             double timeout)
     : name_(std::move(name)), python_(find_python()), timeout_(timeout) {
   // stdin is a socket. Unlike a pipe, it can be written without SIGPIPE if the other end is closed.
   Ends in;
@@ -151,13 +151,11 @@ std::string PythonProcess::read(size_t bytes) {
 void PythonProcess::exchange(std::string_view& to_write) {
   const double deadline = awake_seconds() + timeout_;
   for (;;) {
-    std::array<pollfd, 3> files = {
-        {{to_write.empty() ? -1 : in_, POLLOUT, 0}, {out_, POLLIN, 0}, {err_, POLLIN, 0}}};
+    std::array<pollfd, 3> files = {{{to_write.empty() ? -1 : in_, POLLOUT, 0}, {out_, POLLIN, 0}, {err_, POLLIN, 0}}};
     const double left = deadline - awake_seconds();
     TWOBP_CHECK(left > 0, name_, ": ", python_, " did nothing for ", format_seconds(timeout_),
                 errors_.empty() ? "" : "; the last line of its stderr: ", last_line(errors_), ".");
-    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0)
-      continue;
+    if (::poll(files.data(), files.size(), static_cast<int>(std::min(left, kLongestSleep) * 1000) + 1) <= 0) continue;
 
     std::array<char, 1 << 16> buffer;
     if (files[2].revents != 0) {

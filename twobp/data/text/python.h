@@ -1,5 +1,4 @@
-// A Python script that runs next to the program and answers over pipes, for work that only a Python package
-// does.
+// A Python script that runs next to the program and answers over pipes, for work that only a Python package does.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +9,17 @@
 
 namespace twobp {
 
-// $TWOBP_PYTHON, else the Python of the active virtual environment ($VIRTUAL_ENV), else that of .venv in the
-// folder of the sources that this library was built from, else python3 from the PATH.
+// $TWOBP_PYTHON, else the Python of the active virtual environment ($VIRTUAL_ENV), else that of .venv in the folder of
+// the sources that this library was built from, else python3 from the PATH.
 std::string find_python();
 
-// Starts the script (its text, not its path) at once, without a shell, with `arguments` as sys.argv[1:]. Its
-// stdin and stdout are pipes, and its stderr becomes part of error messages. Every member throws Error that
-// begins with `name` if Python cannot be started, the script ended or was killed (with the last line of its
-// stderr), or no data moved for `timeout` seconds. Only one thread at a time may use it.
+// Starts the script (its text, not its path) at once, without a shell, with `arguments` as sys.argv[1:]. Its stdin and
+// stdout are pipes, and its stderr becomes part of error messages. Every member throws Error that begins with `name` if
+// Python cannot be started, the script ended or was killed (with the last line of its stderr), or no data moved for
+// `timeout` seconds. Only one thread at a time may use it.
 class PythonProcess {
  public:
-  PythonProcess(std::string name, const std::string& script, const std::vector<std::string>& arguments,
-                double timeout);
+  PythonProcess(std::string name, const std::string& script, const std::vector<std::string>& arguments, double timeout);
   // Kills the script. It must hold nothing of value.
   ~PythonProcess();
   PythonProcess(const PythonProcess&) = delete;

@@ -10,15 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/hash.h"
-#include "twobp/data/text/chat.h"
+#include "twobp/core/random.h"
 #include "twobp/data/text/documents.h"
-#include "twobp/data/text/text_file.h"
 #include "twobp/data/text/tokenizer.h"
-#include "twobp/files/cache_folder.h"
 #include "twobp/files/input_file.h"
-#include "twobp/files/json_file.h"
 #include "twobp/files/new_file.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 namespace {
@@ -101,10 +98,8 @@ EntryPaths entry_paths(const fs::path& folder, const Request& request) {
   Hash hash;
   for (const std::string& text : request.texts) hash.add(absolute(text)).add(std::string_view("\0", 1));
   hash.add(request.tokenizer_hash).add(int64_t{request.end_of_text}).add(request.field);
-  const std::string name =
-      fs::path(request.texts.front()).filename().string().substr(0, kMostName) + "-" + hash.text();
-  return {folder / (name + ".bin"), folder / (name + ".json"), folder / (name + ".ends"),
-          folder / (name + ".targets")};
+  const std::string name = fs::path(request.texts.front()).filename().string().substr(0, kMostName) + "-" + hash.text();
+  return {folder / (name + ".bin"), folder / (name + ".json"), folder / (name + ".ends"), folder / (name + ".targets")};
 }
 
 bool has_size(const fs::path& file, int64_t count, int64_t width) {
@@ -128,8 +123,7 @@ std::optional<Entry> find_entry(const EntryPaths& paths, const json& source) {
   const json documents = found.value("documents", json(0));
   const json targets = found.value("targets", json(false));
   if (!documents.is_number_unsigned() || !targets.is_boolean()) return std::nullopt;
-  const Entry entry = {tokens.get<int64_t>(), vocab.get<int64_t>(), documents.get<int64_t>(),
-                       targets.get<bool>()};
+  const Entry entry = {tokens.get<int64_t>(), vocab.get<int64_t>(), documents.get<int64_t>(), targets.get<bool>()};
   if (entry.tokens < 0 || entry.vocab < 1 || entry.vocab > kMostVocab) return std::nullopt;
   const bool whole = has_size(paths.tokens, entry.tokens, token_bytes(token_type_for(entry.vocab))) &&
                      (entry.documents == 0 || has_size(paths.ends, entry.documents, sizeof(int64_t))) &&
@@ -251,14 +245,13 @@ class DocumentWriter {
     const EncodedChat chat = encoder_->encode(document);
     std::string ids;
     for (const int64_t id : chat.ids) {
-      TWOBP_CHECK(id >= 0 && id < tokenizer_.vocab(), document.origin, ": token ", id,
-                  " is outside the vocabulary of ", tokenizer_.vocab(), " of ", tokenizer_.path(), ".");
+      TWOBP_CHECK(id >= 0 && id < tokenizer_.vocab(), document.origin, ": token ", id, " is outside the vocabulary of ",
+                  tokenizer_.vocab(), " of ", tokenizer_.path(), ".");
       const auto number = static_cast<uint32_t>(id);
       ids.append(reinterpret_cast<const char*>(&number), files_.width());
     }
     std::string targets(chat.ids.size(), 0);
-    for (const auto& [begin, end] : chat.counted)
-      std::fill(targets.begin() + begin, targets.begin() + end, 1);
+    for (const auto& [begin, end] : chat.counted) std::fill(targets.begin() + begin, targets.begin() + end, 1);
     files_.write(ids);
     files_.write_targets(targets);
     files_.end_document();
@@ -289,8 +282,7 @@ Entry make_entry(const EntryPaths& paths, const Request& request, const json& so
   return files.entry();
 }
 
-TokenizedText tokenize(const Request& request, const std::string& file, const std::string& cache,
-                       int64_t vocab) {
+TokenizedText tokenize(const Request& request, const std::string& file, const std::string& cache, int64_t vocab) {
   const fs::path folder = cache_folder(cache, kWhat);
   const EntryPaths paths = entry_paths(folder, request);
   const json source = source_of(request);
@@ -312,9 +304,9 @@ TokenizedText tokenize(const Request& request, const std::string& file, const st
   if (entry->documents > 0) {
     out.ends.resize(static_cast<size_t>(entry->documents));
     InputFile(paths.ends.string()).read(0, out.ends.data(), out.ends.size() * sizeof(int64_t));
-    TWOBP_CHECK(std::is_sorted(out.ends.begin(), out.ends.end()) && out.ends.front() > 0 &&
-                    out.ends.back() == entry->tokens,
-                paths.ends.string(), ": is damaged: delete it.");
+    TWOBP_CHECK(
+        std::is_sorted(out.ends.begin(), out.ends.end()) && out.ends.front() > 0 && out.ends.back() == entry->tokens,
+        paths.ends.string(), ": is damaged: delete it.");
   }
   return out;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/data/text/token_files.h"
+#include "twobp/data/text/token_source.h"
 
 namespace twobp {
 

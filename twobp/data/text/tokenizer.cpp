@@ -4,17 +4,19 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <system_error>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
 #include "twobp/data/text/python.h"
-#include "twobp/files/hub_hint.h"
+#include "twobp/files/paths.h"
 
 namespace twobp {
 
 extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
+extern const char* const kChatScript;       // contents of chat.py, inserted by CMake
 
 namespace {
 
@@ -39,8 +41,8 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   const auto found = answer.find(key);
   const bool integer = found != answer.end() && found->is_number_integer();
   const int64_t value = integer ? found->get<int64_t>() : -1;
-  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"",
-              key, "\".");
+  TWOBP_CHECK(value >= 0 && value <= largest, path, ": the tokenizer's Python process returned no valid \"", key,
+              "\".");
   return value;
 }
 
@@ -81,6 +83,17 @@ size_t encoded_together() {
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
 }
 
+using nlohmann::json;
+
+constexpr double kChatTimeout = 300;  // importing transformers takes a while
+
+json receive_chat(PythonProcess& python, const std::string& origin) {
+  const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
+  TWOBP_CHECK(answer.is_object(), origin, ": the Python process that renders chats returned no JSON object.");
+  if (answer.contains("error")) fail(origin, ": ", answer["error"].get<std::string>(), ".");
+  return answer;
+}
+
 }  // namespace
 
 std::string tokenizer_file(const std::string& path) {
@@ -94,8 +107,8 @@ std::string tokenizer_file(const std::string& path) {
 }
 
 void check_vocab(const std::string& tokenizer, int64_t vocab, int64_t of_model) {
-  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab,
-              ", but model.vocab is ", of_model, ": for a new model, set model.vocab to ", vocab,
+  TWOBP_CHECK(vocab <= of_model, tokenizer, ": the tokenizer has a vocabulary of ", vocab, ", but model.vocab is ",
+              of_model, ": for a new model, set model.vocab to ", vocab,
               " or more; for model.from, set data.tokenizer to the tokenizer of that model.");
 }
 
@@ -173,8 +186,7 @@ Tokenizer::Encoded Tokenizer::encode_documents(std::span<const Document> documen
       size_t piece = 0;
       for (auto left = static_cast<size_t>(at); piece + 1 < lengths.size() && left >= lengths[piece]; ++piece)
         left -= lengths[piece];
-      fail(documents[owners[piece]].origin,
-           ": is not UTF-8: convert it, for instance with iconv, or remove it.");
+      fail(documents[owners[piece]].origin, ": is not UTF-8: convert it, for instance with iconv, or remove it.");
     });
     for (size_t i = 0; i < owners.size(); ++i) out.counts[owners[i]] += part.counts[i];
     out.ids += part.ids;
@@ -225,8 +237,8 @@ std::string TokenStream::advance(bool whole) {
   const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
   const std::string all = tokenizer_.decode(ids.subspan(context_));
   const bool partial = all.ends_with("\uFFFD");
-  auto same = static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first -
-                                  before.begin());
+  auto same =
+      static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first - before.begin());
   while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
   if (same == all.size()) {
     ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer
@@ -247,6 +259,43 @@ std::string TokenStream::add(int64_t id) {
 
 std::string TokenStream::finish() {
   return advance(/*whole=*/true);
+}
+
+std::vector<std::string> additional_chat_templates(const std::string& folder) {
+  const std::string within = "additional_chat_templates/";
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
+    if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+ChatEncoder::ChatEncoder(const std::string& tokenizer) {
+  const std::string folder = std::filesystem::absolute(tokenizer).parent_path().string();
+  python_ = std::make_unique<PythonProcess>(folder, kChatScript, std::vector{folder}, kChatTimeout);
+  receive_chat(*python_, folder);
+}
+
+ChatEncoder::~ChatEncoder() = default;
+
+EncodedChat ChatEncoder::encode(const Document& chat) {
+  const std::string tools = chat.tools.empty() ? "[]" : chat.tools;
+  python_->write(concat(R"({"messages": )", chat.text, R"(, "tools": )", tools, "}\n"));
+  const json answer = receive_chat(*python_, chat.origin);
+  EncodedChat out;
+  try {
+    out.ids = answer.at("ids").get<std::vector<int64_t>>();
+    out.counted = answer.at("counted").get<std::vector<std::pair<int64_t, int64_t>>>();
+  } catch (const json::exception&) {
+    fail(chat.origin, ": the Python process that renders chats returned no valid answer.");
+  }
+  for (const auto& [begin, end] : out.counted) {
+    TWOBP_CHECK(begin >= 0 && begin < end && end <= static_cast<int64_t>(out.ids.size()), chat.origin,
+                ": the Python process that renders chats returned no valid answer.");
+  }
+  return out;
 }
 
 }  // namespace twobp

@@ -10,13 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
-#include "twobp/models/decoder/rope_file.h"
-#include "twobp/models/decoder/windows_file.h"
-#include "twobp/models/pad_token.h"
+#include "twobp/models/models.h"
 
 namespace twobp {
 namespace {
@@ -26,13 +23,12 @@ using nlohmann::json;
 constexpr const char* kPositions = "max_position_embeddings";
 
 // The activations of transformers that are ours, the usual name of each first.
-constexpr std::array<std::pair<const char*, const char*>, 6> kActivations = {
-    {{"silu", "silu"},
-     {"swish", "silu"},
-     {"gelu", "gelu"},
-     {"gelu_pytorch_tanh", "gelu_tanh"},
-     {"gelu_new", "gelu_tanh"},
-     {"gelu_fast", "gelu_tanh"}}};
+constexpr std::array<std::pair<const char*, const char*>, 6> kActivations = {{{"silu", "silu"},
+                                                                              {"swish", "silu"},
+                                                                              {"gelu", "gelu"},
+                                                                              {"gelu_pytorch_tanh", "gelu_tanh"},
+                                                                              {"gelu_new", "gelu_tanh"},
+                                                                              {"gelu_fast", "gelu_tanh"}}};
 
 // Keys of every model's file that do not change what it computes: names and versions, ids of tokens that only
 // generation uses, outputs that a caller may ask for, settings of generation that early files have.
@@ -88,8 +84,7 @@ constexpr std::array kAnyModel = {"architectures",
                                   "max_position_embeddings"};
 
 bool asks_for_nothing(const json& value) {
-  return value.is_null() || value == json(false) || (value.empty() && !value.is_primitive()) ||
-         value == json("");
+  return value.is_null() || value == json(false) || (value.empty() && !value.is_primitive()) || value == json("");
 }
 
 const Key& option_key(const std::string& option) {
@@ -118,9 +113,9 @@ json to_file(const FileKey& key, double value) {
   if (key.form != FileForm::kInverseRoot) return value;
   const double number = 1 / (value * value);
   const double whole = std::round(number);
-  TWOBP_CHECK(std::abs(number - whole) < 1e-9 * number && whole <= INT32_MAX,
-              "transformers wants an integer ", key.name, ", but it would be ", number, ": set model.",
-              key.option, " to 1 / sqrt(", key.name, ") to save the model");
+  TWOBP_CHECK(std::abs(number - whole) < 1e-9 * number && whole <= INT32_MAX, "transformers wants an integer ",
+              key.name, ", but it would be ", number, ": set model.", key.option, " to 1 / sqrt(", key.name,
+              ") to save the model");
   return static_cast<int64_t>(whole);
 }
 
@@ -167,11 +162,11 @@ void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
                       " 0 is not supported: an integer from 1 is");
         } else if constexpr (std::is_same_v<Value, double>) {
           const double number = null ? 0 : section.number(key.name);
-          TWOBP_CHECK(number > 0 || key.form == FileForm::kSame || key.form == FileForm::kOrNull, file.origin,
-                      ": ", key.name, " is ", number, ", not a number above 0");
+          TWOBP_CHECK(number > 0 || key.form == FileForm::kSame || key.form == FileForm::kOrNull, file.origin, ": ",
+                      key.name, " is ", number, ", not a number above 0");
           *field = from_file(key.form, number);
-          TWOBP_CHECK(*field > 0 || key.option != std::string("attention_scale"), file.origin, ": ", key.name,
-                      " is ", number, ", not a number above 0");
+          TWOBP_CHECK(*field > 0 || key.option != std::string("attention_scale"), file.origin, ": ", key.name, " is ",
+                      number, ", not a number above 0");
         } else if constexpr (std::is_same_v<Value, bool>) {
           *field = section.boolean(key.name, false);
         } else if constexpr (std::is_same_v<Value, std::string>) {
@@ -215,9 +210,8 @@ void check_keys(const DecoderFamily& family, const CheckedJson& file) {
   for (const std::string& key : window_keys(family)) known.insert(key);
   known.insert(family.ignored.begin(), family.ignored.end());
   for (const auto& [key, value] : file.object.items()) {
-    TWOBP_CHECK(known.contains(key) || asks_for_nothing(value), file.origin, ": ",
-                printable(key.substr(0, 100)), " is ", shown(value),
-                ", which is not supported with model_type \"", family.name,
+    TWOBP_CHECK(known.contains(key) || asks_for_nothing(value), file.origin, ": ", printable(key.substr(0, 100)),
+                " is ", shown(value), ", which is not supported with model_type \"", family.name,
                 "\": remove it if it changes nothing of what the model computes");
   }
 }
@@ -233,12 +227,12 @@ std::string file_name(const DecoderFamily& family, const std::string& option) {
 void check_sizes(const DecoderFamily& family, const CheckedJson& file, const DecoderOptions& given) {
   const auto name = [&](const char* option) { return file_name(family, option); };
   TWOBP_CHECK(given.heads > 0, file.origin, ": ", name("heads"), " is 0");
-  TWOBP_CHECK(given.head_dim > 0 || given.dim % given.heads == 0, file.origin, ": ", name("dim"), " ",
-              given.dim, " is not divisible by ", name("heads"), " ", given.heads,
+  TWOBP_CHECK(given.head_dim > 0 || given.dim % given.heads == 0, file.origin, ": ", name("dim"), " ", given.dim,
+              " is not divisible by ", name("heads"), " ", given.heads,
               has_option(family, "head_dim") ? ", and head_dim is not given" : "");
   const DecoderOptions o = filled_in(family, given);
-  TWOBP_CHECK(o.kv_heads > 0 && o.heads % o.kv_heads == 0, file.origin, ": ", name("kv_heads"), " ",
-              o.kv_heads, " does not divide ", name("heads"), " ", o.heads);
+  TWOBP_CHECK(o.kv_heads > 0 && o.heads % o.kv_heads == 0, file.origin, ": ", name("kv_heads"), " ", o.kv_heads,
+              " does not divide ", name("heads"), " ", o.heads);
   TWOBP_CHECK(o.hidden > 0, file.origin, ": ", name("hidden"), " is 0");
   const int64_t dims = rotary_dims(family, o);
   if (!family.rotary || (dims > 0 && dims % 2 == 0)) return;
@@ -247,9 +241,8 @@ void check_sizes(const DecoderFamily& family, const CheckedJson& file, const Dec
     fail(file.origin, ": ", head, " ", o.head_dim,
          " is not supported: it must be even, since the rotary embedding turns pairs");
   }
-  fail(file.origin, ": the rotary embedding turns ", dims, " of the ", o.head_dim, " features of a head (",
-       family.part, " ", o.rope_part,
-       "), which is not supported: it must be an even number, since it turns pairs");
+  fail(file.origin, ": the rotary embedding turns ", dims, " of the ", o.head_dim, " features of a head (", family.part,
+       " ", o.rope_part, "), which is not supported: it must be an even number, since it turns pairs");
 }
 
 }  // namespace
@@ -279,8 +272,8 @@ void read_decoder(const DecoderFamily& family, const CheckedJson& file, DecoderO
     if (key.option == nullptr) continue;
     const auto [first, is_new] = read.emplace(key.option, key.name);
     const FileKey one = {first->second.c_str(), key.option};
-    TWOBP_CHECK(is_new || file_value(one, changed, {}) == file_value(one, o, {}), file.origin, ": ", key.name,
-                " and ", first->second, " differ, which is not supported: make them equal");
+    TWOBP_CHECK(is_new || file_value(one, changed, {}) == file_value(one, o, {}), file.origin, ": ", key.name, " and ",
+                first->second, " differ, which is not supported: make them equal");
     o = std::move(changed);
   }
   if (o.kv_heads == 0) o.kv_heads = o.heads;
@@ -299,8 +292,7 @@ void write_decoder(const DecoderFamily& family, const DecoderOptions& given, int
               " whose model.dim (", o.dim, ") is not divisible by model.heads (", o.heads,
               "), even with a model.head_dim: change one of them to save the model");
   const auto length = out.find(kPositions);
-  if (length != out.end() && length->is_number_integer())
-    sequence = std::max(sequence, length->get<int64_t>());
+  if (length != out.end() && length->is_number_integer()) sequence = std::max(sequence, length->get<int64_t>());
   if (family.names.positions.empty()) out[kPositions] = sequence;
   std::map<std::string, const FileKey*> written;
   for (const FileKey& key : family.file) {

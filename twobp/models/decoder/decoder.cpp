@@ -1,5 +1,3 @@
-#include "twobp/models/decoder/decoder.h"
-
 #include <algorithm>
 #include <cmath>
 
@@ -7,18 +5,14 @@
 
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/config_file.h"
-#include "twobp/models/decoder/names.h"
-#include "twobp/nn/layers/cross_entropy.h"
+#include "twobp/models/decoder/family.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
-#include "twobp/nn/layers/gated_unit.h"
-#include "twobp/nn/layers/gelu_linear.h"
-#include "twobp/nn/layers/layer_norm.h"
-#include "twobp/nn/layers/learned_positions.h"
-#include "twobp/nn/layers/query_key_norm.h"
+#include "twobp/nn/layers/losses.h"
+#include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
-#include "twobp/nn/layers/rms_norm.h"
-#include "twobp/nn/layers/sequential.h"
 
 namespace twobp {
 namespace {
@@ -41,8 +35,7 @@ struct Decoder {
     if (family.norm == DecoderFamily::Norm::kLayerNorm) {
       layers.push_back(std::make_unique<LayerNorm>(block + name, o.dim, o.norm_eps, s.dtype));
     } else {
-      layers.push_back(
-          std::make_unique<RmsNorm>(block + name + ".weight", o.dim, o.norm_eps, s.dtype, gain()));
+      layers.push_back(std::make_unique<RmsNorm>(block + name + ".weight", o.dim, o.norm_eps, s.dtype, gain()));
     }
   }
 
@@ -82,18 +75,16 @@ struct Decoder {
     const int64_t kv_rows = o.kv_heads * o.head_dim;
     auto half = [&](Layers& layers) {
       const int64_t groups = family.interleaved ? o.heads : 1;
-      layers.push_back(
-          linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}, groups), o.dim, o.attention_bias));
+      layers.push_back(linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}, groups), o.dim, o.attention_bias));
       if (!n.query_norm.empty()) {
         const QueryKeyNormShape norm{o.heads, o.kv_heads, o.head_dim, family.whole_head_norm};
-        layers.push_back(std::make_unique<QueryKeyNorm>(block + n.query_norm + ".weight",
-                                                        block + n.key_norm + ".weight", norm, o.norm_eps,
-                                                        s.dtype, gain()));
+        layers.push_back(std::make_unique<QueryKeyNorm>(
+            block + n.query_norm + ".weight", block + n.key_norm + ".weight", norm, o.norm_eps, s.dtype, gain()));
       }
-      layers.push_back(std::make_unique<Attention>(shape, s.dtype, o.attention_dropout,
-                                                   block + "attention.probabilities"));
-      layers.push_back(linear(parts(block, {n.attention_output}, {o.dim}), q_rows,
-                              o.attention_bias && family.output_bias));
+      layers.push_back(
+          std::make_unique<Attention>(shape, s.dtype, o.attention_dropout, block + "attention.probabilities"));
+      layers.push_back(
+          linear(parts(block, {n.attention_output}, {o.dim}), q_rows, o.attention_bias && family.output_bias));
     };
     auto whole = branch(block, n.attention_norm, half, n.attention_after_norm, "attention.dropout");
     if (o.parallel) return std::make_unique<ResidualBegin>(std::move(whole));
@@ -107,8 +98,8 @@ struct Decoder {
       layers.push_back(std::make_unique<Gelu>(form));
       layers.push_back(linear(output, o.hidden, o.mlp_bias));
     } else {
-      layers.push_back(std::make_unique<GeluLinear>(form, output, o.hidden, o.init_std, s.dtype, o.mlp_bias,
-                                                    family.transposed));
+      layers.push_back(
+          std::make_unique<GeluLinear>(form, output, o.hidden, o.init_std, s.dtype, o.mlp_bias, family.transposed));
     }
   }
 
@@ -130,15 +121,15 @@ struct Decoder {
   std::unique_ptr<Layer> embedding() const {
     const DecoderNames& n = family.names;
     const double root = family.scaled_embedding ? std::sqrt(static_cast<double>(o.dim)) : 1;
-    auto tokens = std::make_unique<Embedding>(n.embedding + ".weight", o.vocab, o.dim, o.init_std, s.dtype,
-                                              o.pad_token, root * o.embedding_scale);
+    auto tokens = std::make_unique<Embedding>(n.embedding + ".weight", o.vocab, o.dim, o.init_std, s.dtype, o.pad_token,
+                                              root * o.embedding_scale);
     const bool drops = family.embedding_dropout && o.dropout > 0;
     if (n.positions.empty() && !drops) return tokens;
     Layers layers;
     layers.push_back(std::move(tokens));
     if (!n.positions.empty()) {
-      layers.push_back(std::make_unique<LearnedPositions>(n.positions + ".weight", o.positions, o.dim,
-                                                          o.init_std, s.dtype));
+      layers.push_back(
+          std::make_unique<LearnedPositions>(n.positions + ".weight", o.positions, o.dim, o.init_std, s.dtype));
     }
     if (drops) layers.push_back(std::make_unique<Dropout>(o.dropout, n.embedding + ".dropout"));
     return std::make_unique<Sequential>(std::move(layers));
@@ -148,8 +139,8 @@ struct Decoder {
     const DecoderNames& n = family.names;
     Layers layers;
     add_norm(layers, "", n.norm);
-    layers.push_back(make_linear({{(o.tied ? n.embedding : n.head) + ".weight", o.vocab}}, o.dim, o.init_std,
-                                 s.dtype, s.lora));
+    layers.push_back(
+        make_linear({{(o.tied ? n.embedding : n.head) + ".weight", o.vocab}}, o.dim, o.init_std, s.dtype, s.lora));
     layers.push_back(std::make_unique<CrossEntropy>(LogitsForm{o.logit_scale, o.logit_cap}));
     return std::make_unique<Sequential>(std::move(layers));
   }

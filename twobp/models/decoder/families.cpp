@@ -9,10 +9,9 @@ namespace {
 
 // The keys that most families have, with `more`. `eps` is that of the norms.
 std::vector<FileKey> file_keys(FileKey eps, std::vector<FileKey> more) {
-  std::vector<FileKey> keys = {
-      {"hidden_size", "dim"},           {"num_hidden_layers", "layers"},
-      {"num_attention_heads", "heads"}, {"intermediate_size", "hidden"},
-      {"vocab_size", "vocab"},          {"attention_dropout", "attention_dropout", "0"}};
+  std::vector<FileKey> keys = {{"hidden_size", "dim"},           {"num_hidden_layers", "layers"},
+                               {"num_attention_heads", "heads"}, {"intermediate_size", "hidden"},
+                               {"vocab_size", "vocab"},          {"attention_dropout", "attention_dropout", "0"}};
   keys.push_back(eps);
   for (const FileKey& key : more) keys.push_back(key);
   return keys;
@@ -42,9 +41,8 @@ constexpr FileKey kMlpBias = {"mlp_bias", "mlp_bias", "false"};
 
 DecoderFamily llama_family() {
   DecoderFamily f{.name = "llama", .hf_class = "LlamaForCausalLM"};
-  f.file = file_keys(
-      kRmsEps,
-      {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, kAttentionBias, kMlpBias});
+  f.file = file_keys(kRmsEps,
+                     {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, kAttentionBias, kMlpBias});
   f.equal_heads = true;
   return f;
 }
@@ -69,11 +67,9 @@ DecoderFamily qwen2_family() {
 
 DecoderFamily qwen3_family() {
   DecoderFamily f{.name = "qwen3", .hf_class = "Qwen3ForCausalLM"};
-  f.file = file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "32"},
-                               {"head_dim", "head_dim", "128"},
-                               kSilu,
-                               kUntied,
-                               kAttentionBias});
+  f.file = file_keys(
+      kRmsEps,
+      {{"num_key_value_heads", "kv_heads", "32"}, {"head_dim", "head_dim", "128"}, kSilu, kUntied, kAttentionBias});
   f.names.query_norm = "self_attn.q_norm";
   f.names.key_norm = "self_attn.k_norm";
   f.windows = WindowsInFile::kSwitched;
@@ -83,9 +79,9 @@ DecoderFamily qwen3_family() {
 
 DecoderFamily phi3_family() {
   DecoderFamily f{.name = "phi3", .hf_class = "Phi3ForCausalLM"};
-  f.file = file_keys(
-      {"rms_norm_eps", "norm_eps", "1e-5"},
-      {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, {"resid_pdrop", "dropout", "0"}});
+  f.file =
+      file_keys({"rms_norm_eps", "norm_eps", "1e-5"},
+                {{"num_key_value_heads", "kv_heads", "0"}, kHeadDim, kSilu, kUntied, {"resid_pdrop", "dropout", "0"}});
   f.names.qkv = {"self_attn.qkv_proj"};
   f.names.mlp_input = {"mlp.gate_up_proj"};
   f.scalings = {"longrope"};
@@ -176,8 +172,8 @@ DecoderFamily gemma3_family() {
 
 DecoderFamily smollm3_family() {
   DecoderFamily f{.name = "smollm3", .hf_class = "SmolLM3ForCausalLM"};
-  f.file = file_keys(
-      kRmsEps, {{"num_key_value_heads", "kv_heads", "4"}, kHeadDim, kSilu, kTied, kAttentionBias, kMlpBias});
+  f.file =
+      file_keys(kRmsEps, {{"num_key_value_heads", "kv_heads", "4"}, kHeadDim, kSilu, kTied, kAttentionBias, kMlpBias});
   f.defaults.tied = true;
   f.defaults.rope_layers = {1, 1, 1, 0};
   f.default_theta = 2e6;
@@ -296,14 +292,13 @@ DecoderFamily stablelm_family() {
 
 DecoderFamily starcoder2_family() {
   DecoderFamily f{.name = "starcoder2", .hf_class = "Starcoder2ForCausalLM"};
-  f.file =
-      file_keys({"norm_epsilon", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "2"},
-                                                       {"hidden_act", "activation", "\"gelu_pytorch_tanh\""},
-                                                       kTied,
-                                                       {"use_bias", "attention_bias", "true"},
-                                                       {"use_bias", "mlp_bias", "true"},
-                                                       {"residual_dropout", "dropout", "0"},
-                                                       {"embedding_dropout", "dropout", "0"}});
+  f.file = file_keys({"norm_epsilon", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "2"},
+                                                            {"hidden_act", "activation", "\"gelu_pytorch_tanh\""},
+                                                            kTied,
+                                                            {"use_bias", "attention_bias", "true"},
+                                                            {"use_bias", "mlp_bias", "true"},
+                                                            {"residual_dropout", "dropout", "0"},
+                                                            {"embedding_dropout", "dropout", "0"}});
   f.names.mlp_input = {"mlp.c_fc"};
   f.names.mlp_output = "mlp.c_proj";
   f.defaults.activation = "gelu_tanh";
@@ -331,6 +326,24 @@ const DecoderFamily& decoder_family(const std::string& name) {
   const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.name == name; });
   TWOBP_CHECK(found != all.end(), "there is no family of decoders \"", name, "\"");
   return *found;
+}
+
+TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& o) {
+  TensorNames names;
+  names.rename = family.rename;
+  if (o.tied) names.copies[family.names.head + ".weight"] = family.names.embedding + ".weight";
+  if (!family.rotary) return names;
+  // Early files have the frequencies of every layer. Those of a stretched embedding are the ones before the stretching:
+  // at that time the positions were divided instead.
+  const int64_t dims = rotary_dims(family, o);
+  const RopeSettings rope = attention_shape(family, o, 0).rope;
+  names.derived = [rope, dims](const std::string& name) -> std::vector<at::Tensor> {
+    if (!name.ends_with(".rotary_emb.inv_freq")) return {};
+    RopeSettings unstretched;
+    unstretched.theta = rope.theta;
+    return {rope_frequencies(rope, dims), rope_frequencies(unstretched, dims)};
+  };
+  return names;
 }
 
 }  // namespace twobp

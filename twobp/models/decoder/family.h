@@ -1,15 +1,20 @@
-// A family of decoders: a model_type of Hugging Face. The properties that all its models share are members
-// here. The properties that vary are options, each a key of config.json. If the options that exist suffice,
+// A family of decoders: a model_type of Hugging Face. The properties that all its models share are members here. The
+// properties that vary are options, each a key of config.json. If the options that exist suffice,
 // a new family needs only an entry in the table of families.cpp.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "twobp/config/section.h"
 #include "twobp/models/decoder/options.h"
+#include "twobp/models/model_type.h"
+#include "twobp/models/model_weights.h"
+#include "twobp/nn/layers/attention.h"
 
 namespace twobp {
 
@@ -22,13 +27,12 @@ enum class FileForm : uint8_t {
   kTanhGelu,     // "gelu" stands for its approximation by tanh
 };
 
-// A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or
-// "". Several keys of one option must agree, and several options of one key too.
+// A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or "". Several
+// keys of one option must agree, and several options of one key too.
 struct FileKey {
   const char* name;
-  const char* option;  // of DecoderOptions; nullptr: must have the value `otherwise`
-  const char* otherwise =
-      nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
+  const char* option;               // of DecoderOptions; nullptr: must have the value `otherwise`
+  const char* otherwise = nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
   FileForm form = FileForm::kSame;
 };
 
@@ -91,7 +95,7 @@ struct DecoderFamily {
   int64_t window_pattern = 2;           // of kAlternating
   bool has_pad_token = true;            // its embedding is not trained
   int64_t default_pad_token = -1;
-  std::vector<const char*> ignored = {};  // further keys of config.json that change nothing here
+  std::vector<const char*> ignored = {};                       // further keys of config.json that change nothing here
   std::string (*rename)(const std::string& stored) = nullptr;  // see TensorNames
 
   bool scales(std::string_view scaling) const {
@@ -106,5 +110,43 @@ const DecoderFamily& decoder_family(const std::string& name);
 
 // Whether the family's models differ in this option, so that it is a key of theirs.
 bool has_option(const DecoderFamily& family, const std::string& option);
+
+// Every key, of which a family has some.
+std::vector<Key> decoder_keys();
+
+// The options with the defaults that follow from others: heads, widths.
+DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions options);
+
+// Throws Error for contradictions between options.
+void check_decoder(const DecoderFamily& family, const DecoderOptions& options);
+
+// A layer's entry of a cyclic list; `otherwise` if the list is empty.
+int cyclic(const std::vector<int>& list, int64_t layer, int otherwise);
+
+// The shape of a layer's attention. The options are filled in.
+AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions& options, int64_t layer);
+
+// The features of a head that turn. The options are filled in.
+int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& options);
+
+// Decoders of text (LLaMa, arXiv 2302.13971, and its relatives), made of split layers: an embedding, blocks and a head.
+// A block is an attention half and an MLP half. The halves are separate layers, so that a stage may end between them.
+// The head is norm, projection and cross-entropy. family.h has the differences between the families.
+
+// Throws Error for sizes below 1.
+ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& options, const BuildSettings& settings = {});
+ModelSpec llama(const DecoderOptions& options, const BuildSettings& settings = {});
+
+// The MLP half of a block, with its norms and the residual. The options are filled in.
+std::unique_ptr<Layer> decoder_mlp(const DecoderFamily& family, const DecoderOptions& options,
+                                   const BuildSettings& settings, const std::string& block);
+
+// A model type for each family, in the order of the table.
+std::vector<ModelType> decoder_types();
+
+// The tensors of a decoder's Hugging Face directory that are not its parameters, or have other names.
+
+// The options are filled in.
+TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& options);
 
 }  // namespace twobp

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/config/check_used.h"
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
+#include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/models/common_keys.h"
 #include "twobp/models/decoder/family.h"
-#include "twobp/models/pad_token.h"
+#include "twobp/models/models.h"
 
 namespace twobp {
 namespace {
@@ -36,14 +35,12 @@ void check_rotary_dims(const DecoderFamily& family, const DecoderOptions& given)
   const DecoderOptions model = filled_in(family, given);
   const int64_t dims = rotary_dims(family, model);
   if (model.rope_part == 1) {
-    TWOBP_CHECK(
-        dims % 2 == 0, given.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", dims,
-        ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
+    TWOBP_CHECK(dims % 2 == 0, given.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", dims,
+                ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
     return;
   }
   TWOBP_CHECK(dims > 0 && dims % 2 == 0, "model.rope_part (", model.rope_part, ") turns ", dims, " of the ",
-              model.head_dim,
-              " features of a head: the rotary embedding turns pairs, so it needs an even number.");
+              model.head_dim, " features of a head: the rotary embedding turns pairs, so it needs an even number.");
 }
 
 // One factor for each pair that turns.
@@ -52,10 +49,9 @@ void check_factors(const char* key, const std::vector<double>& factors, bool lon
               " is given, but only model.rope_scaling \"longrope\" uses it: "
               "remove it.");
   if (!longrope) return;
-  TWOBP_CHECK(static_cast<int64_t>(factors.size()) == pairs, key, " has ", factors.size(), " factors, but ",
-              pairs, " pairs of a head's features turn: give one for each.");
-  for (const double factor : factors)
-    TWOBP_CHECK(factor > 0, key, " has ", factor, ", not a number above 0.");
+  TWOBP_CHECK(static_cast<int64_t>(factors.size()) == pairs, key, " has ", factors.size(), " factors, but ", pairs,
+              " pairs of a head's features turn: give one for each.");
+  for (const double factor : factors) TWOBP_CHECK(factor > 0, key, " has ", factor, ", not a number above 0.");
 }
 
 void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
@@ -69,29 +65,24 @@ void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
   check_factors("model.rope_long", model.rope_long, longrope, pairs);
   const bool llama3 = scaling == "llama3";
   const bool yarn = scaling == "yarn";
-  check_used(scaling != "none", "model.rope_factor", model.rope_factor, usual.rope_factor,
-             "a model.rope_scaling");
-  for (const auto& [key, value, unset] :
-       {std::tuple{"model.rope_low_freq", model.rope_low_freq, usual.rope_low_freq},
-        {"model.rope_high_freq", model.rope_high_freq, usual.rope_high_freq}}) {
+  check_used(scaling != "none", "model.rope_factor", model.rope_factor, usual.rope_factor, "a model.rope_scaling");
+  for (const auto& [key, value, unset] : {std::tuple{"model.rope_low_freq", model.rope_low_freq, usual.rope_low_freq},
+                                          {"model.rope_high_freq", model.rope_high_freq, usual.rope_high_freq}}) {
     check_used(llama3, key, value, unset, "model.rope_scaling \"llama3\"");
   }
-  check_used(scaling != "none" && scaling != "linear", "model.rope_original_positions",
-             model.rope_original_positions, usual.rope_original_positions,
-             "model.rope_scaling \"llama3\", \"yarn\", \"dynamic\" or \"longrope\"");
-  check_used(yarn || longrope, "model.rope_attention_factor", model.rope_attention_factor,
-             usual.rope_attention_factor, "model.rope_scaling \"yarn\" or \"longrope\"");
+  check_used(scaling != "none" && scaling != "linear", "model.rope_original_positions", model.rope_original_positions,
+             usual.rope_original_positions, "model.rope_scaling \"llama3\", \"yarn\", \"dynamic\" or \"longrope\"");
+  check_used(yarn || longrope, "model.rope_attention_factor", model.rope_attention_factor, usual.rope_attention_factor,
+             "model.rope_scaling \"yarn\" or \"longrope\"");
   for (const auto& [key, value, unset] :
        {std::tuple{"model.rope_beta_fast", model.rope_beta_fast, usual.rope_beta_fast},
         {"model.rope_beta_slow", model.rope_beta_slow, usual.rope_beta_slow}}) {
     check_used(yarn, key, value, unset, "model.rope_scaling \"yarn\"");
   }
-  TWOBP_CHECK(!llama3 || model.rope_low_freq < model.rope_high_freq, "model.rope_low_freq (",
-              model.rope_low_freq, ") is not below model.rope_high_freq (", model.rope_high_freq,
-              "): frequencies between them are mixed.");
-  TWOBP_CHECK(!yarn || model.rope_beta_slow <= model.rope_beta_fast, "model.rope_beta_slow (",
-              model.rope_beta_slow, ") is above model.rope_beta_fast (", model.rope_beta_fast,
-              "): frequencies between them are mixed.");
+  TWOBP_CHECK(!llama3 || model.rope_low_freq < model.rope_high_freq, "model.rope_low_freq (", model.rope_low_freq,
+              ") is not below model.rope_high_freq (", model.rope_high_freq, "): frequencies between them are mixed.");
+  TWOBP_CHECK(!yarn || model.rope_beta_slow <= model.rope_beta_fast, "model.rope_beta_slow (", model.rope_beta_slow,
+              ") is above model.rope_beta_fast (", model.rope_beta_fast, "): frequencies between them are mixed.");
   for (const int turns : model.rope_layers) {
     TWOBP_CHECK(turns == 0 || turns == 1, "model.rope_layers has ", turns,
                 ": give 1 for layers with rotary embedding and 0 for others.");
@@ -108,8 +99,7 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, heads, "query heads of attention").in("heads").from(1, kMaxCount),
       TWOBP_KEY(O, kv_heads, "key and value heads; 0: as many as heads").in("heads").from(0, kMaxCount),
       TWOBP_KEY(O, head_dim, "width of a head; 0: dim / heads").in("features").from(0, kMaxCount),
-      TWOBP_KEY(O, hidden,
-                "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
+      TWOBP_KEY(O, hidden, "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
           .in("features")
           .from(0, 4 * kMaxWidth),
       vocab_key<O>(),
@@ -121,14 +111,12 @@ std::vector<Key> decoder_keys() {
           .in("tokens")
           .from(1, kMaxLength),
       TWOBP_KEY(O, rope_theta, "base of the rotary embedding's wavelengths").in("positions").above(0),
-      TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences")
-          .one_of(rope_scaling_names()),
+      TWOBP_KEY(O, rope_scaling, "how the wavelengths are stretched for longer sequences").one_of(rope_scaling_names()),
       TWOBP_KEY(O, rope_factor, "stretching factor; longrope: used for the attention factor only").above(0),
       TWOBP_KEY(O, rope_low_freq,
                 "llama3: wavelengths above original positions / rope_low_freq are stretched by the factor")
           .above(0),
-      TWOBP_KEY(O, rope_high_freq,
-                "llama3: wavelengths below original positions / rope_high_freq are not stretched")
+      TWOBP_KEY(O, rope_high_freq, "llama3: wavelengths below original positions / rope_high_freq are not stretched")
           .above(0),
       TWOBP_KEY(O, rope_original_positions, "all but linear: longest sequence before the stretching")
           .in("tokens")
@@ -146,11 +134,9 @@ std::vector<Key> decoder_keys() {
                 "yarn, longrope: factor of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
                 "ln(factor) / ln(original positions))")
           .at_least(0),
-      TWOBP_KEY(O, rope_short,
-                "longrope: divisors of the wavenumbers, pair by pair, up to the original positions"),
+      TWOBP_KEY(O, rope_short, "longrope: divisors of the wavenumbers, pair by pair, up to the original positions"),
       TWOBP_KEY(O, rope_long, "longrope: the divisors for sequences beyond the original positions"),
-      TWOBP_KEY(O, rope_local_theta,
-                "base of the wavelengths in layers with a window, which are not stretched")
+      TWOBP_KEY(O, rope_local_theta, "base of the wavelengths in layers with a window, which are not stretched")
           .in("positions")
           .above(0),
       TWOBP_KEY(O, rope_part, "fraction of a head's features that the rotary embedding turns").above_to(0, 1),
@@ -165,13 +151,11 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, attention_cap, "attention's scores become cap * tanh(score / cap); 0: no cap").at_least(0),
       TWOBP_KEY(O, logit_cap, "logits become cap * tanh(logit / cap); 0: no cap").at_least(0),
       TWOBP_KEY(O, embedding_scale, "factor of the embedding").above(0),
-      TWOBP_KEY(O, residual_scale, "factor of the output that each half of a block adds to its input")
-          .above(0),
+      TWOBP_KEY(O, residual_scale, "factor of the output that each half of a block adds to its input").above(0),
       TWOBP_KEY(O, logit_scale, "factor of the logits").above(0),
       TWOBP_KEY(O, parallel, "attention and MLP of a block read the same input"),
       dropout_key(TWOBP_KEY(
-          O, dropout,
-          "dropout probability after each half of a block, in some families also after the embedding")),
+          O, dropout, "dropout probability after each half of a block, in some families also after the embedding")),
       dropout_key(TWOBP_KEY(O, attention_dropout, "dropout probability of attention's probabilities")),
       TWOBP_KEY(O, tied, "input and output embeddings share one matrix"),
       pad_token_key<O>(),
@@ -214,16 +198,14 @@ void check_decoder(const DecoderFamily& family, const DecoderOptions& model) {
               ") is not divisible by model.heads (", model.heads, "): change one of them",
               has_option(family, "head_dim") ? ", or set model.head_dim." : ".");
   TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
-              ") does not divide model.heads (", model.heads,
-              "): every key-value head serves as many query heads.");
+              ") does not divide model.heads (", model.heads, "): every key-value head serves as many query heads.");
   check_rotary_dims(family, model);
   for (const int window : model.windows) {
     TWOBP_CHECK(window >= 0, "model.windows has ", window,
                 ": give the number of keys that a query sees, or 0 for all before it.");
   }
-  TWOBP_CHECK(family.gated || model.activation != "silu",
-              "model.activation is \"silu\", but the MLP of model.type \"", family.name,
-              "\" has no gate: set it to \"gelu\" or \"gelu_tanh\".");
+  TWOBP_CHECK(family.gated || model.activation != "silu", "model.activation is \"silu\", but the MLP of model.type \"",
+              family.name, "\" has no gate: set it to \"gelu\" or \"gelu_tanh\".");
   check_pad_token(model.pad_token, model.vocab);
 }
 

@@ -1,13 +1,11 @@
-#include "twobp/models/decoder/rope_file.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/printable.h"
 #include "twobp/core/text.h"
+#include "twobp/models/decoder/config_file.h"
 
 namespace twobp {
 namespace {
@@ -44,8 +42,8 @@ double attention_factor(const CheckedJson& rope, double factor) {
   return of(m) / of(m_all);
 }
 
-// The original positions lie beside the object, where transformers takes them from. Without a factor, their
-// ratio to the most positions is one.
+// The original positions lie beside the object, where transformers takes them from. Without a factor, their ratio to
+// the most positions is one.
 void read_longrope(const CheckedJson& file, const CheckedJson& rope, DecoderOptions& o,
                    std::vector<std::string>& known) {
   o.rope_original_positions = file.number(kOriginalPositions, 4096);
@@ -56,15 +54,14 @@ void read_longrope(const CheckedJson& file, const CheckedJson& rope, DecoderOpti
   known.insert(known.end(), {"short_factor", "long_factor", "attention_factor", kOriginalPositions});
 }
 
-void read_scaling(const DecoderFamily& family, const CheckedJson& file, const CheckedJson& rope,
-                  DecoderOptions& o) {
+void read_scaling(const DecoderFamily& family, const CheckedJson& file, const CheckedJson& rope, DecoderOptions& o) {
   const std::string type = rope.text("rope_type", rope.text("type", "default"));
   std::vector<std::string> known = {"rope_type", "type", "rope_theta"};
   if (family.part != nullptr) known.emplace_back(kPart);
   std::vector<std::string> supported = {"default"};
   supported.insert(supported.end(), family.scalings.begin(), family.scalings.end());
-  TWOBP_CHECK(std::find(supported.begin(), supported.end(), type) != supported.end(), rope.origin,
-              ": rope_type ", shown(type), " is not supported: ", join(supported), " are");
+  TWOBP_CHECK(std::find(supported.begin(), supported.end(), type) != supported.end(), rope.origin, ": rope_type ",
+              shown(type), " is not supported: ", join(supported), " are");
   if (type != "default") {
     o.rope_scaling = type;
     o.rope_factor = type == "longrope" && !rope.find("factor") ? 0 : rope.number("factor");  // 0: see below
@@ -81,22 +78,20 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
     o.rope_low_freq = rope.number("low_freq_factor");
     o.rope_high_freq = rope.number("high_freq_factor");
     known.insert(known.end(), {"low_freq_factor", "high_freq_factor"});
-    TWOBP_CHECK(o.rope_low_freq < o.rope_high_freq, rope.origin,
-                ": low_freq_factor must be below high_freq_factor");
+    TWOBP_CHECK(o.rope_low_freq < o.rope_high_freq, rope.origin, ": low_freq_factor must be below high_freq_factor");
   }
   if (type == "yarn") {
     const DecoderOptions usual;
     o.rope_beta_fast = rope.number("beta_fast", usual.rope_beta_fast);
     o.rope_beta_slow = rope.number("beta_slow", usual.rope_beta_slow);
     o.rope_attention_factor = attention_factor(rope, o.rope_factor);
-    known.insert(known.end(),
-                 {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
+    known.insert(known.end(), {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
     TWOBP_CHECK(rope.boolean("truncate", true), rope.origin, ": truncate false is not supported: true is");
   }
   for (const auto& [key, value] : rope.object.items()) {
     const bool asks = !value.is_null() && std::find(known.begin(), known.end(), key) == known.end();
-    TWOBP_CHECK(!asks || (key == kPart && value == json(1)), rope.origin, ": ", printable(key), " ",
-                shown(value), " is not supported with rope_type ", shown(type));
+    TWOBP_CHECK(!asks || (key == kPart && value == json(1)), rope.origin, ": ", printable(key), " ", shown(value),
+                " is not supported with rope_type ", shown(type));
   }
 }
 
@@ -106,9 +101,9 @@ bool is_empty(const CheckedJson& file, const char* key) {
   return found == nullptr || found->empty() || *found == json(false) || *found == json("");
 }
 
-// Gemma 3's files have an object for each of two types of layers. `rope_scaling` changes that of full
-// attention key by key, so that its old name "type" loses against a rope_type that is there or is the
-// default. Other keys of rope_parameters are not read.
+// Gemma 3's files have an object for each of two types of layers. `rope_scaling` changes that of full attention key by
+// key, so that its old name "type" loses against a rope_type that is there or is the default. Other keys of
+// rope_parameters are not read.
 void read_rope_of_layers(const DecoderFamily& family, const CheckedJson& file, DecoderOptions& o) {
   json full = {{"rope_type", "default"}};
   std::string origin = file.origin;
@@ -122,8 +117,7 @@ void read_rope_of_layers(const DecoderFamily& family, const CheckedJson& file, D
     if (both.find("sliding_attention")) {
       const CheckedJson local = section_of(both, "sliding_attention");
       const std::string type = local.text("rope_type", local.text("type", "default"));
-      TWOBP_CHECK(type == "default", local.origin, ": rope_type ", shown(type),
-                  " is not supported: default is");
+      TWOBP_CHECK(type == "default", local.origin, ": rope_type ", shown(type), " is not supported: default is");
       o.rope_local_theta = local.number("rope_theta", o.rope_local_theta);
     }
   }

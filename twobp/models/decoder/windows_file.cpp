@@ -1,12 +1,11 @@
-#include "twobp/models/decoder/windows_file.h"
-
 #include <algorithm>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-#include "twobp/config/key.h"
+#include "twobp/config/section.h"
 #include "twobp/core/check.h"
+#include "twobp/models/decoder/config_file.h"
 
 namespace twobp {
 namespace {
@@ -18,9 +17,9 @@ constexpr const char* kFull = "full_attention";
 constexpr const char* kRotaryLayers = "no_rope_layers";  // 1 for layers that have it
 constexpr const char* kRotaryInterval = "no_rope_layer_interval";
 
-// The shortest list that repeats to `all`, perhaps not wholly the last time; empty if all are `usual`. The
-// period is what remains of the length without the longest proper beginning that is also an end (Knuth,
-// Morris and Pratt, SIAM J. Comput. 6, 1977).
+// The shortest list that repeats to `all`, perhaps not wholly the last time; empty if all are `usual`. The period is
+// what remains of the length without the longest proper beginning that is also an end (Knuth, Morris and Pratt, SIAM J.
+// Comput. 6, 1977).
 std::vector<int> period_of(const std::vector<int>& all, int usual) {
   if (std::all_of(all.begin(), all.end(), [&](int one) { return one == usual; })) return {};
   std::vector<size_t> border(all.size() + 1, 0);  // of the first n entries
@@ -44,16 +43,16 @@ int window_of(const DecoderFamily& family, const CheckedJson& file) {
   const auto found = file.object.find("sliding_window");
   const json value = found == file.object.end() ? json::parse(family.default_window) : *found;
   if (value.is_null()) return 0;
-  TWOBP_CHECK(value.is_number_unsigned() && value <= INT32_MAX, file.origin, ": sliding_window is ",
-              shown(value), ", not an integer from 1");
+  TWOBP_CHECK(value.is_number_unsigned() && value <= INT32_MAX, file.origin, ": sliding_window is ", shown(value),
+              ", not an integer from 1");
   TWOBP_CHECK(value > 0, file.origin,
               ": sliding_window is 0, so that a query would see no key: set it to 1 or more, or to null");
   return value.get<int>();
 }
 
 void check_layers(const CheckedJson& file, const char* key, size_t count, const DecoderOptions& o) {
-  TWOBP_CHECK(count == static_cast<size_t>(o.layers), file.origin, ": ", key, " has ", count, " entries for ",
-              o.layers, " layers");
+  TWOBP_CHECK(count == static_cast<size_t>(o.layers), file.origin, ": ", key, " has ", count, " entries for ", o.layers,
+              " layers");
 }
 
 // Whether each layer has the window, as layer_types says.
@@ -72,11 +71,9 @@ std::vector<bool> in_layer_types(const CheckedJson& file, const DecoderOptions& 
 
 // Whether each layer has the window without layer_types.
 std::vector<bool> by_default(const DecoderFamily& family, const CheckedJson& file, const DecoderOptions& o) {
-  const int64_t first =
-      family.windows == WindowsInFile::kSwitched ? file.integer("max_window_layers", 28) : 0;
-  const int64_t pattern = family.windows == WindowsInFile::kAlternating
-                              ? file.integer("sliding_window_pattern", family.window_pattern)
-                              : 1;
+  const int64_t first = family.windows == WindowsInFile::kSwitched ? file.integer("max_window_layers", 28) : 0;
+  const int64_t pattern =
+      family.windows == WindowsInFile::kAlternating ? file.integer("sliding_window_pattern", family.window_pattern) : 1;
   TWOBP_CHECK(pattern > 0, file.origin, ": sliding_window_pattern is 0, not a number of layers from 1");
   const std::vector<int> rotary = repeated(o.rope_layers, o.layers, 1);
   std::vector<bool> windowed;
@@ -163,9 +160,7 @@ void write_windows(const DecoderFamily& family, const DecoderOptions& o, json& o
               ", to save the model");
   // Gemma's code makes masks with a window even if no layer has one.
   const bool needs_number = family.windows == WindowsInFile::kAlternating;
-  out["sliding_window"] = window > 0     ? json(window)
-                          : needs_number ? json::parse(family.default_window)
-                                         : json();
+  out["sliding_window"] = window > 0 ? json(window) : needs_number ? json::parse(family.default_window) : json();
   if (every) return;
   json types = json::array();
   for (const int one : windows) types.push_back(one > 0 ? kSliding : kFull);

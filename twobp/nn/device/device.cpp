@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/device/device_support.h"
+#include "twobp/nn/device/gpu.h"
 
 namespace twobp {
 namespace {
@@ -29,8 +29,8 @@ at::DeviceType type_called(const std::string& name) {
   }
 }
 
-// Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later
-// computations in the same queue. The number must be set before the first use of the GPU.
+// Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later computations in
+// the same queue. The number must be set before the first use of the GPU.
 void set_environment(at::DeviceType type) {
   if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
 }
@@ -42,8 +42,7 @@ int count_of(at::DeviceType type) {
   TWOBP_CHECK(support, "this LibTorch has no ", name, ": build with one that has it, or ", kOnCpus);
   const int count = support->deviceCount();
   TWOBP_CHECK(count > 0, "no ", name,
-              " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ",
-              kOnCpus);
+              " device is visible: check that the driver is loaded and CUDA_VISIBLE_DEVICES names one, or ", kOnCpus);
   return count;
 }
 
@@ -64,8 +63,7 @@ void DeviceStream::wait(const DeviceEvent& event) const {
 }
 
 void DeviceStream::uses(const at::Tensor& tensor) const {
-  if (stream_ && tensor.defined() && tensor.device().type() == stream_->device_type())
-    tensor.record_stream(*stream_);
+  if (stream_ && tensor.defined() && tensor.device().type() == stream_->device_type()) tensor.record_stream(*stream_);
 }
 
 Device Device::open(const std::string& type, int index) {
@@ -102,8 +100,8 @@ void Device::move_to_part(std::shared_ptr<GpuParts> parts, int part) {
 Device Device::open(at::DeviceType type, int index) {
   set_environment(type);
   if (type == at::kCUDA) {
-    // The same bits every time. An operator without a deterministic algorithm is an error. Memory need not be
-    // filled for this.
+    // The same bits every time. An operator without a deterministic algorithm is an error. Memory need not be filled
+    // for this.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setDeterministicFillUninitializedMemory(false);
@@ -114,9 +112,9 @@ Device Device::open(at::DeviceType type, int index) {
     at::globalContext().setAllowBF16ReductionCuBLAS(false);
   }
   const int count = count_of(type);
-  TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", c10::DeviceTypeName(type, true), " device ",
-              index, ", but only ", count, count == 1 ? " is" : " are",
-              " visible: start fewer ranks on this machine, or ", kOnCpus);
+  TWOBP_CHECK(index >= 0 && index < count, "a rank here needs ", c10::DeviceTypeName(type, true), " device ", index,
+              ", but only ", count, count == 1 ? " is" : " are", " visible: start fewer ranks on this machine, or ",
+              kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
   device.compute_ = device.make_stream(true);
@@ -163,9 +161,9 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
       user.uses(value);  // belongs to another rank on this GPU
       continue;
     }
-    // LibTorch copies on the source's current stream, behind the work of the target's current stream, which
-    // then waits for the copy. With computing streams there, a copy would wait for all work that either has
-    // queued. Here, both wait for `ready` alone.
+    // LibTorch copies on the source's current stream, behind the work of the target's current stream, which then waits
+    // for the copy. With computing streams there, a copy would wait for all work that either has queued. Here, both
+    // wait for `ready` alone.
     const DeviceStream source = source_stream(value.device());
     copies_.wait(ready);
     source.uses(value);

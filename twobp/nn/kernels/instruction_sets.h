@@ -1,6 +1,6 @@
-// Kernels come in families (Kernels, EncoderKernels, ...). Each family is a struct of function pointers for a
-// stored type. A family's source is compiled once per instruction set, into a table in that set's namespace.
-// The best table that this CPU can run is selected at run time.
+// Kernels come in families (Kernels, EncoderKernels, ...). Each family is a struct of function pointers for a stored
+// type. A family's source is compiled once per instruction set, into a table in that set's namespace. The best table
+// that this CPU can run is selected at run time.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,4 @@
-// Numbers as they are stored and as they are computed with. Reduced precision is stored; computation is in
-// float.
+// Numbers as they are stored and as they are computed with. Reduced precision is stored; computation is in float.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,5 @@
-// Code that the kernels' loops over a row share. It is for files that are compiled once per instruction set:
-// everything here is local to the file, so that the linker cannot mix the copies.
+// Code that the kernels' loops over a row share. It is for files that are compiled once per instruction set: everything
+// here is local to the file, so that the linker cannot mix the copies.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ inline double hyperbolic_tangent(double x) {
   return ::tanh(x);
 }
 
-// The largest number of a row. The search goes lane by lane, because the compiler does not vectorise a
-// maximum over numbers that may be NaN.
+// The largest number of a row. The search goes lane by lane, because the compiler does not vectorise a maximum over
+// numbers that may be NaN.
 template <typename S, typename T = Compute<S>>
 inline T largest_of(const S* __restrict row, int64_t cols) {
   constexpr int64_t kLanes = 32;
@@ -65,4 +65,47 @@ inline T largest_of(const S* __restrict row, int64_t cols) {
 }
 
 }  // namespace
+
+// The loops of gated linear units over rows (g | u), under the rules of vector_math.h.
+
+namespace {
+
+template <typename T>
+struct GatedGradient {
+  T gate;
+  T up;
+};
+
+// act = open(g, u), for x (rows, 2 * cols) with rows `stride` numbers apart and act (rows, cols).
+template <typename T, typename S, typename Open>
+void gated_rows(const S* __restrict x, int64_t stride, S* __restrict act, int64_t rows, int64_t cols, Open open) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, act += cols) {
+    const S* __restrict g = x;
+    const S* __restrict u = x + cols;
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) store(act[c], open(T(load(g[c])), T(load(u[c]))));
+  }
+}
+
+// (dg | du) = gradient(g, u, dact), a GatedGradient. dx may be x.
+template <typename T, typename S, typename Gradient>
+void gated_rows_backward(const S* x, int64_t stride, const S* __restrict dact, S* dx, int64_t dx_stride, int64_t rows,
+                         int64_t cols, Gradient gradient) {
+  for (int64_t r = 0; r < rows; ++r, x += stride, dx += dx_stride, dact += cols) {
+    const S* g = x;
+    const S* u = x + cols;
+    S* dg = dx;
+    S* du = dx + cols;
+    // dg and du may overwrite g and u: no iteration reads what another writes.
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) {
+      const GatedGradient<T> d = gradient(T(load(g[c])), T(load(u[c])), T(load(dact[c])));
+      store(dg[c], d.gate);
+      store(du[c], d.up);
+    }
+  }
+}
+
+}  // namespace
+
 }  // namespace twobp

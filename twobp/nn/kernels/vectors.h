@@ -1,6 +1,6 @@
-// Vectors as wide as the instruction set's registers, and the few functions that they need. They serve
-// kernels whose inner loops the compiler does not vectorise on its own. Only sources that are compiled once
-// per instruction set include this file, and everything here is local to them.
+// Vectors as wide as the instruction set's registers, and the few functions that they need. They serve kernels whose
+// inner loops the compiler does not vectorise on its own. Only sources that are compiled once per instruction set
+// include this file, and everything here is local to them.
 #pragma once
 
 #include <cstdint>
@@ -73,8 +73,7 @@ inline void store_lanes(S* to, Vector<T> v, int64_t count) {
   }
 }
 
-// Sums pairwise, adding the upper half to the lower one. Halves that are vectors themselves stay in
-// registers.
+// Sums pairwise, adding the upper half to the lower one. Halves that are vectors themselves stay in registers.
 template <typename T, int kBytes = kVectorBytes, typename V>
 inline T sum_of_lanes(V v) {
   if constexpr (kBytes == sizeof(T)) {
@@ -87,8 +86,8 @@ inline T sum_of_lanes(V v) {
   }
 }
 
-// Several vectors that go through the same steps in turn. Each step of a vector waits for its previous step,
-// and a core looks only a limited distance ahead for independent work.
+// Several vectors that go through the same steps in turn. Each step of a vector waits for its previous step, and a core
+// looks only a limited distance ahead for independent work.
 template <typename T, int K>
 struct Vectors {
   Vector<T> v[K];
@@ -108,9 +107,8 @@ inline Vectors<T, K> polynomial(const Vectors<T, K>& x, const T (&c)[N]) {
 // Chebyshev interpolants of 2^f for f from 0 to 1. The relative errors are below 3e-9 and 1e-19.
 template <int K>
 inline Vectors<float, K> exp2_of_fraction(const Vectors<float, K>& f) {
-  static constexpr float kC[] = {
-      1.f,          0.693146932758867f,   0.240230454412306f,   0.0554806301967053f,
-      0.009684186f, 0.00123913318344114f, 0.000218657847865981f};
+  static constexpr float kC[] = {1.f,          0.693146932758867f,   0.240230454412306f,   0.0554806301967053f,
+                                 0.009684186f, 0.00123913318344114f, 0.000218657847865981f};
   return polynomial(f, kC);
 }
 template <int K>
@@ -131,8 +129,8 @@ inline Vectors<double, K> exp2_of_fraction(const Vectors<double, K>& f) {
   return polynomial(f, kC);
 }
 
-// 2^x. Without AVX-512, x is limited to the exponents of normal numbers: smaller results become 2^-126
-// (2^-1022). NaN stays NaN.
+// 2^x. Without AVX-512, x is limited to the exponents of normal numbers: smaller results become 2^-126 (2^-1022). NaN
+// stays NaN.
 #if defined(__AVX512F__)
 // The masks are all ones, because GCC 12 warns of the undefined operand of the other forms.
 constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
@@ -157,8 +155,8 @@ inline Vectors<T, K> exp2(const Vectors<T, K>& x) {
   return power;
 }
 #else
-// The larger (smaller) of the two; NaN if x is NaN. GCC makes two instructions of the comparison, although
-// one instruction exists for both.
+// The larger (smaller) of the two; NaN if x is NaN. GCC makes two instructions of the comparison, although one
+// instruction exists for both.
 #if defined(__AVX2__)
 inline Vector<float> at_least(Vector<float> low, Vector<float> x) {
   return _mm256_max_ps(low, x);
@@ -236,8 +234,8 @@ inline Vector<double> atanh_ratio(Vector<double> square) {
   return polynomial(Vectors<double, 1>{{square}}, kC).v[0];
 }
 
-// log(1 + exp(x)), accurate also where it is small, and its slope, the sigmoid. With u = exp(-|x|), it is
-// max(x, 0) + log(1 + u), where log(1 + u) = 2 atanh(u / (2 + u)).
+// log(1 + exp(x)), accurate also where it is small, and its slope, the sigmoid. With u = exp(-|x|), it is max(x, 0) +
+// log(1 + u), where log(1 + u) = 2 atanh(u / (2 + u)).
 template <typename T>
 struct Softplus {
   Vector<T> value;

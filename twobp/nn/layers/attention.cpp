@@ -4,13 +4,10 @@
 #include <cmath>
 
 #include "twobp/nn/device/device.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/kernels/rope.h"
-#include "twobp/nn/layers/documents.h"
-#include "twobp/nn/layers/earlier_keys.h"
-#include "twobp/nn/layers/padding.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 namespace {
@@ -29,8 +26,7 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double d
               " key-value heads: the first number must be a multiple of the second");
   const int64_t rotary = shape.rotary_dims();
   TWOBP_CHECK(shape.head_dim > 0 && rotary <= shape.head_dim && rotary % 2 == 0,
-              "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ",
-              shape.head_dim);
+              "rotary embedding needs an even head_dim, or an even part of it, got ", rotary, " of ", shape.head_dim);
   TWOBP_CHECK(shape.window >= 0, "attention has a window of ", shape.window,
               " keys: it must be at least 1, or 0 for no window");
   TWOBP_CHECK(!shape.interleaved || shape.heads == shape.kv_heads,
@@ -68,8 +64,7 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
               "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
               "none or stream");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
-  PackedAttention attention =
-      shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
+  PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
   if (!context.sliced()) return attention;
   attention.earlier = earlier_keys(saved, attention, packed.size(0), dtype_);
   const at::ScalarType type = attention_type(packed, attention);  // depends on whether there are any
@@ -81,8 +76,7 @@ at::Tensor Attention::blind(const at::Tensor& padding, const PackedAttention& at
   const at::Tensor tokens = padding.logical_not().cumsum(1);
   const at::Tensor up_to_own = tokens.narrow(1, past, tokens.size(1) - past);
   const auto options = tokens.options();
-  at::Tensor first =
-      attention.documents ? attention.documents->starts_on(tokens.device()) : at::zeros_like(up_to_own);
+  at::Tensor first = attention.documents ? attention.documents->starts_on(tokens.device()) : at::zeros_like(up_to_own);
   if (shape_.window > 0) {
     const int64_t begin = past + 1 - shape_.window;
     first = at::maximum(first, at::arange(begin, begin + up_to_own.size(1), options).unsqueeze(0));
@@ -125,8 +119,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   const at::Tensor in = packed.to(attention_type(packed, attention));
   at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
   at::Tensor out = in_type(y, in.scalar_type());
-  at::Tensor log_sum_exp =
-      at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
+  at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   packed_attention_forward(in, attention, out, log_sum_exp);
   if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
   if (!out.is_same(y)) y.copy_(out);
@@ -138,8 +131,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const int64_t past = context.past;
-  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ",
-              positions);
+  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ", positions);
   TWOBP_CHECK(past + positions <= context.capacity, "generation at position ", past + positions,
               " is beyond the cache of ", context.capacity);
   const int64_t kv = shape_.kv_heads;
@@ -156,8 +148,7 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
   cache.select(0, 1).narrow(2, past, positions).copy_(part(columns.v_column(0), kv));
   if (past == 0) return attend(packed, context, saved).first;
   // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
-  const at::Tensor q =
-      part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
+  const at::Tensor q = part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
   const int64_t first = shape_.window > 0 ? std::max<int64_t>(0, past + 1 - shape_.window) : 0;
   const at::Tensor seen = cache.narrow(3, first, past + 1 - first);
   return attend_one(q, seen.select(0, 0), seen.select(0, 1)).reshape({batch, 1, shape_.heads * head_dim});
@@ -166,8 +157,8 @@ at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Sav
 at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
   const double scale = shape_.scale > 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
   if (shape_.cap == 0 && q.is_cpu()) {
-    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false, /*attn_mask=*/{}, scale));
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false,
+                                                                       /*attn_mask=*/{}, scale));
   }
   const at::ScalarType type = compute_type(dtype_);
   at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale);
@@ -182,8 +173,8 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const int64_t head_dim = shape_.head_dim;
   TWOBP_CHECK(values[0].dim() == 3 && values[0].size(0) == batch && values[0].size(1) == positions &&
                   values[0].size(2) == shape_.heads * head_dim,
-              "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ",
-              positions, ", ", shape_.heads * head_dim, ")");
+              "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ", positions,
+              ", ", shape_.heads * head_dim, ")");
   const at::Tensor padding = padding_of(context, batch, context.past + positions, packed.device());
   PackedAttention attention = form(context, padding, packed, saved);
   const at::ScalarType type = attention_type(packed, attention);
@@ -197,6 +188,70 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   packed_attention_backward(wide, attention, out, saved.take_p1(2), dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, context.past, /*back=*/true);
+  return {std::move(dx)};
+}
+
+BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout,
+                                               std::string_view name, at::ScalarType dtype)
+    : shape_(shape), rate_(dropout, name), dtype_(dtype) {
+  TWOBP_CHECK(shape.heads > 0 && shape.head_dim > 0, "attention needs heads and head_dim of at least 1, got ",
+              shape.heads, " heads of ", shape.head_dim);
+}
+
+PackedAttention BidirectionalAttention::settings(const Context& context, const at::Tensor& packed) const {
+  const at::Tensor padding = padding_of(context, packed.size(0), packed.size(1), packed.device());
+  return {shape_.heads,       shape_.heads,
+          shape_.head_dim,
+          /*causal=*/false,   shift_of(padding, packed.options().dtype(compute_type(dtype_))),
+          rate_.mask(context)};
+}
+
+Values BidirectionalAttention::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = with_even_rows(std::move(values[0]));
+  TWOBP_CHECK(packed.dim() == 3 && packed.size(2) == 3 * shape_.width(), "attention takes (batch, sequence, ",
+              3 * shape_.width(), "), got ", packed.sizes());
+  TWOBP_CHECK(packed.scalar_type() == dtype_, "attention has dtype ", c10::toString(dtype_), ", got ",
+              c10::toString(packed.scalar_type()));
+  const int64_t batch = packed.size(0);
+  const int64_t positions = packed.size(1);
+  const std::vector<int64_t> sizes = {batch, positions, shape_.width()};
+  const PackedAttention attention = settings(context, packed);
+  const at::Tensor in = packed.to(attention_type(packed, attention));
+  at::Tensor log_sum = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
+  at::Tensor out = at::empty(sizes, packed.options());
+  if (in.is_same(packed)) {
+    packed_attention_forward(in, attention, out, log_sum);
+  } else {
+    at::Tensor wide_out = at::empty(sizes, in.options());
+    packed_attention_forward(in, attention, wide_out, log_sum);
+    out.copy_(wide_out);
+  }
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(packed));
+    saved.keep_until_p1(out);
+    saved.keep_until_p1(std::move(log_sum));
+  }
+  return {std::move(out)};
+}
+
+Values BidirectionalAttention::backward_p1(Values values, Context& context, Saved& saved) {
+  at::Tensor packed = saved.take_p1(0);
+  const at::Tensor out = saved.take_p1(1);
+  const at::Tensor log_sum = saved.take_p1(2);
+  TWOBP_CHECK(values[0].sizes() == out.sizes(), "the gradient ", values[0].sizes(),
+              " does not fit the output of attention, ", out.sizes());
+  const PackedAttention attention = settings(context, packed);
+  const at::ScalarType type = attention_type(packed, attention);
+  const at::Tensor dy = as_contiguous(std::move(values[0])).to(type);
+  if (type == dtype_) {
+    at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
+    packed_attention_backward(packed, attention, out, log_sum, dy, dx);
+    return {std::move(dx)};
+  }
+  at::Tensor wide = packed.to(type);
+  packed_attention_backward(wide, attention, out.to(type), log_sum, dy, wide);
+  at::Tensor dx = at::empty(packed.sizes(), packed.options());
+  dx.copy_(wide);
   return {std::move(dx)};
 }
 

@@ -1,20 +1,10 @@
-// Causal self-attention with rotary embedding and grouped queries, within a window if there is one. Takes the
-// packed projections (B, S, (H + 2 K) D) = (q | k | v) and returns (B, S, H D). It has no weights of its own.
-// q and k are rotated in place. Backward-p1 writes dL/d(q | k | v) over q, k and v if no other object holds
-// them. Dropout acts on the probabilities.
-//
-// No query attends to the batch's padding (padding.h) or, in a batch of packed documents, to another document
-// (documents.h). A query that sees nothing but padding gives zeros, as
-// in PyTorch's scaled_dot_product_attention. Positions count from the first column, padding or not.
-//
-// A slice (Context::slice) reads keys and values of the slices before it where these lie: in the packed
-// projections that they keep for their I. Its I adds to the gradients of these keys and values.
+// Self-attention of packed projections: causal, and bidirectional.
 #pragma once
 
 #include "twobp/nn/kernels/attention/packed_attention.h"
-#include "twobp/nn/kernels/rope.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/layer.h"
-#include "twobp/nn/layers/dropout_rate.h"
+#include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/rope.h"
 
 namespace twobp {
@@ -33,9 +23,8 @@ struct AttentionShape {
   int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
   PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {},
                          std::shared_ptr<const DocumentPlaces> documents = {}) const {
-    return {
-        heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
-        scale, cap,      interleaved};
+    return {heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
+            scale, cap,      interleaved};
   }
   int64_t packed() const { return causal().packed(); }
 };
@@ -43,8 +32,7 @@ struct AttentionShape {
 class Attention : public Layer {
  public:
   // `dropout` is the probability, and `name` distinguishes this layer's mask from those of other layers.
-  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0,
-            std::string_view name = "attention");
+  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0, std::string_view name = "attention");
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -56,10 +44,9 @@ class Attention : public Layer {
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
-  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context,
-                                           const Saved& saved) const;
-  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then
-  // attends to all positions up to the last one of `packed`.
+  std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context, const Saved& saved) const;
+  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then attends to
+  // all positions up to the last one of `packed`.
   at::Tensor with_cache(const at::Tensor& packed, Context& context, Saved& saved) const;
   // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
   at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
@@ -74,6 +61,37 @@ class Attention : public Layer {
   at::Tensor cos_;  // (positions, rotary dims / 2)
   at::Tensor sin_;
   int64_t length_ = 0;  // the length of the sequence that their frequencies are for
+};
+
+// Self-attention in both directions with a padding mask. Takes the packed projections (B, S, 3 H D) = (q | k | v) and
+// returns (B, S, H D). It has no weights of its own. The batch's optional field `attention_mask` (B, S) int64 is 0 at
+// padding, and no query attends to padding. Dropout acts on the probabilities (ATen's fused attention refuses it on
+// CPUs). Neither probabilities nor masks are kept: backward-p1 recomputes them. It writes dL/d(q | k | v) over q, k and
+// v if no other object holds them.
+struct BidirectionalAttentionShape {
+  int64_t heads = 1;     // H
+  int64_t head_dim = 1;  // D
+
+  int64_t width() const { return heads * head_dim; }
+};
+
+class BidirectionalAttention : public Layer {
+ public:
+  // `dropout` is the dropout probability of the attention probabilities. `name` distinguishes this layer's mask from
+  // those of other layers.
+  BidirectionalAttention(const BidirectionalAttentionShape& shape, double dropout, std::string_view name,
+                         at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  bool takes_padded_rows() const override { return true; }
+
+ private:
+  PackedAttention settings(const Context& context, const at::Tensor& packed) const;
+
+  BidirectionalAttentionShape shape_;
+  DropoutRate rate_;
+  at::ScalarType dtype_;
 };
 
 }  // namespace twobp

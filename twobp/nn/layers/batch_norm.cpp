@@ -3,17 +3,16 @@
 #include <cmath>
 
 #include "twobp/nn/kernels/image/image_operators.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {
 
-// Sums are taken over blocks of this many rows, then over the blocks. The result is the same for any thread
-// count.
+// Sums are taken over blocks of this many rows, then over the blocks. The result is the same for any thread count.
 constexpr int64_t kStatisticsRows = 64;
 
-int64_t rows_of(const at::Tensor& x) {
+int64_t rows_in(const at::Tensor& x) {
   return x.numel() / x.size(-1);
 }
 
@@ -60,11 +59,11 @@ void BatchNormRows::collect_parameters(std::vector<Parameter*>& parameters) {
   }
 }
 
-// The blocks' means and squared distances are joined as in Chan, Golub and LeVeque, "Updating formulae and a
-// pairwise algorithm for computing sample variances" (1979).
+// The blocks' means and squared distances are joined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise
+// algorithm for computing sample variances" (1979).
 void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* variance) {
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   const int64_t blocks = blocks_of(rows);
   at::Tensor partial = at::empty({blocks, 2, cols}, gain_.value.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -98,14 +97,13 @@ void BatchNormRows::batch_statistics(const at::Tensor& x, double* mean, double* 
 
 at::Tensor BatchNormRows::scales(const at::Tensor& x, const Context& context) {
   const int64_t cols = gain_.value.numel();
-  TWOBP_CHECK(x.dim() >= 2 && x.size(-1) == cols && x.numel() > 0, "BatchNorm ", name(), " takes (..., ",
-              cols, "), got ", x.sizes());
+  TWOBP_CHECK(x.dim() >= 2 && x.size(-1) == cols && x.numel() > 0, "BatchNorm ", name(), " takes (..., ", cols,
+              "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "BatchNorm ", name(), " has dtype ", c10::toString(dtype_), ", got ",
               c10::toString(x.scalar_type()));
-  const int64_t rows = rows_of(x);
-  TWOBP_CHECK(!context.training || rows > 1, "BatchNorm ", name(),
-              " has only one value per channel in micro-batch ", context.micro_batch,
-              ", which has no variance: use a larger pipeline.micro_batch_size or larger images");
+  const int64_t rows = rows_in(x);
+  TWOBP_CHECK(!context.training || rows > 1, "BatchNorm ", name(), " has only one value per channel in micro-batch ",
+              context.micro_batch, ", which has no variance: use a larger pipeline.micro_batch_size or larger images");
   if (by_operators(x)) return scales_by_operators(x, context.training);
   at::Tensor scales = at::empty({4, cols}, gain_.value.options());
   dispatch_float(gain_.value.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -148,7 +146,7 @@ at::Tensor BatchNormRows::scales_by_operators(const at::Tensor& x, bool training
   at::Tensor variance = running_var_.value;
   if (training) {
     std::tie(mean, variance) = operators::channel_moments(x);
-    const auto rows = static_cast<double>(rows_of(x));
+    const auto rows = static_cast<double>(rows_in(x));
     running_mean_.value.mul_(1 - momentum_).add_(mean, momentum_);
     running_var_.value.mul_(1 - momentum_).add_(variance, momentum_ * rows / (rows - 1));
     count_.value.add_(1);
@@ -158,8 +156,7 @@ at::Tensor BatchNormRows::scales_by_operators(const at::Tensor& x, bool training
   return at::stack({mean, rstd, scale, bias_.value - mean * scale});
 }
 
-void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y,
-                          bool relu) const {
+void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& y, bool relu) const {
   if (by_operators(x)) return operators::channel_scale(x, scales, y, relu);
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -167,7 +164,7 @@ void BatchNormRows::apply(const at::Tensor& x, const at::Tensor& scales, const a
     const S* from = numbers<S>(x);
     S* to = mutable_numbers<S>(y);
     const auto of = scales_of<Compute<S>>(scales);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       image_kernels<S>().channel_scale(from + begin * cols, of, to + begin * cols, relu, end - begin, cols);
     });
   });
@@ -184,10 +181,9 @@ void BatchNormRows::apply_add_relu(const at::Tensor& x, const at::Tensor& scales
     S* to = mutable_numbers<S>(y);
     const auto of = scales_of<Compute<S>>(scales);
     const auto of_other = scales_of<Compute<S>>(other_scales);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * cols;
-      image_kernels<S>().channel_scale_add_relu(from + at, of, added + at, of_other, to + at, end - begin,
-                                                cols);
+      image_kernels<S>().channel_scale_add_relu(from + at, of, added + at, of_other, to + at, end - begin, cols);
     });
   });
 }
@@ -220,8 +216,7 @@ at::Tensor BatchNormRows::finish_sums(const at::Tensor& blocks, int64_t rows, co
   return means;
 }
 
-at::Tensor BatchNormRows::finish_by_operators(const at::Tensor& sums, int64_t rows,
-                                              const at::Tensor& scales) {
+at::Tensor BatchNormRows::finish_by_operators(const at::Tensor& sums, int64_t rows, const at::Tensor& scales) {
   if (bias_.trainable()) bias_.grad_to_add().add_(sums[0]);
   if (gain_.trainable()) gain_.grad_to_add().add_(sums[1]);
   return at::stack({sums[0], sums[1] * scales[1]}).div_(static_cast<double>(rows));
@@ -229,10 +224,10 @@ at::Tensor BatchNormRows::finish_by_operators(const at::Tensor& sums, int64_t ro
 
 at::Tensor BatchNormRows::backward_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
                                         bool relu) {
-  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ",
-              name(), ", ", x.sizes());
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ", name(),
+              ", ", x.sizes());
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   if (by_operators(x)) return finish_by_operators(operators::channel_sums(dy, x, scales, relu), rows, scales);
   at::Tensor blocks = at::zeros({blocks_of(rows), 2, cols}, scales.options());
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -243,20 +238,20 @@ at::Tensor BatchNormRows::backward_sums(const at::Tensor& dy, const at::Tensor& 
     const auto of = scales_of<Compute<S>>(scales);
     for_blocks(rows, cols, [&](int64_t block, int64_t first, int64_t count) {
       auto* sums = to + block * 2 * cols;
-      image_kernels<S>().channel_sums(gradient + first * cols, from + first * cols, of, sums, sums + cols,
-                                      relu, count, cols);
+      image_kernels<S>().channel_sums(gradient + first * cols, from + first * cols, of, sums, sums + cols, relu, count,
+                                      cols);
     });
   });
   return finish_sums(blocks, rows, scales);
 }
 
-at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at::Tensor& x,
-                                                 const at::Tensor& scales, const at::Tensor& other,
-                                                 const at::Tensor& other_scales, const at::Tensor& g) {
-  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ",
-              name(), ", ", x.sizes());
+at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
+                                                 const at::Tensor& other, const at::Tensor& other_scales,
+                                                 const at::Tensor& g) {
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of BatchNorm ", name(),
+              ", ", x.sizes());
   const int64_t cols = x.size(-1);
-  const int64_t rows = rows_of(x);
+  const int64_t rows = rows_in(x);
   if (by_operators(x)) {
     const at::Tensor sums = operators::channel_sums_add_relu(dy, x, scales, other, other_scales, g);
     return finish_by_operators(sums, rows, scales);
@@ -274,16 +269,15 @@ at::Tensor BatchNormRows::backward_sums_add_relu(const at::Tensor& dy, const at:
     for_blocks(rows, cols, [&](int64_t block, int64_t first, int64_t count) {
       auto* sums = to + block * 2 * cols;
       const int64_t at = first * cols;
-      image_kernels<S>().channel_sums_add_relu(gradient + at, from + at, of, added + at, of_other,
-                                               before + at, sums, sums + cols, count, cols);
+      image_kernels<S>().channel_sums_add_relu(gradient + at, from + at, of, added + at, of_other, before + at, sums,
+                                               sums + cols, count, cols);
     });
   });
   return finish_sums(blocks, rows, scales);
 }
 
 void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                             const at::Tensor& sums, bool relu, const at::Tensor& dx,
-                             const at::Tensor& y) const {
+                             const at::Tensor& sums, bool relu, const at::Tensor& dx, const at::Tensor& y) const {
   if (by_operators(x)) return operators::channel_backward(dy, x, scales, sums, relu, dx, y);
   const int64_t cols = x.size(-1);
   dispatch_float(x.scalar_type(), "BatchNorm", [&](auto zero) {
@@ -295,7 +289,7 @@ void BatchNormRows::backward(const at::Tensor& dy, const at::Tensor& x, const at
     S* again = y.defined() ? mutable_numbers<S>(y) : nullptr;
     const auto of = scales_of<T>(scales);
     const T* means = numbers<T>(sums);
-    for_rows(rows_of(x), cols, [&](int64_t begin, int64_t end) {
+    for_rows(rows_in(x), cols, [&](int64_t begin, int64_t end) {
       const int64_t at = begin * cols;
       image_kernels<S>().channel_backward(gradient + at, from + at, of, means, means + cols, to + at,
                                           again == nullptr ? nullptr : again + at, relu, end - begin, cols);

@@ -1,12 +1,10 @@
-#include "twobp/nn/layers/causal_conv1d.h"
-
 #include <algorithm>
 #include <cmath>
 
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
-#include "twobp/nn/kernels/scan/scan_rows.h"
+#include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {
 
@@ -54,17 +52,16 @@ at::Tensor CausalConv1d::convolve(const at::Tensor& x, at::Tensor y) const {
 
 Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
   at::Tensor x = with_dense_rows(std::move(values[0]));
-  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "CausalConv1d ", weight_.name(),
-              " takes (batch, sequence, ", channels_, "), got ", x.sizes());
-  TWOBP_CHECK(x.scalar_type() == dtype_, "CausalConv1d ", weight_.name(), " has dtype ",
-              c10::toString(dtype_), ", got ", c10::toString(x.scalar_type()));
+  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "CausalConv1d ", weight_.name(), " takes (batch, sequence, ",
+              channels_, "), got ", x.sizes());
+  TWOBP_CHECK(x.scalar_type() == dtype_, "CausalConv1d ", weight_.name(), " has dtype ", c10::toString(dtype_),
+              ", got ", c10::toString(x.scalar_type()));
   if (context.generating) {
     const int64_t before = kernel_ - 1;
-    const at::Tensor past = context.past == 0 || before == 0
-                                ? at::zeros({x.size(0), before, channels_}, x.options())
-                                : saved.cache;
-    TWOBP_CHECK(past.defined() && past.size(0) == x.size(0), "CausalConv1d ", weight_.name(),
-                " continues at position ", context.past, ", but has no inputs of the earlier positions");
+    const at::Tensor past =
+        context.past == 0 || before == 0 ? at::zeros({x.size(0), before, channels_}, x.options()) : saved.cache;
+    TWOBP_CHECK(past.defined() && past.size(0) == x.size(0), "CausalConv1d ", weight_.name(), " continues at position ",
+                context.past, ", but has no inputs of the earlier positions");
     const at::Tensor all = at::cat({past, x}, 1);
     saved.cache = all.narrow(1, all.size(1) - before, before).clone();
     return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
@@ -89,16 +86,13 @@ void CausalConv1d::go_on(const at::Tensor& x, at::Tensor& y, Saved& saved) const
   const int64_t count = std::min(before, x.size(1));
   if (saved.previous() != nullptr && count > 0) {
     const at::Tensor begin = at::cat({past, x.narrow(1, 0, count)}, 1);
-    y.narrow(1, 0, count)
-        .copy_(convolve(begin, at::empty(begin.sizes(), begin.options())).narrow(1, before, count));
+    y.narrow(1, 0, count).copy_(convolve(begin, at::empty(begin.sizes(), begin.options())).narrow(1, before, count));
   }
-  saved.to_later = {
-      at::cat({past.narrow(1, count, before - count), x.narrow(1, x.size(1) - count, count)}, 1)};
+  saved.to_later = {at::cat({past.narrow(1, count, before - count), x.narrow(1, x.size(1) - count, count)}, 1)};
 }
 
 // Over the inputs before the slice and its own, so that gradients pass between slices.
-void CausalConv1d::backward_slice(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx,
-                                  Saved& saved) {
+void CausalConv1d::backward_slice(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx, Saved& saved) {
   const int64_t before = kernel_ - 1;
   const at::Tensor past = inputs_before(saved, x);
   const at::Tensor all = at::cat({past, x}, 1);
@@ -112,8 +106,8 @@ void CausalConv1d::backward_slice(const at::Tensor& x, const at::Tensor& dy, con
 }
 
 void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at::Tensor& dx) {
-  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
-              " does not fit the output of CausalConv1d ", weight_.name(), ", ", x.sizes());
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of CausalConv1d ",
+              weight_.name(), ", ", x.sizes());
   const int64_t batch = x.size(0);
   const at::Tensor weight = weight_.value.view({channels_, kernel_}).t().contiguous();
   const at::Tensor dweight = at::empty({batch, kernel_, channels_}, weight.options());
@@ -130,8 +124,7 @@ void CausalConv1d::backward(const at::Tensor& x, const at::Tensor& dy, const at:
 }
 
 void CausalConv1d::backward_groups(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& dy,
-                                   const at::Tensor& dx, const at::Tensor& dweight,
-                                   const at::Tensor& dbias) const {
+                                   const at::Tensor& dx, const at::Tensor& dweight, const at::Tensor& dbias) const {
   const int64_t batch = x.size(0);
   const int64_t groups = (channels_ + kScanGroup - 1) / kScanGroup;
   dispatch_float(x.scalar_type(), "CausalConv1d", [&](auto zero) {
@@ -141,12 +134,8 @@ void CausalConv1d::backward_groups(const at::Tensor& x, const at::Tensor& weight
       for (int64_t task = begin; task < end; ++task) {
         const int64_t sequence = task / groups;
         const int64_t channel = task % groups * kScanGroup;
-        const ConvInput<S> in = {x.size(1),
-                                 channels_,
-                                 kernel_,
-                                 rows_of<const S>(x, sequence),
-                                 numbers<T>(weight),
-                                 numbers<T>(bias_.value)};
+        const ConvInput<S> in = {
+            x.size(1), channels_, kernel_, rows_of<const S>(x, sequence), numbers<T>(weight), numbers<T>(bias_.value)};
         scan_kernels<S>().conv_backward(in, rows_of<const S>(dy, sequence), rows_of<S>(dx, sequence),
                                         mutable_numbers<T>(dweight) + sequence * kernel_ * channels_,
                                         mutable_numbers<T>(dbias) + sequence * channels_, channel,

@@ -4,16 +4,16 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/gemm.h"
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {
 
-// Measured with AVX-512. From this number of output pixels on, oneDNN is faster than products of gathered
-// windows, because the cost of reordering the weight no longer matters.
+// Measured with AVX-512. From this number of output pixels on, oneDNN is faster than products of gathered windows,
+// because the cost of reordering the weight no longer matters.
 constexpr int64_t kOneDnnPixels = 512;
 
 // Windows are gathered for samples with this many output pixels at once. That is enough for a fast product.
@@ -95,9 +95,8 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
               " takes (batch, height, width, ", options_.in, "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == weight.scalar_type(), "convolution ", weight_.name(), " has dtype ",
               c10::toString(weight.scalar_type()), ", got ", c10::toString(x.scalar_type()));
-  TWOBP_CHECK(std::min(x.size(1), x.size(2)) + 2 * options_.padding >= options_.kernel, "convolution ",
-              weight_.name(), " has a kernel of ", options_.kernel,
-              ", which is larger than the image: ", x.sizes());
+  TWOBP_CHECK(std::min(x.size(1), x.size(2)) + 2 * options_.padding >= options_.kernel, "convolution ", weight_.name(),
+              " has a kernel of ", options_.kernel, ", which is larger than the image: ", x.sizes());
   const std::vector<int64_t> sizes = output_sizes(x.sizes());
   const int64_t pixels = sizes[0] * sizes[1] * sizes[2];
   if (by_library(x, x.sizes(), pixels)) {
@@ -122,12 +121,10 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
   return y;
 }
 
-at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes,
-                                       at::Tensor add_to) const {
+at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const {
   const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(dy.sizes() == at::IntArrayRef(output_sizes(x_sizes)), "the gradient ", dy.sizes(),
-              " does not fit the output of convolution ", weight_.name(), ", ",
-              at::IntArrayRef(output_sizes(x_sizes)));
+              " does not fit the output of convolution ", weight_.name(), ", ", at::IntArrayRef(output_sizes(x_sizes)));
   const int64_t pixels = dy.size(0) * dy.size(1) * dy.size(2);
   const at::Tensor matrix = as_matrix_of_rows(weight);
   const int64_t s = options_.stride;
@@ -155,8 +152,8 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
     const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
-      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p},
-                                      {1, 1}, false, {0, 0}, 1, {true, false, false});
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p}, {1, 1},
+                                      false, {0, 0}, 1, {true, false, false});
     }();
     at::Tensor dx = channels_last(std::get<0>(gradients));
     return add_to.defined() ? add_to.add_(dx) : dx;
@@ -204,8 +201,8 @@ void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy)
   if (by_library(dy, x.sizes(), pixels)) {
     const auto gradients = [&] {
       const ProductTimer timer(pixels, options_.out, weight_.value.numel() / options_.out);
-      return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s},
-                                      {p, p}, {1, 1}, false, {0, 0}, 1, {false, true, false});
+      return at::convolution_backward(channels_second(dy), channels_second(x), weight_.value, {}, {s, s}, {p, p},
+                                      {1, 1}, false, {0, 0}, 1, {false, true, false});
     }();
     weight_.accumulate(std::get<1>(gradients));
     return;
@@ -215,6 +212,46 @@ void Convolution::add_weight_gradient(const at::Tensor& x, const at::Tensor& dy)
     const int64_t samples = std::min(at_once, x.size(0) - first);
     weight_.accumulate_product(as_pixels(dy.narrow(0, first, samples)).t(), windows(x, first, samples));
   }
+}
+
+Values Conv2d::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor x = as_contiguous(std::move(values[0]));
+  at::Tensor y = convolution_.forward(x);
+  if (context.keeps()) {
+    if (convolution_.weight().trainable()) {
+      saved.keep_until_p2(std::move(x));
+    } else {
+      saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // keeps only x's sizes
+    }
+  }
+  return {std::move(y)};
+}
+
+Values Conv2d::backward_p1(Values dy, Context&, Saved& saved) {
+  return backward_p1(as_contiguous(std::move(dy[0])), saved, {});
+}
+
+Values Conv2d::backward_p1(at::Tensor dy, Saved& saved, at::Tensor add_to) {
+  const bool trainable = convolution_.weight().trainable();
+  TWOBP_CHECK(!trainable || saved.p2_count() == 1, "backward-p1 of convolution ", convolution_.weight().name(),
+              " does not find exactly one saved tensor, its input: it runs once after each forward");
+  const at::Tensor x = trainable ? saved.p2(0) : saved.take_p1(0);
+  Values dx;
+  if (gives_gradient_) dx.push_back(convolution_.input_gradient(dy, x.sizes(), std::move(add_to)));
+  if (trainable) saved.keep_until_p2(std::move(dy));
+  return dx;
+}
+
+void Conv2d::backward_p2(std::span<Saved* const> saved) {
+  for (const Saved* one : saved) convolution_.add_weight_gradient(one->p2(0), one->p2(1));
+}
+
+void Conv2d::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  if (convolution_.weight().trainable()) units.push_back({this, &saved});
+}
+
+void Conv2d::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&convolution_.weight());
 }
 
 }  // namespace twobp

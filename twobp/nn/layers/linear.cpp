@@ -1,11 +1,8 @@
 #include "twobp/nn/layers/linear.h"
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/concatenate_rows.h"
-#include "twobp/nn/kernels/products/gemm.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/kernels/products/sum_rows.h"
 
 namespace twobp {
 namespace {
@@ -22,8 +19,8 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   return out;
 }
 
-Parameter weight_of(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                    at::ScalarType dtype, bool transposed) {
+Parameter weight_of(const std::vector<ParameterPart>& parts, int64_t in, double init_std, at::ScalarType dtype,
+                    bool transposed) {
   const int64_t out = total_rows(parts);
   if (!transposed) return Parameter(parts, {out, in}, dtype, init_std);
   TWOBP_CHECK(parts.size() == 1, "Linear ", parts.front().name, ": a transposed weight has one part");
@@ -83,8 +80,8 @@ Values Linear::backward_p1(Values dy, Context&, Saved& saved) {
               " does not find exactly one saved tensor, its input: it runs once after each forward");
   at::Tensor gradient = as_matrix(dy[0]);
   TWOBP_CHECK(gradient.size(1) == weight.size(0) && (!trainable || gradient.size(0) == saved.p2(0).size(0)),
-              "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(),
-              ", rows of ", weight.size(0));
+              "the gradient ", dy[0].sizes(), " does not fit the output of Linear ", weight_.name(), ", rows of ",
+              weight.size(0));
   at::Tensor dx = at::empty(with_last(dy[0].sizes(), weight.size(1)), dy[0].options());
   at::Tensor dx_matrix = as_matrix(dx);
   multiply_into(dx_matrix, gradient, weight);

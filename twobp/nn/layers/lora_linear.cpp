@@ -4,24 +4,22 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 
 namespace twobp {
 namespace {
 
 bool targeted(const std::string& weight_name, const LoraOptions& lora) {
   const std::string module = module_of(weight_name);
-  return std::any_of(lora.targets.begin(), lora.targets.end(), [&](const std::string& target) {
-    return module == target || module.ends_with("." + target);
-  });
+  return std::any_of(lora.targets.begin(), lora.targets.end(),
+                     [&](const std::string& target) { return module == target || module.ends_with("." + target); });
 }
 
 }  // namespace
 
 std::string module_of(const std::string& weight_name) {
   constexpr std::string_view kWeight = ".weight";
-  return weight_name.ends_with(kWeight) ? weight_name.substr(0, weight_name.size() - kWeight.size())
-                                        : weight_name;
+  return weight_name.ends_with(kWeight) ? weight_name.substr(0, weight_name.size() - kWeight.size()) : weight_name;
 }
 
 bool is_adapter(const std::string& parameter_name) {
@@ -29,12 +27,12 @@ bool is_adapter(const std::string& parameter_name) {
 }
 
 bool LoraLinear::adapts(const std::vector<ParameterPart>& parts, const LoraOptions& lora) {
-  return lora.rank > 0 && std::any_of(parts.begin(), parts.end(),
-                                      [&](const ParameterPart& part) { return targeted(part.name, lora); });
+  return lora.rank > 0 &&
+         std::any_of(parts.begin(), parts.end(), [&](const ParameterPart& part) { return targeted(part.name, lora); });
 }
 
-LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                       at::ScalarType dtype, const LoraOptions& lora, bool bias, bool transposed)
+LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, double init_std, at::ScalarType dtype,
+                       const LoraOptions& lora, bool bias, bool transposed)
     : base_(parts, in, init_std, dtype, bias, transposed), scale_(lora.scale()) {
   std::vector<Parameter*> frozen;
   base_.collect_parameters(frozen);
@@ -45,11 +43,10 @@ LoraLinear::LoraLinear(const std::vector<ParameterPart>& parts, int64_t in, doub
   for (const ParameterPart& part : parts) {
     if (targeted(part.name, lora)) {
       const std::string module = module_of(part.name);
-      adapters_.push_back(std::make_unique<Adapter>(
-          Adapter{Parameter({{module + ".lora_A.weight", lora.rank}}, {lora.rank, in}, dtype, std),
-                  Parameter({{module + ".lora_B.weight", part.rows, part.projections}},
-                            {part.rows, lora.rank}, dtype, 0),
-                  row, part.rows}));
+      adapters_.push_back(std::make_unique<Adapter>(Adapter{
+          Parameter({{module + ".lora_A.weight", lora.rank}}, {lora.rank, in}, dtype, std),
+          Parameter({{module + ".lora_B.weight", part.rows, part.projections}}, {part.rows, lora.rank}, dtype, 0), row,
+          part.rows}));
     }
     row += part.rows;
   }
@@ -124,8 +121,7 @@ void LoraLinear::collect_parameters(std::vector<Parameter*>& parameters) {
 }
 
 std::unique_ptr<Layer> make_linear(const std::vector<ParameterPart>& parts, int64_t in, double init_std,
-                                   at::ScalarType dtype, const LoraOptions& lora, bool bias,
-                                   bool transposed) {
+                                   at::ScalarType dtype, const LoraOptions& lora, bool bias, bool transposed) {
   if (LoraLinear::adapts(parts, lora)) {
     return std::make_unique<LoraLinear>(parts, in, init_std, dtype, lora, bias, transposed);
   }

@@ -3,15 +3,14 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/layers/padding.h"
+#include "twobp/nn/layers/attention_inputs.h"
 
 namespace twobp {
 namespace {
 
 enum MixerChild : uint8_t { kConv, kXProj, kDtProj, kScan, kOutProj };
 
-// Draws from the uniform distribution between -bound and bound, as transformers does for some of the
-// projections.
+// Draws from the uniform distribution between -bound and bound, as transformers does for some of the projections.
 void start_uniform(Layer& layer, const std::string& name, double bound) {
   for (Parameter* parameter : parameters_of(layer)) {
     if (parameter->name() != name) continue;  // skips an adapter
@@ -38,14 +37,13 @@ at::Tensor own_padding(const Context& context, int64_t batch, int64_t positions,
 
 }  // namespace
 
-MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std,
-                       at::ScalarType dtype, const LoraOptions& lora)
+MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, double init_std, at::ScalarType dtype,
+                       const LoraOptions& lora)
     : shape_(shape),
       conv_(name + ".conv1d", shape.inner, shape.conv_kernel, dtype),
-      x_proj_(make_linear({{name + ".x_proj.weight",
-                            shape.dt_rank + 2 * shape.state,
-                            {{shape.dt_rank, shape.state, shape.state}}}},
-                          shape.inner, init_std, dtype, lora)),
+      x_proj_(make_linear(
+          {{name + ".x_proj.weight", shape.dt_rank + 2 * shape.state, {{shape.dt_rank, shape.state, shape.state}}}},
+          shape.inner, init_std, dtype, lora)),
       dt_proj_(make_linear({{name + ".dt_proj.weight", shape.inner}}, shape.dt_rank, init_std, dtype, lora)),
       scan_(name, shape.inner, shape.state, dtype),
       out_proj_(make_linear({{name + ".out_proj.weight", shape.dim}}, shape.inner, init_std, dtype, lora)) {
@@ -56,8 +54,8 @@ MambaMixer::MambaMixer(const std::string& name, const MambaMixerShape& shape, do
 Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   at::Tensor uz = std::move(values[0]);
   const int64_t inner = shape_.inner;
-  TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner,
-              "), got ", uz.sizes());
+  TWOBP_CHECK(uz.dim() == 3 && uz.size(2) == 2 * inner, "MambaMixer takes (batch, sequence, ", 2 * inner, "), got ",
+              uz.sizes());
   const at::Tensor padding = own_padding(context, uz.size(0), uz.size(1), uz.device());
   if (padding.defined() && !exclusively_owned(uz)) uz = uz.clone();
   const bool ours = exclusively_owned(uz);
@@ -69,10 +67,9 @@ Values MambaMixer::forward(Values values, Context& context, Saved& saved) {
   at::Tensor dt = at::empty({u.size(0), u.size(1), shape_.dt_rank}, u.options());
   dt.copy_(projected.narrow(2, 0, shape_.dt_rank));
   at::Tensor raw = only(dt_proj_->forward({std::move(dt)}, context, saved.child(kDtProj)));
-  at::Tensor y =
-      only(scan_.forward({std::move(u), std::move(raw), projected.narrow(2, shape_.dt_rank, 2 * shape_.state),
-                          uz.narrow(2, inner, inner)},
-                         context, saved.child(kScan)));
+  at::Tensor y = only(scan_.forward(
+      {std::move(u), std::move(raw), projected.narrow(2, shape_.dt_rank, 2 * shape_.state), uz.narrow(2, inner, inner)},
+      context, saved.child(kScan)));
   if (context.keeps() && ours) saved.keep_until_p1(std::move(uz));
   return out_proj_->forward({std::move(y)}, context, saved.child(kOutProj));
 }
@@ -86,9 +83,8 @@ Values MambaMixer::backward_p1(Values dy, Context& context, Saved& saved) {
   // If no other object holds (u | z), its gradient overwrites it.
   at::Tensor duz = saved.p1_count() > 0 ? saved.take_p1(0) : at::empty(sizes, options);
   at::Tensor dprojected = at::empty({sizes[0], sizes[1], shape_.dt_rank + 2 * shape_.state}, options);
-  Values of_scan =
-      scan_.backward_p1_into(std::move(gradient), dprojected.narrow(2, shape_.dt_rank, 2 * shape_.state),
-                             duz.narrow(2, inner, inner), saved.child(kScan));
+  Values of_scan = scan_.backward_p1_into(std::move(gradient), dprojected.narrow(2, shape_.dt_rank, 2 * shape_.state),
+                                          duz.narrow(2, inner, inner), saved.child(kScan));
   saved.child(kScan).release_p1();
   dprojected.narrow(2, 0, shape_.dt_rank)
       .copy_(only(dt_proj_->backward_p1({std::move(of_scan[1])}, context, saved.child(kDtProj))));

@@ -1,8 +1,7 @@
-#include "twobp/nn/layers/pool2d.h"
-
 #include "twobp/nn/kernels/image/image_operators.h"
-#include "twobp/nn/kernels/operators.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/layers/convolution.h"
 
 namespace twobp {
 namespace {
@@ -33,8 +32,7 @@ void max_pool(const at::Tensor& x, const WindowShape& shape, const at::Tensor& y
   });
 }
 
-void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const WindowShape& shape,
-                       const at::Tensor& dx) {
+void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const WindowShape& shape, const at::Tensor& dx) {
   dispatch_float(dy.scalar_type(), "MaxPool2d", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(dy);
@@ -42,8 +40,7 @@ void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const Wind
     S* to = mutable_numbers<S>(dx);
     for_samples(dx.size(0), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        image_kernels<S>().max_pool_backward(from + i * numbers_per_sample(dy),
-                                             at + i * numbers_per_sample(dy), shape,
+        image_kernels<S>().max_pool_backward(from + i * numbers_per_sample(dy), at + i * numbers_per_sample(dy), shape,
                                              to + i * numbers_per_sample(dx));
       }
     });
@@ -64,10 +61,9 @@ MaxPool2d::MaxPool2d(int64_t kernel, int64_t stride, int64_t padding) {
 
 Values MaxPool2d::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor x = as_contiguous(std::move(values[0]));
-  TWOBP_CHECK(
-      x.dim() == 4 && x.numel() > 0 && std::min(x.size(1), x.size(2)) + 2 * window_.padding >= window_.kernel,
-      "max pooling with a kernel of ", window_.kernel,
-      " takes (batch, height, width, channels) of at least that size, got ", x.sizes());
+  TWOBP_CHECK(x.dim() == 4 && x.numel() > 0 && std::min(x.size(1), x.size(2)) + 2 * window_.padding >= window_.kernel,
+              "max pooling with a kernel of ", window_.kernel,
+              " takes (batch, height, width, channels) of at least that size, got ", x.sizes());
   WindowShape shape = window_;
   shape.height = x.size(1);
   shape.width = x.size(2);
@@ -91,8 +87,8 @@ Values MaxPool2d::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor where = saved.take_p1(0);
   const at::Tensor x = saved.take_p1(1);
   const at::Tensor dy = as_contiguous(std::move(values[0]));
-  TWOBP_CHECK(dy.sizes() == where.sizes(), "the gradient ", dy.sizes(),
-              " does not fit the output of max pooling, ", where.sizes());
+  TWOBP_CHECK(dy.sizes() == where.sizes(), "the gradient ", dy.sizes(), " does not fit the output of max pooling, ",
+              where.sizes());
   WindowShape shape = window_;
   shape.height = x.size(1);
   shape.width = x.size(2);
@@ -108,8 +104,7 @@ Values MaxPool2d::backward_p1(Values values, Context&, Saved& saved) {
 
 Values AveragePool2d::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor& x = values[0];
-  TWOBP_CHECK(x.dim() == 4 && x.numel() > 0, "average pooling takes (batch, height, width, channels), got ",
-              x.sizes());
+  TWOBP_CHECK(x.dim() == 4 && x.numel() > 0, "average pooling takes (batch, height, width, channels), got ", x.sizes());
   at::Tensor y = at::empty({x.size(0), x.size(3)}, x.options());
   at::mean_out(y, x, {1, 2}, /*keepdim=*/false, x.scalar_type());
   if (context.keeps()) saved.keep_until_p1(at::empty({1}, x.options()).expand(x.sizes()));  // x's sizes
@@ -118,9 +113,8 @@ Values AveragePool2d::forward(Values values, Context& context, Saved& saved) {
 
 Values AveragePool2d::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor x = saved.take_p1(0);
-  TWOBP_CHECK(values[0].dim() == 2 && values[0].size(0) == x.size(0) && values[0].size(1) == x.size(3),
-              "the gradient ", values[0].sizes(), " does not fit the output of average pooling of ",
-              x.sizes());
+  TWOBP_CHECK(values[0].dim() == 2 && values[0].size(0) == x.size(0) && values[0].size(1) == x.size(3), "the gradient ",
+              values[0].sizes(), " does not fit the output of average pooling of ", x.sizes());
   const at::Tensor share = values[0] / static_cast<double>(x.size(1) * x.size(2));
   return {share.view({x.size(0), 1, 1, x.size(3)}).expand(x.sizes()).contiguous()};
 }
@@ -128,9 +122,8 @@ Values AveragePool2d::backward_p1(Values values, Context&, Saved& saved) {
 Values ImageInput::forward(Values values, Context& context, Saved&) {
   at::Tensor x = values[0].dim() == 3 ? values[0].unsqueeze(1) : values[0];
   TWOBP_CHECK(x.dim() == 4 && x.size(1) == channels_ && x.is_floating_point() && x.numel() > 0,
-              "pixel_values must be floating point numbers (batch, ", channels_,
-              ", height, width), they are ", c10::toString(x.scalar_type()), " ", values[0].sizes(),
-              " in micro-batch ", context.micro_batch);
+              "pixel_values must be floating point numbers (batch, ", channels_, ", height, width), they are ",
+              c10::toString(x.scalar_type()), " ", values[0].sizes(), " in micro-batch ", context.micro_batch);
   return {x.permute({0, 2, 3, 1}).to(dtype_).contiguous()};
 }
 

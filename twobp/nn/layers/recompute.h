@@ -1,6 +1,6 @@
-// A layer that keeps less and recomputes the rest: activation recomputation (arXiv 1604.06174). Because the
-// backward pass is split, the intermediate derivatives between backward-p1 and backward-p2 can be recomputed
-// in the same way. arXiv 2405.18047 leaves this open.
+// A layer that keeps less and recomputes the rest: activation recomputation (arXiv 1604.06174). Because the backward
+// pass is split, the intermediate derivatives between backward-p1 and backward-p2 can be recomputed in the same way.
+// arXiv 2405.18047 leaves this open.
 //
 //              kept from F to I       kept from I to W       I            W
 //   none       what the layer keeps   what the layer keeps   I            W
@@ -8,10 +8,9 @@
 //   derivatives  what the layer keeps, x    x, dL/dy         I            F, I, W
 //   both       x                      x, dL/dy               F, I         F, I, W
 //
-// All modes agree to the bit. Repeated work changes nothing a second time: buffers (running statistics) are
-// restored, and gradients that backward-p1 adds (norm gains, biases) are discarded. Layers need no code for
-// this. They only follow the rule of add_a_layer.md that results depend on inputs, parameters and Context
-// alone.
+// All modes agree to the bit. Repeated work changes nothing a second time: buffers (running statistics) are restored,
+// and gradients that backward-p1 adds (norm gains, biases) are discarded. Layers need no code for this. They only
+// follow the rule of add_a_layer.md that results depend on inputs, parameters and Context alone.
 #pragma once
 
 #include <memory>
@@ -28,8 +27,8 @@ class RecomputeLayer : public Layer {
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
-  // Called only if derivatives are recomputed. Runs F, I and all of the layer's W, one micro-batch after the
-  // other. It does not concatenate, because that would hold the operands of several micro-batches at once.
+  // Called only if derivatives are recomputed. Runs F, I and all of the layer's W, one micro-batch after the other. It
+  // does not concatenate, because that would hold the operands of several micro-batches at once.
   void backward_p2(std::span<Saved* const> saved) override;
   // The layer's own units, or a single unit if derivatives are recomputed.
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;

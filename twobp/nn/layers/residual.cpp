@@ -30,8 +30,7 @@ Values ResidualBegin::backward_p1(Values dy, Context& context, Saved& saved) {
 }
 
 Values ResidualEnd::forward(Values x, Context& context, Saved& saved) {
-  TWOBP_CHECK(x.size() == 2,
-              "ResidualEnd takes two tensors, x and the output of the branch's first part, but got ",
+  TWOBP_CHECK(x.size() == 2, "ResidualEnd takes two tensors, x and the output of the branch's first part, but got ",
               x.size());
   const at::Tensor around = std::move(x[0]);
   Values y = branch().forward({std::move(x[1])}, context, saved);
@@ -46,8 +45,7 @@ Values ResidualEnd::backward_p1(Values dy, Context& context, Saved& saved) {
 }
 
 Values ResidualJoin::forward(Values x, Context& context, Saved& saved) {
-  TWOBP_CHECK(x.size() == 2, "ResidualJoin takes two tensors, x and the first branch's output, but got ",
-              x.size());
+  TWOBP_CHECK(x.size() == 2, "ResidualJoin takes two tensors, x and the first branch's output, but got ", x.size());
   Values y = branch().forward({x[0]}, context, saved);
   y[0].add_(x[1]).add_(x[0]);
   return y;

@@ -1,6 +1,6 @@
-// y = x + scale * branch(x); dL/dx = dL/dy + the branch's dL/dx. This exists as one layer, or as two layers
-// if a stage may end within the branch: x -> (x, begin(x)) and (x, b) -> x + end(b). Two branches beside each
-// other are ResidualBegin and ResidualJoin: x -> (x, first(x)) and (x, f) -> x + f + second(x).
+// y = x + scale * branch(x); dL/dx = dL/dy + the branch's dL/dx. This exists as one layer, or as two layers if a stage
+// may end within the branch: x -> (x, begin(x)) and (x, b) -> x + end(b). Two branches beside each other are
+// ResidualBegin and ResidualJoin: x -> (x, first(x)) and (x, f) -> x + f + second(x).
 #pragma once
 
 #include <memory>
@@ -15,9 +15,7 @@ class AroundBranch : public Layer {
   explicit AroundBranch(std::unique_ptr<Layer> branch) : branch_(std::move(branch)) {}
 
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { branch_->collect_p2(saved, units); }
-  void collect_parameters(std::vector<Parameter*>& parameters) override {
-    branch_->collect_parameters(parameters);
-  }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { branch_->collect_parameters(parameters); }
 
  protected:
   Layer& branch() { return *branch_; }
@@ -28,8 +26,7 @@ class AroundBranch : public Layer {
 
 class Residual : public AroundBranch {
  public:
-  explicit Residual(std::unique_ptr<Layer> branch, double scale = 1)
-      : AroundBranch(std::move(branch)), scale_(scale) {}
+  explicit Residual(std::unique_ptr<Layer> branch, double scale = 1) : AroundBranch(std::move(branch)), scale_(scale) {}
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;

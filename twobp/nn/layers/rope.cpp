@@ -10,19 +10,18 @@
 namespace twobp {
 namespace {
 
-// As in _compute_llama3_parameters of transformers' modeling_rope_utils.py, which follows Meta's
-// llama-models.
+// As in _compute_llama3_parameters of transformers' modeling_rope_utils.py, which follows Meta's llama-models.
 double llama3_frequency(double frequency, const RopeSettings& rope) {
   const double wavelength = 2 * std::numbers::pi / frequency;
   if (wavelength > rope.original_positions / rope.low_freq_factor) return frequency / rope.factor;
   if (wavelength < rope.original_positions / rope.high_freq_factor) return frequency;
-  const double smooth = (rope.original_positions / wavelength - rope.low_freq_factor) /
-                        (rope.high_freq_factor - rope.low_freq_factor);
+  const double smooth =
+      (rope.original_positions / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
   return (1 - smooth) * frequency / rope.factor + smooth * frequency;
 }
 
-// Pair by pair, the part of a frequency that is not stretched, as in _compute_yarn_parameters of
-// modeling_rope_utils.py (arXiv 2309.00071, section 3.2).
+// Pair by pair, the part of a frequency that is not stretched, as in _compute_yarn_parameters of modeling_rope_utils.py
+// (arXiv 2309.00071, section 3.2).
 double yarn_unstretched(int64_t pair, int64_t dims, const RopeSettings& rope) {
   // The pair, as a real number, that turns this often within the original positions.
   const auto pair_of = [&](double turns) {
@@ -52,8 +51,7 @@ const std::vector<std::string>& rope_scaling_names() {
 RopeScaling parse_rope_scaling(std::string_view name) {
   const auto& names = rope_scaling_names();
   const auto found = std::find(names.begin(), names.end(), name);
-  TWOBP_CHECK(found != names.end(), "rope scaling \"", name, "\" is not supported: supported are ",
-              join(names));
+  TWOBP_CHECK(found != names.end(), "rope scaling \"", name, "\" is not supported: supported are ", join(names));
   return static_cast<RopeScaling>(found - names.begin());
 }
 
@@ -81,8 +79,8 @@ at::Tensor rope_frequencies(const RopeSettings& rope, int64_t dims, int64_t leng
   const double theta = dynamic ? dynamic_theta(rope, dims, length) : rope.theta;
   const int64_t half = dims / 2;
   const auto options = at::TensorOptions().dtype(at::kDouble);
-  at::Tensor frequencies = at::pow(at::scalar_tensor(theta, options),
-                                   at::arange(half, options).neg().div(static_cast<double>(half)));
+  at::Tensor frequencies =
+      at::pow(at::scalar_tensor(theta, options), at::arange(half, options).neg().div(static_cast<double>(half)));
   if (rope.scaling == RopeScaling::kLinear) frequencies.div_(rope.factor);
   double* frequency = frequencies.mutable_data_ptr<double>();
   TWOBP_CHECK(rope.original_positions > 0, "rope scaling needs original positions above 0, got ",
@@ -95,8 +93,8 @@ at::Tensor rope_frequencies(const RopeSettings& rope, int64_t dims, int64_t leng
   }
   if (rope.scaling == RopeScaling::kLlama3) {
     TWOBP_CHECK(0 < rope.low_freq_factor && rope.low_freq_factor < rope.high_freq_factor,
-                "llama3's rope scaling needs 0 < low_freq_factor < high_freq_factor, got ",
-                rope.low_freq_factor, " and ", rope.high_freq_factor);
+                "llama3's rope scaling needs 0 < low_freq_factor < high_freq_factor, got ", rope.low_freq_factor,
+                " and ", rope.high_freq_factor);
     for (int64_t i = 0; i < half; ++i) frequency[i] = llama3_frequency(frequency[i], rope);
   }
   if (rope.scaling == RopeScaling::kLongrope) {

@@ -1,10 +1,8 @@
-#include "twobp/nn/layers/selective_scan.h"
-
 #include <cmath>
 
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
-#include "twobp/nn/kernels/scan/scan_rows.h"
+#include "twobp/nn/layers/mamba_mixer.h"
 
 namespace twobp {
 namespace {
@@ -39,17 +37,14 @@ ScanInput<S> input_of(const ScanTensors& in, int64_t sequence) {
           numbers<T>(in.delta_bias)};
 }
 
-// Calls body(sequence, first channel, end, scratch) for each group of channels. The groups are split over
-// threads.
+// Calls body(sequence, first channel, end, scratch) for each group of channels. The groups are split over threads.
 template <typename S, typename Body>
 void for_groups(int64_t batch, const ScanSize& size, Body&& body) {
   at::parallel_for(0, batch * size.groups(), 1, [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch =
-        at::empty({scan_kernels<S>().scratch_bytes(size)}, at::TensorOptions().dtype(at::kByte));
+    const at::Tensor scratch = at::empty({scan_kernels<S>().scratch_bytes(size)}, at::TensorOptions().dtype(at::kByte));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t channel = task % size.groups() * kScanGroup;
-      body(task / size.groups(), channel, std::min(channel + kScanGroup, size.channels),
-           scratch.mutable_data_ptr());
+      body(task / size.groups(), channel, std::min(channel + kScanGroup, size.channels), scratch.mutable_data_ptr());
     }
   });
 }
@@ -63,29 +58,28 @@ SelectiveScan::SelectiveScan(const std::string& mixer, int64_t channels, int64_t
       dtype_(dtype),
       channels_(channels),
       state_(state) {
-  TWOBP_CHECK(channels >= 1 && state >= 1, "SelectiveScan ", mixer, " has ", channels, " channels and ",
-              state, " states, but needs at least one of each");
+  TWOBP_CHECK(channels >= 1 && state >= 1, "SelectiveScan ", mixer, " has ", channels, " channels and ", state,
+              " states, but needs at least one of each");
   a_log_.never_decay();
-  a_log_.initialize_with([state](at::Tensor& rows, at::Generator&) {
-    rows.copy_(at::arange(1, state + 1, rows.options()).log());
-  });
+  a_log_.initialize_with(
+      [state](at::Tensor& rows, at::Generator&) { rows.copy_(at::arange(1, state + 1, rows.options()).log()); });
   bias_.initialize_with(initialize_bias);
 }
 
 void SelectiveScan::check(const ScanTensors& inputs) const {
   const at::Tensor& x = inputs.x;
-  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "SelectiveScan ", a_log_.name(),
-              " takes (batch, sequence, ", channels_, "), got ", x.sizes());
-  TWOBP_CHECK(inputs.delta.sizes() == x.sizes() && inputs.z.sizes() == x.sizes(), "SelectiveScan ",
-              a_log_.name(), " takes x, delta and z of one shape, got ", x.sizes(), ", ",
-              inputs.delta.sizes(), " and ", inputs.z.sizes());
+  TWOBP_CHECK(x.dim() == 3 && x.size(2) == channels_, "SelectiveScan ", a_log_.name(), " takes (batch, sequence, ",
+              channels_, "), got ", x.sizes());
+  TWOBP_CHECK(inputs.delta.sizes() == x.sizes() && inputs.z.sizes() == x.sizes(), "SelectiveScan ", a_log_.name(),
+              " takes x, delta and z of one shape, got ", x.sizes(), ", ", inputs.delta.sizes(), " and ",
+              inputs.z.sizes());
   TWOBP_CHECK(inputs.bc.dim() == 3 && inputs.bc.size(0) == x.size(0) && inputs.bc.size(1) == x.size(1) &&
                   inputs.bc.size(2) == 2 * state_,
-              "SelectiveScan ", a_log_.name(), " takes B and C as (", x.size(0), ", ", x.size(1), ", ",
-              2 * state_, "), got ", inputs.bc.sizes());
+              "SelectiveScan ", a_log_.name(), " takes B and C as (", x.size(0), ", ", x.size(1), ", ", 2 * state_,
+              "), got ", inputs.bc.sizes());
   for (const at::Tensor* one : {&x, &inputs.delta, &inputs.bc, &inputs.z}) {
-    TWOBP_CHECK(one->scalar_type() == dtype_, "SelectiveScan ", a_log_.name(), " has dtype ",
-                c10::toString(dtype_), ", got ", c10::toString(one->scalar_type()));
+    TWOBP_CHECK(one->scalar_type() == dtype_, "SelectiveScan ", a_log_.name(), " has dtype ", c10::toString(dtype_),
+                ", got ", c10::toString(one->scalar_type()));
   }
 }
 
@@ -109,9 +103,8 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
   at::Tensor y = at::empty(in.x.sizes(), in.x.options());
   const bool going_on = context.generating && context.past > 0;
   if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, in.a.options());
-  TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ",
-              a_log_.name(), " continues at position ", context.past,
-              ", but has no states of the earlier positions");
+  TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ", a_log_.name(),
+              " continues at position ", context.past, ", but has no states of the earlier positions");
   at::Tensor borders;
   if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, in.a.options());
   at::Tensor states = context.generating ? saved.cache : at::Tensor();
@@ -154,8 +147,7 @@ void SelectiveScan::forward_groups(const ScanTensors& in, const at::Tensor& y, c
         return t.defined() && t.numel() > 0 ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
       };
       T* const states = of_sequence(cache);
-      const ScanOutput<S> out = {rows_of<S>(y, sequence), of_sequence(borders), going_on ? states : nullptr,
-                                 states};
+      const ScanOutput<S> out = {rows_of<S>(y, sequence), of_sequence(borders), going_on ? states : nullptr, states};
       scan_kernels<S>().scan_forward(input_of<S>(in, sequence), out, begin, end, scratch);
     });
   });
@@ -172,8 +164,8 @@ Values SelectiveScan::backward_p1_into(at::Tensor dy, at::Tensor dbc, at::Tensor
   at::Tensor z = saved.take_p1(3);
   const at::Tensor borders = saved.take_p1(4);
   dy = with_dense_rows(std::move(dy));
-  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(),
-              " does not fit the output of SelectiveScan ", a_log_.name(), ", ", x.sizes());
+  TWOBP_CHECK(dy.sizes() == x.sizes(), "the gradient ", dy.sizes(), " does not fit the output of SelectiveScan ",
+              a_log_.name(), ", ", x.sizes());
   const int64_t batch = x.size(0);
   const at::Tensor a_of_states = rates();
   const at::Tensor a = scaled(a_of_states);
@@ -209,8 +201,7 @@ void SelectiveScan::backward_groups(const ScanTensors& in, const at::Tensor& dy,
                                     const ScanGradientTensors& to) const {
   const ScanSize size = {in.x.size(1), channels_, state_};
   const int64_t batch = in.x.size(0);
-  const at::Tensor dbc_of_groups =
-      at::empty({size.groups(), batch, size.sequence, 2 * state_}, in.a.options());
+  const at::Tensor dbc_of_groups = at::empty({size.groups(), batch, size.sequence, 2 * state_}, in.a.options());
   dispatch_float(dtype_, "SelectiveScan", [&](auto zero) {
     using S = decltype(zero);
     using T = Compute<S>;
@@ -218,28 +209,27 @@ void SelectiveScan::backward_groups(const ScanTensors& in, const at::Tensor& dy,
       const auto of_sequence = [&](const at::Tensor& t) {
         return t.defined() ? mutable_numbers<T>(t) + sequence * t.stride(0) : nullptr;
       };
-      const ScanGradient<S> out = {
-          rows_of<const S>(dy, sequence),
-          borders.numel() > 0 ? numbers<T>(borders) + sequence * borders.stride(0) : nullptr,
-          rows_of<S>(to.dx, sequence),
-          rows_of<S>(to.ddelta, sequence),
-          rows_of<S>(to.dz, sequence),
-          mutable_numbers<T>(dbc_of_groups) + begin / kScanGroup * dbc_of_groups.stride(0) +
-              sequence * dbc_of_groups.stride(1),
-          mutable_numbers<T>(to.da) + sequence * to.da.stride(0),
-          mutable_numbers<T>(to.dd) + sequence * channels_,
-          mutable_numbers<T>(to.ddelta_bias) + sequence * channels_,
-          of_sequence(to.initial),
-          of_sequence(to.dfinal),
-          of_sequence(to.dinitial)};
+      const ScanGradient<S> out = {rows_of<const S>(dy, sequence),
+                                   borders.numel() > 0 ? numbers<T>(borders) + sequence * borders.stride(0) : nullptr,
+                                   rows_of<S>(to.dx, sequence),
+                                   rows_of<S>(to.ddelta, sequence),
+                                   rows_of<S>(to.dz, sequence),
+                                   mutable_numbers<T>(dbc_of_groups) + begin / kScanGroup * dbc_of_groups.stride(0) +
+                                       sequence * dbc_of_groups.stride(1),
+                                   mutable_numbers<T>(to.da) + sequence * to.da.stride(0),
+                                   mutable_numbers<T>(to.dd) + sequence * channels_,
+                                   mutable_numbers<T>(to.ddelta_bias) + sequence * channels_,
+                                   of_sequence(to.initial),
+                                   of_sequence(to.dfinal),
+                                   of_sequence(to.dinitial)};
       scan_kernels<S>().scan_backward(input_of<S>(in, sequence), out, begin, end, scratch);
     });
   });
   to.dbc.copy_(sum_in_order(dbc_of_groups));
 }
 
-void SelectiveScan::add_parameter_gradients(const at::Tensor& rates, const at::Tensor& da,
-                                            const at::Tensor& dd, const at::Tensor& dbias) {
+void SelectiveScan::add_parameter_gradients(const at::Tensor& rates, const at::Tensor& da, const at::Tensor& dd,
+                                            const at::Tensor& dbias) {
   // A = -exp(A_log), so dA / dA_log = A.
   if (a_log_.trainable()) a_log_.grad_to_add().add_(sum_in_order(da).t() * rates);
   if (d_.trainable()) d_.grad_to_add().add_(sum_in_order(dd));

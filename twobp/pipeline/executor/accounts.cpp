@@ -1,15 +1,16 @@
 #include "twobp/pipeline/executor/accounts.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "twobp/core/clock.h"
-#include "twobp/core/figures.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
+#include "twobp/nn/layers/recompute.h"
 #include "twobp/pipeline/memory/block_cache.h"
 
 namespace twobp {
 
-Accounts::Accounts(int rank, const std::vector<std::unique_ptr<Stage>>& stages, MemoryMeter& meter,
-                   Device device)
+Accounts::Accounts(int rank, const std::vector<std::unique_ptr<Stage>>& stages, MemoryMeter& meter, Device device)
     : rank_(rank), stages_(stages), meter_(meter), device_(std::move(device)), events_(rank, meter) {}
 
 void Accounts::begin_step(bool want_events, bool timed) {
@@ -47,8 +48,7 @@ void Accounts::op_begins(twobp::Op op, int stage, int micro_batch, bool w_pendin
   op_ = {forward ? &StageTimes::forward : &StageTimes::backward_p1, local(stage), now};
   if (forward) ++stage_times_[op_.stage].micro_batches;
   events_.open(forward ? Event::Kind::kForward : Event::Kind::kBackwardP1, stage, micro_batch, now);
-  device_times_.open(op_.seconds, static_cast<int>(op_.stage),
-                     w_pending ? IdleCause::kMessage : IdleCause::kNothing);
+  device_times_.open(op_.seconds, static_cast<int>(op_.stage), w_pending ? IdleCause::kMessage : IdleCause::kNothing);
 }
 
 void Accounts::op_pauses() {
@@ -86,8 +86,7 @@ void Accounts::w_ends(const MadeUnit& unit, std::span<const WUnits> together) {
 
 void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, double begin, double end) {
   const double each = (end - begin) / static_cast<double>(together.size());
-  // A reordered schedule may concatenate micro-batches that are not successive. Each successive run becomes
-  // an event.
+  // A reordered schedule may concatenate micro-batches that are not successive. Each successive run becomes an event.
   for (size_t i = 0, next = 0; i < together.size(); i = next) {
     const WUnits& first = together[i];
     for (next = i + 1; next < together.size(); ++next) {
@@ -101,8 +100,7 @@ void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, dou
     event.unit = unit.leaf;
     event.begin = begin + static_cast<double>(i) * each;
     event.end = next == together.size() ? end : begin + static_cast<double>(next) * each;
-    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer),
-                        std::move(event));
+    events_.backward_p2(*unit.unit.layer, stages_[local(first.stage)]->layer_name(unit.layer), std::move(event));
   }
 }
 
@@ -159,8 +157,7 @@ RankAccount Accounts::end_step(size_t instructions) {
   times_.allocations = BlockCache::allocations() - allocations_;
   times_.busy += times_.optimizer;
   if (!device_.asynchronous()) {
-    for (const StageTimes& times : stage_times_)
-      times_.busy += times.forward + times.backward_p1 + times.backward_p2;
+    for (const StageTimes& times : stage_times_) times_.busy += times.forward + times.backward_p1 + times.backward_p2;
   }
   if (!timed_) {
     times_.busy = kUnknown;
@@ -174,6 +171,167 @@ RankAccount Accounts::end_step(size_t instructions) {
   for (const auto& stage : stages_) account.stage_memory.push_back(meter_.stage_use(stage->index()));
   account.memory = meter_.rank_use(rank_);
   return account;
+}
+
+void DeviceTimes::start(const Device& device, bool on) {
+  on_ = on && device.asynchronous();
+  spans_.clear();
+  used_ = 0;
+  if (!on_) return;
+  compute_ = device.compute();
+  step_ = record();
+}
+
+DeviceEvent DeviceTimes::record() {
+  if (used_ == events_.size()) {
+    events_.push_back(compute_.record_with_time());
+  } else {
+    compute_.record_again(events_[used_]);
+  }
+  return events_[used_++];
+}
+
+void DeviceTimes::open(double StageTimes::*seconds, int stage, IdleCause before) {
+  if (on_) open_ = {seconds, stage, before, record(), {}};
+}
+
+void DeviceTimes::pause() {
+  if (!on_) return;
+  open_.end = record();
+  spans_.push_back(open_);
+}
+
+void DeviceTimes::resume() {
+  if (on_) open_.begin = record();
+}
+
+void DeviceTimes::end_p2(int stage, const DeviceEvent& begin) {
+  if (on_) spans_.push_back({&StageTimes::backward_p2, stage, IdleCause::kMessage, begin, record()});
+}
+
+DeviceTimes::Totals DeviceTimes::take(std::vector<StageTimes>& stages) {
+  for (StageTimes& times : stages) times.forward = times.backward_p1 = times.backward_p2 = 0;
+  Totals totals;
+  double until = 0;  // since the step's begin
+  for (const Span& span : std::exchange(spans_, {})) {
+    const double begin = span.begin.seconds_since(step_);
+    const double seconds = span.end.seconds_since(step_) - begin;
+    const IdleCause cause = until == 0 ? IdleCause::kStartUp : span.before;
+    totals.idle[static_cast<int>(cause)] += std::max(0.0, begin - until);
+    totals.busy += seconds;
+    stages[span.stage].*span.seconds += seconds;
+    until = begin + seconds;
+  }
+  return totals;
+}
+
+namespace {
+
+std::string_view without_suffix(std::string_view name) {
+  constexpr std::string_view suffix = ".weight";
+  return name.ends_with(suffix) ? name.substr(0, name.size() - suffix.size()) : name;
+}
+
+// The name of a leaf in the model: its weight's name. For weights stored as one:
+// "model.layers.0.self_attn.q_proj+k_proj+v_proj".
+std::string leaf_name(Layer& leaf, const std::string& layer_name) {
+  // Its W covers all weights of the layer.
+  if (dynamic_cast<RecomputeLayer*>(&leaf) != nullptr) return layer_name;
+  const std::vector<Parameter*> parameters = parameters_of(leaf);
+  if (parameters.empty()) return layer_name;
+  std::string name;
+  for (const ParameterPart& part : parameters.front()->parts()) {
+    const std::string_view whole = without_suffix(part.name);
+    if (name.empty()) {
+      name = whole;
+    } else {
+      name += '+';
+      name += whole.substr(whole.rfind('.') + 1);
+    }
+  }
+  return name;
+}
+
+}  // namespace
+
+void EventLog::start(bool on) {
+  on_ = on;
+  events_.clear();
+  if (!on) return;
+  begin_ = now_seconds();
+  meter_.take_high_water(rank_);
+}
+
+void EventLog::open(Event::Kind kind, int stage, int micro_batch, double begin) {
+  if (!on_) return;
+  open_ = {};
+  open_.kind = kind;
+  open_.stage = stage;
+  open_.micro_batch = micro_batch;
+  open_.begin = begin;
+}
+
+void EventLog::pause(double at) {
+  if (!on_) return;
+  open_.end = at;
+  add(open_);
+  ++open_.part;
+}
+
+void EventLog::backward_p2(Layer& leaf, const std::string& layer_name, Event event) {
+  if (!on_) return;
+  const auto [name, is_new] = names_.try_emplace(&leaf);
+  if (is_new) name->second = leaf_name(leaf, layer_name);
+  event.kind = Event::Kind::kBackwardP2;
+  event.name = name->second;
+  add(std::move(event));
+}
+
+void EventLog::idle(IdleCause cause, double begin, double end) {
+  if (!on_ || end <= begin) return;
+  Event event;
+  event.kind = Event::Kind::kIdle;
+  event.cause = cause;
+  event.begin = begin;
+  event.end = end;
+  add(std::move(event));
+}
+
+void EventLog::start_up(double end) {
+  idle(IdleCause::kStartUp, events_.empty() ? begin_ : events_.back().end, end);
+}
+
+void EventLog::message(Event::Kind kind, int stage, int peer, int micro_batch, int64_t bytes, double begin) {
+  if (!on_) return;
+  Event event;
+  event.kind = kind;
+  event.stage = stage;
+  event.peer = peer;
+  event.micro_batch = micro_batch;
+  event.bytes = bytes;
+  event.begin = begin;
+  event.end = now_seconds();
+  add(std::move(event));
+}
+
+void EventLog::add(Event event) {
+  event.held = meter_.held(rank_);
+  event.peak = meter_.take_high_water(rank_);
+  event.total = meter_.rank_use(rank_).total();
+  events_.push_back(std::move(event));
+}
+
+void stretch_to_step(std::vector<Event>& events, double begin, double done, double end) {
+  if (events.empty()) return;
+  if (events.front().kind == Event::Kind::kIdle) events.front().begin = begin;
+  Event tail;
+  tail.kind = Event::Kind::kIdle;
+  tail.cause = IdleCause::kTail;
+  tail.begin = done;
+  tail.end = end;
+  tail.held = events.back().held;
+  tail.total = tail.peak = events.back().total;
+  events.push_back(std::move(tail));
 }
 
 }  // namespace twobp

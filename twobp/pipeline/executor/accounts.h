@@ -1,12 +1,16 @@
-// A rank's accounts of a step: seconds, causes of idle time, memory, and events if they are wanted. Written
-// from what the loop tells (LoopObserver), never by the loop itself.
+// A rank's accounts of a step: seconds, causes of idle time, memory, and events if they are wanted. Written from what
+// the loop tells (LoopObserver), never by the loop itself.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "twobp/pipeline/executor/device_times.h"
-#include "twobp/pipeline/executor/event_log.h"
+#include "twobp/core/measure.h"
+#include "twobp/nn/device/device.h"
+#include "twobp/nn/layer.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/observer.h"
@@ -14,6 +18,97 @@
 #include "twobp/pipeline/step_request.h"
 
 namespace twobp {
+
+// Times of a rank's F, I and W, which follow each other in its compute stream, by its device's own clock. The host's
+// clock would not do, because the host only launches the work and runs ahead of it. On a CPU, where a call lasts as
+// long as its work, all of this does nothing.
+class DeviceTimes {
+ public:
+  // Seconds of a step on the device's clock.
+  struct Totals {
+    double busy = 0;  // of F, I and W
+    std::array<double, kIdleCauses> idle{};
+  };
+
+  // Begins a step on `device`; all earlier work on it is done. `on`: false while a step is recorded as a graph, because
+  // the device never reaches the events recorded then.
+  void start(const Device& device, bool on);
+  // Times an F or I of a stage (an index into the argument of take()), from open to close, without the time between
+  // pause and resume. `before`: the cause if the device was idle before it.
+  void open(double StageTimes::*seconds, int stage, IdleCause before);
+  void pause();
+  void resume();
+  void close() { pause(); }
+  // Times a W, between F and I or while one is paused: call them before and after launching it.
+  DeviceEvent begin_p2() { return on_ ? record() : DeviceEvent(); }
+  void end_p2(int stage, const DeviceEvent& begin);
+  // Whether any op was timed.
+  bool any() const { return !spans_.empty(); }
+  // Call when all work is done. Replaces each stage's seconds, which are the host's, by the device's.
+  Totals take(std::vector<StageTimes>& stages);
+
+ private:
+  struct Span {
+    double StageTimes::*seconds;
+    int stage;
+    IdleCause before;
+    DeviceEvent begin, end;
+  };
+
+  // Events of earlier steps are recorded anew, since making them takes longer.
+  DeviceEvent record();
+
+  bool on_ = false;
+  DeviceStream compute_;
+  DeviceEvent step_;
+  Span open_{};
+  std::vector<Span> spans_;
+  std::vector<DeviceEvent> events_;
+  size_t used_ = 0;  // of events_, in this step
+};
+
+// Records what a rank does in a step, event by event. Records nothing unless someone asked for it. Only the rank's
+// thread uses it.
+class EventLog {
+ public:
+  EventLog(int rank, MemoryMeter& meter) : rank_(rank), meter_(meter) {}
+
+  // Begins a step now.
+  void start(bool on);
+  bool on() const { return on_; }
+  // The time, or 0 while off. For times that only events need.
+  double now() const { return on_ ? now_seconds() : 0; }
+  std::vector<Event> take() { return std::move(events_); }
+
+  // An F, an I or the optimizer, from open to close. Other events may interrupt it between pause and resume. Each
+  // stretch becomes an event.
+  void open(Event::Kind kind, int stage, int micro_batch, double begin);
+  void pause(double at);
+  void resume(double at) { open_.begin = at; }
+  void close(double at) { pause(at); }
+
+  // One unit of backward-p2.
+  void backward_p2(Layer& leaf, const std::string& layer_name, Event event);
+  void idle(IdleCause cause, double begin, double end);
+  // Idle from the end of the last event. Messages may arrive before a rank's first F.
+  void start_up(double end);
+  void message(Event::Kind kind, int stage, int peer, int micro_batch, int64_t bytes, double begin);
+
+ private:
+  void add(Event event);
+
+  int rank_;
+  MemoryMeter& meter_;
+  bool on_ = false;
+  double begin_ = 0;  // of the step
+  Event open_;
+  std::vector<Event> events_;
+  std::unordered_map<const Layer*, std::string> names_;  // of leaves
+};
+
+// Fills a rank's events so that they last from the step's begin to its end. The rank is idle while its thread wakes up,
+// and after `done`.
+void stretch_to_step(std::vector<Event>& events, double begin, double done, double end);
 
 struct RankAccount {
   RankTimes times;

@@ -1,5 +1,5 @@
-// Is told by a rank's loop what it does, on the rank's thread. The loop itself measures nothing and runs
-// without an observer just as well.
+// Is told by a rank's loop what it does, on the rank's thread. The loop itself measures nothing and runs without an
+// observer just as well.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct MadeUnit {
 class LoopObserver {
  public:
   virtual ~LoopObserver() = default;
-  // F or I of a micro-batch. `w_pending`: whether W was pending before it. W and messages may come between a
-  // pause and its end.
+  // F or I of a micro-batch. `w_pending`: whether W was pending before it. W and messages may come between a pause and
+  // its end.
   virtual void op_begins(Op /*op*/, int /*stage*/, int /*micro_batch*/, bool /*w_pending*/) {}
   virtual void op_pauses() {}
   virtual void op_resumes() {}

@@ -24,9 +24,7 @@ class DeviceWait : public Wait {
   explicit DeviceWait(const DeviceStream& compute) : compute_(compute) {}
   bool ready() override { return compute_.idle(); }
   // A step may be of any length, so its device is waited for without a time-out.
-  [[noreturn]] void fail(double /*timeout*/) const override {
-    twobp::fail("the device does not end its work");
-  }
+  [[noreturn]] void fail(double /*timeout*/) const override { twobp::fail("the device does not end its work"); }
 
  private:
   const DeviceStream& compute_;
@@ -93,8 +91,7 @@ class RankExecutor::CopiesOfBuffers {
 };
 
 RankExecutor::RankExecutor(RankParts parts, bool accounts) : parts_(std::move(parts)) {
-  if (accounts)
-    accounts_ = std::make_unique<Accounts>(parts_.rank, parts_.stages, parts_.meter, parts_.device);
+  if (accounts) accounts_ = std::make_unique<Accounts>(parts_.rank, parts_.stages, parts_.meter, parts_.device);
 }
 
 void RankExecutor::clear() {
@@ -126,8 +123,7 @@ RankResult RankExecutor::run(const StepPlan& plan, const StepRequest& request, c
   loop->run_until(plan.schedule.ranks[parts_.rank].size());
   LossSum loss = loop->take_loss();
   loop.reset();
-  const bool whole =
-      early_end == nullptr || (request.training ? early_end->completes() : !early_end->given_up());
+  const bool whole = early_end == nullptr || (request.training ? early_end->completes() : !early_end->given_up());
   if (!whole) {
     clear();
     if (buffers) buffers->put_back();
@@ -147,8 +143,7 @@ std::unique_ptr<StepLoop> RankExecutor::begin_early(const StepPlan& plan, const 
   };
   std::unique_ptr<StepLoop> loop = begin();
   observer().wait_begins(/*w_pending=*/false);
-  const Settled settled =
-      in_update(parts_.rank, request.step - 1, [&] { return request.update->settle(parts_.rank); });
+  const Settled settled = in_update(parts_.rank, request.step - 1, [&] { return request.update->settle(parts_.rank); });
   observer().wait_ends();
   if (!settled.stands) {
     loop.reset();
@@ -198,8 +193,7 @@ void RankExecutor::expect_no_gradients() const {
   });
 }
 
-RankResult RankExecutor::finish_recorded(const StepPlan& plan, const StepRequest& request,
-                                         const DeviceEvent& end) {
+RankResult RankExecutor::finish_recorded(const StepPlan& plan, const StepRequest& request, const DeviceEvent& end) {
   expect_no_gradients();
   parts_.device.compute().wait(end);
   begin_accounts(request, /*timed=*/false);
@@ -230,8 +224,7 @@ RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, L
   if (accounts_) accounts_->device_is_done();
   if (request.training && whole && parts_.reducer == nullptr && plan.schedule.has_backward()) {
     for (const auto& stage : parts_.stages) {
-      for (int i = stage->first_backward(); i < stage->layer_count(); ++i)
-        parts_.expect_gradients(*stage, i, request);
+      for (int i = stage->first_backward(); i < stage->layer_count(); ++i) parts_.expect_gradients(*stage, i, request);
     }
   }
   if (request.update && whole) update(request);
@@ -241,8 +234,7 @@ RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, L
 
 void RankExecutor::update(const StepRequest& request) {
   if (accounts_) accounts_->update_begins();
-  const UpdateTimes times =
-      in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
+  const UpdateTimes times = in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
   if (accounts_) {
     accounts_->update_ends(times);
   } else {

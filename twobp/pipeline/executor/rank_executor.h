@@ -1,5 +1,5 @@
-// One rank of a pipeline: what it keeps from step to step, and the course of a step around its loop
-// (StepLoop): beginning it anew, giving it up, recording it as a graph, its update and its accounts.
+// One rank of a pipeline: what it keeps from step to step, and the course of a step around its loop (StepLoop):
+// beginning it anew, giving it up, recording it as a graph, its update and its accounts.
 #pragma once
 
 #include <memory>
@@ -23,14 +23,14 @@ class RankExecutor {
   // With `accounts`, results have a RankAccount; without, it is empty.
   RankExecutor(RankParts parts, bool accounts);
 
-  // Runs the rank's part of a step on the calling thread. The schedule must have been validated.
-  // `begun_early`: the previous step is under way on other ranks. Errors carry rank, step and instruction.
+  // Runs the rank's part of a step on the calling thread. The schedule must have been validated. `begun_early`: the
+  // previous step is under way on other ranks. Errors carry rank, step and instruction.
   RankResult run(const StepPlan& plan, const StepRequest& request, const StepBatch& batch, bool begun_early);
-  // run() in two parts, for a graph of all ranks (see WorkGraph). record() is called while a device records.
-  // It launches all instructions after `begin` and returns their end. Ranks take turns: each runs until it
-  // waits for a message.
-  DeviceEvent record(const StepPlan& plan, const StepRequest& request, const StepBatch& batch,
-                     const DeviceEvent& begin, std::mutex& turn);
+  // run() in two parts, for a graph of all ranks (see WorkGraph). record() is called while a device records. It
+  // launches all instructions after `begin` and returns their end. Ranks take turns: each runs until it waits for a
+  // message.
+  DeviceEvent record(const StepPlan& plan, const StepRequest& request, const StepBatch& batch, const DeviceEvent& begin,
+                     std::mutex& turn);
   // Runs the rest of the step after `end`, the end of the graph that did the recorded instructions.
   RankResult finish_recorded(const StepPlan& plan, const StepRequest& request, const DeviceEvent& end);
   // Null: gradients are not summed over replicas. The reducer outlives the steps.
@@ -49,8 +49,7 @@ class RankExecutor {
   void begin_accounts(const StepRequest& request, bool timed);
   LoopObserver& observer();
   // The leading forwards, again if the previous step does not stand.
-  std::unique_ptr<StepLoop> begin_early(const StepPlan& plan, const StepRequest& request,
-                                        const StepBatch& batch);
+  std::unique_ptr<StepLoop> begin_early(const StepPlan& plan, const StepRequest& request, const StepBatch& batch);
   // Receives and drops the messages that other ranks have sent for a step that begins anew.
   void drop_unreceived(const StepPlan& plan, const StepRequest& request);
   // Everything after the last instruction. `whole`: the step was not given up.

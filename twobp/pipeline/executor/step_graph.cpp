@@ -12,8 +12,7 @@ StepKey::StepKey(std::shared_ptr<const StepPlan> plan, const StepBatch& batch) :
 
 StepKey::Sizes StepKey::sizes_of(const Fields& fields) {
   Sizes sizes;
-  for (const auto& [name, tensor] : fields)
-    sizes.emplace_back(name, tensor.sizes().vec(), tensor.scalar_type());
+  for (const auto& [name, tensor] : fields) sizes.emplace_back(name, tensor.sizes().vec(), tensor.scalar_type());
   return sizes;
 }
 
@@ -66,8 +65,7 @@ StepGraph::Inputs& StepGraph::inputs_on(const at::Device& where) {
 
 DeviceEvent StepGraph::launch(const StepRequest& request, const StepBatch& batch) {
   const std::vector<Fields>& micro_batches = batch.micro_batches;
-  const at::Tensor loss_factors =
-      at::tensor({request.loss.weight.number(), request.loss.scale.number()}, at::kDouble);
+  const at::Tensor loss_factors = at::tensor({request.loss.weight.number(), request.loss.scale.number()}, at::kDouble);
   const DeviceStream& first = inputs_.front().device.compute();
   for (Inputs& inputs : inputs_) {
     const OnStream here(inputs.device.compute());
@@ -76,8 +74,7 @@ DeviceEvent StepGraph::launch(const StepRequest& request, const StepBatch& batch
     };
     write(inputs.loss_factors, loss_factors);
     for (size_t m = 0; m < micro_batches.size(); ++m) {
-      for (const auto& [name, tensor] : micro_batches[m])
-        write(inputs.batch.micro_batches[m].at(name), tensor);
+      for (const auto& [name, tensor] : micro_batches[m]) write(inputs.batch.micro_batches[m].at(name), tensor);
     }
     first.wait(inputs.device.compute().record());
   }

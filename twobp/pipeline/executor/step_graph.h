@@ -1,6 +1,6 @@
-// The instructions of a step, of all ranks of this process, as a graph (see WorkGraph), on one or several
-// devices. It holds F, I, W and the messages between ranks, in as many streams as they ran in. The host
-// launches all of it by one call. Micro-batches and the loss's factors lie in the same place every time.
+// The instructions of a step, of all ranks of this process, as a graph (see WorkGraph), on one or several devices. It
+// holds F, I, W and the messages between ranks, in as many streams as they ran in. The host launches all of it by one
+// call. Micro-batches and the loss's factors lie in the same place every time.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "twobp/nn/context.h"
-#include "twobp/nn/device/work_graph.h"
+#include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/pipeline/step_request.h"
 
@@ -36,17 +36,16 @@ class StepKey {
 
 class StepGraph {
  public:
-  // `record` launches a rank's instructions after `begin`, on the rank's thread, and returns their end.
-  // `on_ranks` calls a function on all ranks' threads. `devices`: one for each rank. Throws Error if they
-  // have no graphs.
+  // `record` launches a rank's instructions after `begin`, on the rank's thread, and returns their end. `on_ranks`
+  // calls a function on all ranks' threads. `devices`: one for each rank. Throws Error if they have no graphs.
   using Record = std::function<DeviceEvent(int rank, const StepRequest& request, const StepBatch& batch,
                                            const DeviceEvent& begin, std::mutex& turn)>;
   using OnRanks = std::function<void(const std::function<void(int rank)>& body)>;
   StepGraph(const std::vector<Device>& devices, const StepRequest& request, const StepBatch& batch,
             const Record& record, const OnRanks& on_ranks);
 
-  // Launches the graph for this step's micro-batches and loss factors, after the work in the compute stream
-  // of each device's first rank, and returns its end. The micro-batches have the sizes that were recorded.
+  // Launches the graph for this step's micro-batches and loss factors, after the work in the compute stream of each
+  // device's first rank, and returns its end. The micro-batches have the sizes that were recorded.
   DeviceEvent launch(const StepRequest& request, const StepBatch& batch);
 
  private:

@@ -7,8 +7,8 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/thrown.h"
-#include "twobp/pipeline/layer_error.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/pipeline/stage.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -37,8 +37,7 @@ class MessageWait : public Wait {
 
 int64_t message_bytes(const Values& values) {
   int64_t bytes = 0;
-  for (const at::Tensor& tensor : values)
-    bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  for (const at::Tensor& tensor : values) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   return bytes;
 }
 
@@ -51,8 +50,7 @@ Values take(Values& values) {
 }  // namespace
 
 std::string name_of(const StepRequest& request) {
-  return request.training ? concat("step ", request.step)
-                          : concat("batch ", request.step, " of an evaluation");
+  return request.training ? concat("step ", request.step) : concat("batch ", request.step, " of an evaluation");
 }
 
 void RankParts::progress() {
@@ -104,9 +102,8 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   }
   documents_.assign(batch.micro_batches.size(), nullptr);
   const P2Order order = request.training ? plan.options.p2_order : P2Order::kOldest;
-  queue_ =
-      WQueue(schedule, parts_.rank,
-             {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
+  queue_ = WQueue(schedule, parts_.rank,
+                  {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
 }
 
@@ -119,8 +116,8 @@ void StepLoop::run_until(size_t end) {
     } catch (const Aborted&) {
       throw;
     } catch (...) {
-      fail("rank ", parts_.rank, ", ", name_of(request_), ", ", to_string(instruction, plan_.schedule.slices),
-           ": ", message_of_thrown());
+      fail("rank ", parts_.rank, ", ", name_of(request_), ", ", to_string(instruction, plan_.schedule.slices), ": ",
+           message_of_thrown());
     }
   }
 }
@@ -176,23 +173,20 @@ void StepLoop::forward(int s, int mb) {
   RECORD_USER_SCOPE("F");
   Stage& stage = this->stage(s);
   Context context = context_of(mb);
-  const double size =
-      batch_.sizes.empty() ? 1 : batch_.sizes[static_cast<size_t>(mb / plan_.schedule.slices)];
+  const double size = batch_.sizes.empty() ? 1 : batch_.sizes[static_cast<size_t>(mb / plan_.schedule.slices)];
   Values x = take(boundaries_[s].input[mb]);
   if (stage.index() == 0 && !parts_.input_field.empty())
     x.push_back(on_device(context.field(parts_.input_field), parts_.device.where()));
   observer_.op_begins(Op::kForward, stage.index(), mb, !queue_.empty());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (request_.training)
-      make_room(size * stage.cost(i, mb).forward_peak, size * stage.cost(i, mb).forward_held);
+    if (request_.training) make_room(size * stage.cost(i, mb).forward_peak, size * stage.cost(i, mb).forward_held);
     context.backward = i >= stage.first_backward();
     x = naming_layer([&] { return parts_.place_of(stage, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
     if (!context.keeps()) {
       stage.saved(mb, i).release();
-      if (context.sliced() && mb % plan_.schedule.slices == plan_.schedule.slices - 1)
-        stage.forget_slices(mb, i);
+      if (context.sliced() && mb % plan_.schedule.slices == plan_.schedule.slices - 1) stage.forget_slices(mb, i);
     }
     parts_.progress();
   }
@@ -290,16 +284,15 @@ void StepLoop::send(const Instruction& instruction, int mb) {
   const int64_t bytes = message_bytes(values);
   const Tag tag{request_.step, peer, mb, forward ? forward_kind() : MessageKind::kBackward};
   transport_.isend(plan_.schedule.rank_of_stage[peer], tag, std::move(values));
-  observer_.message_ends(
-      {.sent = true, .stage = instruction.stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
+  observer_.message_ends({.sent = true, .stage = instruction.stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
 }
 
 void StepLoop::receive(const Instruction& instruction) {
   const Stage& stage = this->stage(local(instruction.stage));
   const bool is_sent = instruction.op == Op::kRecvForward || stage.first_backward() < stage.layer_count();
   if (!is_sent) return;
-  // A message from another process is allocated here while this rank looks for it, or on a thread that talks
-  // to other processes.
+  // A message from another process is allocated here while this rank looks for it, or on a thread that talks to other
+  // processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
   for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb)
     receive(instruction, mb);
@@ -320,8 +313,7 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   observer_.message_begins();
   for (const auto& tensor : values) {
     const MemoryCategory category = MemoryCategory::kActivations;
-    parts_.books_messages ? parts_.meter.book(tensor, stage, category)
-                          : parts_.meter.rebook(tensor, stage, category);
+    parts_.books_messages ? parts_.meter.book(tensor, stage, category) : parts_.meter.rebook(tensor, stage, category);
   }
   Boundary& boundary = boundaries_[local(stage)];
   (forward ? boundary.input : boundary.output_gradient)[mb] = std::move(values);

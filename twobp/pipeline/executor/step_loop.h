@@ -1,6 +1,6 @@
-// A rank's loop over its instructions of one step: F, I, W, send and receive, with one small handler each.
-// While it waits, it runs W (WQueue). It knows no model and no schedule by name, and is gone when the step is
-// over. All it knows of devices is that their work is done later, in the order in which it is launched.
+// A rank's loop over its instructions of one step: F, I, W, send and receive, with one small handler each. While it
+// waits, it runs W (WQueue). It knows no model and no schedule by name, and is gone when the step is over. All it knows
+// of devices is that their work is done later, in the order in which it is launched.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "twobp/nn/kernels/attention/document_places.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -110,8 +110,8 @@ class StepLoop {
     w();
     observer_.op_resumes();
   }
-  // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must
-  // still fit after it.
+  // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must still fit
+  // after it.
   void make_room(double peak, double held);
   bool lacks_room(double need) const;
   // Tells the reducer when the W of a layer is complete, or will never come.
@@ -119,15 +119,11 @@ class StepLoop {
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const { return request_.early_end && request_.early_end->skips(); }
   Context context_of(int micro_batch);
-  MessageKind forward_kind() const {
-    return request_.training ? MessageKind::kForward : MessageKind::kEvaluation;
-  }
+  MessageKind forward_kind() const { return request_.training ? MessageKind::kForward : MessageKind::kEvaluation; }
   Stage& stage(int s) { return *parts_.stages[s]; }
   // The index into parts_.stages; -1 if the stage is on another rank.
   int local(int stage) const { return local_[stage]; }
-  const MadeUnit& made(const WUnits& units) const {
-    return made_[local(units.stage)][units.micro_batch][units.first];
-  }
+  const MadeUnit& made(const WUnits& units) const { return made_[local(units.stage)][units.micro_batch][units.first]; }
 
   RankParts& parts_;
   Transport& transport_;
@@ -141,10 +137,10 @@ class StepLoop {
   size_t at_ = 0;  // the current instruction
   WQueue queue_;
   WTail tail_;
-  double largest_w_ = 0;              // bytes that the W of some layer needs while it runs
-  std::vector<Boundary> boundaries_;  // by index into parts_.stages
-  std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by the same index, and micro-batch; in order
-  std::vector<std::vector<LayerWork>> work_;              // by the same index, and layer; empty without sums
+  double largest_w_ = 0;                                          // bytes that the W of some layer needs while it runs
+  std::vector<Boundary> boundaries_;                              // by index into parts_.stages
+  std::vector<std::vector<std::vector<MadeUnit>>> made_;          // by the same index, and micro-batch; in order
+  std::vector<std::vector<LayerWork>> work_;                      // by the same index, and layer; empty without sums
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
   LossSum sum_;
 };

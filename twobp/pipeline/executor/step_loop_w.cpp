@@ -5,7 +5,7 @@
 
 #include "twobp/core/text.h"
 #include "twobp/pipeline/executor/step_loop.h"
-#include "twobp/pipeline/layer_error.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp {
 
@@ -34,9 +34,8 @@ void StepLoop::run_unit(std::span<const WUnits> together) {
   const int s = local(first.stage);
   const MadeUnit& unit = made(first);
   const MemoryMeter::Scope scope(first.stage, MemoryCategory::kStash);
-  naming_layer(
-      [&] { return concat(parts_.place_of(stage(s), unit.layer), ", W of micro-batch ", first.micro_batch); },
-      [&] { unit.unit.layer->backward_p2(saved); });
+  naming_layer([&] { return concat(parts_.place_of(stage(s), unit.layer), ", W of micro-batch ", first.micro_batch); },
+               [&] { unit.unit.layer->backward_p2(saved); });
   for (Saved* one : saved) one->release_p2();
   if (!work_.empty()) {
     work_[s][unit.layer].p2 -= static_cast<int>(together.size());

@@ -36,8 +36,7 @@ size_t rounded(size_t bytes) {
 
 thread_local int64_t allocations_here = 0;
 
-// The addresses of all blocks of the process. oneDNN frees by address alone, even memory from before
-// install().
+// The addresses of all blocks of the process. oneDNN frees by address alone, even memory from before install().
 class Addresses {
  public:
   // Never destroyed, because the last tensors outlive everything else.
@@ -77,9 +76,7 @@ struct BlockCache::Block {
   int64_t step = 0;  // when it was given back
 
   void* data() { return reinterpret_cast<std::byte*>(this) + kHead; }
-  static Block* of(void* data) {
-    return reinterpret_cast<Block*>(reinterpret_cast<std::byte*>(data) - kHead);
-  }
+  static Block* of(void* data) { return reinterpret_cast<Block*>(reinterpret_cast<std::byte*>(data) - kHead); }
 
   // Returns null if there is no memory.
   static Block* make(size_t size) {
@@ -167,8 +164,7 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
     }
   }
 
-  // Destroys the oldest blocks until the rest fits: what the steps so far have used, and twice what came and
-  // went.
+  // Destroys the oldest blocks until the rest fits: what the steps so far have used, and twice what came and went.
   void make_room(size_t size) {
     const size_t most = std::max(most_in_use, in_use + size);
     const size_t allowed = most + 2 * (most - std::min(stays, most));
@@ -197,8 +193,7 @@ struct BlockAllocator : c10::Allocator {
 
   static void* take(size_t bytes) {
     BlockCache::Block* block = nullptr;
-    if (bytes < SIZE_MAX / 2)
-      block = store ? store->take(rounded(bytes)) : BlockCache::Block::make(rounded(bytes));
+    if (bytes < SIZE_MAX / 2) block = store ? store->take(rounded(bytes)) : BlockCache::Block::make(rounded(bytes));
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "cannot allocate ", bytes, " bytes of memory");
     block->used = bytes;
     report(block->data(), static_cast<int64_t>(bytes));
@@ -222,9 +217,7 @@ struct BlockAllocator : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_by_address; }
 
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   // Reports to the memory meter, which counts the bytes in use.
   static void report(void* data, int64_t bytes) {

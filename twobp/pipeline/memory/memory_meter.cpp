@@ -53,8 +53,7 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
       if (current_owner.stage < 0) return;
       const std::lock_guard lock(mutex);
       const auto [found, fresh] = entries.try_emplace(ptr);
-      if (!fresh)
-        book(found->second.owner, -found->second.bytes);  // released on a thread that is not watched
+      if (!fresh) book(found->second.owner, -found->second.bytes);  // released on a thread that is not watched
       found->second = {current_owner, alloc_size};
       book(current_owner, alloc_size);
     } else if (!forget(ptr)) {
@@ -121,8 +120,7 @@ struct MemoryMeter::Books : c10::MemoryReportingInfoBase {
     const int rank = rank_of_stage[owner.stage];
     grow(ranks[rank], owner.category, bytes);
     high_water[rank] = std::max(high_water[rank], ranks[rank].total());
-    if (owner.category >= MemoryCategory::kActivations)
-      held[rank].fetch_add(bytes, std::memory_order_relaxed);
+    if (owner.category >= MemoryCategory::kActivations) held[rank].fetch_add(bytes, std::memory_order_relaxed);
   }
 
   std::vector<int> rank_of_stage;

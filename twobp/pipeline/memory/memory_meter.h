@@ -1,35 +1,18 @@
-// Exact bytes of each stage. LibTorch reports every allocation and release of a tensor on a watched thread.
-// The meter books it on the stage and category that the thread works for. It only counts memory. It does not
-// see scratch space inside the math libraries.
+// Exact bytes of each stage. LibTorch reports every allocation and release of a tensor on a watched thread. The meter
+// books it on the stage and category that the thread works for. It only counts memory. It does not see scratch space
+// inside the math libraries.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include <ATen/ATen.h>
 
+#include "twobp/pipeline/observer.h"
+
 namespace twobp {
-
-enum class MemoryCategory : int { kParameters, kGradients, kOptimizer, kActivations, kStash };
-inline constexpr int kMemoryCategories = 5;
-// "parameters", "gradients", "optimizer", "activations", "p2 stash"
-std::string_view category_name(MemoryCategory category);
-
-struct MemoryUse {
-  std::array<int64_t, kMemoryCategories> now{};      // bytes, by MemoryCategory
-  std::array<int64_t, kMemoryCategories> at_peak{};  // categories at the moment of the highest total
-  int64_t peak = 0;
-
-  int64_t total() const;
-  int64_t held() const {  // bytes of micro-batches, in contrast to the model's own
-    return now[static_cast<int>(MemoryCategory::kActivations)] +
-           now[static_cast<int>(MemoryCategory::kStash)];
-  }
-};
 
 class MemoryMeter {
  public:
@@ -38,8 +21,8 @@ class MemoryMeter {
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  // While it lives, the meter sees allocations and releases of this thread. Memory that a watched thread
-  // allocated must be released on a watched thread, or it stays on the books.
+  // While it lives, the meter sees allocations and releases of this thread. Memory that a watched thread allocated must
+  // be released on a watched thread, or it stays on the books.
   class Watch {
    public:
     explicit Watch(const MemoryMeter& meter);
@@ -63,11 +46,11 @@ class MemoryMeter {
     MemoryCategory category_;
   };
 
-  // Moves the tensor's memory to another stage and category, if it is on the books. For an activation that is
-  // handed on or has become p2 stash.
+  // Moves the tensor's memory to another stage and category, if it is on the books. For an activation that is handed on
+  // or has become p2 stash.
   void rebook(const at::Tensor& tensor, int stage, MemoryCategory category);
-  // The same for a message from elsewhere. It may not be on the books yet, or may be on another meter's,
-  // which is then relieved of it.
+  // The same for a message from elsewhere. It may not be on the books yet, or may be on another meter's, which is then
+  // relieved of it.
   void book(const at::Tensor& tensor, int stage, MemoryCategory category);
 
   MemoryUse stage_use(int stage) const;

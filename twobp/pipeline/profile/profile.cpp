@@ -7,17 +7,18 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/core/median.h"
+#include "twobp/core/measure.h"
+#include "twobp/data/balance.h"
 #include "twobp/nn/kernels/products/product_time.h"
-#include "twobp/pipeline/layer_error.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/slices.h"
+#include "twobp/pipeline/stage.h"
 
 namespace twobp {
 namespace {
@@ -52,9 +53,9 @@ struct Specimen {
   std::vector<std::unique_ptr<OfSlice>> slices;
 };
 
-// A chain of layers with at least one of each kind, as short as is easy to find. Each takes the output of the
-// one before it, so the kinds of two neighbours are neighbours in the model, too: a captured model may have
-// the kinds A B C B C B D, where C cannot precede D.
+// A chain of layers with at least one of each kind, as short as is easy to find. Each takes the output of the one
+// before it, so the kinds of two neighbours are neighbours in the model, too: a captured model may have the kinds A B C
+// B C B D, where C cannot precede D.
 std::vector<size_t> layers_to_measure(const ModelSpec& model) {
   std::vector<size_t> chain(model.layers.size());
   std::iota(chain.begin(), chain.end(), size_t{0});
@@ -66,8 +67,7 @@ std::vector<size_t> layers_to_measure(const ModelSpec& model) {
       if (kind(i) != kind(j)) continue;  // if they are equal, what follows j may follow i
       std::map<std::string, size_t> between;
       for (size_t k = i + 1; k <= j; ++k) ++between[kind(k)];
-      if (!std::all_of(between.begin(), between.end(),
-                       [&](const auto& one) { return one.second < left[one.first]; }))
+      if (!std::all_of(between.begin(), between.end(), [&](const auto& one) { return one.second < left[one.first]; }))
         continue;
       for (const auto& [name, count] : between) left[name] -= count;
       chain.erase(chain.begin() + static_cast<std::ptrdiff_t>(i) + 1,
@@ -101,9 +101,7 @@ class Measurement {
     return now_in(unit_) - begin_;
   }
   // Bytes. Below 0 only if other work disturbed the measurement.
-  double peak() {
-    return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_));
-  }
+  double peak() { return static_cast<double>(std::max<int64_t>(0, meter_.take_high_water(0) - begin_total_)); }
   double held() const { return static_cast<double>(meter_.held(0) - begin_held_); }
 
  private:
@@ -120,9 +118,8 @@ std::string measured(const Specimen& specimen, const char* op) {
 }
 
 // F of one slice through all specimens. Nothing is recorded without a unit.
-void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context,
-                 const std::string& input_field, MemoryMeter& meter, const Device& device,
-                 std::optional<Unit> unit) {
+void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context, const std::string& input_field,
+                 MemoryMeter& meter, const Device& device, std::optional<Unit> unit) {
   Values x;
   // A copy, so that it is held and released like the output of a previous layer.
   if (!input_field.empty())
@@ -327,13 +324,12 @@ class OneThread {
 
 }  // namespace
 
-Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds,
-                        const Device& device) {
+Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds, const Device& device) {
   return measure_slices(model, batch, {}, seconds, device).profiles.front();
 }
 
-SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts,
-                             double seconds, const Device& device) {
+SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts, double seconds,
+                             const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");
   const OnStream here(device.compute());
   BlockCache::install();
@@ -364,6 +360,87 @@ std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profil
   }
   leave_out_backward(costs, model.first_trainable);
   return costs;
+}
+
+namespace {
+
+// The numbers of a measured cost, and p2_units. They travel as doubles.
+constexpr int64_t kFields = kLayerNumbers.size() + 1;
+
+}  // namespace
+
+at::Tensor pack_profile(const Profile& profile) {
+  at::Tensor packed = at::empty({static_cast<int64_t>(profile.size()), kFields}, at::kDouble);
+  auto* to = packed.mutable_data_ptr<double>();
+  for (const auto& [kind, measured] : profile) {
+    for (const auto number : kLayerNumbers) *to++ = measured.*number;
+    *to++ = measured.p2_units;
+  }
+  return packed;
+}
+
+void unpack_profile(const at::Tensor& packed, Profile& profile) {
+  TWOBP_CHECK(packed.dim() == 2 && packed.size(0) == static_cast<int64_t>(profile.size()) &&
+                  packed.size(1) == kFields && packed.scalar_type() == at::kDouble,
+              "received a profile of sizes ", packed.sizes(), ", but expected ", profile.size(),
+              " kinds of layers with ", kFields, " numbers each: the processes run different models or programs");
+  const at::Tensor dense = packed.contiguous();
+  const auto* from = dense.const_data_ptr<double>();
+  for (auto& [kind, cost] : profile) {
+    for (const auto number : kLayerNumbers) cost.*number = *from++;
+    cost.p2_units = static_cast<int>(*from++);
+  }
+}
+
+std::vector<StageCost> profiled_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<double>& batch) {
+  std::vector<StageCost> costs;
+  for (const auto& layers : stages) costs.push_back(stage_of(layers));
+  return costs_of_micro_batches(costs, batch);
+}
+
+std::vector<StageCost> measured_costs(const std::vector<std::vector<LayerCost>>& stages,
+                                      const std::vector<int>& rank_of_stage, const StepReport& report,
+                                      const std::vector<double>& batch) {
+  const std::vector<StageCost> profiled = profiled_costs(stages, batch);
+  std::vector<StageCost> costs = profiled;
+  std::vector<bool> counted(report.ranks.size(), false);
+  const size_t stage_count = rank_of_stage.size();
+  const double rows = static_cast<double>(costs.size() / stage_count);
+  for (size_t s = 0; s < costs.size(); ++s) {
+    const StageTimes& times = report.stages.at(s % stage_count);
+    const double n = std::max(1, times.micro_batches);
+    // A row's part of the time is that of the profile.
+    const auto part = [&](double seconds, double StageCost::*of) {
+      double all = 0;
+      for (size_t i = s % stage_count; i < costs.size(); i += stage_count) all += profiled[i].*of;
+      return all > 0 ? seconds / n * rows * profiled[s].*of / all : seconds / n;
+    };
+    costs[s].forward = part(times.forward, &StageCost::forward);
+    costs[s].backward_p1 = part(times.backward_p1, &StageCost::backward_p1);
+    const auto& layers = costs[s].layers;
+    const bool has_p2 =
+        std::any_of(layers.begin(), layers.end(), [](const LayerCost& layer) { return layer.p2_units > 0; });
+    costs[s].backward_p2 = has_p2 ? part(times.backward_p2, &StageCost::backward_p2) : 0;
+    // A rank's optimizer runs once for all its stages.
+    const int rank = rank_of_stage[s % stage_count];
+    if (!counted.at(rank)) costs[s].optimizer = report.ranks.at(rank).optimizer;
+    counted[rank] = true;
+  }
+  return costs;
+}
+
+ProfiledBatch profiled_batch(const Dataset& data, int64_t size) {
+  const std::vector<int64_t> typical = typical_samples(data, size);
+  ProfiledBatch batch(data.read(typical, 0));
+  const double mean = mean_cost(data);
+  if (mean == 0) return batch;
+  const auto count = static_cast<int64_t>(typical.size());
+  const std::vector<int64_t> costliest(typical.size(), costliest_sample(data));
+  batch.cost = batch_costs(data, typical, count, mean).front();
+  batch.costly_cost = batch_costs(data, costliest, count, mean).front();
+  if (batch.costly_cost > batch.cost) batch.costly = data.read(costliest, 0);
+  return batch;
 }
 
 }  // namespace twobp

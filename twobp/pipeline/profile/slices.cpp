@@ -4,6 +4,11 @@
 #include <cmath>
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/pipeline_shape.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/schedule/simulate/for_training.h"
+#include "twobp/schedule/simulate/simulate.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
@@ -12,10 +17,9 @@ namespace {
 Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t length = kSliceBlock) {
   const auto slices = static_cast<int64_t>(wanted.size()) - 1;
   const int64_t blocks = positions / length;
-  TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions,
-              " positions has ", blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
-              blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"),
-              ", or give longer sequences");
+  TWOBP_CHECK(blocks >= slices, "pipeline.slices is ", slices, ", but a sequence of ", positions, " positions has ",
+              blocks, blocks == 1 ? " block of " : " blocks of ", length, ": ",
+              blocks < 2 ? "set it to 1" : concat("use at most ", blocks, " slices"), ", or give longer sequences");
   Cuts cuts = {0};
   for (int64_t s = 1; s < slices; ++s) {
     const auto block = static_cast<int64_t>(std::lround(wanted[s] / static_cast<double>(length)));
@@ -25,9 +29,9 @@ Cuts on_blocks(const std::vector<double>& wanted, int64_t positions, int64_t len
   return cuts;
 }
 
-// Slices of unequal length must bring this much. What lines do not show costs more than smaller gains: the
-// speed of products depends on the number of rows, by up to 4 %. Slices of equal length also keep their cuts,
-// and so the bits of a run, whatever a profile measures.
+// Slices of unequal length must bring this much. What lines do not show costs more than smaller gains: the speed of
+// products depends on the number of rows, by up to 4 %. Slices of equal length also keep their cuts, and so the bits of
+// a run, whatever a profile measures.
 constexpr double kFaster = 0.98;
 
 // What positions cost: a + b x at position x, so a slice [p, q) costs a (q - p) + b (q^2 - p^2) / 2.
@@ -91,8 +95,7 @@ Cuts scaled_cuts(const Cuts& cuts, int64_t positions) {
   if (cuts.back() == positions) return cuts;
   std::vector<double> wanted;
   for (const int64_t cut : cuts) {
-    wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) /
-                     static_cast<double>(cuts.back()));
+    wanted.push_back(static_cast<double>(cut) * static_cast<double>(positions) / static_cast<double>(cuts.back()));
   }
   const auto slices = static_cast<int64_t>(cuts.size()) - 1;
   return on_blocks(wanted, positions, positions >= slices * kSliceBlock ? kSliceBlock : 1);
@@ -170,6 +173,54 @@ Profile sum_of(const SliceProfiles& slices) {
     }
   }
   return sum;
+}
+
+namespace {
+
+Cuts cuts_by_hand(const std::vector<int>& lengths, int64_t positions) {
+  Cuts cuts = {0};
+  for (const int length : lengths) cuts.push_back(cuts.back() + length);
+  TWOBP_CHECK(cuts.back() == positions, "pipeline.slice_lengths add up to ", cuts.back(),
+              " positions, but the sequences have ", positions, ": set data.sequence or the lengths.");
+  return cuts;
+}
+
+}  // namespace
+
+SliceProfiles measured_slices(const ModelSpec& model, const ProfiledBatch& batch, const PipelineConfig& config,
+                              const Device& device, double seconds, const StepSeconds& step) {
+  Cuts by_hand;
+  if (!config.slice_lengths.empty()) by_hand = cuts_by_hand(config.slice_lengths, sequence_length(batch.fields));
+  if (config.slices == 1) return {{}, {measure_profile(model, batch, seconds, device)}};
+  if (!by_hand.empty()) return measure_slices(model, batch, by_hand, seconds, device);
+  const Cuts equal = equal_cuts(sequence_length(batch.fields), config.slices);
+  const SliceProfiles counted = count_operations_of_slices(model, batch, equal, device);
+  const Cuts better = step ? fastest_cuts(model, counted, step) : growing_cuts(model, counted, /*growth=*/1);
+  return measure_slices(model, batch, better, seconds, device);
+}
+
+SliceProfiles agreed_slices(Transport& processes, const ModelSpec& model, int slices,
+                            const std::function<SliceProfiles()>& measure, double timeout) {
+  SliceProfiles agreed;
+  if (processes.rank() == 0) agreed = measure();
+  if (processes.size() == 1) return agreed;
+  if (processes.rank() != 0) {
+    agreed.profiles.resize(slices);
+    for (Profile& profile : agreed.profiles) {
+      for (const LayerSpec& layer : model.layers) profile[layer.kind] = {};
+    }
+    if (slices > 1) agreed.cuts.resize(slices + 1);
+  }
+  at::Tensor cuts = at::empty({static_cast<int64_t>(agreed.cuts.size())}, at::kLong);
+  std::copy(agreed.cuts.begin(), agreed.cuts.end(), cuts.mutable_data_ptr<int64_t>());
+  if (slices > 1) broadcast(processes, cuts, 0, timeout);
+  std::copy_n(cuts.const_data_ptr<int64_t>(), agreed.cuts.size(), agreed.cuts.begin());
+  for (Profile& profile : agreed.profiles) {
+    at::Tensor numbers = pack_profile(profile);
+    broadcast(processes, numbers, 0, timeout);
+    unpack_profile(numbers, profile);
+  }
+  return agreed;
 }
 
 }  // namespace twobp

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/plan/auto_schedule/greedy.h"
 #include "twobp/plan/auto_schedule/problem.h"
-#include "twobp/plan/auto_schedule/search.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
@@ -32,8 +30,7 @@ Budget budget_of(SearchEffort effort, int tasks) {
   Budget budget = effort == SearchEffort::kQuick ? Budget{80, 3, 4e6, 4000} : Budget{400, 12, 5e7, 80'000};
   // List scheduling costs about ten updates for each op.
   budget.rules = std::clamp(static_cast<int>(budget.op_updates / (10.0 * tasks)), 12, budget.rules);
-  budget.most_iterations =
-      std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
+  budget.most_iterations = std::clamp(static_cast<long>(budget.op_updates / tasks), 20L, budget.most_iterations);
   return budget;
 }
 
@@ -100,9 +97,9 @@ class AutoScheduler {
     }
     if (!std::isfinite(result_.seconds)) offer(one_by_one(uncapped()), "list scheduling");
     if (!std::isfinite(result_.seconds)) throw NoScheduleFits("no schedule fits the caps");
-    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ",
-                result_.seconds, " seconds was found, which is below the lower bound of ",
-                result_.bound.seconds, ": the bound is wrong for these costs, please report them");
+    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ", result_.seconds,
+                " seconds was found, which is below the lower bound of ", result_.bound.seconds,
+                ": the bound is wrong for these costs, please report them");
     return std::move(result_);
   }
 
@@ -134,8 +131,7 @@ class AutoScheduler {
   // Tries every named schedule on the placement, under every policy. They are starts of the search, and the
   // best is the one to beat.
   void try_named() {
-    for (const NamedVariant& variant :
-         named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
+    for (const NamedVariant& variant : named_schedules_on(problem_.rank_of_stage(), micro_batches_, search_.slices)) {
       Schedule schedule = make_schedule(variant.name, problem_.stages(), micro_batches_, variant.policy,
                                         problem_.ranks(), search_.slices);
       const Simulation simulation = simulate(schedule, costs_, options_);
@@ -213,8 +209,7 @@ class AutoScheduler {
 // All digits, so that a number in a message is exactly sufficient.
 std::string exactly(double value) {
   std::array<char, 512> buffer{};
-  const auto end =
-      std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value, std::chars_format::fixed).ptr;
   return {buffer.data(), end};
 }
 
@@ -242,8 +237,7 @@ std::string what_would_fit(const PipelineProblem& uncapped, const std::vector<St
   };
   consider(uncapped.to_schedule(one_by_one(uncapped), P2Policy::kPlaced));
   const int micro_batches = uncapped.units() / uncapped.slices();
-  for (const NamedVariant& variant :
-       named_schedules_on(uncapped.rank_of_stage(), micro_batches, uncapped.slices())) {
+  for (const NamedVariant& variant : named_schedules_on(uncapped.rank_of_stage(), micro_batches, uncapped.slices())) {
     consider(make_schedule(variant.name, uncapped.stages(), micro_batches, variant.policy, uncapped.ranks(),
                            uncapped.slices()));
   }
@@ -259,8 +253,8 @@ AutoSchedule auto_schedule(const std::vector<int>& rank_of_stage, int micro_batc
   try {
     return AutoScheduler(rank_of_stage, micro_batches, costs, options, search).run();
   } catch (const NoScheduleFits&) {
-    throw NoScheduleFits(what_would_fit(
-        without_caps(rank_of_stage, micro_batches, costs, options, search.slices), costs, options));
+    throw NoScheduleFits(
+        what_would_fit(without_caps(rank_of_stage, micro_batches, costs, options, search.slices), costs, options));
   }
 }
 

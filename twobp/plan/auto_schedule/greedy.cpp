@@ -1,5 +1,3 @@
-#include "twobp/plan/auto_schedule/greedy.h"
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -7,8 +5,8 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/figures.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/core/text.h"
+#include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {
 namespace {
@@ -172,13 +170,10 @@ class Greedy {
     if (stages.size() == 1 && problem_.slices() == 1) return true;
     const int slices = problem_.slices();
     const int of = problem_.stage(first);
-    const auto through = [&](Op op, int s) {
-      return next(op, s) + (s == of && op == problem_.op(first) ? 1 : 0);
-    };
+    const auto through = [&](Op op, int s) { return next(op, s) + (s == of && op == problem_.op(first) ? 1 : 0); };
     double free = problem_.cap(rank) - (held_[rank] - stashed_[rank]) - problem_.bytes(first, true);
     const int begun = through(Op::kForward, stages.front());
-    for (int begin = through(Op::kBackwardP1, stages.front()) / slices * slices; begin < begun;
-         begin += slices) {
+    for (int begin = through(Op::kBackwardP1, stages.front()) / slices * slices; begin < begun; begin += slices) {
       double change = 0;
       double most = 0;
       const auto run = [&](int task) {
@@ -253,9 +248,8 @@ class Greedy {
           blocked = true;
           continue;
         }
-        const bool fuse =
-            !fits || (rule_.fuse > 0 && problem_.capped(rank) && problem_.bytes(task, false) > 0 &&
-                      !w_pending(s) && random_.unit() < rule_.fuse);
+        const bool fuse = !fits || (rule_.fuse > 0 && problem_.capped(rank) && problem_.bytes(task, false) > 0 &&
+                                    !w_pending(s) && random_.unit() < rule_.fuse);
         const bool backward_first = rule_.prefer == GreedyRule::Prefer::kBackward;
         consider(task, fuse,
                  rule_.prefer == GreedyRule::Prefer::kLongestTail
@@ -300,8 +294,7 @@ class Greedy {
     const double end = now_[rank];
     const auto arrives = [&](Op to, int at, int in_place) {
       arrival(to, at, in_place) =
-          end +
-          (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, in_place)));
+          end + (problem_.rank_of_stage()[at] == rank ? 0 : problem_.delay_to(problem_.task(to, at, in_place)));
       touched_ = problem_.rank_of_stage()[at];
     };
     if (op == Op::kForward) {

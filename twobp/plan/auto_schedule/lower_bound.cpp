@@ -1,11 +1,10 @@
-#include "twobp/plan/auto_schedule/lower_bound.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <queue>
 #include <utility>
 
+#include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp {
@@ -34,8 +33,7 @@ class Bound {
     few_enough_ = pairs <= kMostPairs;
     for (int stage = 0; stage < problem.stages(); ++stage) {
       p1_before_.push_back(units_before(stage));
-      p2_before_.push_back(problem.slices() == 1 ? micro_batches_before(stage)
-                                                 : std::vector<int>(problem.units(), 0));
+      p2_before_.push_back(problem.slices() == 1 ? micro_batches_before(stage) : std::vector<int>(problem.units(), 0));
     }
   }
 
@@ -148,14 +146,11 @@ class Bound {
   double room(int rank) const {
     double bytes = problem_.cap(rank);
     for (const int stage : problem_.stages_of_rank(rank)) {
-      for (int unit = 0; unit < problem_.units(); ++unit)
-        bytes += problem_.stage_bytes_of(stage, unit).deficit;
+      for (int unit = 0; unit < problem_.units(); ++unit) bytes += problem_.stage_bytes_of(stage, unit).deficit;
     }
     return bytes;
   }
-  static int whole(double count, int most) {
-    return std::clamp(static_cast<int>(std::ceil(count - 1e-6)), 0, most);
-  }
+  static int whole(double count, int most) { return std::clamp(static_cast<int>(std::ceil(count - 1e-6)), 0, most); }
 
   // The number of ops at the front of a chain on the rank of `task` that run before `task` in every schedule.
   int before(int task, const Chain& chain) const {
@@ -176,9 +171,7 @@ class Bound {
     // Of another kind than the op, F of all slices count.
     const int place = last_of(task, chain.op == Op::kForward && problem_.op(task) != Op::kForward);
     if (problem_.precedes(problem_.task(chain.op, chain.stage, place), task, false)) return place + 1;
-    return place > 0 && problem_.precedes(problem_.task(chain.op, chain.stage, place - 1), task, false)
-               ? place
-               : 0;
+    return place > 0 && problem_.precedes(problem_.task(chain.op, chain.stage, place - 1), task, false) ? place : 0;
   }
   int with_itself(int task, const Chain& chain) const {
     if (chain.op == problem_.op(task) && chain.stage == problem_.stage(task)) return problem_.place(task) + 1;
@@ -321,8 +314,8 @@ class Bound {
 
 }  // namespace
 
-LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches,
-                       const std::vector<StageCost>& costs, const SimulationOptions& options, int slices) {
+LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                       const SimulationOptions& options, int slices) {
   const PipelineProblem problem(rank_of_stage, micro_batches, costs, options, slices);
   LowerBound bound;
   Bound search(problem);

@@ -9,7 +9,7 @@
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/passes.h"
-#include "twobp/schedule/simulate/simulate_check.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 namespace {
@@ -30,47 +30,45 @@ bool same_bytes(const StageCost& a, const StageCost& b) {
          a.p2_units == b.p2_units;
 }
 
-void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs,
-                 int micro_batches, int slices) {
+void check_costs(const std::vector<int>& rank_of_stage, const std::vector<StageCost>& costs, int micro_batches,
+                 int slices) {
   const size_t stages = rank_of_stage.size();
   const size_t of_slices = stages * slices;
-  TWOBP_CHECK(
-      costs.size() == stages || costs.size() == of_slices || costs.size() == of_slices * micro_batches,
-      "a pipeline of ", stages, " stages needs as many costs, ",
-      slices > 1 ? concat("or ", of_slices, " for its ", slices, " slices, ") : "", "or ",
-      of_slices * micro_batches, " for its ", micro_batches, " micro-batches, got ", costs.size());
+  TWOBP_CHECK(costs.size() == stages || costs.size() == of_slices || costs.size() == of_slices * micro_batches,
+              "a pipeline of ", stages, " stages needs as many costs, ",
+              slices > 1 ? concat("or ", of_slices, " for its ", slices, " slices, ") : "", "or ",
+              of_slices * micro_batches, " for its ", micro_batches, " micro-batches, got ", costs.size());
   for (size_t s = 0; s < stages; ++s) {
     TWOBP_CHECK(rank_of_stage[s] >= 0 && rank_of_stage[s] < (1 << 20), "stage ", s, " is placed on rank ",
                 rank_of_stage[s], ", which does not exist");
   }
   for (size_t i = 0; i < costs.size(); ++i) {
     check_stage_cost(costs[i], static_cast<int>(i % stages));
-    TWOBP_CHECK(
-        i < of_slices || same_bytes(costs[i], costs[i % of_slices]), "the costs of micro-batch ",
-        i / of_slices, " in stage ", i % stages,
-        " take other bytes than those of micro-batch 0: a schedule can be searched for equal bytes only");
+    TWOBP_CHECK(i < of_slices || same_bytes(costs[i], costs[i % of_slices]), "the costs of micro-batch ", i / of_slices,
+                " in stage ", i % stages,
+                " take other bytes than those of micro-batch 0: a schedule can be searched for equal bytes only");
   }
 }
 
 }  // namespace
 
-PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batches,
-                                 std::vector<StageCost> costs, const SimulationOptions& options, int slices)
+PipelineProblem::PipelineProblem(std::vector<int> rank_of_stage, int micro_batches, std::vector<StageCost> costs,
+                                 const SimulationOptions& options, int slices)
     : rank_of_stage_(std::move(rank_of_stage)),
       slices_(slices),
       units_(micro_batches),
       rows_(static_cast<int>(costs.size() / std::max<size_t>(1, rank_of_stage_.size()))),
       costs_(std::move(costs)) {
   TWOBP_CHECK(!rank_of_stage_.empty() && micro_batches >= 1 && slices >= 1,
-              "a schedule needs at least one stage, one micro-batch and one slice, got ",
-              rank_of_stage_.size(), ", ", micro_batches, " and ", slices);
+              "a schedule needs at least one stage, one micro-batch and one slice, got ", rank_of_stage_.size(), ", ",
+              micro_batches, " and ", slices);
   check_costs(rank_of_stage_, costs_, micro_batches, slices);
-  TWOBP_CHECK(3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches *
-                      slices<kMostTasks, rank_of_stage_.size(), " stages and ", micro_batches,
-                             " micro-batches", slices> 1
-                  ? concat(" of ", slices, " slices")
-                  : "",
-              " are too many to search a schedule for");
+  TWOBP_CHECK(
+      3.0 * static_cast<double>(rank_of_stage_.size()) * micro_batches *
+              slices<kMostTasks, rank_of_stage_.size(), " stages and ", micro_batches, " micro-batches", slices> 1
+          ? concat(" of ", slices, " slices")
+          : "",
+      " are too many to search a schedule for");
   units_ *= slices;
   const std::vector<double> least = least_activation_bytes(rank_of_stage_, costs_, slices);
   bytes_ = stage_bytes(costs_, stages(), slices);
@@ -178,8 +176,7 @@ double PipelineProblem::peak(int task, bool fused) const {
 int PipelineProblem::sender(int task) const {
   const Op kind = op(task);
   const int from = stage(task) + (kind == Op::kForward ? -1 : 1);
-  if (kind == Op::kBackwardP2 || from < 0 || from >= stages() || rank_of_stage_[from] == rank(task))
-    return -1;
+  if (kind == Op::kBackwardP2 || from < 0 || from >= stages() || rank_of_stage_[from] == rank(task)) return -1;
   return this->task(kind, from, place(task));
 }
 
@@ -197,13 +194,10 @@ bool PipelineProblem::precedes(int a, int b, bool b_fused) const {
   if (place(a) > place(b)) return false;
   const bool earlier = place(a) < place(b);
   if (kind == Op::kBackwardP2) {
-    return earlier && stage(a) == stage(b) &&
-           (op(b) == Op::kBackwardP2 || (b_fused && op(b) == Op::kBackwardP1));
+    return earlier && stage(a) == stage(b) && (op(b) == Op::kBackwardP2 || (b_fused && op(b) == Op::kBackwardP1));
   }
   // The way of a unit: through the F of all stages, then back through their I. W follows its I.
-  const auto way = [&](int task) {
-    return op(task) == Op::kForward ? stage(task) : 2 * stages() - 1 - stage(task);
-  };
+  const auto way = [&](int task) { return op(task) == Op::kForward ? stage(task) : 2 * stages() - 1 - stage(task); };
   const bool same_way_counts = earlier || op(b) == Op::kBackwardP2;
   return same_way_counts ? way(a) <= way(b) : way(a) < way(b);
 }

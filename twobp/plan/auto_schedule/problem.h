@@ -6,10 +6,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <random>
 #include <vector>
 
-#include "twobp/plan/stage_bytes.h"
+#include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
@@ -35,9 +38,7 @@ class PipelineProblem {
   int tasks() const { return 3 * stages() * units_; }
 
   // `op`: F, I or W, the first three of Op.
-  int task(Op op, int stage, int place) const {
-    return (static_cast<int>(op) * stages() + stage) * units_ + place;
-  }
+  int task(Op op, int stage, int place) const { return (static_cast<int>(op) * stages() + stage) * units_ + place; }
   Op op(int task) const { return static_cast<Op>(task / (stages() * units_)); }
   int stage(int task) const { return task / units_ % stages(); }
   int place(int task) const { return task % units_; }
@@ -63,9 +64,7 @@ class PipelineProblem {
 
   double seconds(int task, bool fused) const;
   // The mean of all units, without fusing.
-  double mean_seconds(Op op, int stage) const {
-    return mean_seconds_[static_cast<int>(op) * stages() + stage];
-  }
+  double mean_seconds(Op op, int stage) const { return mean_seconds_[static_cast<int>(op) * stages() + stage]; }
   // The bytes that the op adds to its rank (or frees), and the most that it adds while it runs.
   double bytes(int task, bool fused) const;
   double peak(int task, bool fused) const;
@@ -113,5 +112,64 @@ class PipelineProblem {
   std::vector<double> optimizer_;
   std::vector<double> cap_;
 };
+
+// Internal to the auto-scheduler: random numbers that are the same on every platform. (The distributions of
+// the standard library are not.)
+class SearchRandom {
+ public:
+  explicit SearchRandom(uint64_t seed) : engine_(seed) {}
+
+  uint64_t next() { return engine_(); }
+  size_t below(size_t count) { return static_cast<size_t>(engine_() % count); }
+  double unit() { return static_cast<double>(engine_() >> 11U) * 0x1p-53; }  // [0, 1)
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// Internal to the auto-scheduler: local search. It is a tabu search over the orders of the ranks, as in
+// job-shop scheduling. Only moves of an op to the edge of its block on a critical path can shorten the step
+// (Nowicki and Smutnicki, "A fast taboo search algorithm for the job shop problem", Management Science 42,
+// 1996; moves across the block: Balas and Vazacopoulos, Management Science 44, 1998). Moves keep micro-batch
+// order, caps and acyclicity.
+struct SearchResult {
+  TaskOrder order;
+  double seconds = 0;
+  long iterations = 0;
+};
+
+// The step time of an order. Infinite if the order deadlocks.
+double order_seconds(const PipelineProblem& problem, const TaskOrder& order);
+
+// Makes up to `iterations` moves from `start`, which must fit. Ends early at `good_enough` seconds. The
+// result is never worse than `start`, and the same for the same seed.
+SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations, double good_enough,
+                           uint64_t seed);
+
+// Internal to the auto-scheduler: list scheduling. As soon as a rank is free, it takes the ready op that a
+// rule prefers. Many rules are tried. A look ahead decides whether a W fits before the next message, and
+// whether a micro-batch may begin: under a cap, only if those under way can all still be finished.
+struct GreedyRule {
+  enum class Prefer : uint8_t { kBackward, kForward, kLongestTail };
+  Prefer prefer = Prefer::kBackward;
+  bool deepest_forward = true;  // with F of several stages ready: the one nearest to the end
+  // The most micro-batches that a rank has begun (from F of its first stage to I of it). The limit is this
+  // factor times the duration of the way there and back, in rounds of the busiest rank; 0: no limit.
+  double in_flight = 1;
+  // The same, from F to W.
+  double unfinished = 0;
+  // W starts in a wait if at least this part of it fits; 0: always.
+  double w_fits = 0;
+  double noise = 0;  // added to the preference, as a fraction of the tail
+  double fuse = 0;   // how often a backward with a stash bigger than its activations is fused under a cap
+  uint64_t seed = 0;
+};
+
+// `count` rules to try, the most promising first. After some fixed rules, the others are drawn with `seed`.
+std::vector<GreedyRule> greedy_rules(int count, uint64_t seed);
+
+// Finds an order that fits. Returns no ranks if there is no room for its next op, which happens under caps
+// near the least if the bytes of layers do not add up to zero over F, I and W.
+TaskOrder greedy_order(const PipelineProblem& problem, const GreedyRule& rule);
 
 }  // namespace twobp

@@ -1,11 +1,9 @@
-#include "twobp/plan/auto_schedule/search.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "twobp/core/figures.h"
-#include "twobp/plan/auto_schedule/random.h"
+#include "twobp/core/text.h"
+#include "twobp/plan/auto_schedule/problem.h"
 #include "twobp/plan/auto_schedule/timing.h"
 
 namespace twobp {
@@ -86,8 +84,7 @@ class Search {
         chosen = move;
       }
     }
-    if (chosen_estimate == kInfinity)
-      chosen = random_.below(2) == 0 ? any : moves_[random_.below(moves_.size())];
+    if (chosen_estimate == kInfinity) chosen = random_.below(2) == 0 ? any : moves_[random_.below(moves_.size())];
     apply(chosen, now);
     return true;
   }
@@ -107,8 +104,7 @@ class Search {
 
   // The index of "a before b" in the tabu list.
   size_t key(int a, int b) const {
-    const uint64_t pair =
-        static_cast<uint64_t>(a) * static_cast<uint64_t>(problem_.tasks()) + static_cast<uint64_t>(b);
+    const uint64_t pair = static_cast<uint64_t>(a) * static_cast<uint64_t>(problem_.tasks()) + static_cast<uint64_t>(b);
     return static_cast<size_t>((pair * 0x9E3779B97F4A7C15ULL) >> 48U) % kTabuSlots;
   }
   bool is_tabu(const Move& move, long now) const {
@@ -176,8 +172,8 @@ class Search {
   void toggle_fused(TaskOrder& order) {
     for (size_t left = 1 + random_.below(4); left > 0; --left) {
       const int stage = fusible_[random_.below(fusible_.size())];
-      const int p1 = problem_.task(Op::kBackwardP1, stage,
-                                   static_cast<int>(random_.below(static_cast<size_t>(problem_.units()))));
+      const int p1 =
+          problem_.task(Op::kBackwardP1, stage, static_cast<int>(random_.below(static_cast<size_t>(problem_.units()))));
       const int p2 = problem_.task(Op::kBackwardP2, stage, problem_.place(p1));
       auto& list = order.ranks[problem_.rank(p1)];
       const auto at = std::find(list.begin(), list.end(), p1);
@@ -213,8 +209,8 @@ class Search {
       const int size = static_cast<int>(timing_.order().ranks[rank].size());
       const int from = static_cast<int>(random_.below(static_cast<size_t>(size)));
       const int reach = random_.below(2) == 0 ? 1 : 6;
-      const int to = std::clamp(
-          from + static_cast<int>(random_.below(2 * static_cast<size_t>(reach) + 1)) - reach, 0, size - 1);
+      const int to =
+          std::clamp(from + static_cast<int>(random_.below(2 * static_cast<size_t>(reach) + 1)) - reach, 0, size - 1);
       if (from == to || !allowed(rank, from, to)) continue;
       timing_.move(rank, from, to);
       timing_.update();
@@ -237,8 +233,8 @@ double order_seconds(const PipelineProblem& problem, const TaskOrder& order) {
   return OrderTiming(problem, order).update();
 }
 
-SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations,
-                           double good_enough, uint64_t seed) {
+SearchResult improve_order(const PipelineProblem& problem, TaskOrder start, long iterations, double good_enough,
+                           uint64_t seed) {
   return Search(problem, std::move(start), seed).run(iterations, good_enough);
 }
 

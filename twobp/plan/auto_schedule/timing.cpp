@@ -82,8 +82,7 @@ double OrderTiming::update() {
     const int task = *it;
     const auto& list = order_.ranks[rank_[task]];
     const auto next = static_cast<size_t>(position_[task]) + 1;
-    const double here =
-        next < list.size() ? seconds_[list[next]] + tail_[list[next]] : problem_.optimizer(rank_[task]);
+    const double here = next < list.size() ? seconds_[list[next]] + tail_[list[next]] : problem_.optimizer(rank_[task]);
     tail_[task] = std::max(here, after(task));
   }
   return makespan_;
@@ -111,8 +110,8 @@ bool OrderTiming::stays_acyclic(int rank, int from, int to) const {
   const auto& list = order_.ranks[rank];
   const int task = list[from];
   if (to > from) {
-    // A path from the op's receiver to an op that it moves behind would close a circle. On such a path, the
-    // receiver ends before the last of these ops begins.
+    // A path from the op's receiver to an op that it moves behind would close a circle. On such a path, the receiver
+    // ends before the last of these ops begins.
     const int receiver = receiver_[task];
     return receiver < 0 || end_of(receiver) > head_[list[to]];
   }
@@ -133,8 +132,7 @@ bool OrderTiming::stays_within_cap(int rank, int from, int to) const {
   }
   // Bytes before it: those before its new place, with (without) the ops that it passed.
   const int passed = list[to];
-  const double held =
-      step > 0 ? held_[passed] + problem_.bytes(passed, fused(passed)) - bytes : held_[passed];
+  const double held = step > 0 ? held_[passed] + problem_.bytes(passed, fused(passed)) - bytes : held_[passed];
   return held + problem_.peak(task, fused(task)) <= cap;
 }
 
@@ -171,8 +169,7 @@ void OrderTiming::critical_path(SearchRandom& random, std::vector<int>& path) co
   size_t ties = 0;
   for (int rank = 0; rank < problem_.ranks(); ++rank) {
     const auto& list = order_.ranks[rank];
-    if (!list.empty() && end_of(list.back()) + problem_.optimizer(rank) == makespan_ &&
-        random.below(++ties) == 0) {
+    if (!list.empty() && end_of(list.back()) + problem_.optimizer(rank) == makespan_ && random.below(++ties) == 0) {
       task = list.back();
     }
   }

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "twobp/plan/auto_schedule/problem.h"
-#include "twobp/plan/auto_schedule/random.h"
 
 namespace twobp {
 

@@ -14,8 +14,8 @@ namespace twobp {
 
 namespace {
 
-// A V is solved exactly up to here. Its table has this many states, of two numbers of layers each, in 16
-// bits: a number that does not fit would need more states than these.
+// A V is solved exactly up to here. Its table has this many states, of two numbers of layers each, in 16 bits: a number
+// that does not fit would need more states than these.
 constexpr double kMostStates = 50e6;
 
 void check_size(const std::vector<double>& values, size_t layers, const char* what) {
@@ -60,8 +60,8 @@ std::vector<int> solve(const PartitionProblem& problem, PartitionGoal goal, doub
 
 }  // namespace
 
-PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
-                                   const std::vector<int>& rank_of_stage, const PartitionBytes& bytes)
+PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds, const std::vector<int>& rank_of_stage,
+                                   const PartitionBytes& bytes)
     : rank_of_stage_(rank_of_stage), in_flight_(rank_of_stage.size(), 1), caps_(bytes.caps) {
   const size_t layers = layer_seconds.size();
   const int stages = static_cast<int>(rank_of_stage.size());
@@ -85,15 +85,14 @@ PartitionProblem::PartitionProblem(const std::vector<double>& layer_seconds,
   }
   check_size(bytes.fixed, layers, "fixed bytes");
   check_size(bytes.held, layers, "held bytes");
-  TWOBP_CHECK(static_cast<int>(caps_.size()) == ranks_, "a partition over ", ranks_, " ranks has ",
-              caps_.size(), " caps: give one for each rank, or none");
+  TWOBP_CHECK(static_cast<int>(caps_.size()) == ranks_, "a partition over ", ranks_, " ranks has ", caps_.size(),
+              " caps: give one for each rank, or none");
   for (const double cap : caps_) {
     TWOBP_CHECK(std::isfinite(cap) && cap > 0, "a rank's cap is ", cap, " bytes: must be finite and above 0");
   }
   if (!bytes.in_flight.empty()) {
-    TWOBP_CHECK(static_cast<int>(bytes.in_flight.size()) == stages, "a partition into ", stages,
-                " stages has ", bytes.in_flight.size(),
-                " numbers of micro-batches in flight: give one for each stage");
+    TWOBP_CHECK(static_cast<int>(bytes.in_flight.size()) == stages, "a partition into ", stages, " stages has ",
+                bytes.in_flight.size(), " numbers of micro-batches in flight: give one for each stage");
     in_flight_.assign(bytes.in_flight.begin(), bytes.in_flight.end());
     least_in_flight_ = *std::min_element(in_flight_.begin(), in_flight_.end());
     TWOBP_CHECK(least_in_flight_ >= 0, "in_flight has ", least_in_flight_,
@@ -111,8 +110,7 @@ bool PartitionProblem::is_v() const {
   return true;
 }
 
-std::vector<double> rank_loads(const PartitionProblem& problem, const std::vector<int>& split,
-                               PartitionGoal goal) {
+std::vector<double> rank_loads(const PartitionProblem& problem, const std::vector<int>& split, PartitionGoal goal) {
   std::vector<double> loads(problem.ranks(), 0);
   for (int s = 0, begin = 0; s < problem.stages(); begin += split[s++]) {
     loads[problem.rank_of(s)] += problem.goal(goal, s, begin, begin + split[s]);
@@ -137,8 +135,8 @@ std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goa
   const int layers = problem.layers();
   const int stages = problem.stages();
   // best[s][l]: the worst stage if the first l layers make s stages; cut[s][l]: the begin of its last stage.
-  std::vector<std::vector<double>> best(
-      stages + 1, std::vector<double>(layers + 1, std::numeric_limits<double>::infinity()));
+  std::vector<std::vector<double>> best(stages + 1,
+                                        std::vector<double>(layers + 1, std::numeric_limits<double>::infinity()));
   std::vector<std::vector<int>> cut(stages + 1, std::vector<int>(layers + 1, -1));
   best[0][0] = 0;
   for (int s = 1; s <= stages; ++s) {
@@ -164,8 +162,8 @@ std::vector<int> balanced_split(const std::vector<double>& layer_seconds, int st
   return balanced_split(layer_seconds, linear(stages));
 }
 
-std::vector<int> balanced_split(const std::vector<double>& layer_seconds,
-                                const std::vector<int>& rank_of_stage, const PartitionBytes& bytes) {
+std::vector<int> balanced_split(const std::vector<double>& layer_seconds, const std::vector<int>& rank_of_stage,
+                                const PartitionBytes& bytes) {
   const PartitionProblem problem(layer_seconds, rank_of_stage, bytes);
   double bound = 0;  // some split that keeps the caps is not worse
   if (problem.has_caps()) {
@@ -194,8 +192,7 @@ std::vector<int> lightest_split(const PartitionBytes& bytes, const std::vector<i
 
 std::vector<int> balanced_light_split(const std::vector<double>& layer_seconds, const PartitionBytes& bytes,
                                       double slack) {
-  TWOBP_CHECK(slack >= 0, "slack, the fraction by which a split may be slower, is ", slack,
-              ": must not be negative");
+  TWOBP_CHECK(slack >= 0, "slack, the fraction by which a split may be slower, is ", slack, ": must not be negative");
   const auto stages = linear(static_cast<int>(bytes.in_flight.size()));
   PartitionBytes capped = bytes;
   capped.caps.assign(stages.size(), 1);  // any value: only the lightest split is wanted
@@ -233,9 +230,9 @@ void check_stages(size_t layers, const std::vector<int>& rank_of_stage) {
 void check_split(const std::vector<int>& split, int layers, int stages) {
   const bool positive = std::all_of(split.begin(), split.end(), [](int n) { return n >= 1; });
   const int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});
-  TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers,
-              "pipeline.split must be ", stages, " counts of at least 1 that sum to the model's ", layers,
-              " layers; it has ", split.size(), " counts that sum to ", sum);
+  TWOBP_CHECK(static_cast<int>(split.size()) == stages && positive && sum == layers, "pipeline.split must be ", stages,
+              " counts of at least 1 that sum to the model's ", layers, " layers; it has ", split.size(),
+              " counts that sum to ", sum);
 }
 
 }  // namespace twobp

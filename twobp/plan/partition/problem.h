@@ -56,9 +56,9 @@ class PartitionProblem {
 double worst_rank(const PartitionProblem& problem, const std::vector<int>& split, PartitionGoal goal);
 bool keeps_caps(const PartitionProblem& problem, const std::vector<int>& split);
 
-// The solvers. They make the worst rank as good as possible. Caps are kept if the goal is seconds and ignored
-// if it is bytes. The result is empty if there is no such split (for the search: if none was found).
-// `most_seconds`: no stage may take longer.
+// The solvers. They make the worst rank as good as possible. Caps are kept if the goal is seconds and ignored if it is
+// bytes. The result is empty if there is no such split (for the search: if none was found). `most_seconds`: no stage
+// may take longer.
 std::vector<int> split_linear(const PartitionProblem& problem, PartitionGoal goal,
                               double most_seconds = std::numeric_limits<double>::infinity());
 // `bound`: some split exists whose worst rank is not above it.

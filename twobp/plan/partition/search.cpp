@@ -1,7 +1,6 @@
-// Splits for placements without an exact method. The search starts from the split of the slowest stage. It
-// moves one cut at a time to the best of all its places, then two cuts by one layer each, then all cuts
-// between two stages by one layer, until nothing helps. Then some or all cuts are shaken, and it starts
-// again. Deterministic.
+// Splits for placements without an exact method. The search starts from the split of the slowest stage. It moves one
+// cut at a time to the best of all its places, then two cuts by one layer each, then all cuts between two stages by one
+// layer, until nothing helps. Then some or all cuts are shaken, and it starts again. Deterministic.
 #include <algorithm>
 #include <array>
 #include <random>
@@ -18,8 +17,7 @@ constexpr int kShakenCuts = 8000;
 // No split is better than an even one. This close to it, shaking is not worth its time.
 constexpr double kGoodEnough = 1.005;
 
-// The compared values, the first entry first: bytes over the caps, the worst rank, the slowest stage,
-// squares.
+// The compared values, the first entry first: bytes over the caps, the worst rank, the slowest stage, squares.
 using Value = std::array<double, 4>;
 
 // Clearly less, so that rounding does not keep the search going.
@@ -129,8 +127,8 @@ class SplitSearch {
           for (const int by_b : {-1, 1}) {
             cuts[a] += by_a;
             cuts[b] += by_b;
-            const bool grows = cuts[a] > cuts[a - 1] && cuts[a] < cuts[a + 1] && cuts[b] > cuts[b - 1] &&
-                               cuts[b] < cuts[b + 1];
+            const bool grows =
+                cuts[a] > cuts[a - 1] && cuts[a] < cuts[a + 1] && cuts[b] > cuts[b - 1] && cuts[b] < cuts[b + 1];
             if (grows && improves(cuts, now)) return true;
             cuts[a] -= by_a;
             cuts[b] -= by_b;

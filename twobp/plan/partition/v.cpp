@@ -1,12 +1,11 @@
-// The optimal split for a V: rank 0 has the first and the last stage, rank 1 the stages next to them, and so
-// on. So the layers of the first ranks are a number of layers at either end. Dynamic programming over these
-// two numbers runs once for each aim: first the worst rank, then the slowest stage under that limit, then the
-// sum of squares under both.
+// The optimal split for a V: rank 0 has the first and the last stage, rank 1 the stages next to them, and so on. So the
+// layers of the first ranks are a number of layers at either end. Dynamic programming over these two numbers runs once
+// for each aim: first the worst rank, then the slowest stage under that limit, then the sum of squares under both.
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
-#include "twobp/core/figures.h"
+#include "twobp/core/text.h"
 #include "twobp/plan/partition/problem.h"
 
 namespace twobp {

@@ -1,5 +1,3 @@
-#include "twobp/schedule/check/leading_forwards.h"
-
 #include <algorithm>
 
 #include "twobp/schedule/check/walk.h"

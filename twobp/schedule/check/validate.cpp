@@ -1,17 +1,14 @@
 // Two passes, each linear in the instructions. The first checks every rank's list on its own (order,
-// completeness, inputs), the second all ranks side by side (deadlock, buffers).
+// completeness, inputs), the second all ranks side by side (deadlock).
 #include "twobp/schedule/check/validate.h"
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/schedule/check/buffering.h"
-#include "twobp/schedule/check/rendezvous.h"
 #include "twobp/schedule/check/walk.h"
-#include "twobp/schedule/draw/grid.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -20,14 +17,13 @@ constexpr size_t kMostUnmarkedCells = 2000;  // a bigger grid without a mark hel
 
 class Validator {
  public:
-  Validator(const Schedule& schedule, const ValidateOptions& options)
-      : schedule_(schedule), options_(options) {}
+  explicit Validator(const Schedule& schedule) : schedule_(schedule) {}
 
   void run() {
     check_placement();
-    TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '",
-                schedule_.name, "' has ", schedule_.micro_batches, " slices, which is not a multiple of its ",
-                schedule_.slices, " slices per micro-batch");
+    TWOBP_CHECK(schedule_.slices >= 1 && schedule_.micro_batches % schedule_.slices == 0, "schedule '", schedule_.name,
+                "' has ", schedule_.micro_batches, " slices, which is not a multiple of its ", schedule_.slices,
+                " slices per micro-batch");
     const auto stages = static_cast<size_t>(schedule_.stages);
     done_.assign(stages * schedule_.micro_batches, 0);
     next_forward_.assign(stages, 0);
@@ -39,7 +35,6 @@ class Validator {
     }
     check_complete();
     check_deadlock();
-    check_buffers();
   }
 
  private:
@@ -47,9 +42,7 @@ class Validator {
 
   uint8_t& done(int stage, int m) { return done_[static_cast<size_t>(stage) * schedule_.micro_batches + m]; }
   bool has(Op op, int stage, int m) { return (done(stage, m) & bit(op)) != 0; }
-  bool has_backward(int stage, int m) {
-    return has(Op::kBackwardP1, stage, m) || has(Op::kBackward, stage, m);
-  }
+  bool has_backward(int stage, int m) { return has(Op::kBackwardP1, stage, m) || has(Op::kBackward, stage, m); }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
   template <typename... Args>
@@ -74,13 +67,12 @@ class Validator {
     TWOBP_CHECK(schedule_.stages >= 1 && schedule_.micro_batches >= 1, "schedule '", schedule_.name,
                 "' needs at least one stage and one micro-batch, has ", schedule_.stages, " and ",
                 schedule_.micro_batches);
-    TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '",
-                schedule_.name, "' has ", schedule_.stages, " stages but rank_of_stage places ",
-                schedule_.rank_of_stage.size());
+    TWOBP_CHECK(static_cast<int>(schedule_.rank_of_stage.size()) == schedule_.stages, "schedule '", schedule_.name,
+                "' has ", schedule_.stages, " stages but rank_of_stage places ", schedule_.rank_of_stage.size());
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       const int rank = schedule_.rank_of_stage[stage];
-      TWOBP_CHECK(rank >= 0 && rank < schedule_.rank_count(), "schedule '", schedule_.name, "' places stage ",
-                  stage, " on rank ", rank, ", but there are ", schedule_.rank_count(), " ranks");
+      TWOBP_CHECK(rank >= 0 && rank < schedule_.rank_count(), "schedule '", schedule_.name, "' places stage ", stage,
+                  " on rank ", rank, ", but there are ", schedule_.rank_count(), " ranks");
     }
   }
 
@@ -91,8 +83,7 @@ class Validator {
       reject(text(), " names stage ", stage, ", there are ", schedule_.stages);
     }
     if (schedule_.rank_of_stage[stage] != rank_) {
-      reject(text(), " belongs to rank ", schedule_.rank_of_stage[stage], ", where stage ", stage,
-             " is placed");
+      reject(text(), " belongs to rank ", schedule_.rank_of_stage[stage], ", where stage ", stage, " is placed");
     }
     if (instruction.micro_batch < 0 || instruction.count < 1 ||
         instruction.micro_batch > schedule_.micro_batches - instruction.count) {
@@ -119,10 +110,9 @@ class Validator {
     const int due = part == Op::kForward ? place : schedule_.backward_order(place);
     const bool sliced = schedule_.slices > 1;  // slices depend on each other
     if (m != due && (sliced || !schedule_.allow_reorder)) {
-      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ",
-             op_name(part), " in micro-batch order, ",
-             !sliced
-                 ? "so that gradients are bitwise equal across schedules; set allow_reorder to give that up"
+      reject(cell(op, stage, m), " comes where ", cell(part, stage, due), " is due: a stage runs its ", op_name(part),
+             " in micro-batch order, ",
+             !sliced ? "so that gradients are bitwise equal across schedules; set allow_reorder to give that up"
              : part == Op::kForward ? "and the slices of each first to last"
                                     : "and the slices of each last to first");
     }
@@ -229,31 +219,21 @@ class Validator {
     const int from = sender_stage(wanted);
     if (!has(sender_op(receive), from, m)) {
       reject_op(receive, stage, m, to_string(wanted, schedule_.slices),
-                " waits for a message that is never sent: ", cell(sender_op(receive), from, m),
-                " is missing on rank ", schedule_.rank_of_stage[from]);
+                " waits for a message that is never sent: ", cell(sender_op(receive), from, m), " is missing on rank ",
+                schedule_.rank_of_stage[from]);
     }
   }
 
   void check_deadlock() const {
-    check_stops(walk(schedule_, [](int, const Instruction&, int) {}), ". Move a send before a receive");
-    if (options_.sends == Sends::kRendezvous) {
-      check_stops(
-          rendezvous_stops(schedule_),
-          ", with sends that wait for their receive. Order them with order_for_rendezvous (twobp plan "
-          "--order-for-rendezvous), or use buffered sends");
-    }
-  }
-
-  void check_stops(const std::vector<size_t>& stops, std::string_view advice) const {
+    const std::vector<size_t> stops = walk(schedule_, [](int, const Instruction&, int) {});
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
-      if (stops[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stops, advice);
+      if (stops[rank] < schedule_.ranks[rank].size()) reject_deadlock(rank, stops);
     }
   }
 
   // Every blocked rank waits for a blocked rank, because each message has its two sides. Following these
   // leads to a circle.
-  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops,
-                                    std::string_view advice) const {
+  [[noreturn]] void reject_deadlock(int rank, const std::vector<size_t>& stops) const {
     const auto at = [&](int r) -> const Instruction& { return schedule_.ranks[r][stops[r]]; };
     const auto waits_for = [&](int r) { return schedule_.rank_of_stage[other_side(at(r)).stage]; };
     std::vector<bool> seen(schedule_.ranks.size(), false);
@@ -266,23 +246,10 @@ class Validator {
       r = waits_for(r);
     } while (r != rank && circle.size() < 8);
     reject_at(rank, static_cast<int>(stops[rank]), "deadlock: ", join(circle),
-              r != rank ? ", and so on around the circle" : "", advice);
-  }
-
-  void check_buffers() const {
-    if (options_.buffer_limit < 0) return;
-    const auto most = most_buffered(schedule_);
-    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
-      if (most[rank].messages <= options_.buffer_limit) continue;
-      reject_at(rank, most[rank].index, "rank ", rank, " may have ", most[rank].messages,
-                " messages waiting when it comes to ",
-                to_string(schedule_.ranks[rank][most[rank].index], schedule_.slices), ", the limit is ",
-                options_.buffer_limit, ". Receive earlier, or send later");
-    }
+              r != rank ? ", and so on around the circle" : "", ". Move a send before a receive");
   }
 
   const Schedule& schedule_;
-  const ValidateOptions& options_;
   std::vector<uint8_t> done_;  // per (stage, micro-batch), one bit for each Op
   std::vector<int> next_forward_;
   std::vector<int> next_p1_;
@@ -294,8 +261,8 @@ class Validator {
 
 }  // namespace
 
-void validate(const Schedule& schedule, const ValidateOptions& options) {
-  Validator(schedule, options).run();
+void validate(const Schedule& schedule) {
+  Validator(schedule).run();
 }
 
 }  // namespace twobp

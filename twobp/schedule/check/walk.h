@@ -73,8 +73,7 @@ class RankWalk {
   bool can_go(int rank) const {
     if (done(rank)) return false;
     const Instruction& next = at(rank);
-    return !is_receive(next.op) ||
-           (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
+    return !is_receive(next.op) || (sent_[slot(sender_stage(next), micro_batch(rank))] & bit(sender_op(next.op))) != 0;
   }
 
   // Visits (rank, instruction, micro_batch) at the rank's position and moves the rank on by one. Returns the
@@ -137,22 +136,16 @@ std::vector<size_t> walk(const Schedule& schedule, Visit&& visit) {
   return ranks.indices();
 }
 
-struct FillsNothing {
-  bool operator()(int /*rank*/, const Instruction& /*next*/, int /*micro_batch*/) const { return false; }
-};
-
 // The same in the order of time: an instruction is visited only if no other rank that can go on would do so
 // earlier. clock(rank, instruction, micro_batch) is the time when the rank would visit its next instruction.
 // fill(rank, instruction, micro_batch) is called at that time. It does what the rank does first, and returns
 // whether this took time: other ranks may then be earlier.
-template <typename Visit, typename Clock, typename Fill = FillsNothing>
-std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill = {}) {
+template <typename Visit, typename Clock, typename Fill>
+std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&& clock, Fill&& fill) {
   RankWalk ranks(schedule);
   using Entry = std::pair<double, int>;  // for equal times, the lower rank comes first
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> ready;
-  const auto queue = [&](int rank) {
-    ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank);
-  };
+  const auto queue = [&](int rank) { ready.emplace(clock(rank, ranks.at(rank), ranks.micro_batch(rank)), rank); };
   std::vector<bool> queued(schedule.ranks.size(), false);
   for (int rank = 0; rank < schedule.rank_count(); ++rank) {
     if (!ranks.can_go(rank)) continue;
@@ -179,5 +172,17 @@ std::vector<size_t> walk_in_time(const Schedule& schedule, Visit&& visit, Clock&
   }
   return ranks.indices();
 }
+
+// The beginning of a step in which only F runs. It can be run again, because it adds to no gradient and computes no
+// loss.
+struct LeadingForwards {
+  std::vector<size_t> end;  // by rank: the first instruction after them
+  // By rank: the receives after `end` whose messages other ranks send before their own `end`.
+  std::vector<std::vector<Instruction>> unreceived;
+};
+
+// The leading forwards are F of all stages but the last one (of each copy of the model) and their messages. They extend
+// in every rank's list as far as all ranks get with these alone, so none of them waits for an I.
+LeadingForwards leading_forwards(const Schedule& schedule);
 
 }  // namespace twobp

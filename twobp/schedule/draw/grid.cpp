@@ -1,14 +1,11 @@
 // Draws schedules: the simulated timeline to scale, and the bare instruction lists for error messages.
-#include "twobp/schedule/draw/grid.h"
-
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/simulate/simulate.h"
 
 namespace twobp {
 namespace {
@@ -18,22 +15,6 @@ constexpr double kMostCells = 2e7;
 // Only this many ranks around a mark of a big schedule are shown.
 constexpr int kRanksAround = 8;
 constexpr int kCellsAround = 12;
-
-constexpr std::string_view kReset = "\x1b[0m";
-
-// F, I, W; the stages of a rank in shades, the first is the darkest.
-constexpr int kShades = 4;
-constexpr std::array<std::array<std::string_view, kShades>, 3> kShadesOfKind = {{
-    {"\x1b[97;44m", "\x1b[30;48;5;75m", "\x1b[30;48;5;117m", "\x1b[30;48;5;153m"},
-    {"\x1b[30;48;5;208m", "\x1b[30;48;5;215m", "\x1b[30;48;5;222m", "\x1b[30;48;5;229m"},
-    {"\x1b[30;42m", "\x1b[30;48;5;114m", "\x1b[30;48;5;157m", "\x1b[30;48;5;194m"},
-}};
-
-// `chunk`: index of the stage on its rank. With more stages than shades, neighbours still differ.
-std::string_view color_of(Op op, int chunk) {
-  const size_t row = op == Op::kForward ? 0 : op == Op::kBackwardP1 ? 1 : 2;
-  return kShadesOfKind[row][chunk % kShades];
-}
 
 std::string rank_label(int rank, int ranks) {
   const size_t width = std::to_string(ranks - 1).size();
@@ -49,26 +30,21 @@ void strip_trailing_spaces(std::string& line) {
 struct Span {
   long begin = 0;
   long end = 0;
-  std::string_view color;
   std::string label;
 };
 
 class TimelineGrid {
  public:
-  TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit,
-               const GridOptions& options)
-      : options_(options), unit_(unit), step_(simulation.step_seconds) {
+  TimelineGrid(const Schedule& schedule, const Simulation& simulation, double unit, int max_width)
+      : max_width_(max_width), unit_(unit), step_(simulation.step_seconds) {
     TWOBP_CHECK(std::isfinite(unit) && unit > 0, "the unit of a grid must be above 0, got ", unit);
-    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ",
-                simulation.ranks.size(), " ranks, the schedule ", schedule.ranks.size());
+    TWOBP_CHECK(simulation.ranks.size() == schedule.ranks.size(), "the simulation has ", simulation.ranks.size(),
+                " ranks, the schedule ", schedule.ranks.size());
     const double ranks = static_cast<double>(schedule.ranks.size());
-    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ",
-                simulation.step_seconds / unit, " columns is too large to draw: choose a larger unit than ",
-                unit);
+    TWOBP_CHECK(simulation.step_seconds / unit * ranks <= kMostCells, "a grid of ", simulation.step_seconds / unit,
+                " columns is too large to draw: choose a larger unit than ", unit);
     slices_ = schedule.slices;
     several_stages_a_rank_ = schedule.stages > schedule.rank_count();
-    std::vector<int> stages_of_rank(schedule.ranks.size(), 0);
-    for (const int rank : schedule.rank_of_stage) chunk_of_stage_.push_back(stages_of_rank[rank]++);
     columns_ = column(simulation.step_seconds);
     for (const auto& rank : simulation.ranks) add_row(rank);
     for (const auto& row : rows_) {
@@ -80,8 +56,8 @@ class TimelineGrid {
     const int ranks = static_cast<int>(rows_.size());
     const auto cell = static_cast<long>(width_) + 1;
     long panel = std::max(columns_, 1L);
-    if (options_.max_width > 0 && ranks > 0) {
-      const long room = options_.max_width - static_cast<long>(rank_label(0, ranks).size());
+    if (max_width_ > 0 && ranks > 0) {
+      const long room = max_width_ - static_cast<long>(rank_label(0, ranks).size());
       panel = std::clamp(room / cell, 1L, panel);
     }
     std::vector<size_t> next(rows_.size(), 0);  // the first span of each row that is not drawn to its end
@@ -105,22 +81,22 @@ class TimelineGrid {
   void add_row(const RankSimulation& rank) {
     std::vector<Span> row;
     double busy = 0;
-    const auto add = [&](double begin, double end, std::string_view color, std::string label) {
+    const auto add = [&](double begin, double end, std::string label) {
       busy += end - begin;
       // Pushed to the right if ops shorter than a cell have taken more than their time.
       const long from = std::max(column(begin), row.empty() ? 0 : row.back().end);
-      row.push_back({from, std::max(from + 1, column(end)), color, std::move(label)});
+      row.push_back({from, std::max(from + 1, column(end)), std::move(label)});
     };
     for (const auto& op : rank.timeline) {
       std::string label = several_stages_a_rank_ ? std::to_string(op.stage) : "";
       label += op_name(op.op);
       label += micro_batch_name(op.micro_batch, slices_);
-      add(op.begin, op.end, color_of(op.op, chunk_of_stage_[op.stage]), std::move(label));
+      add(op.begin, op.end, std::move(label));
     }
     // The optimizer is the busy time after the last op, before the tail.
     const double optimizer = rank.busy - busy;
     const double end = step_ - rank.idle[static_cast<size_t>(IdleCause::kTail)];
-    if (optimizer > 1e-9 * rank.busy) add(end - optimizer, end, "\x1b[30;47m", "O");
+    if (optimizer > 1e-9 * rank.busy) add(end - optimizer, end, "O");
     if (!row.empty()) columns_ = std::max(columns_, row.back().end);
     rows_.push_back(std::move(row));
   }
@@ -129,9 +105,7 @@ class TimelineGrid {
     for (long at = begin; at < end;) {
       while (next < row.size() && row[next].end <= at) ++next;
       const bool busy = next < row.size() && row[next].begin <= at;
-      const long stop = busy                ? std::min(row[next].end, end)
-                        : next < row.size() ? std::min(row[next].begin, end)
-                                            : end;
+      const long stop = busy ? std::min(row[next].end, end) : next < row.size() ? std::min(row[next].begin, end) : end;
       if (busy) {
         draw_op(row[next], at, stop, line);
       } else {
@@ -145,25 +119,20 @@ class TimelineGrid {
     const size_t room = static_cast<size_t>(to - from) * (width_ + 1) - 1;
     const bool long_op = span.end - span.begin > 1;
     std::string text = from == span.begin ? span.label : "";
-    text.resize(room, long_op && !options_.color ? '-' : ' ');
-    if (options_.color) line += span.color;
+    text.resize(room, long_op ? '-' : ' ');
     line += text;
-    if (options_.color) line += kReset;
     line += ' ';
   }
 
   void draw_idle(long cells, std::string& line) const {
-    if (options_.color) line += "\x1b[2m";
     for (long i = 0; i < cells; ++i) line += '.' + std::string(width_, ' ');
-    if (options_.color) line += kReset;
   }
 
-  const GridOptions& options_;
+  int max_width_;
   double unit_;
   double step_;
   bool several_stages_a_rank_ = false;
   int slices_ = 1;
-  std::vector<int> chunk_of_stage_;
   long columns_ = 0;
   size_t width_ = 1;
   std::vector<std::vector<Span>> rows_;
@@ -171,9 +140,8 @@ class TimelineGrid {
 
 }  // namespace
 
-std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit,
-                      const GridOptions& options) {
-  return TimelineGrid(schedule, simulation, unit, options).draw();
+std::string draw_grid(const Schedule& schedule, const Simulation& simulation, double unit, int max_width) {
+  return TimelineGrid(schedule, simulation, unit, max_width).draw();
 }
 
 std::string draw_instructions(const Schedule& schedule, int marked_rank, int marked_index) {

@@ -1,19 +1,17 @@
 // The paper's schedules and forward-only.
-#include "twobp/schedule/generators/classic.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/generators/generators.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {
 
 Schedule one_stage_per_rank(std::string_view name, int stages, int micro_batches, int slices) {
   TWOBP_CHECK(stages >= 1, "schedule '", name, "' needs at least 1 stage, got ", stages);
-  Schedule schedule =
-      empty_schedule(name, place_stages(Placement::kLinear, stages, stages), micro_batches, slices);
+  Schedule schedule = empty_schedule(name, place_stages(Placement::kLinear, stages, stages), micro_batches, slices);
   for (auto& list : schedule.ranks) list.reserve(2 * static_cast<size_t>(schedule.micro_batches));
   return schedule;
 }
@@ -66,8 +64,7 @@ Schedule one_forward_one_backward(int stages, int micro_batches, int slices) {
 }
 
 Schedule eager_one_forward_one_backward(int stages, int micro_batches, int slices) {
-  return alternating("eager-1f1b", stages, micro_batches, slices,
-                     [=](int stage) { return 2 * (stages - stage) - 1; });
+  return alternating("eager-1f1b", stages, micro_batches, slices, [=](int stage) { return 2 * (stages - stage) - 1; });
 }
 
 Schedule forward_only(const std::vector<int>& rank_of_stage, int micro_batches) {
@@ -83,8 +80,7 @@ Schedule forward_only(const std::vector<int>& rank_of_stage, int micro_batches) 
   return schedule;
 }
 
-Schedule empty_schedule(std::string_view name, std::vector<int> rank_of_stage, int micro_batches,
-                        int slices) {
+Schedule empty_schedule(std::string_view name, std::vector<int> rank_of_stage, int micro_batches, int slices) {
   TWOBP_CHECK(!rank_of_stage.empty(), "schedule '", name, "' needs at least 1 stage, got 0");
   TWOBP_CHECK(micro_batches >= 1, "schedule '", name, "' needs at least 1 micro-batch, got ", micro_batches);
   TWOBP_CHECK(slices >= 1, "schedule '", name, "' needs at least 1 slice, got ", slices);

@@ -1,22 +1,18 @@
-// A rank's F follow one fixed order. Its B follow the same order with the chunks reversed. The schedules
-// differ in how far F is ahead.
-#include "twobp/schedule/generators/interleaved.h"
-
+// A rank's F follow one fixed order. Its B follow the same order with the chunks reversed. The schedules differ in how
+// far F is ahead.
 #include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "twobp/schedule/generators/classic.h"
-#include "twobp/schedule/generators/place_p2.h"
-#include "twobp/schedule/placement.h"
+#include "twobp/schedule/generators/generators.h"
+#include "twobp/schedule/named_schedules.h"
 
 namespace twobp {
 namespace {
 
 Schedule looped(std::string_view name, int stages, int ranks, int micro_batches, int slices) {
-  Schedule schedule =
-      empty_schedule(name, place_stages(Placement::kLooped, stages, ranks), micro_batches, slices);
+  Schedule schedule = empty_schedule(name, place_stages(Placement::kLooped, stages, ranks), micro_batches, slices);
   for (auto& list : schedule.ranks) {
     list.reserve(2 * static_cast<size_t>(stages / ranks) * schedule.micro_batches);
   }
@@ -71,16 +67,15 @@ Schedule interleaved(std::string_view name, int stages, int ranks, int micro_bat
   const size_t round = largest_round(schedule);
   for (int rank = 0; rank < ranks; ++rank) {
     auto& list = schedule.ranks[rank];
-    const size_t ahead = std::min(
-        (chunks - 1) * round + static_cast<size_t>(per_hop) * (ranks - 1 - rank) + slices - 1, cells.size());
+    const size_t ahead =
+        std::min((chunks - 1) * round + static_cast<size_t>(per_hop) * (ranks - 1 - rank) + slices - 1, cells.size());
     for (size_t i = 0; i < cells.size() + ahead; ++i) {
       if (i < cells.size()) {
         list.push_back({Op::kForward, cells[i].chunk * ranks + rank, cells[i].micro_batch});
       }
       if (i >= ahead) {
         const Turn& cell = cells[i - ahead];
-        list.push_back(
-            {backward, (chunks - 1 - cell.chunk) * ranks + rank, schedule.backward_order(cell.micro_batch)});
+        list.push_back({backward, (chunks - 1 - cell.chunk) * ranks + rank, schedule.backward_order(cell.micro_batch)});
       }
     }
   }

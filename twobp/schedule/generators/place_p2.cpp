@@ -1,12 +1,10 @@
-// Works tick by tick: first every rank chooses by what was done before the tick, then all choices take
-// effect.
-#include "twobp/schedule/generators/place_p2.h"
-
+// Works tick by tick: first every rank chooses by what was done before the tick, then all choices take effect.
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/schedule/generators/generators.h"
 
 namespace twobp {
 namespace {
@@ -27,8 +25,7 @@ class Placer {
     while (!running.empty()) {
       ran.clear();
       for (size_t rank : running) choose(rank, ran);
-      TWOBP_CHECK(!ran.empty(), "schedule '", schedule_.name,
-                  "': no rank can go on in this order of F and I");
+      TWOBP_CHECK(!ran.empty(), "schedule '", schedule_.name, "': no rank can go on in this order of F and I");
       for (const Instruction& i : ran) {
         if (i.op == Op::kForward) ++forwards_[i.stage];
         if (i.op == Op::kBackwardP1) ++backwards_[i.stage];
@@ -55,9 +52,8 @@ class Placer {
 
   bool has_input(const Instruction& i) const {
     if (i.op == Op::kForward) return i.stage == 0 || forwards_[i.stage - 1] > i.micro_batch;
-    return i.stage + 1 == schedule_.stages
-               ? forwards_[i.stage] > i.micro_batch
-               : backwards_[i.stage + 1] > schedule_.backward_order(i.micro_batch);
+    return i.stage + 1 == schedule_.stages ? forwards_[i.stage] > i.micro_batch
+                                           : backwards_[i.stage + 1] > schedule_.backward_order(i.micro_batch);
   }
 
   void choose(size_t index, std::vector<Instruction>& ran) {

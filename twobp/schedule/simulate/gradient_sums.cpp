@@ -1,14 +1,12 @@
-#include "twobp/schedule/simulate/gradient_sums.h"
-
 #include <algorithm>
 #include <numeric>
 
-#include "twobp/schedule/simulate/bubble.h"
+#include "twobp/schedule/simulate/links.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 
-GradientSums::GradientSums(const Schedule& schedule, const std::vector<StageCost>& costs,
-                           const DataParallel& parallel)
+GradientSums::GradientSums(const Schedule& schedule, const std::vector<StageCost>& costs, const DataParallel& parallel)
     : schedule_(schedule),
       costs_(costs),
       parallel_(parallel),
@@ -63,8 +61,7 @@ void GradientSums::wait(const std::vector<double>& stage_done, std::vector<RankS
   }
 }
 
-std::vector<double> GradientSums::done(const std::vector<double>& stage_done,
-                                       const std::vector<double>& now) const {
+std::vector<double> GradientSums::done(const std::vector<double>& stage_done, const std::vector<double>& now) const {
   if (!by_layer_) return by_stage(stage_done, now);
   const double share = 2.0 * (parallel_.replicas - 1) / parallel_.replicas;
   std::vector<double> link_free(schedule_.ranks.size(), 0);

@@ -12,16 +12,14 @@ namespace twobp {
 namespace {
 
 void check_speed(double latency, double bytes_per_second, const std::string& what) {
-  TWOBP_CHECK(latency >= 0 && latency <= kMostCost, what, ": latency is ", latency, ", must be from 0 to ",
-              kMostCost);
+  TWOBP_CHECK(latency >= 0 && latency <= kMostCost, what, ": latency is ", latency, ", must be from 0 to ", kMostCost);
   TWOBP_CHECK(std::isfinite(bytes_per_second) && bytes_per_second >= 0, what, ": bytes_per_second is ",
               bytes_per_second, ", must be finite and not negative (0: no limit)");
 }
 
 }  // namespace
 
-Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs,
-             const SimulationOptions& options) {
+Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   check_speed(options.message_seconds, options.bytes_per_second, "the link between two ranks");
   std::map<std::pair<int, int>, int> link_of;
   for (const SharedLink& shared : options.shared_links) {
@@ -29,8 +27,8 @@ Links::Links(const Schedule& schedule, const std::vector<StageCost>& costs,
     check_speed(shared.latency, shared.bytes_per_second, what);
     const int ranks = schedule.rank_count();
     for (const auto& [from, to] : shared.between) {
-      TWOBP_CHECK(from >= 0 && from < ranks && to >= 0 && to < ranks && from != to, what, " names ranks ",
-                  from, " and ", to, ": these must be two different ranks from 0 to ", ranks - 1);
+      TWOBP_CHECK(from >= 0 && from < ranks && to >= 0 && to < ranks && from != to, what, " names ranks ", from,
+                  " and ", to, ": these must be two different ranks from 0 to ", ranks - 1);
       const auto [known, is_new] = link_of.emplace(std::pair(from, to), static_cast<int>(links_.size()));
       TWOBP_CHECK(is_new, what, " names ranks ", from, " and ", to,
                   known->second == static_cast<int>(links_.size())
@@ -66,9 +64,8 @@ double Links::send(const Route& route, double now) {
 }
 
 std::vector<SharedLink> node_links(int ranks, int ranks_per_node, double latency, double bytes_per_second) {
-  TWOBP_CHECK(ranks >= 1 && ranks_per_node >= 1,
-              "node_links needs at least one rank, and one in each node, got ", ranks, " and ",
-              ranks_per_node);
+  TWOBP_CHECK(ranks >= 1 && ranks_per_node >= 1, "node_links needs at least one rank, and one in each node, got ",
+              ranks, " and ", ranks_per_node);
   std::vector<SharedLink> links;
   for (int first = 0; first < ranks; first += ranks_per_node) {
     SharedLink link{concat("node ", first / ranks_per_node), {}, latency, bytes_per_second};

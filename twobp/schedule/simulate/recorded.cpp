@@ -1,7 +1,6 @@
-#include "twobp/schedule/simulate/recorded.h"
-
 #include "twobp/core/check.h"
 #include "twobp/schedule/check/walk.h"
+#include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
 namespace {
@@ -49,9 +48,8 @@ void RecordedOrder::take(int rank, Op op, int stage, int micro_batch) {
   const RecordedOp wanted{op, stage, micro_batch, 0};
   TWOBP_CHECK(at_[rank] < list.size(), "the recorded order of rank ", rank, " ends before ", text(wanted));
   const RecordedOp& next = list[at_[rank]++];
-  TWOBP_CHECK(next.op == op && next.stage == stage && next.micro_batch == micro_batch,
-              "the recorded order of rank ", rank, " has ", text(next), " where the schedule has ",
-              text(wanted), ": it belongs to another schedule");
+  TWOBP_CHECK(next.op == op && next.stage == stage && next.micro_batch == micro_batch, "the recorded order of rank ",
+              rank, " has ", text(next), " where the schedule has ", text(wanted), ": it belongs to another schedule");
 }
 
 std::vector<std::vector<RecordedOp>> recorded_order(const Simulation& simulation) {

@@ -12,7 +12,6 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/schedule/check/validate.h"
-#include "twobp/schedule/simulate/simulate_check.h"
 #include "twobp/schedule/simulate/simulator.h"
 
 namespace twobp {
@@ -26,8 +25,7 @@ std::string in_bytes(double bytes) {
 }
 
 // Whether W that is held back takes a rank over its cap. The inputs have been checked.
-bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& costs,
-                    SimulationOptions options) {
+bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& costs, SimulationOptions options) {
   const std::vector<double> caps = std::exchange(options.cap_per_rank, {});
   options.recorded.clear();
   options.timeline = false;
@@ -39,8 +37,7 @@ bool comes_over_cap(const Schedule& schedule, const std::vector<StageCost>& cost
 }
 
 // fills_waits for inputs that have been checked.
-bool waits_are_filled(const Schedule& schedule, const std::vector<StageCost>& costs,
-                      const SimulationOptions& options) {
+bool waits_are_filled(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   if (!schedule.holds_p2_back()) return schedule.fills();
   const auto& caps = options.cap_per_rank;
   const bool capped = std::any_of(caps.begin(), caps.end(), [](double cap) { return cap > 0; });
@@ -59,14 +56,12 @@ double Simulation::bubble_ratio() const {
   return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
 }
 
-bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs,
-                 const SimulationOptions& options) {
+bool fills_waits(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   check_simulation_inputs(schedule, costs, options);
   return waits_are_filled(schedule, costs, options);
 }
 
-Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs,
-                    const SimulationOptions& options) {
+Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   if (options.check) validate(schedule);
   check_simulation_inputs(schedule, costs, options);
   Simulation result = run_simulation(schedule, costs, options, waits_are_filled(schedule, costs, options));
@@ -76,9 +71,9 @@ Simulation simulate(const Schedule& schedule, const std::vector<StageCost>& cost
     const RankSimulation& over = result.ranks[rank];
     if (cap <= 0 || !exceeds(over.peak_bytes, cap)) continue;
     const std::vector<double> smallest = smallest_caps(schedule, costs, options);
-    fail("schedule '", schedule.name, "' does not fit: rank ", rank, " holds ", in_bytes(over.peak_bytes),
-         " at ", to_string({over.peak.op, over.peak.stage, over.peak.micro_batch}), ", its cap is ",
-         in_bytes(cap), ". The smallest cap it fits in is ", in_bytes(smallest[rank]), " on this rank and ",
+    fail("schedule '", schedule.name, "' does not fit: rank ", rank, " holds ", in_bytes(over.peak_bytes), " at ",
+         to_string({over.peak.op, over.peak.stage, over.peak.micro_batch}), ", its cap is ", in_bytes(cap),
+         ". The smallest cap it fits in is ", in_bytes(smallest[rank]), " on this rank and ",
          in_bytes(*std::max_element(smallest.begin(), smallest.end())), " on the fullest");
   }
   return result;

@@ -1,23 +1,18 @@
-// A rank's clock moves only with its own ops and with the messages it waits for. W that a rank runs in a wait
-// affects others only by the time when the rank goes on. So no event queue is needed: ranks run one after the
-// other, each until it needs a message that is not sent yet (walk.h), and a wait is filled once the arrival
-// time is known. Ranks advance in the order of time only if they interact in other ways than through
-// messages: on a shared link, or in each other's memory.
+// A rank's clock moves only with its own ops and with the messages it waits for. W that a rank runs in a wait affects
+// others only by the time when the rank goes on. So no event queue is needed: ranks run one after the other, each until
+// it needs a message that is not sent yet (walk.h), and a wait is filled once the arrival time is known. Ranks advance
+// in the order of time only if they interact in other ways than through messages: on a shared link, or in each other's
+// memory.
 #include "twobp/schedule/simulate/simulator.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/schedule/check/leading_forwards.h"
 #include "twobp/schedule/check/walk.h"
-#include "twobp/schedule/simulate/bubble.h"
-#include "twobp/schedule/simulate/gradient_sums.h"
 #include "twobp/schedule/simulate/links.h"
-#include "twobp/schedule/simulate/memory_book.h"
-#include "twobp/schedule/simulate/rank_state.h"
-#include "twobp/schedule/simulate/recorded.h"
 #include "twobp/schedule/simulate/stage_model.h"
 #include "twobp/schedule/w_queue.h"
 
@@ -26,8 +21,7 @@ namespace {
 
 class Simulator {
  public:
-  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options,
-            bool fills)
+  Simulator(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options, bool fills)
       : schedule_(schedule),
         costs_(costs),
         options_(options),
@@ -332,8 +326,8 @@ class Simulator {
     RankState& state = ranks_[rank];
     fill_wait_for(rank, message);
     if (message.arrived <= state.now) return;
-    book_wait(result_.ranks[rank], {state.now, message.arrived, message.sent, state.started,
-                                    !queues_[rank].empty(), state.splits_p2});
+    book_wait(result_.ranks[rank],
+              {state.now, message.arrived, message.sent, state.started, !queues_[rank].empty(), state.splits_p2});
     state.now = message.arrived;
   }
 
@@ -411,6 +405,38 @@ class Simulator {
 Simulation run_simulation(const Schedule& schedule, const std::vector<StageCost>& costs,
                           const SimulationOptions& options, bool fills) {
   return Simulator(schedule, costs, options, fills).run();
+}
+
+std::string_view bubble_cause_name(BubbleCause cause) {
+  constexpr std::array<std::string_view, kBubbleCauses> kNames = {"start-up", "dependency", "communication",
+                                                                  "imbalance", "nothing left to fill"};
+  return kNames.at(static_cast<size_t>(cause));
+}
+
+void book_tails(Simulation& simulation, const std::vector<double>& done) {
+  simulation.step_seconds = *std::max_element(done.begin(), done.end());
+  for (size_t rank = 0; rank < done.size(); ++rank) {
+    const double tail = simulation.step_seconds - done[rank];
+    simulation.ranks[rank].idle[static_cast<int>(IdleCause::kTail)] = tail;
+    simulation.ranks[rank].bubble[static_cast<int>(BubbleCause::kNothing)] += tail;
+  }
+}
+
+void book_imbalance(Simulation& simulation) {
+  double busiest = 0;
+  for (const auto& rank : simulation.ranks) busiest = std::max(busiest, rank.busy);
+  for (auto& rank : simulation.ranks) {
+    double left = busiest - rank.busy;
+    if (left <= 1e-12 * busiest) continue;  // the same work, summed in another order
+    for (const BubbleCause from :
+         {BubbleCause::kNothing, BubbleCause::kDependency, BubbleCause::kStartUp, BubbleCause::kCommunication}) {
+      double& seconds = rank.bubble[static_cast<int>(from)];
+      const double taken = std::min(seconds, left);
+      seconds -= taken;
+      left -= taken;
+      rank.bubble[static_cast<int>(BubbleCause::kImbalance)] += taken;
+    }
+  }
 }
 
 }  // namespace twobp

@@ -7,8 +7,7 @@ namespace twobp {
 namespace {
 
 // How many times as long an op takes if the samples cost so many times the mean.
-double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds,
-              double LayerCost::*rise) {
+double factor(const StageCost& stage, double times_the_mean, double LayerCost::*seconds, double LayerCost::*rise) {
   double all = 0;
   double more = 0;
   for (const LayerCost& layer : stage.layers) {
@@ -57,6 +56,19 @@ std::vector<StageCost> costs_of_micro_batches(const std::vector<StageCost>& cost
     }
   }
   return all;
+}
+
+void leave_out_backward(std::vector<LayerCost>& costs, int count) {
+  double input = 0;  // bytes; the batch belongs to no layer
+  for (size_t i = 0; i < costs.size() && static_cast<int>(i) < count; ++i) {
+    const LayerCost cost = costs[i];
+    costs[i] = {.forward = cost.forward,
+                .forward_peak = cost.forward_peak,
+                .forward_held = cost.output - input,
+                .output = cost.output,
+                .forward_rise = cost.forward_rise};
+    input = cost.output;
+  }
 }
 
 }  // namespace twobp

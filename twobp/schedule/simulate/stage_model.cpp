@@ -13,8 +13,7 @@ std::vector<double> shares(const std::vector<LayerCost>& layers, double seconds,
   for (const auto& layer : layers) sum += weight(layer);
   std::vector<double> shares;
   for (const auto& layer : layers) {
-    shares.push_back(sum > 0 ? seconds * (weight(layer) / sum)
-                             : seconds / static_cast<double>(layers.size()));
+    shares.push_back(sum > 0 ? seconds * (weight(layer) / sum) : seconds / static_cast<double>(layers.size()));
   }
   return shares;
 }
@@ -28,8 +27,7 @@ void close_pieces(StageModel& model, double seconds, double freed) {
   for (const P2Piece& piece : model.pieces) model.p2_peaks |= piece.peak > 0;
 }
 
-// The model of a stage with one layer: activations are added at the start of F and freed at the end of I or
-// B.
+// The model of a stage with one layer: activations are added at the start of F and freed at the end of I or B.
 StageModel plain_model(const StageCost& cost, double input, double output_gradient) {
   StageModel model;
   model.output = cost.output_bytes;
@@ -120,8 +118,7 @@ void OpModel::finish() {
   }
 }
 
-std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
-                                     bool has_backward) {
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward) {
   std::vector<StageModel> models;
   std::vector<double> largest_p2(schedule.ranks.size(), 0);
   for (size_t i = 0; i < costs.size(); ++i) {
@@ -133,8 +130,7 @@ std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector
     const double output_gradient = last ? 0 : costs[i + 1].input_gradient_bytes;
     if (first) cost.input_gradient_bytes = 0;
     if (last && cost.layers.empty()) cost.output_bytes = 0;
-    StageModel model =
-        cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last);
+    StageModel model = cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last);
     model.p2_seconds = model.pieces.back().begin;
     model.forward.finish();
     if (!has_backward) keep_nothing(model, input, last);

@@ -8,8 +8,7 @@
 
 namespace twobp {
 
-// The effect of an op on the bytes of its rank: the most held during it and the rest after it, relative to
-// before.
+// The effect of an op on the bytes of its rank: the most held during it and the rest after it, relative to before.
 struct Growth {
   double seconds = 0;
   double peak = 0;
@@ -48,7 +47,6 @@ struct StageModel {
 
 // The models of all stages, row by row: as many as `costs`, in that order. Without
 // `has_backward`, nothing is kept after F.
-std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs,
-                                     bool has_backward);
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward);
 
 }  // namespace twobp

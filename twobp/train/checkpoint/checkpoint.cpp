@@ -17,8 +17,7 @@ std::string shape_of(at::IntArrayRef sizes, at::ScalarType type) {
 }
 
 void check_size(const fs::path& path, uint64_t bytes, const FileFacts& listed) {
-  TWOBP_CHECK(bytes == listed.bytes, path.string(), " is damaged: ", bytes, " bytes instead of ",
-              listed.bytes);
+  TWOBP_CHECK(bytes == listed.bytes, path.string(), " is damaged: ", bytes, " bytes instead of ", listed.bytes);
 }
 
 void check_whole(const fs::path& path, const FileFacts& listed) {
@@ -61,8 +60,8 @@ Checkpoint::Checkpoint(fs::path folder, Verify verify) : folder_(std::move(folde
       check_size(path, bytes, facts);
     }
     const CheckpointFile file = *checkpoint_file_of(name);
-    parts_.push_back(std::make_unique<Part>(
-        Part{path, name, facts, file, SafetensorsFile(path.string()), verify == Verify::kAll}));
+    parts_.push_back(
+        std::make_unique<Part>(Part{path, name, facts, file, SafetensorsFile(path.string()), verify == Verify::kAll}));
     for (const std::string& tensor : parts_.back()->tensors.names()) {
       const auto [at, is_new] = where_.try_emplace({file, tensor}, parts_.back().get());
       TWOBP_CHECK(is_new, path.string(), " is damaged: ", at->second->name, " has ", tensor, " too");
@@ -117,15 +116,14 @@ void Checkpoint::verify(const Part& part) const {
 
 void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
   for (const auto& [name, tensor] : expected) {
-    TWOBP_CHECK(contains(file, name), place_of(file), " has no ", name,
-                ", which this run has: ", other_run(file));
+    TWOBP_CHECK(contains(file, name), place_of(file), " has no ", name, ", which this run has: ", other_run(file));
     const Part& part = part_with(file, name);
     verify(part);
     const at::IntArrayRef sizes = part.tensors.shape(name);
     const at::ScalarType type = part.tensors.type(name);
-    TWOBP_CHECK(sizes == tensor.sizes() && type == tensor.scalar_type(), part.path.string(), ": ", name,
-                " is ", shape_of(sizes, type), ", in this run it is ",
-                shape_of(tensor.sizes(), tensor.scalar_type()), ": ", other_run(file));
+    TWOBP_CHECK(sizes == tensor.sizes() && type == tensor.scalar_type(), part.path.string(), ": ", name, " is ",
+                shape_of(sizes, type), ", in this run it is ", shape_of(tensor.sizes(), tensor.scalar_type()), ": ",
+                other_run(file));
   }
 }
 

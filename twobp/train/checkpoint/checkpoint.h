@@ -1,5 +1,5 @@
-// Reads a checkpoint's folder: its tensors by name, whichever process wrote them. checkpoint_format.h
-// describes the contents.
+// Reads a checkpoint's folder: its tensors by name, whichever process wrote them. checkpoint_format.h describes the
+// contents.
 #pragma once
 
 #include <filesystem>
@@ -10,11 +10,12 @@
 #include <vector>
 
 #include "twobp/train/checkpoint/checkpoint_format.h"
+#include "twobp/train/config.h"
+#include "twobp/train/weights/save_model.h"
 
 namespace twobp {
 
-// The folder is untrusted. Missing, truncated or changed files are detected before any of their contents are
-// used.
+// The folder is untrusted. Missing, truncated or changed files are detected before any of their contents are used.
 class Checkpoint {
  public:
   using File = CheckpointFile;
@@ -40,8 +41,7 @@ class Checkpoint {
   bool contains(File file, const std::string& name) const { return where_.contains({file, name}); }
   const std::string& file_with(File file, const std::string& name) const;
 
-  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before
-  // `read`.
+  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before `read`.
   void check_tensors(File file, const NamedTensors& expected) const;
   // Throws Error if there are tensors other than these.
   void check_no_others(File file, const std::set<std::string>& known) const;
@@ -65,8 +65,21 @@ class Checkpoint {
   std::map<std::pair<File, std::string>, const Part*> where_;
 };
 
-// Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the
-// checkpoint is whole.
+// Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the checkpoint is
+// whole.
 std::vector<std::string> problems_of(const std::filesystem::path& folder);
+
+// Converts a checkpoint to a Hugging Face directory with its weights, or to a checkpoint with another number of files.
+
+// Writes what save_model would write at the end of the checkpoint's run. `config` is the configuration of that run. All
+// weights are in memory meanwhile. Throws Error if the checkpoint's weights are not exactly those of the
+// configuration's model, the model cannot be saved, or the folder cannot be written to.
+void save_model_of(const Checkpoint& checkpoint, const Config& config, const std::string& directory,
+                   const SaveModelOptions& options = {});
+
+// Writes the same checkpoint to `directory`/step-..., as `parts` processes with about equal numbers of bytes would have
+// written it. One part at a time is in memory. Any number of processes can resume from it. Throws Error if the folder
+// holds checkpoints or cannot be written to.
+void reshard(const Checkpoint& checkpoint, const std::string& directory, int parts);
 
 }  // namespace twobp

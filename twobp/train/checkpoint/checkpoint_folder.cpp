@@ -15,9 +15,9 @@
 #include <thread>
 #include <unistd.h>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
 
@@ -108,8 +108,7 @@ CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int pr
   TWOBP_CHECK(!error, "save.checkpoints: cannot create the folder ", path_.string(), ": ", error.message());
   if (is_new) sync_folder(fs::absolute(path_).parent_path());
   lock_ = ::open((path_ / kLock).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  TWOBP_CHECK(lock_ >= 0, "save.checkpoints: cannot write to the folder ", path_.string(), ": ",
-              std::strerror(errno));
+  TWOBP_CHECK(lock_ >= 0, "save.checkpoints: cannot write to the folder ", path_.string(), ": ", std::strerror(errno));
   try {
     lock(patience);
     clean();
@@ -120,15 +119,14 @@ CheckpointFolder::CheckpointFolder(const std::string& path, int64_t keep, int pr
   }
 }
 
-CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart& part,
-                                   const std::string& run_id, double patience)
+CheckpointFolder::CheckpointFolder(const std::string& path, const CheckpointPart& part, const std::string& run_id,
+                                   double patience)
     : path_(normal(path)), part_(part), run_id_(run_id) {
   const double begin = awake_seconds();
   while (true) {
     const fs::path lock = path_ / kLock;
     if (fs::is_regular_file(lock) && read_text(lock.string(), kMostOfLock) == run_id) return;
-    TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ",
-                part.process,
+    TWOBP_CHECK(awake_seconds() - begin < patience, "save.checkpoints: ", path_.string(), " of process ", part.process,
                 " is not the folder of process 0: use a folder on a file system that all "
                 "processes share");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -164,10 +162,9 @@ void CheckpointFolder::clean() {
 
 void CheckpointFolder::write_run_id() const {
   const auto bytes = static_cast<ssize_t>(run_id_.size());
-  const bool written = ::ftruncate(lock_, 0) == 0 &&
-                       ::pwrite(lock_, run_id_.data(), run_id_.size(), 0) == bytes && ::fsync(lock_) == 0;
-  TWOBP_CHECK(written, "save.checkpoints: cannot write ", (path_ / kLock).string(), ": ",
-              std::strerror(errno));
+  const bool written =
+      ::ftruncate(lock_, 0) == 0 && ::pwrite(lock_, run_id_.data(), run_id_.size(), 0) == bytes && ::fsync(lock_) == 0;
+  TWOBP_CHECK(written, "save.checkpoints: cannot write ", (path_ / kLock).string(), ": ", std::strerror(errno));
 }
 
 fs::path CheckpointFolder::of_step(int64_t step) const {
@@ -245,8 +242,7 @@ void CheckpointFolder::add(const CheckpointContent& content, const PartsWait& wa
   if (file != files.end()) frozen_ = {{of_step(step), aside}, file->second};
 }
 
-void CheckpointFolder::commit(const CheckpointContent& content, const FileList& files,
-                              const PartsWait& wait) {
+void CheckpointFolder::commit(const CheckpointContent& content, const FileList& files, const PartsWait& wait) {
   const int64_t step = content.state.position.step;
   commit_parts(aside_of(step), content.state, part_.count, files, wait);
   const fs::path target = of_step(step);

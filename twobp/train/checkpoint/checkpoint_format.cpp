@@ -9,8 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
-#include "twobp/core/text_file.h"
+#include "twobp/core/text.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
 #include "twobp/transport/world.h"
@@ -24,10 +23,9 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxStateBytes = 16 << 20;
 constexpr int kMaxDepth = 16;
 
-constexpr std::array<std::pair<CheckpointFile, const char*>, 3> kKinds = {
-    {{CheckpointFile::kWeights, "weights"},
-     {CheckpointFile::kOptimizer, "optimizer"},
-     {CheckpointFile::kFrozen, "frozen"}}};
+constexpr std::array<std::pair<CheckpointFile, const char*>, 3> kKinds = {{{CheckpointFile::kWeights, "weights"},
+                                                                           {CheckpointFile::kOptimizer, "optimizer"},
+                                                                           {CheckpointFile::kFrozen, "frozen"}}};
 
 // "-00001-of-00004", or "" for one process.
 std::string part_suffix(const CheckpointPart& part) {
@@ -61,22 +59,20 @@ json read_checked(const fs::path& path, const char* key) {
     const json& value = whole.at(key);
     const json& format = value.at("format");
     TWOBP_CHECK(format.is_number_integer() && format >= 1 && format <= kCheckpointFormat, path.string(),
-                " has checkpoint format ", format.dump(), ", but this program reads formats up to ",
-                kCheckpointFormat, ": it needs another version of twobp");
-    TWOBP_CHECK(whole.at("crc32") == crc_of(value), path.string(),
-                " is damaged: it does not match its checksum");
+                " has checkpoint format ", format.dump(), ", but this program reads formats up to ", kCheckpointFormat,
+                ": it needs another version of twobp");
+    TWOBP_CHECK(whole.at("crc32") == crc_of(value), path.string(), " is damaged: it does not match its checksum");
     return value;
   } catch (const json::exception&) {
     fail(path.string(), " is damaged: not the JSON of a checkpoint");
   }
 }
 
-// Reads a count from untrusted JSON. json::get would accept fractions, negative numbers and numbers that
-// overflow.
+// Reads a count from untrusted JSON. json::get would accept fractions, negative numbers and numbers that overflow.
 int64_t count_of(const json& object, const char* key, const fs::path& path, int64_t most = INT64_MAX) {
   const json& value = object.at(key);
-  TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most),
-              path.string(), " is damaged: ", key, " is not a whole number from 0 to ", most);
+  TWOBP_CHECK(value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most), path.string(),
+              " is damaged: ", key, " is not a whole number from 0 to ", most);
   return value.get<int64_t>();
 }
 
@@ -89,8 +85,7 @@ json files_to_json(const FileList& files) {
 FileList files_of(const json& list, const fs::path& path) {
   FileList files;
   for (const auto& [name, facts] : list.items()) {
-    TWOBP_CHECK(checkpoint_file_of(name), path.string(),
-                " is damaged: it lists a file that no checkpoint has");
+    TWOBP_CHECK(checkpoint_file_of(name), path.string(), " is damaged: it lists a file that no checkpoint has");
     files[name] = {static_cast<uint64_t>(count_of(facts, "bytes", path)),
                    static_cast<uint32_t>(count_of(facts, "crc32", path, UINT32_MAX))};
   }
@@ -122,8 +117,7 @@ uint32_t crc32_of(const void* data, size_t bytes, uint32_t crc) {
   return static_cast<uint32_t>(::crc32_z(crc, static_cast<const Bytef*>(data), bytes));
 }
 
-// Reads the file instead of mapping it, because page faults of a low-priority thread would block the other
-// threads.
+// Reads the file instead of mapping it, because page faults of a low-priority thread would block the other threads.
 FileFacts facts_of(const fs::path& path) {
   const InputFile file(path.string());
   FileFacts facts;

@@ -7,10 +7,9 @@
 //   state.json             step, data position, configuration, size and CRC-32 of each file, and its own
 //                          CRC-32. Without it, there is no checkpoint.
 //
-// With many processes, each writes its own files: process 1 of 4 writes weights-00001-of-00004.safetensors.
-// It holds the tensors that no earlier process has. A process without tensors of a kind writes no file of
-// that kind. During the writing, part-00001-of-00004.json says that the files of process 1 are on disk, with
-// their sizes and checksums.
+// With many processes, each writes its own files: process 1 of 4 writes weights-00001-of-00004.safetensors. It holds
+// the tensors that no earlier process has. A process without tensors of a kind writes no file of that kind. During the
+// writing, part-00001-of-00004.json says that the files of process 1 are on disk, with their sizes and checksums.
 //
 // The random state is (train.seed, step): all random numbers are drawn from these.
 #pragma once
@@ -20,15 +19,38 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
+#include "twobp/data/data.h"
 #include "twobp/files/safetensors.h"
-#include "twobp/train/checkpoint/position.h"
-#include "twobp/train/checkpoint/same_run.h"
+#include "twobp/train/config.h"
+#include "twobp/train/trainer.h"
+#include "twobp/train/variant.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
+
+// Checks whether a run may resume from a checkpoint. Some settings must be the same so that the run continues to the
+// bit. Some may be changed on purpose, and the rest do not matter.
+
+// The facts that a checkpoint holds about the run that wrote it.
+struct RunFacts {
+  std::string config;   // JSON with every key; defaults that depend on other keys are filled in
+  std::string data;     // fingerprint of the training data: the number of samples and a checksum of some
+  std::string kernels;  // instruction set of our CPU kernels
+  std::string order{};  // empty if the schedule keeps the order of micro-batches, otherwise its checksum
+};
+
+// Reads a few samples.
+RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant = {});
+
+// Throws Error that names the difference if one of these differs: the model, the data (the number of samples and a
+// checksum of 16 of them; the files may have moved), the seed, the precision, the batch (of all data-parallel replicas
+// together) or the type of optimizer. Everything that does not change a result may differ. So may optimizer.lr and the
+// like, train.steps, threads, the CPU, and a schedule that gives up the order of micro-batches, but these give notes.
+std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now);
 
 inline constexpr int kCheckpointFormat = 2;  // 1: files of one process only
 inline constexpr const char* kStateFile = "state.json";
@@ -66,8 +88,7 @@ FileFacts facts_of(const std::filesystem::path& path);
 // CRC-32 of zlib and gzip, continued from `crc`.
 uint32_t crc32_of(const void* data, size_t bytes, uint32_t crc = 0);
 
-// state.json. The contents are untrusted: reading throws Error that names the file and says what is wrong
-// with it.
+// state.json. The contents are untrusted: reading throws Error that names the file and says what is wrong with it.
 void write_state(const std::filesystem::path& path, const CheckpointState& state, const FileList& files);
 struct StateAndFiles {
   CheckpointState state;

@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/checkpoint_parts.h"
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -8,11 +6,12 @@
 #include <thread>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -40,8 +39,8 @@ bool has_the_same(const fs::path& path, const NamedTensors& tensors) {
   }
 }
 
-// Links to an earlier frozen file if possible. Frozen files are large, and a good one was checked when it was
-// written or opened, so it is not read again.
+// Links to an earlier frozen file if possible. Frozen files are large, and a good one was checked when it was written
+// or opened, so it is not read again.
 bool link_frozen(const fs::path& path, const NamedTensors& tensors, const FrozenFile& frozen) {
   for (const fs::path& folder : frozen.folders) {
     const fs::path there = folder / path.filename();
@@ -70,9 +69,8 @@ void take_part(const fs::path& folder, int64_t step, const CheckpointPart& part,
   const PartReport report = read_part_report(path);
   TWOBP_CHECK(report.error.empty(), "process ", part.process, ": ", report.error);
   TWOBP_CHECK(report.step == step, path.string(), " is of step ", report.step, ", not of step ", step);
-  TWOBP_CHECK(report.part.process == part.process && report.part.count == part.count, path.string(),
-              " is of process ", report.part.process, " of ", report.part.count, ", not of process ",
-              part.process, " of ", part.count);
+  TWOBP_CHECK(report.part.process == part.process && report.part.count == part.count, path.string(), " is of process ",
+              report.part.process, " of ", report.part.count, ", not of process ", part.process, " of ", part.count);
   for (const auto& [name, facts] : report.files) {
     const auto kind = checkpoint_file_of(name);
     TWOBP_CHECK(kind && name == checkpoint_file_name(*kind, part), path.string(), " lists ", name,

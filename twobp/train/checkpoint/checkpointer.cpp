@@ -1,16 +1,24 @@
 #include "twobp/train/checkpoint/checkpointer.h"
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/savepoint.h"
+#include "twobp/train/checkpoint/checkpoint_folder.h"
+#include "twobp/train/trainer.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/train/update/update.h"
 
 namespace twobp {
@@ -35,8 +43,8 @@ NamedTensors named(const std::vector<LiveTensor>& live, bool frozen) {
   return tensors;
 }
 
-// Copies into `copies`, each tensor on its rank's thread. This is parallel, and not reported to the memory
-// meter, which counts what a step needs.
+// Copies into `copies`, each tensor on its rank's thread. This is parallel, and not reported to the memory meter, which
+// counts what a step needs.
 void copy_all(Pipeline& pipeline, const std::vector<const LiveTensor*>& sources, NamedTensors& copies) {
   copies.resize(sources.size());
   pipeline.on_ranks([&](int rank) {
@@ -63,7 +71,58 @@ std::vector<const LiveTensor*> chosen(const std::vector<LiveTensor>& live, const
 
 }  // namespace
 
-Checkpointer::Checkpointer(const SaveConfig& save, bool resume, const Processes& processes)
+// The folder, the copies and the thread that writes them.
+class Checkpointer::Writer {
+ public:
+  Writer(const SaveConfig& save, bool resume, const Processes& processes);
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  std::vector<std::string> resume(Trainer& trainer);
+  void after_step(Trainer& trainer);
+  void finish(Trainer& trainer);
+
+ private:
+  enum class Phase : uint8_t {
+    kIdle,
+    kPart,   // writing this process's part
+    kOthers  // waiting for the others' parts
+  };
+
+  void set_to(Trainer& trainer, const Checkpoint& checkpoint);
+  void choose_tensors(const std::vector<LiveTensor>& weights, const std::vector<LiveTensor>& optimizer);
+  // Waits until the current checkpoint is whole on every process.
+  void wait_for_all();
+  void take(Trainer& trainer);
+  void check_error();
+  // Waits until the writer has reached `phase`, or passed it.
+  void wait(Phase phase);
+  void work();
+
+  SaveConfig save_;
+  Processes processes_;
+  std::optional<CheckpointFolder> folder_;
+  // The live tensors that this process writes. All processes choose together, before the first checkpoint.
+  bool chosen_ = false;
+  std::vector<bool> writes_weights_;
+  std::vector<bool> writes_optimizer_;
+  // Copies, kept from one checkpoint to the next. The writer owns them while it is not idle.
+  CheckpointContent content_;
+  RunFacts run_;
+  int64_t last_step_ = -1;  // step of the last copy, or of the checkpoint resumed from
+
+  std::atomic<bool> hurry_{false};
+  std::mutex mutex_;  // guards the members below
+  std::condition_variable changed_;
+  Phase phase_ = Phase::kIdle;
+  bool stop_ = false;
+  std::exception_ptr error_;
+
+  std::thread thread_;
+};
+
+Checkpointer::Writer::Writer(const SaveConfig& save, bool resume, const Processes& processes)
     : save_(save), processes_(processes) {
   std::string run_id;
   processes.together([&] {
@@ -83,7 +142,7 @@ Checkpointer::Checkpointer(const SaveConfig& save, bool resume, const Processes&
   thread_ = std::thread([this] { work(); });
 }
 
-Checkpointer::~Checkpointer() {
+Checkpointer::Writer::~Writer() {
   hurry_ = true;
   {
     const std::lock_guard lock(mutex_);
@@ -93,9 +152,8 @@ Checkpointer::~Checkpointer() {
   thread_.join();
 }
 
-std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
-  // All processes must use the same checkpoint. The first process reads every file, the others those that
-  // they need.
+std::vector<std::string> Checkpointer::Writer::resume(Trainer& trainer) {
+  // All processes must use the same checkpoint. The first process reads every file, the others those that they need.
   std::vector<std::string> notes;
   std::optional<Checkpoint> checkpoint;
   std::string step;
@@ -110,16 +168,16 @@ std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
     const CheckpointState& state = checkpoint->state();
     run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
     for (std::string& note : check_same_run(state.run, run_)) notes.push_back(std::move(note));
-    TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ",
-                trainer.config().train.steps, ", but the checkpoint ", checkpoint->folder().string(),
-                " is of a later step, ", state.position.step, ": raise train.steps");
+    TWOBP_CHECK(state.position.step <= trainer.config().train.steps, "train.steps is ", trainer.config().train.steps,
+                ", but the checkpoint ", checkpoint->folder().string(), " is of a later step, ", state.position.step,
+                ": raise train.steps");
   });
   set_to(trainer, *checkpoint);
   if (!processes_.is_first()) notes.clear();
   return notes;
 }
 
-void Checkpointer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
+void Checkpointer::Writer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
   Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
   const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
@@ -159,7 +217,7 @@ void Checkpointer::set_to(Trainer& trainer, const Checkpoint& checkpoint) {
   last_step_ = checkpoint.state().position.step;
 }
 
-void Checkpointer::after_step(Trainer& trainer) {
+void Checkpointer::Writer::after_step(Trainer& trainer) {
   {
     const std::lock_guard lock(mutex_);
     check_error();
@@ -167,20 +225,19 @@ void Checkpointer::after_step(Trainer& trainer) {
   if (trainer.steps_done() % save_.every == 0) take(trainer);
 }
 
-void Checkpointer::finish(Trainer& trainer) {
+void Checkpointer::Writer::finish(Trainer& trainer) {
   if (trainer.steps_done() > 0 && trainer.steps_done() != last_step_) take(trainer);
   wait_for_all();
 }
 
-void Checkpointer::wait_for_all() {
-  // Waits for the parts first: if a process cannot write its part, that is known before the others wait for
-  // it.
+void Checkpointer::Writer::wait_for_all() {
+  // Waits for the parts first: if a process cannot write its part, that is known before the others wait for it.
   processes_.together([&] { wait(Phase::kOthers); });
   processes_.together([&] { wait(Phase::kIdle); });
 }
 
-void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
-                                  const std::vector<LiveTensor>& optimizer) {
+void Checkpointer::Writer::choose_tensors(const std::vector<LiveTensor>& weights,
+                                          const std::vector<LiveTensor>& optimizer) {
   std::vector<std::string> names;
   for (const auto* live : {&weights, &optimizer}) {
     for (const LiveTensor& one : *live) names.push_back(one.name);
@@ -195,7 +252,7 @@ void Checkpointer::choose_tensors(const std::vector<LiveTensor>& weights,
   chosen_ = true;
 }
 
-void Checkpointer::take(Trainer& trainer) {
+void Checkpointer::Writer::take(Trainer& trainer) {
   wait_for_all();
   Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
@@ -217,21 +274,19 @@ void Checkpointer::take(Trainer& trainer) {
   changed_.notify_all();
 }
 
-void Checkpointer::check_error() {
+void Checkpointer::Writer::check_error() {
   if (error_) std::rethrow_exception(error_);
 }
 
-void Checkpointer::wait(Phase phase) {
+void Checkpointer::Writer::wait(Phase phase) {
   std::unique_lock lock(mutex_);
-  const auto reached = [&] {
-    return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers);
-  };
+  const auto reached = [&] { return phase_ == Phase::kIdle || (phase == Phase::kOthers && phase_ == Phase::kOthers); };
   // A process that dies leaves no part, so the others need not wait for it.
   while (!changed_.wait_for(lock, kLook, reached)) processes_.throw_if_aborted();
   check_error();
 }
 
-void Checkpointer::work() {
+void Checkpointer::Writer::work() {
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kNice);  // of this thread, on Linux
   const PartsWait others{processes_.timeout(), &hurry_};
   const auto enter = [this](Phase phase, const std::exception_ptr& error = nullptr) {
@@ -250,14 +305,30 @@ void Checkpointer::work() {
     try {
       folder_->add(content_, others, [&] { enter(Phase::kOthers); });
     } catch (const std::exception& e) {
-      error = std::make_exception_ptr(
-          Error(concat("the checkpoint of step ", content_.state.position.step,
-                       " could not be written, earlier ones are unchanged: ", e.what())));
+      error = std::make_exception_ptr(Error(concat("the checkpoint of step ", content_.state.position.step,
+                                                   " could not be written, earlier ones are unchanged: ", e.what())));
     } catch (...) {
       error = std::current_exception();
     }
     enter(Phase::kIdle, error);
   }
+}
+
+Checkpointer::Checkpointer(const SaveConfig& save, bool resume, const Processes& processes)
+    : writer_(std::make_unique<Writer>(save, resume, processes)) {}
+
+Checkpointer::~Checkpointer() = default;
+
+std::vector<std::string> Checkpointer::resume(Trainer& trainer) {
+  return writer_->resume(trainer);
+}
+
+void Checkpointer::after_step(Trainer& trainer) {
+  writer_->after_step(trainer);
+}
+
+void Checkpointer::finish(Trainer& trainer) {
+  writer_->finish(trainer);
 }
 
 }  // namespace twobp

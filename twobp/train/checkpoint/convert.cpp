@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/convert.h"
-
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -9,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/checkpoint/checkpoint.h"
 #include "twobp/train/checkpoint/checkpoint_folder.h"
 
 namespace twobp {
@@ -28,8 +27,8 @@ at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, s
     const bool averaged = checkpoint.contains(File::kOptimizer, mean);
     rows.push_back(averaged ? checkpoint.read(File::kOptimizer, mean) : checkpoint.read(file, part.name));
     if (!shape.empty()) shape[0] = part.rows;
-    TWOBP_CHECK(rows.back().sizes() == at::IntArrayRef(shape), checkpoint.folder().string(), ": ", part.name,
-                " is ", rows.back().sizes(), ", expected ", at::IntArrayRef(shape));
+    TWOBP_CHECK(rows.back().sizes() == at::IntArrayRef(shape), checkpoint.folder().string(), ": ", part.name, " is ",
+                rows.back().sizes(), ", expected ", at::IntArrayRef(shape));
     known.insert(part.name);
   }
   return rows.size() == 1 ? rows.front() : at::cat(rows);
@@ -89,8 +88,7 @@ void reshard(const Checkpoint& checkpoint, const std::string& directory, int par
   for (int part = parts - 1; part >= 0; --part) {
     const auto add = [&](CheckpointFolder& folder) {
       folder.add({checkpoint.state(), read(checkpoint, File::kWeights, weights[part]),
-                  read(checkpoint, File::kOptimizer, optimizer[part]),
-                  read(checkpoint, File::kFrozen, frozen[part])});
+                  read(checkpoint, File::kOptimizer, optimizer[part]), read(checkpoint, File::kFrozen, frozen[part])});
     };
     if (part == 0) {
       add(first);

@@ -1,5 +1,3 @@
-#include "twobp/train/checkpoint/same_run.h"
-
 #include <algorithm>
 
 #include <nlohmann/json.hpp>
@@ -7,10 +5,12 @@
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/models/model_type.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpoint.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 
 namespace twobp {
 namespace {
@@ -36,16 +36,13 @@ uint64_t pipeline_value(const json& config, const char* key, const json& default
 
 // The micro-batches of all replicas together: a step learns from these, and the data position counts them.
 json all_micro_batches(const json& config, const json& defaults) {
-  return pipeline_value(config, "data_parallel", defaults) *
-         pipeline_value(config, "micro_batches", defaults);
+  return pipeline_value(config, "data_parallel", defaults) * pipeline_value(config, "micro_batches", defaults);
 }
 
-// Replaces defaults that stand for a value of other keys, so that writing them explicitly makes no
-// difference.
+// Replaces defaults that stand for a value of other keys, so that writing them explicitly makes no difference.
 Config filled_in(Config config) {
   config.model.type.type().fill_in(config.model.type);
-  if (config.pipeline.micro_batches == 0)
-    config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
+  if (config.pipeline.micro_batches == 0) config.pipeline.micro_batches = pipeline_shape(config.pipeline).micro_batches;
   return config;
 }
 
@@ -75,8 +72,8 @@ std::string data_fingerprint(const Dataset& train) {
   return concat(train.size(), " samples, checksum ", crc);
 }
 
-// If a schedule sums gradients in another order, the bits depend on every cell of the schedule and on where
-// the p2 policy puts W.
+// If a schedule sums gradients in another order, the bits depend on every cell of the schedule and on where the p2
+// policy puts W.
 std::string order_of(const Variant& variant) {
   if (!reorders(variant)) return "";
   uint32_t crc = 0;
@@ -94,8 +91,7 @@ std::string order_of(const Variant& variant) {
 RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant& variant) {
   std::string kernels = kernels_in_use(config.pipeline.device);
   if (config.pipeline.device == "cpu") {
-    kernels +=
-        concat(" with ", c10::toString(product_type(compute_dtype(config.train.precision))), " products");
+    kernels += concat(" with ", c10::toString(product_type(compute_dtype(config.train.precision))), " products");
   }
   return {config_to_json(filled_in(config)), data_fingerprint(train), std::move(kernels), order_of(variant)};
 }
@@ -107,8 +103,8 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   usual.model.type = ModelOptions(after["model"]["type"].get<std::string>());
   const json defaults = json::parse(config_to_json(usual));
   const bool constant_lr = after["optimizer"]["schedule"] == "constant";
-  const bool replicas = pipeline_value(before, "data_parallel", defaults) != 1 ||
-                        pipeline_value(after, "data_parallel", defaults) != 1;
+  const bool replicas =
+      pipeline_value(before, "data_parallel", defaults) != 1 || pipeline_value(after, "data_parallel", defaults) != 1;
   const std::vector<std::string> unused = unused_data_keys(after, usual.model.input());
   std::vector<std::string> differences;
   std::vector<std::string> notes;
@@ -134,21 +130,20 @@ std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& n
   });
   if (differences.empty() && saved.data != now.data) {
     differences = sources;
-    differences.push_back(
-        concat("the training data is ", now.data, " but ", saved.data, " in the checkpoint"));
+    differences.push_back(concat("the training data is ", now.data, " but ", saved.data, " in the checkpoint"));
   }
   TWOBP_CHECK(differences.empty(), "cannot resume: ", join(differences, "; "),
               ": use the same settings, or another folder for save.checkpoints");
   if (saved.kernels != now.kernels) {
-    notes.push_back(concat("the kernels here are ", now.kernels, ", but those of the checkpoint were ",
-                           saved.kernels, ": the run continues, but not to the bit"));
+    notes.push_back(concat("the kernels here are ", now.kernels, ", but those of the checkpoint were ", saved.kernels,
+                           ": the run continues, but not to the bit"));
   }
   if (saved.order != now.order) {
-    notes.push_back(
-        concat("gradients were summed in the order of ", saved.order.empty() ? "micro-batches" : saved.order,
-               ", but are now summed in that of ", now.order.empty() ? "micro-batches" : now.order,
-               " (a schedule file may give up the order of micro-batches): the run continues, "
-               "but not to the bit"));
+    notes.push_back(concat("gradients were summed in the order of ",
+                           saved.order.empty() ? "micro-batches" : saved.order, ", but are now summed in that of ",
+                           now.order.empty() ? "micro-batches" : now.order,
+                           " (a schedule file may give up the order of micro-batches): the run continues, "
+                           "but not to the bit"));
   }
   return notes;
 }

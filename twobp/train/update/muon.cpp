@@ -1,5 +1,3 @@
-#include "twobp/train/update/muon.h"
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -7,15 +5,16 @@
 #include <utility>
 
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {
 
 using Matrices = std::vector<const MuonMatrix*>;
 
-// A GPU's products are batched, which hides the cost of launching them, up to this size. Those of a CPU are
-// not: MKL adds in another order for a batch of one than for more, and the bits must not depend on how many
-// matrices a stage has.
+// A GPU's products are batched, which hides the cost of launching them, up to this size. Those of a CPU are not: MKL
+// adds in another order for a batch of one than for more, and the bits must not depend on how many matrices a stage
+// has.
 constexpr int64_t kBatchNumbers = 1 << 26;
 
 int64_t batch_of(const at::Tensor& matrix) {
@@ -45,10 +44,10 @@ at::Tensor from_wide(const at::Tensor& wide, at::IntArrayRef sizes, bool tall) {
   return sizes.size() == 2 ? matrix : matrix.unflatten(0, sizes.slice(0, sizes.size() - 1));
 }
 
-// a b^T, or beta y + alpha a b^T, if that is symmetric: a, b (batch, m, n), y (batch, m, m). On a CPU the
-// part above the diagonal's blocks is copied from below, which saves up to half of the product.
-at::Tensor symmetric_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& y = {},
-                             double beta = 0, double alpha = 1) {
+// a b^T, or beta y + alpha a b^T, if that is symmetric: a, b (batch, m, n), y (batch, m, m). On a CPU the part above
+// the diagonal's blocks is copied from below, which saves up to half of the product.
+at::Tensor symmetric_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& y = {}, double beta = 0,
+                             double alpha = 1) {
   constexpr int64_t kBlock = 128;  // rows; with fewer, the products become slower than what they save
   const int64_t rows = a.size(1);
   if (!a.is_cpu() || rows < 2 * kBlock)
@@ -72,8 +71,8 @@ at::Tensor symmetric_product(const at::Tensor& a, const at::Tensor& b, const at:
   return result;
 }
 
-// `steps` iterations X <- a X + (b X X^T + c (X X^T)^2) X. Several are iterations of G = X X^T, G <- P G P
-// with P = a + b G + c G^2, and one product of X by all the P, which all commute.
+// `steps` iterations X <- a X + (b X X^T + c (X X^T)^2) X. Several are iterations of G = X X^T, G <- P G P with P = a +
+// b G + c G^2, and one product of X by all the P, which all commute.
 at::Tensor iterate(const at::Tensor& x, int steps) {
   constexpr double kA = 3.4445;
   constexpr double kB = -4.7750;
@@ -117,8 +116,8 @@ at::Tensor orthogonalized(at::Tensor x, at::ScalarType type) {
   // The Frobenius norm bounds the largest singular value, which must be at most 1.
   x.div_(at::linalg_vector_norm(x, 2, at::IntArrayRef({1, 2}), /*keepdim=*/true).clamp_min_(kLeastNorm));
   x = x.to(type);
-  // Of a wide matrix, the products by X cost most. Five iterations of G alone would magnify G's rounding ten
-  // times as much as those of X do, but three and two do not; in reduced precision they would.
+  // Of a wide matrix, the products by X cost most. Five iterations of G alone would magnify G's rounding ten times as
+  // much as those of X do, but three and two do not; in reduced precision they would.
   const bool by_gram = compute_type(type) == type && x.size(2) >= 2 * x.size(1);
   const std::vector<int> rounds = by_gram ? std::vector{3, 2} : std::vector{1, 1, 1, 1, 1};
   for (const int steps : rounds) x = iterate(x, steps);

@@ -3,15 +3,15 @@
 #include <algorithm>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/gemm.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
 
 Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
   const std::vector<std::string> known = {"adamw", "adam", "sgd", "muon"};
-  TWOBP_CHECK(std::find(known.begin(), known.end(), config.type) != known.end(), "unknown optimizer '",
-              config.type, "'");
+  TWOBP_CHECK(std::find(known.begin(), known.end(), config.type) != known.end(), "unknown optimizer '", config.type,
+              "'");
   // The fused kernels read it on the device of the weights.
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
@@ -65,15 +65,13 @@ void Optimizer::update(const Group& group, double lr, double grad_factor) {
   const double decay = group.rule.weight_decay;
   if (config_.type == "sgd") {
     at::_fused_sgd_(group.values, group.grads, group.first, decay, config_.momentum, lr,
-                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_,
-                    grad_scale);
+                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_, grad_scale);
   } else if (config_.type == "adam") {
     at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr, config_.beta1,
                      config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
   } else {
-    at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr,
-                      config_.beta1, config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                      grad_scale);
+    at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr, config_.beta1,
+                      config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
   }
 }
 
@@ -105,8 +103,7 @@ void Optimizer::add_to(Savepoint& savepoint, bool gradients) const {
     for (const auto* tensors : {&group.values, &group.first, &group.second}) {
       for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.stages[i]);
     }
-    for (size_t i = 0; gradients && i < group.grads.size(); ++i)
-      savepoint.add(group.grads[i], group.stages[i]);
+    for (size_t i = 0; gradients && i < group.grads.size(); ++i) savepoint.add(group.grads[i], group.stages[i]);
   }
 }
 
@@ -123,8 +120,7 @@ std::vector<Optimizer::State> Optimizer::state() const {
   for (const Group& group : groups_) {
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       Parameter* parameter = group.parameters[i];
-      if (!group.first.empty())
-        all.push_back({parameter, adam(group) ? "exp_avg" : "momentum", group.first[i]});
+      if (!group.first.empty()) all.push_back({parameter, adam(group) ? "exp_avg" : "momentum", group.first[i]});
       if (!group.second.empty()) all.push_back({parameter, "exp_avg_sq", group.second[i]});
     }
   }

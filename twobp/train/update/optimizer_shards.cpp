@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 
 namespace twobp {
 namespace {
@@ -23,8 +23,7 @@ std::vector<int> assign_replicas(const std::vector<UpdateCost>& costs, int repli
   const auto weight = [](const UpdateCost& cost) { return std::pair(cost.work, cost.numbers); };
   std::vector<size_t> order(costs.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return weight(costs[a]) > weight(costs[b]); });
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weight(costs[a]) > weight(costs[b]); });
   std::vector<UpdateCost> loads(replicas);
   std::vector<int> owners(costs.size(), 0);
   for (const size_t i : order) {
@@ -92,14 +91,13 @@ void OptimizerShards::receive(int64_t step, double timeout) {
   for (size_t m = 0; m < messages_.size(); ++m) {
     const Message& message = messages_[m];
     if (message.owner == replicas_.rank()) continue;
-    const Values values =
-        replicas_.receive(message.owner, tag_of(step, m), std::max(deadline - awake_seconds(), 1e-3));
-    TWOBP_CHECK(values.size() == message.parameters.size(), "replica ", message.owner, " sent ",
-                values.size(), " updated weights, ", message.parameters.size(), " were expected");
+    const Values values = replicas_.receive(message.owner, tag_of(step, m), std::max(deadline - awake_seconds(), 1e-3));
+    TWOBP_CHECK(values.size() == message.parameters.size(), "replica ", message.owner, " sent ", values.size(),
+                " updated weights, ", message.parameters.size(), " were expected");
     for (size_t i = 0; i < values.size(); ++i) {
       Parameter& parameter = *message.parameters[i];
-      TWOBP_CHECK(values[i].sizes() == parameter.master.sizes(), "replica ", message.owner,
-                  " has another shape for ", parameter.name());
+      TWOBP_CHECK(values[i].sizes() == parameter.master.sizes(), "replica ", message.owner, " has another shape for ",
+                  parameter.name());
       parameter.master.copy_(values[i]);
       take_over(parameter);
     }

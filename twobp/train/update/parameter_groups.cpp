@@ -1,5 +1,3 @@
-#include "twobp/train/update/parameter_groups.h"
-
 #include <algorithm>
 #include <charconv>
 #include <sstream>
@@ -9,6 +7,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/models/freeze.h"
+#include "twobp/train/update/optimizer.h"
 
 namespace twobp {
 namespace {
@@ -26,8 +25,8 @@ std::string last_matrix(const ModelSpec& model) {
   for (size_t i = model.layers.size(); i-- > 0;) {
     const auto layer = model.layers[i].make();  // allocates nothing
     const std::vector<Parameter*> parameters = parameters_of(*layer);
-    const auto last = std::find_if(parameters.rbegin(), parameters.rend(),
-                                   [](const Parameter* one) { return one->multiplies(); });
+    const auto last =
+        std::find_if(parameters.rbegin(), parameters.rend(), [](const Parameter* one) { return one->multiplies(); });
     if (last != parameters.rend()) return (*last)->name();
   }
   return "";
@@ -46,8 +45,7 @@ ParameterGroups::Group ParameterGroups::parse(const std::string& text, bool of_m
   Group group;
   std::istringstream words(text);
   words >> group.pattern;
-  if (group.pattern.empty() || group.pattern.find('=') != std::string::npos)
-    refuse("does not begin with a pattern");
+  if (group.pattern.empty() || group.pattern.find('=') != std::string::npos) refuse("does not begin with a pattern");
   int settings = 0;
   for (std::string word; words >> word; ++settings) {
     const size_t equals = std::min(word.find('='), word.size());
@@ -77,9 +75,8 @@ ParameterGroups::ParameterGroups(const OptimizerConfig& config)
 
 void ParameterGroups::check(const std::vector<std::string>& names) const {
   for (const Group& group : groups_) {
-    const bool used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return matches_pattern(name, group.pattern);
-    });
+    const bool used = std::any_of(names.begin(), names.end(),
+                                  [&](const std::string& name) { return matches_pattern(name, group.pattern); });
     TWOBP_CHECK(used, "optimizer.groups: no parameter is called \"", group.pattern, "\": did you mean \"",
                 nearest(group.pattern, names), "\"? Patterns may have * and ?.");
   }

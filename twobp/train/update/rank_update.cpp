@@ -6,14 +6,13 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/core/measure.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/update/parameter_groups.h"
-#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/train/update/optimizer.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -56,8 +55,7 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
     sum_over_replicas();
   }
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
-  if (shards_)
-    std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
+  if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
 }
 
@@ -106,8 +104,8 @@ void RankUpdate::sum_over_replicas() {
     if (shards_) item.owner = shards_->owner_of(use.parameter);
     items.push_back(std::move(item));
   }
-  reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items),
-                                               settings_.bucket_bytes, pipeline_.world().device(rank_));
+  reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items), settings_.bucket_bytes,
+                                               pipeline_.world().device(rank_));
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
@@ -130,8 +128,8 @@ UpdateTimes RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
   sum_buckets();
   sum_tied(step);
   sum_others();
-  // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks
-  // changes no bit.
+  // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks changes no
+  // bit.
   at::Tensor squares = at::zeros_like(result.squares);
   const bool finite = sum_squares(squares);
   const bool depends = settings_.depends_on_norm(scale_);
@@ -173,8 +171,7 @@ void RankUpdate::send_tied(int64_t step) {
       if (uses[u].rank != rank_) continue;
       for (const int to : ranks) {
         if (to != rank_)
-          transport.isend(to, tied_tag(step, w, static_cast<int>(u)),
-                          {uses[u].parameter->grad_to_add().clone()});
+          transport.isend(to, tied_tag(step, w, static_cast<int>(u)), {uses[u].parameter->grad_to_add().clone()});
       }
     }
   }
@@ -219,8 +216,7 @@ void RankUpdate::sum_others() {
   for (const UsedWeight& weight : uses_.all) {
     Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr) continue;
-    if (!weight.ranks_of_tied(rank_).empty())
-      all_reduce_sum(replicas, parameter->grad_to_add(), settings_.timeout);
+    if (!weight.ranks_of_tied(rank_).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), settings_.timeout);
     if (parameter->is_buffer()) {  // every replica has changed it in its own way
       all_reduce_sum(replicas, parameter->value, settings_.timeout);
       if (parameter->value.is_floating_point()) {
@@ -302,8 +298,7 @@ void RankUpdate::make_savepoint(bool float16) {
   if (average_) average_->add_to(*before_);
   for (const UsedWeight& weight : uses_.all) {  // the next step's F may change it before settle()
     const Parameter* parameter = weight.on(rank_);
-    if (parameter != nullptr && parameter->is_buffer())
-      before_->add(parameter->value, weight.uses.front().stage);
+    if (parameter != nullptr && parameter->is_buffer()) before_->add(parameter->value, weight.uses.front().stage);
   }
 }
 
@@ -346,8 +341,7 @@ void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   const auto& layers = pipeline_.model().layers;
   for (int64_t layer = 0; layer < squares.numel(); ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
-                " is not finite in step ", step,
-                ": lower optimizer.lr, set train.clip_norm, or look at the data");
+                " is not finite in step ", step, ": lower optimizer.lr, set train.clip_norm, or look at the data");
   }
   int64_t last = squares.numel() - 1;
   while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;

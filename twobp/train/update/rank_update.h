@@ -1,23 +1,84 @@
-// A rank's part of the update: the sums of its gradients over the uses of tied weights and over replicas, the
-// global norm, clipping and the optimizer. Only the rank's thread uses it. Sums are taken in model order, so
-// that the bits do not depend on the number of stages.
+// A rank's part of the update: the sums of its gradients over the uses of tied weights and over replicas, the global
+// norm, clipping and the optimizer. Only the rank's thread uses it. Sums are taken in model order, so that the bits do
+// not depend on the number of stages.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
+#include <ATen/ATen.h>
+
+#include "twobp/nn/parameter.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/step_request.h"
-#include "twobp/train/update/loss_scale.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
-#include "twobp/train/update/savepoint.h"
-#include "twobp/train/update/weight_average.h"
-#include "twobp/train/update/weight_uses.h"
+#include "twobp/train/update/rates.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp {
+
+// The weights of a model and where they are used. A weight that several layers use is tied (parameters of one name).
+
+class Pipeline;
+
+struct WeightUse {
+  Parameter* parameter = nullptr;  // null: on another process
+  int layer = 0;                   // index in the model
+  int stage = 0;
+  int rank = 0;
+  bool trainable = true;
+  bool hidden = false;  // see ParameterGroups::rule_of
+};
+
+// The uses of one weight, in model order.
+struct UsedWeight {
+  std::vector<WeightUse> uses;
+
+  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none.
+  Parameter* on(int rank) const;
+  // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one of them.
+  std::set<int> ranks_of_tied(int rank) const;
+};
+
+struct WeightUses {
+  // Throws Error if a tied weight has two shapes.
+  explicit WeightUses(Pipeline& pipeline);
+
+  std::vector<UsedWeight> all;      // in the order of their first use
+  std::vector<Parameter*> weights;  // that this process holds, each once, in model order
+  std::vector<std::string> names;   // of all weights of the model, by their parts
+  int64_t numel = 0;                // of all weights of the model
+};
+
+// A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
+// After the first step it is a copy of the weights, and after each later one
+//   mean <- decay * mean + (1 - decay) * weights
+// as in torch.optim.swa_utils.AveragedModel.
+class WeightAverage {
+ public:
+  // Allocates the means on the calling thread.
+  WeightAverage(double decay, const std::vector<Optimizer::Item>& items);
+
+  // Adds the weights after the step of that number, counted from 1.
+  void add(int64_t step);
+  // Exchanges the weights and their means.
+  void swap();
+  void add_to(Savepoint& savepoint) const;
+  // The means, for checkpoints.
+  std::vector<Optimizer::State> state() const;
+
+ private:
+  double decay_;
+  std::vector<Optimizer::Item> items_;
+  std::vector<at::Tensor> means_;
+};
 
 class Pipeline;
 
@@ -41,8 +102,8 @@ struct UpdateSettings {
 
 class RankUpdate {
  public:
-  // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets
-  // the pipeline sum gradients in buckets. Pipeline and uses outlive it.
+  // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets the
+  // pipeline sum gradients in buckets. Pipeline and uses outlive it.
   RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
              const UpdateSettings& settings);
   ~RankUpdate();
@@ -79,9 +140,9 @@ class RankUpdate {
   void sum_buckets();
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not
-  // finite. With shards, each replica computes those of its share and waits for the others': then they have
-  // read this replica's gradients, too.
+  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not finite.
+  // With shards, each replica computes those of its share and waits for the others': then they have read this replica's
+  // gradients, too.
   bool sum_squares(at::Tensor& squares);
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;
@@ -108,5 +169,18 @@ class RankUpdate {
   int64_t taken_back_ = 0;
   UpdateTimes times_;  // of the current update
 };
+
+// Sums of squares of gradients, by layer of the model.
+inline bool all_finite(const at::Tensor& squares) {
+  const double* values = squares.const_data_ptr<double>();
+  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
+}
+
+// The norm of all gradients.
+inline double norm_of(const at::Tensor& squares) {
+  double sum = 0;
+  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
+  return std::sqrt(sum);
+}
 
 }  // namespace twobp

@@ -6,8 +6,8 @@
 
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
-#include "twobp/train/update/parameter_groups.h"
-#include "twobp/train/update/sums_of_squares.h"
+#include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/rank_update.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 
@@ -22,9 +22,8 @@ Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_no
       averages_(config.average > 0),
       shards_(config.shard && pipeline.world().replicas > 1) {
   ParameterGroups(config).check(uses_.names);
-  pipeline.on_ranks([&](int rank) {
-    ranks_[rank] = std::make_unique<RankUpdate>(pipeline_, uses_, rank, config, settings_);
-  });
+  pipeline.on_ranks(
+      [&](int rank) { ranks_[rank] = std::make_unique<RankUpdate>(pipeline_, uses_, rank, config, settings_); });
 }
 
 Update::~Update() = default;
@@ -34,9 +33,8 @@ RankUpdate& Update::first_rank() const {
 }
 
 bool Update::ties_ranks() const {
-  return std::ranges::any_of(uses_.all, [](const UsedWeight& weight) {
-    return weight.ranks_of_tied(weight.uses.front().rank).size() > 1;
-  });
+  return std::ranges::any_of(
+      uses_.all, [](const UsedWeight& weight) { return weight.ranks_of_tied(weight.uses.front().rank).size() > 1; });
 }
 
 void Update::make_savepoints(bool float16) {
@@ -50,8 +48,8 @@ void Update::use(const LossScale& scale) {
 
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
-  result.squares = at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())},
-                             at::TensorOptions().dtype(at::kDouble));
+  result.squares =
+      at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())}, at::TensorOptions().dtype(at::kDouble));
   result.may_presume = may_presume;
   return result;
 }
@@ -133,6 +131,53 @@ std::vector<LiveTensor> Update::live_optimizer_state() const {
     }
   }
   return all;
+}
+
+WeightAverage::WeightAverage(double decay, const std::vector<Optimizer::Item>& items) : decay_(decay), items_(items) {
+  for (const Optimizer::Item& item : items_) {
+    const MemoryMeter::Scope scope(item.stage, MemoryCategory::kOptimizer);
+    means_.push_back(at::zeros_like(item.parameter->master));
+  }
+}
+
+void WeightAverage::add(int64_t step) {
+  for (size_t i = 0; i < means_.size(); ++i) {
+    const at::Tensor& weights = items_[i].parameter->master;
+    step == 1 ? means_[i].copy_(weights) : means_[i].lerp_(weights, 1 - decay_);
+  }
+}
+
+void WeightAverage::swap() {
+  for (size_t i = 0; i < means_.size(); ++i) {
+    Parameter& parameter = *items_[i].parameter;
+    const at::Tensor weights = parameter.master.clone();
+    parameter.master.copy_(means_[i]);
+    means_[i].copy_(weights);
+    parameter.refresh_value();
+  }
+}
+
+void WeightAverage::add_to(Savepoint& savepoint) const {
+  for (size_t i = 0; i < means_.size(); ++i) savepoint.add(means_[i], items_[i].stage);
+}
+
+std::vector<Optimizer::State> WeightAverage::state() const {
+  std::vector<Optimizer::State> all;
+  for (size_t i = 0; i < means_.size(); ++i) all.push_back({items_[i].parameter, "average", means_[i]});
+  return all;
+}
+
+void Savepoint::add(const at::Tensor& live, int stage) {
+  const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
+  entries_.push_back({live, at::empty_like(live)});
+}
+
+void Savepoint::save() {
+  for (Entry& entry : entries_) entry.copy.copy_(entry.live);
+}
+
+void Savepoint::roll_back() const {
+  for (const Entry& entry : entries_) entry.live.copy_(entry.copy);
 }
 
 }  // namespace twobp

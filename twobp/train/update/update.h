@@ -1,5 +1,4 @@
-// The end of a training step: the updates of all ranks of this process (RankUpdate), and what concerns all of
-// them.
+// The end of a training step: the updates of all ranks of this process (RankUpdate), and what concerns all of them.
 #pragma once
 
 #include <memory>
@@ -8,7 +7,6 @@
 
 #include "twobp/pipeline/step_request.h"
 #include "twobp/train/update/rank_update.h"
-#include "twobp/train/update/weight_uses.h"
 
 namespace twobp {
 
@@ -25,41 +23,40 @@ struct LiveTensor {
 
 class Update {
  public:
-  // Makes each rank's update on its thread. With replicas, gradients are summed in buckets of `bucket_bytes`
-  // from the pipeline's next step on.
+  // Makes each rank's update on its thread. With replicas, gradients are summed in buckets of `bucket_bytes` from the
+  // pipeline's next step on.
   Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout,
          int64_t bucket_bytes = kBucketBytes);
   ~Update();
   static constexpr int64_t kBucketBytes = 25 << 20;
 
-  // Allocates, on every rank, what taking back a step needs: copies of the weights, the optimizer's state and
-  // the buffers, and with float16 of the gradients. Without savepoints, and with sharded state, ranks do not
-  // presume.
+  // Allocates, on every rank, what taking back a step needs: copies of the weights, the optimizer's state and the
+  // buffers, and with float16 of the gradients. Without savepoints, and with sharded state, ranks do not presume.
   void make_savepoints(bool float16);
   // Sets the loss scale of the next step while the ranks are idle. From then on each rank adapts it.
   void use(const LossScale& scale);
-  // Called before a step. Later calls fill in the result. `may_presume`: see run(). Every process passes the
-  // same value.
+  // Called before a step. Later calls fill in the result. `may_presume`: see run(). Every process passes the same
+  // value.
   UpdateResult begin(bool may_presume) const;
   // For StepUpdate::run, on the rank's thread. With clipping or in float16, every rank
-  // waits for the norm. Otherwise a rank takes the step as soon as it has its own gradients. In float16, a
-  // step whose gradient is not finite is skipped. Ranks that may presume do not wait: they take the step as
-  // if it were neither clipped nor skipped (unless the previous step was), and it is open until settle().
+  // waits for the norm. Otherwise a rank takes the step as soon as it has its own gradients. In float16, a step whose
+  // gradient is not finite is skipped. Ranks that may presume do not wait: they take the step as if it were neither
+  // clipped nor skipped (unless the previous step was), and it is open until settle().
   UpdateTimes run(int rank, int64_t step, double lr, UpdateResult& result);
-  // For StepUpdate::settle. Waits for the norm of an open step. If it is not as presumed, takes the step back
-  // and takes the right one. Nothing may have been added to gradients since run(). Results that depend on
-  // weights must be computed again.
+  // For StepUpdate::settle. Waits for the norm of an open step. If it is not as presumed, takes the step back and takes
+  // the right one. Nothing may have been added to gradients since run(). Results that depend on weights must be
+  // computed again.
   Settled settle(int rank);
   // The same on all ranks of this process, which must be idle.
   void settle_all();
-  // Called after the step, on the thread that runs the pipeline. `scale` is the loss scale of its gradients.
-  // If a gradient is not finite, throws Error on every process. It names the layer with a weight that is not
-  // finite, or else the layer where the backward pass first met such a gradient.
+  // Called after the step, on the thread that runs the pipeline. `scale` is the loss scale of its gradients. If a
+  // gradient is not finite, throws Error on every process. It names the layer with a weight that is not finite, or else
+  // the layer where the backward pass first met such a gradient.
   void finish(int64_t step, const LossScale& scale, UpdateResult& result);
   // Whether ranks wait for each other's gradients at the end of a step, because of tied weights.
   bool ties_ranks() const;
-  // Exchanges the weights and their running means on all ranks of this process, which must be idle. Does
-  // nothing without optimizer.average, and before the first step.
+  // Exchanges the weights and their running means on all ranks of this process, which must be idle. Does nothing
+  // without optimizer.average, and before the first step.
   void swap_averages();
   // The number of steps that the ranks of this process have taken back so far.
   int64_t taken_back() const;
@@ -69,9 +66,9 @@ class Update {
   // The number of elements of all weights of the model, including those of other processes.
   int64_t numel() const { return uses_.numel; }
 
-  // Everything that a run of steps changes, for checkpoints: the masters, in model order, and the optimizers'
-  // state with the running means of the weights. Only what this process holds: with optimizer.shard, the
-  // optimizer state of its replica's share.
+  // Everything that a run of steps changes, for checkpoints: the masters, in model order, and the optimizers' state
+  // with the running means of the weights. Only what this process holds: with optimizer.shard, the optimizer state of
+  // its replica's share.
   std::vector<LiveTensor> live_weights() const;
   std::vector<LiveTensor> live_optimizer_state() const;
   int64_t optimizer_steps() const { return first_rank().optimizer_steps(); }

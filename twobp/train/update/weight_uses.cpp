@@ -1,5 +1,3 @@
-#include "twobp/train/update/weight_uses.h"
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -7,7 +5,8 @@
 #include "twobp/core/check.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
-#include "twobp/train/update/parameter_groups.h"
+#include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/rank_update.h"
 
 namespace twobp {
 
@@ -39,14 +38,13 @@ WeightUses::WeightUses(Pipeline& pipeline) {
           numel += parameter->numel();
           for (const ParameterPart& part : parameter->parts()) names.push_back(part.name);
         }
-        TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(),
-                    " has two shapes");
+        TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(), " has two shapes");
         std::vector<WeightUse>& uses = all[at->second.index].uses;
-        const bool first_here = local && std::none_of(uses.begin(), uses.end(),
-                                                      [](const WeightUse& use) { return use.parameter; });
+        const bool first_here =
+            local && std::none_of(uses.begin(), uses.end(), [](const WeightUse& use) { return use.parameter; });
         if (first_here) weights.push_back(parameter);
-        uses.push_back({local ? parameter : nullptr, layer, s, pipeline.rank_of_stage()[s],
-                        parameter->trainable(), in_hidden_layer(*parameter, last)});
+        uses.push_back({local ? parameter : nullptr, layer, s, pipeline.rank_of_stage()[s], parameter->trainable(),
+                        in_hidden_layer(*parameter, last)});
       }
     }
   }

@@ -1,5 +1,3 @@
-#include "twobp/train/weights/adapter_files.h"
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -9,14 +7,15 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
-#include "twobp/files/hub_hint.h"
-#include "twobp/files/json_file.h"
+#include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
-#include "twobp/files/new_folder.h"
+#include "twobp/files/paths.h"
 #include "twobp/files/safetensors.h"
+#include "twobp/models/checked_json.h"
 #include "twobp/models/hf_config.h"
+#include "twobp/models/model_type.h"
 #include "twobp/nn/layers/lora_linear.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {
@@ -120,9 +119,8 @@ void check_plain(const json& config, const ModelType& type, const std::string& p
   const json bias = config.value("bias", json("none"));
   if (bias != json("none")) refuse("bias", bias);
   const json start = config.value("init_lora_weights", json(true));
-  const bool known =
-      start.is_null() || start.is_boolean() ||
-      std::any_of(kStarts.begin(), kStarts.end(), [&](const char* one) { return start == json(one); });
+  const bool known = start.is_null() || start.is_boolean() ||
+                     std::any_of(kStarts.begin(), kStarts.end(), [&](const char* one) { return start == json(one); });
   if (!known) refuse("init_lora_weights", start);
   const json dropout = config.value("lora_dropout", json(0));
   TWOBP_CHECK(dropout == json(0), path, ": lora_dropout is ", shown(dropout),
@@ -184,9 +182,8 @@ NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelC
   return merged;
 }
 
-void save_adapter(const std::string& directory, const ModelConfig& model,
-                  const std::vector<Parameter*>& weights, const std::string& dtype,
-                  const Processes& processes) {
+void save_adapter(const std::string& directory, const ModelConfig& model, const std::vector<Parameter*>& weights,
+                  const std::string& dtype, const Processes& processes) {
   json names = json::array();
   Values values;
   for (const auto& [name, adapter] : adapters_of(weights)) {
@@ -219,9 +216,8 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   TWOBP_CHECK(config.value("peft_type", json("")) == json("LORA"), config_path,
               ": not the description of a LoRA adapter");
   const json rank = config.value("r", json());
-  TWOBP_CHECK(rank.is_number_integer() && rank.get<int64_t>() == model.lora, config_path,
-              ": the adapter's rank is ", rank.dump(), ", but model.lora is ", model.lora,
-              ": set it to the adapter's");
+  TWOBP_CHECK(rank.is_number_integer() && rank.get<int64_t>() == model.lora, config_path, ": the adapter's rank is ",
+              rank.dump(), ", but model.lora is ", model.lora, ": set it to the adapter's");
   const json alpha = config.value("lora_alpha", json());
   TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
               ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
@@ -239,12 +235,12 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
                 ", which is no adapter of this model: set model.lora_targets to its target_modules, ",
                 config.value("target_modules", json()).dump());
     const json targets = config.value("target_modules", json());
-    TWOBP_CHECK(is_target(name, targets), folder.string(), ": has the tensor ", name,
-                ", but target_modules of ", kAdapterConfig, " is ", targets.dump(),
+    TWOBP_CHECK(is_target(name, targets), folder.string(), ": has the tensor ", name, ", but target_modules of ",
+                kAdapterConfig, " is ", targets.dump(),
                 ", so PEFT does not use it: add the module there, or remove its tensors");
     const at::Tensor tensor = tensors.tensor(name);
-    TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second), folder.string(), ": ", name, " is ",
-                tensor.sizes(), ", expected ", at::IntArrayRef(adapter->second));
+    TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second), folder.string(), ": ", name, " is ", tensor.sizes(),
+                ", expected ", at::IntArrayRef(adapter->second));
     TWOBP_CHECK(tensor.is_floating_point(), folder.string(), ": ", name, " is of type ",
                 c10::toString(tensor.scalar_type()), ", not of floating point numbers");
     TWOBP_CHECK(only_finite(tensor), folder.string(), ": ", name,
@@ -256,8 +252,7 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
     adapters.erase(adapter);
   }
   TWOBP_CHECK(adapters.empty(), folder.string(), ": the adapter has no ",
-              adapters.empty() ? "" : adapters.begin()->first,
-              ": set model.lora_targets to its target_modules, ",
+              adapters.empty() ? "" : adapters.begin()->first, ": set model.lora_targets to its target_modules, ",
               config.value("target_modules", json()).dump());
 }
 

@@ -1,16 +1,15 @@
-#include "twobp/train/weights/load_model.h"
-
 #include <algorithm>
 #include <set>
 #include <string>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/files/finite.h"
+#include "twobp/files/safetensors.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/schedule/schedule_source.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {
@@ -34,8 +33,7 @@ bool has_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& values)
   }
   return std::any_of(values.begin(), values.end(), [&](const at::Tensor& value) {
     return value.numel() == tensor.numel() &&
-           at::allclose(tensor.to(at::kDouble).reshape({-1}), value.to(at::kDouble).reshape({-1}), rounding,
-                        least);
+           at::allclose(tensor.to(at::kDouble).reshape({-1}), value.to(at::kDouble).reshape({-1}), rounding, least);
   });
 }
 
@@ -52,9 +50,8 @@ std::string objection_to(const std::string& name, const ModelWeights& weights) {
   const auto values = naming.derived ? naming.derived(name) : std::vector<at::Tensor>();
   if (values.empty()) return name.substr(0, 100) + " is not known";
   if (has_one_of(weights.tensor(name), values)) return "";
-  return concat(
-      name.substr(0, 100),
-      " has other values than those that follow from config.json: correct config.json, or remove it");
+  return concat(name.substr(0, 100),
+                " has other values than those that follow from config.json: correct config.json, or remove it");
 }
 
 // Collects missing, misshaped, unknown and contradictory tensors for one message.
@@ -112,9 +109,8 @@ void check_finite(const at::Tensor& values, const std::string& name, const Model
   const at::Tensor stored = weights.tensor(name);
   TWOBP_CHECK(only_finite(stored), weights.directory(), ": ", name,
               " has a value that is not finite (NaN or infinity): the model is damaged");
-  fail(weights.directory(), ": ", name, " has a value of ", stored.abs().max().item<double>(),
-       ", beyond the range of ", c10::toString(values.scalar_type()),
-       ": compute in a wider type, such as bf16 or fp32");
+  fail(weights.directory(), ": ", name, " has a value of ", stored.abs().max().item<double>(), ", beyond the range of ",
+       c10::toString(values.scalar_type()), ": compute in a wider type, such as bf16 or fp32");
 }
 
 void copy_weight(Parameter& parameter, const ModelWeights& weights) {

@@ -14,19 +14,16 @@
 #include <nlohmann/json.hpp>
 
 #include "twobp/core/check.h"
-#include "twobp/core/pattern.h"
 #include "twobp/core/text.h"
-#include "twobp/data/images/class_names.h"
-#include "twobp/data/text/chat.h"
+#include "twobp/data/pixel_dataset.h"
 #include "twobp/data/text/tokenizer.h"
 #include "twobp/files/input_file.h"
 #include "twobp/files/new_file.h"
-#include "twobp/files/new_folder.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/models/captured.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
-#include "twobp/train/weights/adapter_files.h"
+#include "twobp/train/weights/weight_files.h"
 
 namespace twobp {
 namespace {
@@ -51,8 +48,7 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "vocab.json",
                                         "merges.txt",
                                         "vocab.txt"};
-constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json",
-                                    "processor_config.json"};
+constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json", "processor_config.json"};
 
 // The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
 // there.
@@ -135,12 +131,10 @@ Layout agree_on_layout(const std::vector<NamedTensors>& shards, const Processes&
     }
     mine.push_back(names);
   }
-  const std::vector<std::string> texts =
-      processes.to_first(json{{"shards", mine}, {"elements", elements}}.dump());
+  const std::vector<std::string> texts = processes.to_first(json{{"shards", mine}, {"elements", elements}}.dump());
   std::vector<json> all;
   json counts = json::array();
-  for (const std::string& text : texts)
-    counts.push_back(all.emplace_back(json::parse(text))["shards"].size());
+  for (const std::string& text : texts) counts.push_back(all.emplace_back(json::parse(text))["shards"].size());
   counts = json::parse(processes.from_first(counts.dump()));
   Layout layout;
   for (size_t process = 0; process < counts.size(); ++process) {
@@ -182,8 +176,8 @@ bool is_below(const fs::path& file, const fs::path& folder) {
 void check_link(const fs::path& folder, const fs::path& file) {
   const fs::path home = fs::canonical(folder);
   const fs::path target = fs::canonical(file);
-  const bool cached = home.parent_path().filename() == "snapshots" &&
-                      is_below(target, home.parent_path().parent_path() / "blobs");
+  const bool cached =
+      home.parent_path().filename() == "snapshots" && is_below(target, home.parent_path().parent_path() / "blobs");
   TWOBP_CHECK(cached || is_below(target, home), file.string(), ": links to ", target.string(),
               ", outside of its folder, and would be copied into the saved model: replace the link by the "
               "file, or remove it");
@@ -239,8 +233,7 @@ std::vector<std::string> all_but_weights(const fs::path& folder) {
 }
 
 // What is copied into `to`: files of model.from, and those of the run's tokenizer if it is another one.
-std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& tokenizer,
-                                     const fs::path& to) {
+std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& tokenizer, const fs::path& to) {
   std::vector<Companion> all;
   std::error_code ignored;
   const fs::path from(config.from);
@@ -311,8 +304,8 @@ void check_writable(const fs::path& folder, const char* file) {
     return;
   }
   const fs::path above = nearest_existing(folder);
-  TWOBP_CHECK(fs::is_directory(above, missing), "cannot create the folder ", folder.string(), ": ",
-              above.string(), " is a file");
+  TWOBP_CHECK(fs::is_directory(above, missing), "cannot create the folder ", folder.string(), ": ", above.string(),
+              " is a file");
   TWOBP_CHECK(::access(above.c_str(), W_OK | X_OK) == 0, "cannot create the folder ", folder.string(), ": ",
               std::strerror(errno));
 }
@@ -328,8 +321,8 @@ void check_room(const fs::path& to, const std::vector<Companion>& companions) {
     const uint64_t more = InputFile(one.from.string()).size();
     bytes += more;
     TWOBP_CHECK(bytes <= free, one.from.string(), ": has ", more,
-                " bytes and is copied into the saved model, but the disk of ", folder.string(), " has only ",
-                free, ": remove it, or set save.model to a folder on another disk");
+                " bytes and is copied into the saved model, but the disk of ", folder.string(), " has only ", free,
+                ": remove it, or set save.model to a folder on another disk");
   }
 }
 
@@ -360,21 +353,18 @@ void check_companions(const std::string& directory, const ModelConfig& model,
   if (tokenizer && (tokenizer->empty() || fs::exists(*tokenizer, missing))) {
     const fs::path file = tokenizer->empty() ? "" : tokenizer_file(*tokenizer);
     for (const std::string& name :
-         left_over(directory, file.empty() ? fs::path(model.from) : file.parent_path(),
-                   tokenizer_files(directory))) {
+         left_over(directory, file.empty() ? fs::path(model.from) : file.parent_path(), tokenizer_files(directory))) {
       if (file.empty() || name != "tokenizer.json") left.push_back(name);
     }
   }
-  TWOBP_CHECK(
-      left.empty(), directory, ": holds ", join(left), " of another model. This run does not replace ",
-      left.size() == 1 ? "it" : "them", ", so programs would use ", left.size() == 1 ? "it" : "them",
-      " with this model: set save.model to another folder, or remove ", left.size() == 1 ? "it" : "them");
+  TWOBP_CHECK(left.empty(), directory, ": holds ", join(left), " of another model. This run does not replace ",
+              left.size() == 1 ? "it" : "them", ", so programs would use ", left.size() == 1 ? "it" : "them",
+              " with this model: set save.model to another folder, or remove ", left.size() == 1 ? "it" : "them");
 }
 
 }  // namespace
 
-void check_save(const SaveConfig& save, const ModelConfig& model,
-                const std::optional<std::string>& tokenizer) {
+void check_save(const SaveConfig& save, const ModelConfig& model, const std::optional<std::string>& tokenizer) {
   check_type(model);
   if (!is_saved_as_bundle(model)) hf_config_json(model, /*sequence=*/1, save.dtype);
   const bool adapter = save.lora == "adapter";
@@ -392,7 +382,7 @@ SaveModelOptions save_options(const Config& config, const std::string& dtype) {
   const ModelInput input = config.model.input();
   SaveModelOptions options{.dtype = dtype, .tokenizer = tokenizer_of(config.data, input)};
   try {
-    options.class_names = class_names(config.data, input);
+    options.class_names = class_names(config.data);
   } catch (const Error&) {
     // The pictures are gone. The trained weights are worth more than the names.
   }
@@ -406,15 +396,14 @@ std::string missing_tokenizer(const SaveModelOptions& options, const std::string
 }
 
 void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
-                const std::vector<Parameter*>& weights, const SaveModelOptions& options,
-                const Processes& processes) {
+                const std::vector<Parameter*>& weights, const SaveModelOptions& options, const Processes& processes) {
   NamedTensors merged;
   processes.together([&] { merged = merged_weights(weights, config); });
   save_model(directory, config, sequence, merged, options, processes);
 }
 
-void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence,
-                const NamedTensors& given, const SaveModelOptions& options, const Processes& processes) {
+void save_model(const std::string& directory, const ModelConfig& config, int64_t sequence, const NamedTensors& given,
+                const SaveModelOptions& options, const Processes& processes) {
   const fs::path folder(directory);
   const bool first = processes.is_first();
   at::ScalarType dtype = at::kFloat;

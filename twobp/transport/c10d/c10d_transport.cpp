@@ -7,20 +7,19 @@
 #include <mutex>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/transport/message.h"
-#include "twobp/transport/process_world.h"
-#include "twobp/transport/threads/mailbox.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-// A receiver must know the size of what it receives. So every message begins with a frame of this many bytes:
-// the length of the head, then the head. The rest of a longer head follows.
+// A receiver must know the size of what it receives. So every message begins with a frame of this many bytes: the
+// length of the head, then the head. The rest of a longer head follows.
 constexpr int64_t kFrameBytes = 4096;
 constexpr int64_t kMostInFrame = kFrameBytes - static_cast<int64_t>(sizeof(int64_t));
 // Lengths that are no length of a head.
@@ -36,8 +35,7 @@ at::Tensor frame_of(int64_t length, const std::vector<std::byte>& head) {
   auto* bytes = frame.mutable_data_ptr<uint8_t>();
   std::memcpy(bytes, &length, sizeof(length));
   if (!head.empty()) {
-    std::memcpy(bytes + sizeof(length), head.data(),
-                std::min<size_t>(head.size(), static_cast<size_t>(kMostInFrame)));
+    std::memcpy(bytes + sizeof(length), head.data(), std::min<size_t>(head.size(), static_cast<size_t>(kMostInFrame)));
   }
   return frame;
 }
@@ -119,16 +117,14 @@ class C10dTransport : public Transport {
     check_sender(from);
     throw_if_stopped();
     Message message;
-    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_))
-      return std::move(message.values);
+    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return std::move(message.values);
     throw_if_stopped();
     fail_waiting(rank(), timeout, tag, from);
   }
 
   void flush(double timeout) override {
     std::unique_lock lock(sending_);
-    const bool empty =
-        wait_patiently(sent_, lock, timeout, [&] { return posted_.empty() || stopped_.load(); });
+    const bool empty = wait_patiently(sent_, lock, timeout, [&] { return posted_.empty() || stopped_.load(); });
     if (empty && posted_.empty()) return;
     const int to = posted_.front().to;
     lock.unlock();
@@ -261,8 +257,8 @@ class C10dTransport : public Transport {
     std::memcpy(&length, frame.const_data_ptr(), sizeof(length));
     if (length == kGoodbye) return false;
     if (length == kIdle) return true;
-    TWOBP_CHECK(length > 0 && length <= kMostHeadBytes, "a message from rank ", peer,
-                " makes no sense: a head of ", length, " bytes");
+    TWOBP_CHECK(length > 0 && length <= kMostHeadBytes, "a message from rank ", peer, " makes no sense: a head of ",
+                length, " bytes");
     std::vector<std::byte> head(static_cast<size_t>(length));
     const int64_t here = std::min(length, kMostInFrame);
     std::memcpy(head.data(), frame.const_data_ptr<uint8_t>() + sizeof(length), static_cast<size_t>(here));

@@ -13,9 +13,8 @@
 #include <unistd.h>
 
 #include "twobp/core/check.h"
-#include "twobp/transport/launcher.h"
 #include "twobp/transport/mpi/mpi_endpoint.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 namespace {
@@ -23,8 +22,7 @@ namespace {
 // Set when a rank has aborted. The others may be dead, and MPI_Finalize would wait for them.
 std::atomic<bool> failed{false};
 
-// If srun was not told to support it, Open MPI ends the process in MPI_Init, with advice on how to build
-// Slurm.
+// If srun was not told to support it, Open MPI ends the process in MPI_Init, with advice on how to build Slurm.
 void check_srun(const Launcher& launcher) {
 #if defined(OPEN_MPI)
   if (launcher.kind != Launcher::Kind::kSlurm || !launcher.started_many()) return;
@@ -37,18 +35,17 @@ void check_srun(const Launcher& launcher) {
 #endif
 }
 
-// MPI_Init waits without limit for ranks that never call it, and does not say which. After a while, each rank
-// that waits says so. The others are those that have not come.
+// MPI_Init waits without limit for ranks that never call it, and does not say which. After a while, each rank that
+// waits says so. The others are those that have not come.
 class WaitsForOthers {
  public:
   explicit WaitsForOthers(const Launcher& launcher)
       : thread_([this, launcher] {
           std::unique_lock lock(mutex_);
           if (changed_.wait_for(lock, kPatience, [this] { return over_; })) return;
-          std::fprintf(
-              stderr,
-              "rank %d of %d has waited %d s in MPI_Init: the ranks that do not say this have not started\n",
-              launcher.rank, launcher.size, static_cast<int>(kPatience.count()));
+          std::fprintf(stderr,
+                       "rank %d of %d has waited %d s in MPI_Init: the ranks that do not say this have not started\n",
+                       launcher.rank, launcher.size, static_cast<int>(kPatience.count()));
         }) {}
   ~WaitsForOthers() {
     {
@@ -109,8 +106,7 @@ class Session {
                 "that was built with support for threads");
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "tell the number of processes");
     TWOBP_CHECK(
-        launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun ||
-            launcher.size == size_,
+        launcher.kind == Launcher::Kind::kNone || launcher.kind == Launcher::Kind::kTorchrun || launcher.size == size_,
         name_of(launcher.kind), " started ", launcher.size, " processes, but MPI sees ", size_,
         ": twobp was built with another MPI than the launcher's, or srun needs an option (srun --mpi=list)");
     own_cores_ = enough_cores();
@@ -155,13 +151,12 @@ int mpi_size() {
 
 std::unique_ptr<Transport> make_mpi_transport(int ranks, const MpiOptions& options) {
   const Session& session = Session::get();
-  TWOBP_CHECK(ranks >= 1 && ranks <= session.size(), "a transport of ", ranks, " ranks among ",
-              session.size(), " processes");
+  TWOBP_CHECK(ranks >= 1 && ranks <= session.size(), "a transport of ", ranks, " ranks among ", session.size(),
+              " processes");
   int process = 0;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &process), "tell the rank");
   MPI_Comm own = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, process < ranks ? 0 : MPI_UNDEFINED, process, &own),
-            "make a communicator");
+  check_mpi(MPI_Comm_split(MPI_COMM_WORLD, process < ranks ? 0 : MPI_UNDEFINED, process, &own), "make a communicator");
   if (own == MPI_COMM_NULL) return nullptr;
   return std::make_unique<WatchedEndpoint>(own, options, session.own_cores());
 }

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <sched.h>
+#include <string>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -16,8 +17,8 @@ constexpr int kHeadTag = 0;  // payloads have tags from 1
 constexpr double kPoliteAfter = 200e-6;
 // Seconds of spinning if processes share cores.
 constexpr double kSharedCoreSpin = 50e-6;
-// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a
-// late message costs little time.
+// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a late
+// message costs little time.
 constexpr double kSleepPart = 0.01;
 constexpr double kLeastSleep = 5e-6;  // seconds
 constexpr double kMostSleep = 1e-3;
@@ -75,8 +76,8 @@ void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
 
 void MpiEndpoint::send_parts(Outgoing& out, int payload_tag) {
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag,
-                      communicator_, &request),
+  check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag, communicator_,
+                      &request),
             "send a message");
   requests_.add(request, out);
   for (const at::Tensor& tensor : out.tensors) {
@@ -96,14 +97,13 @@ void MpiEndpoint::take_heads() {
     int there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
-    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kHeadTag, communicator_, &there, &message, &status),
-              "look for messages");
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, kHeadTag, communicator_, &there, &message, &status), "look for messages");
     if (there == 0) return;
     int bytes = 0;
     check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "count what it received");
     const int from = status.MPI_SOURCE;
-    TWOBP_CHECK(bytes >= 0 && bytes <= kMostHeadBytes, "a message from rank ", from,
-                " makes no sense: a head of ", bytes, " bytes");
+    TWOBP_CHECK(bytes >= 0 && bytes <= kMostHeadBytes, "a message from rank ", from, " makes no sense: a head of ",
+                bytes, " bytes");
     auto head = std::make_unique<Head>();
     head->bytes.resize(bytes);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -270,12 +270,57 @@ void MpiEndpoint::abort(const std::string& reason) {
     // Only the abort message must be sent. Other messages may wait for a dead rank.
     wait(kAbortGrace, [&] {
       poll();
-      return std::none_of(outgoing_.begin(), outgoing_.end(),
-                          [](const auto& out) { return out->tensors.empty(); });
+      return std::none_of(outgoing_.begin(), outgoing_.end(), [](const auto& out) { return out->tensors.empty(); });
     });
   } catch (const std::exception&) {
     // The error to report is the reason for the abort.
   }
+}
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail("MPI failed to ", what, ": ", std::string(text, length));
+}
+
+void MpiRequests::add(MPI_Request request, Transfer& transfer, int bytes) {
+  requests_.push_back(request);
+  about_.push_back({&transfer, bytes});
+  ++transfer.open;
+}
+
+void MpiRequests::test(std::vector<Transfer*>& done) {
+  if (requests_.empty()) return;
+  indices_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int count = 0;
+  const int code =
+      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+  if (code == MPI_ERR_IN_STATUS) {
+    for (int i = 0; i < count; ++i) check_mpi(statuses_[i].MPI_ERROR, "move a message");
+  }
+  check_mpi(code, "move a message");
+  if (count == MPI_UNDEFINED || count == 0) return;
+  for (int i = 0; i < count; ++i) {
+    const About& about = about_[indices_[i]];
+    if (about.bytes >= 0) {
+      int bytes = 0;
+      check_mpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "count what it received");
+      TWOBP_CHECK(bytes == about.bytes, "rank ", statuses_[i].MPI_SOURCE, " sent ", bytes,
+                  " bytes of a tensor, but had announced ", about.bytes);
+    }
+    if (--about.transfer->open == 0) done.push_back(about.transfer);
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    requests_[kept] = requests_[i];
+    about_[kept++] = about_[i];
+  }
+  requests_.resize(kept);
+  about_.resize(kept);
 }
 
 }  // namespace twobp

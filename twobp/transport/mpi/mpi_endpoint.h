@@ -1,24 +1,57 @@
 // The transport of one process over an MPI communicator. Private: other code uses mpi.h.
 //
-// A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that
-// is too large for the head. A receiver takes heads as they arrive and posts the receives for their tensors
-// at once, even before the rank asks for the message. So messages need no buffers of MPI, and move while the
-// rank computes.
+// A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that is too
+// large for the head. A receiver takes heads as they arrive and posts the receives for their tensors at once, even
+// before the rank asks for the message. So messages need no buffers of MPI, and move while the rank computes.
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <list>
 #include <memory>
+#include <mpi.h>
 #include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "twobp/core/check.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/mpi/mpi.h"
-#include "twobp/transport/mpi/mpi_requests.h"
 
 namespace twobp {
+
+// Open MPI sends and receives, tested together. Private to the MPI transport.
+
+// Throws Error with MPI's text for `code` unless it is success.
+void check_mpi(int code, const char* what);
+
+// A message under way. The memory that its requests read and write must not move until all are done.
+struct Transfer {
+  virtual ~Transfer() = default;
+  int open = 0;  // number of open requests
+};
+
+class MpiRequests {
+ public:
+  // `bytes` is the number of bytes that a receive must deliver, and -1 for a send.
+  void add(MPI_Request request, Transfer& transfer, int bytes = -1);
+  // Tests the requests and counts the finished ones off their transfers. Appends transfers without open requests to
+  // `done`.
+  void test(std::vector<Transfer*>& done);
+  bool empty() const { return requests_.empty(); }
+
+ private:
+  struct About {
+    Transfer* transfer;
+    int bytes;
+  };
+
+  std::vector<MPI_Request> requests_;
+  std::vector<About> about_;
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+};
 
 class MpiEndpoint : public Transport {
  public:

@@ -11,15 +11,13 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/transport/group_sums.h"
-#include "twobp/transport/nccl/nccl_group.h"
-#include "twobp/transport/nccl/nccl_head.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/collectives.h"
+#include "twobp/transport/message.h"
+#include "twobp/transport/nccl/nccl_communicator.h"
 #include "twobp/transport/nccl/nccl_link.h"
-#include "twobp/transport/threads/mailbox.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {
@@ -49,8 +47,8 @@ at::Tensor bytes_of(const NcclUniqueId& id) {
 
 class NcclTransport : public Transport {
  public:
-  NcclTransport(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device,
-                const NcclLinks& links, const std::vector<int>& members, const NcclOptions& options)
+  NcclTransport(std::shared_ptr<Transport> host, const NcclApi& api, const Device& device, const NcclLinks& links,
+                const std::vector<int>& members, const NcclOptions& options)
       : host_(std::move(host)),
         api_(api),
         device_(device),
@@ -174,16 +172,13 @@ class NcclTransport : public Transport {
       return tensor.device().type() == owner_.options_.tensors && nccl_type(tensor.scalar_type());
     }
     DeviceEvent all_reduce(const at::Tensor& tensor) override {
-      return launch(
-          [&](NcclGroup& group, const DeviceEvent& ready) { return group.all_reduce(tensor, ready); });
+      return launch([&](NcclGroup& group, const DeviceEvent& ready) { return group.all_reduce(tensor, ready); });
     }
     DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners) override {
-      return launch(
-          [&](NcclGroup& group, const DeviceEvent& ready) { return group.reduce(tensors, owners, ready); });
+      return launch([&](NcclGroup& group, const DeviceEvent& ready) { return group.reduce(tensors, owners, ready); });
     }
     DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots) override {
-      return launch(
-          [&](NcclGroup& group, const DeviceEvent& ready) { return group.broadcast(tensors, roots, ready); });
+      return launch([&](NcclGroup& group, const DeviceEvent& ready) { return group.broadcast(tensors, roots, ready); });
     }
     bool passed(const DeviceEvent& done) override {
       const bool passed = done.passed();
@@ -231,8 +226,8 @@ class NcclTransport : public Transport {
     std::erase_if(mine, [&](const auto& link) {
       return (link.first != rank() && link.second != rank()) || link.first == link.second;
     });
-    // All ranks use one order, so that no two wait for each other. In this one, every second pair of
-    // neighbours comes first, and these connect at the same time.
+    // All ranks use one order, so that no two wait for each other. In this one, every second pair of neighbours comes
+    // first, and these connect at the same time.
     std::sort(mine.begin(), mine.end(), [](const auto& a, const auto& b) {
       const auto key = [](const auto& link) {
         return std::tuple(std::min(link.first, link.second) % 2, link.first, link.second);
@@ -416,8 +411,8 @@ class NcclTransport : public Transport {
     }
   }
 
-  // All ends of all communicators first say that nothing more comes, so that no two ranks wait for each
-  // other, whatever the order in which they destroy them. After kFlushSeconds, they are aborted instead.
+  // All ends of all communicators first say that nothing more comes, so that no two ranks wait for each other, whatever
+  // the order in which they destroy them. After kFlushSeconds, they are aborted instead.
   void finalize() {
     const OnStream here(device_.compute());  // sets the thread's current device
     const double deadline = awake_seconds() + kFlushSeconds;
@@ -438,8 +433,8 @@ class NcclTransport : public Transport {
     for_all([](NcclCommunicator& one) { one.abort(); });
   }
 
-  // The lock, held unless that took more than kLockSeconds. This is not std::timed_mutex, because
-  // ThreadSanitizer does not recognize its waits.
+  // The lock, held unless that took more than kLockSeconds. This is not std::timed_mutex, because ThreadSanitizer does
+  // not recognize its waits.
   std::unique_lock<std::mutex> lock_in_time() {
     std::unique_lock lock(mutex_, std::defer_lock);
     const double deadline = awake_seconds() + kLockSeconds;
@@ -464,8 +459,7 @@ class NcclTransport : public Transport {
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
       progress_with_all();
-      waits_ =
-          std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
+      waits_ = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {
       // Whoever waits is told.
     } catch (const std::exception& error) {
@@ -539,13 +533,11 @@ class NcclTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
-                                               const Device& device, const NcclLinks& links,
-                                               const NcclOptions& options,
+                                               const Device& device, const NcclLinks& links, const NcclOptions& options,
                                                const std::vector<int>& sums_with) {
-  TWOBP_CHECK(
-      device.asynchronous(),
-      "the transport nccl needs GPUs: on CPUs start with mpirun (pipeline.transport = \"mpi\") or use "
-      "pipeline.transport = \"threads\"");
+  TWOBP_CHECK(device.asynchronous(),
+              "the transport nccl needs GPUs: on CPUs start with mpirun (pipeline.transport = \"mpi\") or use "
+              "pipeline.transport = \"threads\"");
   return std::make_unique<NcclTransport>(std::move(host), api, device, links, sums_with, options);
 }
 
@@ -570,17 +562,16 @@ World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<D
   // The ranks of the same place in all replicas.
   const auto sums_with = [&](int rank) {
     std::vector<int> members;
-    for (int replica = 0; replica < replicas && groups; ++replica)
-      members.push_back(replica * ranks + rank % ranks);
+    for (int replica = 0; replica < replicas && groups; ++replica) members.push_back(replica * ranks + rank % ranks);
     return members;
   };
-  World world = make_process_world(std::make_shared<Ends>(hosts.size(),
-                                                          [&](int i) {
-                                                            return make_nccl_transport(
-                                                                hosts[i], api, devices[i], links, options,
-                                                                sums_with(hosts[i]->rank()));
-                                                          }),
-                                   replicas, ranks);
+  World world =
+      make_process_world(std::make_shared<Ends>(hosts.size(),
+                                                [&](int i) {
+                                                  return make_nccl_transport(hosts[i], api, devices[i], links, options,
+                                                                             sums_with(hosts[i]->rank()));
+                                                }),
+                         replicas, ranks);
   world.devices.resize(ranks);
   std::copy(devices.begin(), devices.end(), world.devices.begin() + hosts[0]->rank() % ranks);
   return world;

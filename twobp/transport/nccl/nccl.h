@@ -1,7 +1,7 @@
 // Ranks in several processes, with a GPU each. NCCL carries the messages between the GPUs.
 //
-// How a message travels. NCCL pairs sends with receives by their order alone and knows neither tags nor
-// shapes. A send may not end before its receive exists. So:
+// How a message travels. NCCL pairs sends with receives by their order alone and knows neither tags nor shapes. A send
+// may not end before its receive exists. So:
 // - Each ordered pair of ranks that may communicate is a link (nccl_link.h): a communicator of the two ranks
 //   and a stream at each end, made at the start. The two directions between two ranks never wait for each
 //   other. Only the data that is sent waits for a compute stream; nothing else on a link does.
@@ -25,14 +25,14 @@
 // - A tensor is returned as soon as its head is there, which is when the sender's GPU has made it. The
 //   caller's current stream waits for the transfer by an event.
 //
-// A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It
-// aborts the communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and
-// then, for a rank that is busy elsewhere.
+// A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It aborts the
+// communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and then, for a rank that
+// is busy elsewhere.
 //
-// Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport.
-// With NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together
-// (nccl_group.h). So a rank needs one communicator for any number of replicas, and no heads. Their bits
-// should repeat on the same machines, but differ from those of a run on another transport.
+// Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport. With
+// NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together (nccl_group.h). So a
+// rank needs one communicator for any number of replicas, and no heads. Their bits should repeat on the same machines,
+// but differ from those of a run on another transport.
 //
 // Start the program with torchrun --no-python or srun, or with mpirun if MPI is built in.
 #pragma once
@@ -42,7 +42,7 @@
 
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl_api.h"
-#include "twobp/transport/process_world.h"
+#include "twobp/transport/start.h"
 
 namespace twobp {
 
@@ -56,19 +56,17 @@ struct NcclOptions {
 // Pairs (from rank, to rank) of the host transport.
 using NcclLinks = std::vector<std::pair<int, int>>;
 
-// All ranks of `host` call this with the same links. Nothing else uses `host` afterwards. What is sent was
-// made in the caller's current stream, and what is received is used there. `sums_with`: the ranks, with this
-// one, that have sums of their own (Transport::sums_of); all of these give the same.
+// All ranks of `host` call this with the same links. Nothing else uses `host` afterwards. What is sent was made in the
+// caller's current stream, and what is received is used there. `sums_with`: the ranks, with this one, that have sums of
+// their own (Transport::sums_of); all of these give the same.
 std::unique_ptr<Transport> make_nccl_transport(std::shared_ptr<Transport> host, const NcclApi& api,
                                                const Device& device, const NcclLinks& links,
-                                               const NcclOptions& options = {},
-                                               const std::vector<int>& sums_with = {});
+                                               const NcclOptions& options = {}, const std::vector<int>& sums_with = {});
 
-// This process's part of a run of `replicas` x `ranks` ranks (make_process_world). `hosts` are the endpoints
-// of its ranks, which nothing else uses afterwards, and `devices` are their GPUs. There are links between the
-// ranks of neighbouring stages, of the first and the last one (which often share a weight), and between the
-// same rank of all replicas, unless these have group_sums. What goes between other ranks goes through the
-// host.
+// This process's part of a run of `replicas` x `ranks` ranks (make_process_world). `hosts` are the endpoints of its
+// ranks, which nothing else uses afterwards, and `devices` are their GPUs. There are links between the ranks of
+// neighbouring stages, of the first and the last one (which often share a weight), and between the same rank of all
+// replicas, unless these have group_sums. What goes between other ranks goes through the host.
 World make_nccl_world(const Ends& hosts, const NcclApi& api, const std::vector<Device>& devices, int replicas,
                       int ranks, const std::vector<int>& rank_of_stage, const NcclOptions& options = {});
 

@@ -1,5 +1,5 @@
-// The part of NCCL's C interface that we use. It is loaded from the library at run time, so building needs
-// nothing of NCCL. Constants are those of nccl.h, stable since NCCL 2.14.
+// The part of NCCL's C interface that we use. It is loaded from the library at run time, so building needs nothing of
+// NCCL. Constants are those of nccl.h, stable since NCCL 2.14.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ struct NcclUniqueId {
 
 using NcclComm = void*;  // ncclComm_t
 
-// ncclConfig_t as of 2.17. A newer library takes the fields that it adds as undefined. An older one reads no
-// further than it knows, so it ignores all fields after `blocking`.
+// ncclConfig_t as of 2.17. A newer library takes the fields that it adds as undefined. An older one reads no further
+// than it knows, so it ignores all fields after `blocking`.
 struct NcclConfig {
   static constexpr int kUndefined = std::numeric_limits<int>::min();  // the library decides
 
@@ -55,17 +55,15 @@ struct NcclApi {
                     void* stream) = nullptr;
   int (*reduce)(const void* from, void* to, size_t count, int type, int operation, int root, NcclComm comm,
                 void* stream) = nullptr;
-  int (*broadcast)(const void* from, void* to, size_t count, int type, int root, NcclComm comm,
-                   void* stream) = nullptr;
+  int (*broadcast)(const void* from, void* to, size_t count, int type, int root, NcclComm comm, void* stream) = nullptr;
   const char* (*error_text)(int error) = nullptr;
 };
 
 // ncclDataType_t of a dtype whose numbers NCCL can add, or nothing.
 std::optional<int> nccl_type(at::ScalarType type);
 
-// Loads the library of this name. If it is empty, loads LibTorch's own, or libnccl.so.2 where the system's
-// loader finds it. The library stays loaded. Throws Error if it does not exist, is not NCCL or is older than
-// 2.14.
+// Loads the library of this name. If it is empty, loads LibTorch's own, or libnccl.so.2 where the system's loader finds
+// it. The library stays loaded. Throws Error if it does not exist, is not NCCL or is older than 2.14.
 NcclApi load_nccl(const std::string& library = "");
 
 }  // namespace twobp

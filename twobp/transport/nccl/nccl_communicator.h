@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/nccl/nccl_api.h"
@@ -19,8 +20,8 @@ inline constexpr double kNcclSpinSeconds = 200e-6;
 
 class NcclCommunicator {
  public:
-  // Where this rank is in the communicator. A kernel of it occupies at most `most_ctas` multiprocessors, also
-  // while it waits for a peer; NCCL_MAX_CTAS overrides that.
+  // Where this rank is in the communicator. A kernel of it occupies at most `most_ctas` multiprocessors, also while it
+  // waits for a peer; NCCL_MAX_CTAS overrides that.
   struct Place {
     int ranks;
     int rank;
@@ -32,10 +33,10 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Waits until all ends are connected and first numbers have travelled. NCCL makes its buffers and
-  // connections at the first call of a kind, which blocks the calling thread until then. All ends of all
-  // communicators must connect in the same order. The number lies on `memory`. Calls `look_around` while it
-  // waits. Throws Error after `deadline`, seconds of awake_seconds(), and whatever `look_around` throws.
+  // Waits until all ends are connected and first numbers have travelled. NCCL makes its buffers and connections at the
+  // first call of a kind, which blocks the calling thread until then. All ends of all communicators must connect in the
+  // same order. The number lies on `memory`. Calls `look_around` while it waits. Throws Error after `deadline`, seconds
+  // of awake_seconds(), and whatever `look_around` throws.
   void connect(at::Device memory, double deadline, const std::function<void()>& look_around);
 
   const DeviceStream& stream() const { return stream_; }
@@ -47,18 +48,17 @@ class NcclCommunicator {
 
   // Forgets finished calls. Returns the number of the remaining ones.
   size_t under_way();
-  // A description of a problem, or nothing: an error that NCCL reports, or a call that has taken longer than
-  // `timeout`.
+  // A description of a problem, or nothing: an error that NCCL reports, or a call that has taken longer than `timeout`.
   std::string trouble(double timeout);
   // From any thread: makes waiting calls throw Aborted. Afterwards nothing can be called.
   void interrupt() { aborted_ = true; }
-  // Also ends the calls under way, including kernels that wait for a peer. No thread may be in a call of this
-  // object, except in one that NCCL does not return from.
+  // Also ends the calls under way, including kernels that wait for a peer. No thread may be in a call of this object,
+  // except in one that NCCL does not return from.
   void abort();
 
  protected:
-  // Begins to connect. The other ends do the same with the same id. Nothing else uses `stream`. `name`, such
-  // as "NCCL from rank 0 to rank 1", is for messages.
+  // Begins to connect. The other ends do the same with the same id. Nothing else uses `stream`. `name`, such as "NCCL
+  // from rank 0 to rank 1", is for messages.
   NcclCommunicator(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, const Place& place,
                    std::string name);
 
@@ -67,11 +67,11 @@ class NcclCommunicator {
 
   // Throws Aborted after an abort.
   void check_usable() const;
-  // Throws Error unless the NCCL call that returned `result` has succeeded. Waits for a call that is still
-  // under way. Throws Aborted if an abort ended it.
+  // Throws Error unless the NCCL call that returned `result` has succeeded. Waits for a call that is still under way.
+  // Throws Aborted if an abort ended it.
   void check(int result, const char* what, double deadline);
-  // Notes that calls were launched since `begin`. They keep `values` until they are done, when the event
-  // passes. `tag` is for messages.
+  // Notes that calls were launched since `begin`. They keep `values` until they are done, when the event passes. `tag`
+  // is for messages.
   DeviceEvent launched(Values values, double begin, const Tag& tag);
 
   static constexpr double kCallSeconds = 30;  // for a call that only launches work
@@ -96,6 +96,34 @@ class NcclCommunicator {
   std::atomic<bool> freed_{false};     // comm_ was freed by abort()
   std::function<void()> look_around_;  // called while connecting
   std::deque<Call> calls_;
+};
+
+// Some ranks that sum tensors together: a communicator of all of them.
+
+// For the kernels of a group. More are faster between the GPUs of a machine, but F and I lack the multiprocessors, also
+// while a kernel waits for a slower replica. Not measured.
+inline constexpr int kNcclGroupCtas = 8;
+
+class NcclGroup : public NcclCommunicator {
+ public:
+  // `members`: the ranks, in their order in the group. `place`: this rank's in it.
+  NcclGroup(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, const std::vector<int>& members,
+            int place);
+
+  // As those of GroupSums. `ready`: passes when the device has made the tensors. `seconds`: the most that NCCL may take
+  // to launch them.
+  DeviceEvent all_reduce(const at::Tensor& tensor, const DeviceEvent& ready, double seconds = kCallSeconds);
+  DeviceEvent reduce(const std::vector<at::Tensor>& tensors, const std::vector<int>& owners, const DeviceEvent& ready,
+                     double seconds = kCallSeconds);
+  DeviceEvent broadcast(const std::vector<at::Tensor>& tensors, const std::vector<int>& roots, const DeviceEvent& ready,
+                        double seconds = kCallSeconds);
+
+ private:
+  void first_calls(at::Device memory, double deadline) override;
+  // `call(i, data, stream)` is the NCCL call for tensor i.
+  DeviceEvent launch(const std::vector<at::Tensor>& tensors, const DeviceEvent& ready, const char* what,
+                     MessageKind kind, double seconds,
+                     const std::function<int(size_t i, void* data, void* stream)>& call);
 };
 
 }  // namespace twobp

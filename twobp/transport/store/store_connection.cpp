@@ -18,10 +18,9 @@
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
-#include "twobp/core/clock.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -54,8 +53,8 @@ void quiet_c10d() {
   }();
 }
 
-// c10d's server runs on a thread that inherits this one's mask. It writes to whoever has connected, also to a
-// stranger who has gone. The signal for that would look like the end of the output's reader.
+// c10d's server runs on a thread that inherits this one's mask. It writes to whoever has connected, also to a stranger
+// who has gone. The signal for that would look like the end of the output's reader.
 class WithoutSigpipe {
  public:
   WithoutSigpipe() {
@@ -72,9 +71,8 @@ class WithoutSigpipe {
   sigset_t before_{};
 };
 
-// c10d sleeps for up to five seconds after a refused connection. So a process that comes before the host
-// retries with time-outs of its own, short ones first. They are measured on the clock that c10d uses for its
-// waits.
+// c10d sleeps for up to five seconds after a refused connection. So a process that comes before the host retries with
+// time-outs of its own, short ones first. They are measured on the clock that c10d uses for its waits.
 c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::TCPStoreOptions options,
                                               double timeout) {
   const WithoutSigpipe for_server;
@@ -106,21 +104,18 @@ std::string random_id() {
 }
 
 [[noreturn]] void fail_in_use(int port) {
-  fail("rank 0 cannot listen at port ", port,
-       ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
+  fail("rank 0 cannot listen at port ", port, ": it is in use, perhaps by another run; set MASTER_PORT to a free one");
 }
 
-// A socket that is bound to the interface of MASTER_ADDR. None if that is the name of a host, which may mean
-// another interface to other hosts, or an address that this host does not have itself. c10d then listens at
-// all interfaces.
+// A socket that is bound to the interface of MASTER_ADDR. None if that is the name of a host, which may mean another
+// interface to other hosts, or an address that this host does not have itself. c10d then listens at all interfaces.
 std::optional<int> bind_to(const StorePlace& place) {
   const std::string address = place.address == "localhost" ? "127.0.0.1" : place.address;
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(address.c_str(), std::to_string(place.port).c_str(), &hints, &found) != 0)
-    return std::nullopt;
+  if (::getaddrinfo(address.c_str(), std::to_string(place.port).c_str(), &hints, &found) != 0) return std::nullopt;
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
   const int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return std::nullopt;
@@ -136,10 +131,9 @@ std::optional<int> bind_to(const StorePlace& place) {
 }  // namespace
 
 StorePlace store_place(const Launcher& launcher) {
-  TWOBP_CHECK(
-      !launcher.master_address.empty(), "rank ", launcher.rank,
-      " has no address to meet the other ranks: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
-      "a free port there, or start with torchrun --no-python");
+  TWOBP_CHECK(!launcher.master_address.empty(), "rank ", launcher.rank,
+              " has no address to meet the other ranks: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to "
+              "a free port there, or start with torchrun --no-python");
   StorePlace place;
   place.address = launcher.master_address;
   if (launcher.master_port > 0) place.port = launcher.master_port;
@@ -217,8 +211,7 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
     if (what.find("EADDRINUSE") != std::string::npos) fail_in_use(place_.port);
     TWOBP_CHECK(!options.isServer, "rank 0 cannot listen at ", name(), ": ", what);
     fail("rank ", place_.rank, " got no answer from ", name(), " within ", timeout,
-         " s: check that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what,
-         ")");
+         " s: check that rank 0 has started there and that MASTER_ADDR and MASTER_PORT are right (", what, ")");
   }
   join(timeout);
 }
@@ -226,8 +219,8 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
 StoreConnection::StoreConnection(StorePlace place, std::unique_ptr<Store> store)
     : place_(std::move(place)), store_(std::move(store)) {}
 
-// Every rank makes a fixed number of requests, and polls one key. So the store's work grows with the number
-// of ranks, not with its square.
+// Every rank makes a fixed number of requests, and polls one key. So the store's work grows with the number of ranks,
+// not with its square.
 void StoreConnection::join(double timeout) {
   const double deadline = awake_seconds() + timeout;
   const std::string all_are_there = "all";
@@ -235,22 +228,22 @@ void StoreConnection::join(double timeout) {
     if (place_.rank == 0 && !place_.hosted) sleep_for(kRefusalSeconds);  // the store ends with this process
     fail(reason);
   };
-  // The first end that a rank writes holds for all: that all are there, or what is wrong. So the others do
-  // not wait for the time-out.
+  // The first end that a rank writes holds for all: that all are there, or what is wrong. So the others do not wait for
+  // the time-out.
   const auto refuse = [&](const std::string& reason) {
     const std::string end = store_->set_once("end", reason);
     leave(end == all_are_there ? reason : end);
   };
-  // Rank 0 draws the run's id, which stands in all other keys. So what other programs write under keys that
-  // can be guessed, and what an earlier run has left, does not reach this run.
+  // Rank 0 draws the run's id, which stands in all other keys. So what other programs write under keys that can be
+  // guessed, and what an earlier run has left, does not reach this run.
   if (place_.rank == 0 && store_->add("hosts", 1) == 1) {
     const std::string id = random_id();
     store_->set(id + "/size", std::to_string(place_.size));
     store_->set("run", id);
   }
   for (double pause = 1e-3; !store_->has("run"); pause = std::min(2 * pause, 0.1)) {
-    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not connect to ", name(),
-                " within ", timeout, " s: check that it has started");
+    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not connect to ", name(), " within ",
+                timeout, " s: check that it has started");
     sleep_for(pause);
   }
   store_->prefix += store_->value("run") + "/";
@@ -260,8 +253,8 @@ void StoreConnection::join(double timeout) {
   }
   const std::string size = store_->value("size");
   if (size != std::to_string(place_.size)) {
-    refuse(concat("the ranks were started with unequal sizes: rank 0 as one of ", size, ", rank ",
-                  place_.rank, " as one of ", place_.size));
+    refuse(concat("the ranks were started with unequal sizes: rank 0 as one of ", size, ", rank ", place_.rank,
+                  " as one of ", place_.size));
   }
   if (store_->add("came", 1) == place_.size) store_->set_once("end", all_are_there);
   for (double pause = 1e-3; !store_->has("end"); pause = std::min(2 * pause, 0.1)) {
@@ -278,8 +271,8 @@ std::string StoreConnection::missing_ranks(double timeout) {
   for (int rank = 0; rank < place_.size; ++rank) {
     if (!store_->has(came_key(rank))) missing.push_back(rank);
   }
-  return concat(missing.empty() ? "a rank" : names_of_ranks(missing), " of ", place_.size,
-                " did not connect to ", name(), " within ", timeout, " s: check that they have started");
+  return concat(missing.empty() ? "a rank" : names_of_ranks(missing), " of ", place_.size, " did not connect to ",
+                name(), " within ", timeout, " s: check that they have started");
 }
 
 StoreConnection::~StoreConnection() {
@@ -315,16 +308,16 @@ std::string StoreConnection::set_once(const std::string& key, const std::string&
 std::string StoreConnection::get(const std::string& key, double timeout) {
   const double deadline = awake_seconds() + timeout;
   for (double pause = 1e-4; !store_->has(concat("key/", key)); pause = std::min(2 * pause, 0.05)) {
-    TWOBP_CHECK(awake_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(),
-                " for '", key, "', which no rank has set");
+    TWOBP_CHECK(awake_seconds() < deadline, "rank ", place_.rank, " waited ", timeout, " s at ", name(), " for '", key,
+                "', which no rank has set");
     sleep_for(pause);
   }
   return store_->value(concat("key/", key));
 }
 
 void StoreConnection::push(const std::string& queue, const std::string& value) {
-  TWOBP_CHECK(value.size() <= kMostBytes, "a value of ", value.size(), " bytes for the store, at most ",
-              kMostBytes, " are taken");
+  TWOBP_CHECK(value.size() <= kMostBytes, "a value of ", value.size(), " bytes for the store, at most ", kMostBytes,
+              " are taken");
   store_->call([&](c10d::Store& s) { s.queuePush(store_->key(concat("queue/", queue)), bytes_of(value)); });
 }
 

@@ -1,14 +1,16 @@
 // The meeting place of the processes of a run that was started without MPI: a key-value store at
-// MASTER_ADDR:MASTER_PORT, found through the environment that torchrun and srun set. It is LibTorch's
-// TCPStore, which PyTorch's programs use too.
+// MASTER_ADDR:MASTER_PORT, found through the environment that torchrun and srun set. It is LibTorch's TCPStore, which
+// PyTorch's programs use too.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "twobp/transport/launcher.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/transport.h"
 
 namespace twobp {
 
@@ -24,13 +26,12 @@ struct StorePlace {
 // For a process that `launcher` started. Throws Error if the launcher does not give the address of rank 0.
 StorePlace store_place(const Launcher& launcher);
 
-// One process's connection to the store. Any thread may use it. A waiting call blocks calls from other
-// threads, so a thread with long waits needs its own connection.
+// One process's connection to the store. Any thread may use it. A waiting call blocks calls from other threads, so a
+// thread with long waits needs its own connection.
 class StoreConnection {
  public:
-  // Returns when all ranks have connected. Throws Error if the port is in use, the store does not answer,
-  // ranks are missing after `timeout` seconds (named), two ranks are the same, or they were started with
-  // different sizes.
+  // Returns when all ranks have connected. Throws Error if the port is in use, the store does not answer, ranks are
+  // missing after `timeout` seconds (named), two ranks are the same, or they were started with different sizes.
   StoreConnection(const StorePlace& place, double timeout);
   // If this process runs the store, waits for the others to leave, at most ten seconds.
   ~StoreConnection();
@@ -73,5 +74,15 @@ class StoreConnection {
   bool joined_ = false;  // whether the store waits for this process
   std::atomic<double> leave_seconds_{10};
 };
+
+// Messages through a store (store_connection.h), for small and rare messages between processes that were started
+// without MPI (reports, sums of a few numbers, the heads of NCCL's messages). A message takes tens of microseconds, and
+// all of them go through the process that runs the store. Only host tensors are supported.
+
+// A transport between all processes at the store, with their ranks. A separate thread receives, so that looking for a
+// message costs nothing. It fails when messages without an end have more than `most_unfinished` bytes: no rank sends so
+// much.
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection,
+                                                size_t most_unfinished = size_t{1} << 30);
 
 }  // namespace twobp

@@ -1,5 +1,3 @@
-#include "twobp/transport/store/store_transport.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,18 +5,17 @@
 #include <optional>
 #include <thread>
 
-#include "twobp/core/awake_clock.h"
 #include "twobp/core/check.h"
+#include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/transport/message.h"
-#include "twobp/transport/threads/mailbox.h"
-#include "twobp/transport/time_out.h"
+#include "twobp/transport/store/store_connection.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp {
 namespace {
 
-// The content of one value in a rank's queue: a part of a message, its last part, an abort, or the request to
-// stop.
+// The content of one value in a rank's queue: a part of a message, its last part, an abort, or the request to stop.
 enum class Part : uint32_t { kMore, kLast, kAbort, kStop };
 
 struct PartHead {
@@ -66,14 +63,12 @@ Message unpack(int from, const std::string& bytes) {
   return {from, message.tag, std::move(message.values), {}};
 }
 
-// A rank's end of the store. The listener shares it and may outlive the transport: if the store's process is
-// frozen or the network is cut, its wait for the next value never ends.
+// A rank's end of the store. The listener shares it and may outlive the transport: if the store's process is frozen or
+// the network is cut, its wait for the next value never ends.
 class StoreEnd {
  public:
   StoreEnd(std::shared_ptr<StoreConnection> connection, size_t most_unfinished)
-      : connection_(std::move(connection)),
-        inbox_(connection_->connect()),
-        most_unfinished_(most_unfinished) {}
+      : connection_(std::move(connection)), inbox_(connection_->connect()), most_unfinished_(most_unfinished) {}
 
   int rank() const { return connection_->rank(); }
   int size() const { return connection_->size(); }
@@ -149,10 +144,9 @@ class StoreEnd {
     return true;
   }
 
-  // Tells the other ranks why the run ends, and returns it. When a rank falls silent, all that wait for it
-  // fail at the same time. Then the first that asks the store is the one whose failure counts. A thread asks,
-  // because the answer never comes if the store's process is frozen. In that case, this rank counts as the
-  // first.
+  // Tells the other ranks why the run ends, and returns it. When a rank falls silent, all that wait for it fail at the
+  // same time. Then the first that asks the store is the one whose failure counts. A thread asks, because the answer
+  // never comes if the store's process is frozen. In that case, this rank counts as the first.
   Failure tell_all(const Failure& own) {
     struct Told {
       std::mutex mutex;
@@ -172,8 +166,7 @@ class StoreEnd {
           told->first = first;
         }
         const std::string& why = first.reason;
-        const std::string part =
-            part_of(first.rank, Part::kAbort, why.data(), std::min(why.size(), kPartBytes));
+        const std::string part = part_of(first.rank, Part::kAbort, why.data(), std::min(why.size(), kPartBytes));
         for (int to = 0; to < connection->size(); ++to) {
           if (to != own.rank) connection->push(queue_of(to), part);
         }
@@ -195,8 +188,7 @@ class StoreEnd {
     while (true) {
       const std::string text = inbox_->pop(queue_of(rank()));
       PartHead head;
-      TWOBP_CHECK(text.size() >= sizeof(head), "rank ", rank(), " got ", text.size(),
-                  " bytes that are no message");
+      TWOBP_CHECK(text.size() >= sizeof(head), "rank ", rank(), " got ", text.size(), " bytes that are no message");
       std::memcpy(&head, text.data(), sizeof(head));
       TWOBP_CHECK(head.from >= 0 && head.from < size() && head.part <= Part::kStop, "rank ", rank(),
                   " got bytes that are no message");
@@ -278,8 +270,7 @@ class StoreTransport : public Transport {
   Values receive(int from, const Tag& tag, double timeout) override {
     check_sender(from);
     Message message;
-    if (end_->mailbox().wait(from, tag, message, timeout, 0, end_->aborted()))
-      return std::move(message.values);
+    if (end_->mailbox().wait(from, tag, message, timeout, 0, end_->aborted())) return std::move(message.values);
     end_->throw_if_aborted();
     fail_waiting(rank(), timeout, tag, from);
   }
@@ -294,8 +285,7 @@ class StoreTransport : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection,
-                                                size_t most_unfinished) {
+std::unique_ptr<Transport> make_store_transport(std::shared_ptr<StoreConnection> connection, size_t most_unfinished) {
   return std::make_unique<StoreTransport>(std::move(connection), most_unfinished);
 }
 

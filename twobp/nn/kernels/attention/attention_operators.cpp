@@ -1,19 +1,22 @@
-// Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of
-// scores is in memory. A causal block computes only with the keys that a window lets it see.
+// Attention by LibTorch's operators. It handles one block of queries at a time, so that only a block of scores is in
+// memory. A causal block computes only with the keys that a window lets it see.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
-#include "twobp/nn/kernels/attention/packed_heads.h"
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
-namespace twobp::operators {
+namespace twobp {
+
+namespace operators {
 namespace {
 
 constexpr int64_t kQueries = 128;
 
-// Queries [first, first + count) and the keys [key, key + keys) that they may attend to. With slices, queries
-// count from the slice's first, and keys from the first of all.
+// Queries [first, first + count) and the keys [key, key + keys) that they may attend to. With slices, queries count
+// from the slice's first, and keys from the first of all.
 struct Block {
   int64_t first, count, key, keys;
 
@@ -25,8 +28,7 @@ void for_blocks(int64_t positions, const PackedAttention& attention, Visit&& vis
   for (int64_t first = 0; first < positions; first += kQueries) {
     const int64_t count = std::min(kQueries, positions - first);
     const int64_t at = attention.past() + first;
-    const int64_t key =
-        attention.causal && attention.window > 0 ? std::max<int64_t>(0, at - attention.window + 1) : 0;
+    const int64_t key = attention.causal && attention.window > 0 ? std::max<int64_t>(0, at - attention.window + 1) : 0;
     visit(Block{first, count, key, (attention.causal ? at + count : positions) - key});
   }
 }
@@ -58,8 +60,8 @@ struct Heads {
     v = heads.v.transpose(1, 2).repeat_interleave(group, 1);
   }
 
-  // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope`
-  // becomes that of the cap, if there is one.
+  // scale q k^T, capped, + shift where a query sees a key, else -inf: (batch, heads, count, keys). `slope` becomes that
+  // of the cap, if there is one.
   at::Tensor scores(const PackedAttention& attention, const Block& block, at::Tensor* slope = nullptr) const {
     constexpr double kHidden = -std::numeric_limits<double>::infinity();
     const at::Tensor keys = block.of_keys(k, 2).transpose(2, 3);
@@ -87,8 +89,7 @@ struct Heads {
 };
 
 // The dropout factor, 0 or the scale, of each probability of the block. Undefined without dropout.
-at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int64_t positions,
-                      const Block& block) {
+at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int64_t positions, const Block& block) {
   const DropoutMask& mask = attention.dropout;
   if (mask.threshold == 0) return {};
   const auto integers = p.options().dtype(at::kLong);
@@ -99,8 +100,7 @@ at::Tensor factors_of(const at::Tensor& p, const PackedAttention& attention, int
   const at::Tensor starts = starts_of(attention, block, p.device());
   if (!starts.defined()) return factors.narrow(1, 0, block.keys).reshape(p.sizes());
   const at::Tensor columns = at::arange(block.key, block.key + block.keys, integers) - starts;
-  return factors.view({p.size(0), p.size(1), p.size(2), cols})
-      .gather(3, columns.clamp_min(0).expand(p.sizes()));
+  return factors.view({p.size(0), p.size(1), p.size(2), cols}).gather(3, columns.clamp_min(0).expand(p.sizes()));
 }
 
 }  // namespace
@@ -148,8 +148,7 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
     const at::Tensor k = block.of_keys(heads.k, 2);
     const at::Tensor v = block.of_keys(heads.v, 2);
     at::Tensor slope;
-    const at::Tensor p =
-        heads.scores(attention, block, &slope).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
+    const at::Tensor p = heads.scores(attention, block, &slope).sub_(queries(log_sum_exp).unsqueeze(3)).exp_();
     const at::Tensor factors = factors_of(p, attention, positions, block);
     at::Tensor dp = at::matmul(dy, v.transpose(2, 3));
     if (factors.defined()) dp.mul_(factors);
@@ -163,4 +162,59 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   give_gradients(attention, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), dpacked);
 }
 
-}  // namespace twobp::operators
+}  // namespace operators
+
+namespace {
+
+// `count` heads of rows from `column` on, (B, positions, count, D).
+at::Tensor heads_of(const at::Tensor& rows, int64_t column, int64_t count, int64_t dim, bool interleaved) {
+  return rows.narrow(2, column, rows.size(2) - column)
+      .as_strided({rows.size(0), rows.size(1), count, dim},
+                  {rows.stride(0), rows.stride(1), interleaved ? 3 * dim : dim, 1});
+}
+
+at::Tensor keys_of(const at::Tensor& packed, const PackedAttention& attention, bool value) {
+  const int64_t count = attention.kv_heads, dim = attention.head_dim;
+  const int64_t column = value ? attention.v_column(0) : attention.k_column(0);
+  std::vector<at::Tensor> all;
+  for (const EarlierKeys& earlier : attention.earlier) {
+    all.push_back(earlier.packed ? heads_of(earlier.rows, column, count, dim, attention.interleaved)
+                                 : heads_of(earlier.rows, value ? count * dim : 0, count, dim, /*interleaved=*/false));
+  }
+  all.push_back(heads_of(packed, column, count, dim, attention.interleaved));
+  return all.size() == 1 ? all[0] : at::cat(all, 1);
+}
+
+}  // namespace
+
+PackedHeads::PackedHeads(const at::Tensor& packed, const PackedAttention& attention)
+    : q(heads_of(packed, attention.q_column(0), attention.heads, attention.head_dim, attention.interleaved)),
+      k(keys_of(packed, attention, /*value=*/false)),
+      v(keys_of(packed, attention, /*value=*/true)) {}
+
+void give_gradients(const PackedAttention& attention, const at::Tensor& dq, at::Tensor dk, at::Tensor dv,
+                    at::Tensor& dpacked) {
+  int64_t begin = 0;
+  for (const EarlierKeys& earlier : attention.earlier) {
+    const int64_t count = earlier.rows.size(1);
+    const std::vector<at::Tensor> halves = earlier.gradient.chunk(2, 2);
+    halves[0].add_(dk.narrow(1, begin, count).flatten(2));
+    halves[1].add_(dv.narrow(1, begin, count).flatten(2));
+    begin += count;
+  }
+  dk = dk.narrow(1, begin, dq.size(1));
+  dv = dv.narrow(1, begin, dq.size(1));
+  if (attention.from_later.defined()) {
+    const std::vector<at::Tensor> later = attention.from_later.chunk(2, 2);
+    dk = later[0].unflatten(2, {attention.kv_heads, attention.head_dim}) + dk;
+    dv = later[1].unflatten(2, {attention.kv_heads, attention.head_dim}) + dv;
+  }
+  const auto write = [&](int64_t column, const at::Tensor& gradient) {
+    heads_of(dpacked, column, gradient.size(2), attention.head_dim, attention.interleaved).copy_(gradient);
+  };
+  write(attention.q_column(0), dq);
+  write(attention.k_column(0), dk);
+  write(attention.v_column(0), dv);
+}
+
+}  // namespace twobp

@@ -1,17 +1,16 @@
-#include "twobp/nn/kernels/attention/document_places.h"
-
 #include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/values.h"
 
 namespace twobp {
 namespace {
 
-// The positions of a document that stands for several of one position each: a block of a kernel. Longer ones
-// would take more time, as attention multiplies all pairs of them.
+// The positions of a document that stands for several of one position each: a block of a kernel. Longer ones would take
+// more time, as attention multiplies all pairs of them.
 constexpr int64_t kMostAlone = 128;
 
 }  // namespace
@@ -31,8 +30,8 @@ const at::Tensor& DocumentPlaces::starts_on(at::Device device) const {
 const DocumentRows& DocumentPlaces::rows_on(at::Device device) const {
   if (rows_ && rows_->bounds.device() == device) return *rows_;
   const int64_t batch = starts_.size(0), positions = starts_.size(1);
-  TWOBP_CHECK(batch * positions <= std::numeric_limits<int32_t>::max(), "a batch of ", batch, " samples of ",
-              positions, " positions has too many for the kernels of documents");
+  TWOBP_CHECK(batch * positions <= std::numeric_limits<int32_t>::max(), "a batch of ", batch, " samples of ", positions,
+              " positions has too many for the kernels of documents");
   const int64_t* const starts = starts_.const_data_ptr<int64_t>();
   std::vector<int32_t> bounds;
   std::vector<int64_t> alone;
@@ -43,8 +42,7 @@ const DocumentRows& DocumentPlaces::rows_on(at::Device device) const {
     for (int64_t i = 0; i < positions; i = end) {
       for (end = i + 1; end < positions && of[end] != end;) ++end;
       if (end == i + 1) {  // as many neighbours like it as there are
-        while (end < positions && end - i < kMostAlone && (end + 1 == positions || of[end + 1] == end + 1))
-          ++end;
+        while (end < positions && end - i < kMostAlone && (end + 1 == positions || of[end + 1] == end + 1)) ++end;
         for (int64_t one = i; end - i > 1 && one < end; ++one) alone.push_back(b * positions + one);
       }
       bounds.push_back(static_cast<int32_t>(b * positions + i));

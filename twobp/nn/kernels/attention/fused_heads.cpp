@@ -10,6 +10,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
+#include "twobp/nn/kernels/attention/packed_attention.h"
 
 namespace twobp {
 namespace {
@@ -55,9 +56,9 @@ std::mutex& turn_of(at::Device device) {
   return of_devices[static_cast<size_t>(device.index() + 1) % of_devices.size()];
 }
 
-// Calls `forward`, whose kernel draws from the device's generator, as if that had just been made with the
-// mask's seed. Afterwards the generator is as it was. Ranks that share a GPU take turns. (`forward` itself
-// locks the generator's mutex.)
+// Calls `forward`, whose kernel draws from the device's generator, as if that had just been made with the mask's seed.
+// Afterwards the generator is as it was. Ranks that share a GPU take turns. (`forward` itself locks the generator's
+// mutex.)
 template <typename Forward>
 auto with_seed(const DropoutMask& mask, at::Device device, Forward&& forward) {
   if (mask.threshold == 0) return forward();
@@ -128,8 +129,8 @@ at::Tensor of_group(const at::Tensor& gradient, int64_t group) {
   return group == 1 ? gradient : gradient.unflatten(2, {gradient.size(2) / group, group}).sum(3);
 }
 
-std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k,
-                                                 const at::Tensor& v, const FusedHeads& form) {
+std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                 const FusedHeads& form) {
   const FlashArguments with(q, k, form);
   const auto [y, sums, state, unused, mask] = with_seed(form.dropout, q.device(), [&] {
     return at::_flash_attention_forward(with.rows(q), with.rows(k), with.rows(v), with.bounds, with.bounds,
@@ -138,30 +139,27 @@ std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q, const at::
   });
   if (!with.bounds) return {y.contiguous(), sums};
   TWOBP_CHECK(sums.dim() == 2 && sums.size(1) == q.size(0) * q.size(1),
-              "LibTorch's FlashAttention of documents gives sums ", sums.sizes(), ", but twobp expects (",
-              q.size(2), ", ", q.size(0) * q.size(1), "): use another version");
+              "LibTorch's FlashAttention of documents gives sums ", sums.sizes(), ", but twobp expects (", q.size(2),
+              ", ", q.size(0) * q.size(1), "): use another version");
   at::Tensor out = y.contiguous().view(q.sizes());
   if (form.documents->alone.defined())
     out = at::where(rows_alone(form.documents->alone, out), repeated(v, q.size(2) / v.size(2)), out);
   return {out, sums.view({q.size(2), q.size(0), q.size(1)}).transpose(0, 1)};
 }
 
-Gradients flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                         const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sum_exp,
-                         const FusedHeads& form) {
+Gradients flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const at::Tensor& out, const at::Tensor& log_sum_exp, const FusedHeads& form) {
   const FlashArguments with(q, k, form);
   const at::Tensor state = flash_state(form.dropout, q.options());
   const at::Tensor bounds = with.bounds.value_or(at::Tensor());
   at::Tensor alone;
   if (with.bounds && form.documents->alone.defined()) alone = rows_alone(form.documents->alone, q);
   const at::Tensor dy = alone.defined() ? dout.masked_fill(alone, 0) : dout;
-  const at::Tensor sums = with.bounds
-                              ? log_sum_exp.transpose(0, 1).reshape({q.size(2), q.size(0) * q.size(1)})
-                              : log_sum_exp.contiguous();
-  auto [dq, dk, dv] =
-      at::_flash_attention_backward(with.rows(dy), with.rows(q), with.rows(k), with.rows(v), with.rows(out),
-                                    sums, bounds, bounds, with.queries, with.keys, probability(form.dropout),
-                                    with.causal, state, state, form.scale, with.left, with.right);
+  const at::Tensor sums =
+      with.bounds ? log_sum_exp.transpose(0, 1).reshape({q.size(2), q.size(0) * q.size(1)}) : log_sum_exp.contiguous();
+  auto [dq, dk, dv] = at::_flash_attention_backward(
+      with.rows(dy), with.rows(q), with.rows(k), with.rows(v), with.rows(out), sums, bounds, bounds, with.queries,
+      with.keys, probability(form.dropout), with.causal, state, state, form.scale, with.left, with.right);
   dq = dq.view(q.sizes());
   dk = dk.view(k.sizes());
   dv = dv.view(v.sizes());
@@ -169,8 +167,8 @@ Gradients flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::
   return {dq, dk, dv};
 }
 
-// What the memory-efficient kernels take besides q. They know no groups, so that keys and values are repeated
-// for theirs.
+// What the memory-efficient kernels take besides q. They know no groups, so that keys and values are repeated for
+// theirs.
 struct EfficientArguments {
   EfficientArguments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FusedHeads& form)
       : group(q.size(2) / k.size(2)),
@@ -190,28 +188,27 @@ struct EfficientArguments {
 // The kernels keep a row of sums for each head, whose length is a multiple of this.
 constexpr int64_t kSumsAtOnce = 32;
 
-std::tuple<at::Tensor, at::Tensor> efficient_forward(const at::Tensor& q, const at::Tensor& k,
-                                                     const at::Tensor& v, const FusedHeads& form) {
+std::tuple<at::Tensor, at::Tensor> efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                     const FusedHeads& form) {
   const EfficientArguments with(q, k, v, form);
   const auto [y, sums, seed, offset, queries, keys] = with_seed(form.dropout, q.device(), [&] {
-    return at::_efficient_attention_forward(q, with.k, with.v, with.bias, {}, {}, {}, {},
-                                            probability(form.dropout), with.mask, /*compute_log_sumexp=*/true,
-                                            form.scale, /*seqlen_k=*/{}, with.window);
+    return at::_efficient_attention_forward(q, with.k, with.v, with.bias, {}, {}, {}, {}, probability(form.dropout),
+                                            with.mask, /*compute_log_sumexp=*/true, form.scale, /*seqlen_k=*/{},
+                                            with.window);
   });
   return {y.contiguous(), sums.narrow(2, 0, q.size(1))};
 }
 
-Gradients efficient_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sum_exp,
-                             const FusedHeads& form) {
+Gradients efficient_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& out, const at::Tensor& log_sum_exp, const FusedHeads& form) {
   const EfficientArguments with(q, k, v, form);
   const int64_t positions = q.size(1);
   const int64_t missing = (positions + kSumsAtOnce - 1) / kSumsAtOnce * kSumsAtOnce - positions;
   const at::Tensor sums =
       at::constant_pad_nd(log_sum_exp, {0, missing}, std::numeric_limits<double>::infinity()).contiguous();
   auto [dq, dk, dv, dbias] = at::_efficient_attention_backward(
-      dout, q, with.k, with.v, with.bias, out, {}, {}, positions, with.k.size(1), sums,
-      probability(form.dropout), on_host(seed_of(form.dropout)), on_host(0), with.mask,
+      dout, q, with.k, with.v, with.bias, out, {}, {}, positions, with.k.size(1), sums, probability(form.dropout),
+      on_host(seed_of(form.dropout)), on_host(0), with.mask,
       /*bias_requires_grad=*/false, form.scale, /*num_splits_key=*/{}, with.window);
   return {dq, of_group(dk, with.group), of_group(dv, with.group)};
 }
@@ -234,11 +231,10 @@ bool fused_kernels_compute(at::ScalarType type, int64_t batch, int64_t queries, 
                            const FusedHeads& form) {
   if (form.scale && !(*form.scale > 0)) return false;
   if (by_flash(type, queries, keys, form)) return true;
-  // The memory-efficient backward kernels count the window from the first key, but forward does from the
-  // last. With dropout, forward counts the scores by 32 bits, but backward by 64.
+  // The memory-efficient backward kernels count the window from the first key, but forward does from the last. With
+  // dropout, forward counts the scores by 32 bits, but backward by 64.
   return form.documents == nullptr && (form.window == 0 || queries == keys) &&
-         (form.dropout.threshold == 0 ||
-          batch * heads * queries * keys <= std::numeric_limits<int32_t>::max());
+         (form.dropout.threshold == 0 || batch * heads * queries * keys <= std::numeric_limits<int32_t>::max());
 }
 
 at::Tensor key_bias(const at::Tensor& shift, int64_t heads, int64_t queries, at::ScalarType type) {
@@ -251,11 +247,10 @@ at::Tensor key_bias(const at::Tensor& shift, int64_t heads, int64_t queries, at:
 at::Tensor score_bias(const at::Tensor& mask, at::IntArrayRef scores, at::ScalarType type) {
   at::Tensor of = mask;
   while (of.dim() < 4) of = of.unsqueeze(0);
-  const at::Tensor bias =
-      even_bias({of.size(0), of.size(1), of.size(2), scores[3]}, mask.options().dtype(type));
+  const at::Tensor bias = even_bias({of.size(0), of.size(1), of.size(2), scores[3]}, mask.options().dtype(type));
   of = of.expand(bias.sizes());
-  // A hidden key is far below the lowest other one, so its probability is 0. Both are far above the lowest
-  // number, because the kernels multiply scores by log2(e).
+  // A hidden key is far below the lowest other one, so its probability is 0. Both are far above the lowest number,
+  // because the kernels multiply scores by log2(e).
   const double lowest = type == at::kHalf ? -65504 : std::numeric_limits<float>::lowest();
   const double hidden = lowest / 2, shown = lowest / 4;
   if (mask.scalar_type() == at::kBool) {
@@ -267,17 +262,18 @@ at::Tensor score_bias(const at::Tensor& mask, at::IntArrayRef scores, at::Scalar
   return bias.expand(scores);
 }
 
-std::tuple<at::Tensor, at::Tensor> fused_heads_forward(const at::Tensor& q, const at::Tensor& k,
-                                                       const at::Tensor& v, const FusedHeads& form) {
-  return (by_flash(q, k, form) ? flash_forward : efficient_forward)(readable(q), readable(k), readable(v),
-                                                                    form);
+std::tuple<at::Tensor, at::Tensor> fused_heads_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                       const FusedHeads& form) {
+  return (by_flash(q, k, form) ? flash_forward : efficient_forward)(readable(q), readable(k), readable(v), form);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_heads_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& log_sum_exp, const FusedHeads& form) {
-  return (by_flash(q, k, form) ? flash_backward : efficient_backward)(
-      dout.contiguous(), readable(q), readable(k), readable(v), out.contiguous(), log_sum_exp, form);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_heads_backward(const at::Tensor& dout, const at::Tensor& q,
+                                                                    const at::Tensor& k, const at::Tensor& v,
+                                                                    const at::Tensor& out,
+                                                                    const at::Tensor& log_sum_exp,
+                                                                    const FusedHeads& form) {
+  return (by_flash(q, k, form) ? flash_backward : efficient_backward)(dout.contiguous(), readable(q), readable(k),
+                                                                      readable(v), out.contiguous(), log_sum_exp, form);
 }
 
 FusedKernelsOnCpus::FusedKernelsOnCpus() {
@@ -286,6 +282,59 @@ FusedKernelsOnCpus::FusedKernelsOnCpus() {
 
 FusedKernelsOnCpus::~FusedKernelsOnCpus() {
   on_cpus = false;
+}
+
+namespace {
+
+FusedHeads form_of(const at::Tensor& packed, const PackedAttention& attention) {
+  FusedHeads form;
+  if (attention.causal) {
+    form.causal = FusedHeads::Causal::kFromLast;
+    form.window = attention.window;
+    if (attention.documents) form.documents = &attention.documents->rows_on(packed.device());
+  }
+  if (attention.scale > 0) form.scale = attention.scale;
+  if (attention.shift.defined())
+    form.bias = key_bias(attention.shift, attention.heads, packed.size(1), packed.scalar_type());
+  form.dropout = attention.dropout;
+  return form;
+}
+
+}  // namespace
+
+bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention) {
+  const at::ScalarType type = packed.scalar_type();
+  if (!fused_kernels_take(packed.device(), type, attention.head_dim) || attention.cap != 0) return false;
+  const bool of_slice = attention.dropout.length > 0 || !attention.earlier.empty();
+  if (attention.dropout.threshold > 0 && of_slice) return false;
+  const bool documents = attention.causal && attention.documents;
+  if (documents && (type == at::kFloat || attention.shift.defined() || of_slice)) return false;
+  FusedHeads form;
+  form.bias = attention.shift;
+  form.dropout = attention.dropout;
+  if (attention.causal) {
+    form.causal = FusedHeads::Causal::kFromLast;
+    form.window = attention.window;
+  }
+  const int64_t positions = packed.size(1);
+  return fused_kernels_compute(type, packed.size(0), positions, attention.heads, attention.past() + positions, form);
+}
+
+void fused_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
+                             at::Tensor& log_sum_exp) {
+  const PackedHeads heads(packed, attention);
+  const auto [y, sums] = fused_heads_forward(heads.q, heads.k, heads.v, form_of(packed, attention));
+  out.copy_(y.flatten(2));
+  log_sum_exp.copy_(sums);
+}
+
+void fused_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
+                              const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
+  const PackedHeads heads(packed, attention);
+  const std::vector<int64_t> by_head{attention.heads, attention.head_dim};
+  const auto [dq, dk, dv] = fused_heads_backward(dout.unflatten(2, by_head), heads.q, heads.k, heads.v,
+                                                 out.unflatten(2, by_head), log_sum_exp, form_of(packed, attention));
+  give_gradients(attention, dq, dk, dv, dpacked);
 }
 
 }  // namespace twobp

@@ -4,18 +4,16 @@
 #include <cmath>
 #include <vector>
 
-#include "twobp/nn/kernels/attention/fused_attention.h"
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/products/blas.h"
-#include "twobp/nn/kernels/products/padded_rows.h"
 #include "twobp/nn/kernels/products/product_time.h"
+#include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {
 
-// Queries in a block. Causal blocks are smaller, because a block computes with keys that its first queries do
-// not see. In a later slice of a sequence, that is a small part of its keys.
+// Queries in a block. Causal blocks are smaller, because a block computes with keys that its first queries do not see.
+// In a later slice of a sequence, that is a small part of its keys.
 constexpr int64_t kBlock = 128;
 constexpr int64_t kCausalBlock = 64;
 
@@ -24,8 +22,7 @@ using Starts = std::vector<int64_t>;
 
 std::vector<Starts> starts_of(const PackedAttention& attention, int64_t positions) {
   if (!attention.causal || (attention.window == 0 && !attention.documents)) return {};
-  const at::Tensor given =
-      attention.documents ? attention.documents->starts() : at::zeros({1, positions}, at::kLong);
+  const at::Tensor given = attention.documents ? attention.documents->starts() : at::zeros({1, positions}, at::kLong);
   const int64_t past = attention.past();
   std::vector<Starts> all(given.size(0));
   for (size_t b = 0; b < all.size(); ++b) {
@@ -60,12 +57,10 @@ struct Loops {
   int64_t keys() const { return past + positions; }
   // The row in log_sum_exp and in dropout's mask.
   int64_t row(int64_t b, int64_t h, int64_t query) const { return (b * heads + h) * positions + query; }
-  int64_t at_out(int64_t b, int64_t h, int64_t query) const {
-    return (b * positions + query) * out_stride + h * dim;
-  }
+  int64_t at_out(int64_t b, int64_t h, int64_t query) const { return (b * positions + query) * out_stride + h * dim; }
 
-  // Calls body(h, query, key, scores) for the query heads of a key-value head, block by block. `query` is the
-  // block's first query, `key` its first key, and scores.cols its number of keys.
+  // Calls body(h, query, key, scores) for the query heads of a key-value head, block by block. `query` is the block's
+  // first query, `key` its first key, and scores.cols its number of keys.
   template <typename Body>
   void for_blocks(int64_t b, int64_t kv, Body&& body) const {
     const int64_t group = heads / kv_heads;
@@ -123,8 +118,7 @@ struct KeyPart {
 template <typename T>
 class KeyParts {
  public:
-  KeyParts(const at::Tensor& packed, const PackedAttention& attention)
-      : packed_(packed), attention_(attention) {}
+  KeyParts(const at::Tensor& packed, const PackedAttention& attention) : packed_(packed), attention_(attention) {}
 
   std::vector<KeyPart<T>> of(int64_t b, int64_t kv) const {
     std::vector<KeyPart<T>> parts;
@@ -172,8 +166,8 @@ void for_parts(const std::vector<KeyPart<T>>& parts, int64_t key, int64_t cols, 
   }
 }
 
-// Calls body(key, tile) for tiles of a block's columns whose probabilities backward recomputes apart: those
-// of one part, which stay in the cache between the products. Dropout's mask is of whole rows.
+// Calls body(key, tile) for tiles of a block's columns whose probabilities backward recomputes apart: those of one
+// part, which stay in the cache between the products. Dropout's mask is of whole rows.
 template <typename T, typename Body>
 void for_tiles(const std::vector<KeyPart<T>>& parts, int64_t key, const ScoreBlock<T>& scores, Body&& body) {
   if (parts.size() == 1 || scores.dropout.threshold > 0) return body(key, scores);
@@ -207,8 +201,7 @@ class Scratch {
 };
 
 template <typename T>
-void forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
-             at::Tensor& log_sum_exp) {
+void forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out, at::Tensor& log_sum_exp) {
   const Loops<T> loops(packed, attention, attention.causal ? kCausalBlock : kBlock);
   const int64_t dim = loops.dim, stride = loops.stride;
   const KeyParts<T> parts(packed, attention);
@@ -237,19 +230,17 @@ void forward(const at::Tensor& packed, const PackedAttention& attention, at::Ten
 template <typename T>
 void backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
               const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
-  const Loops<T> loops(packed, attention,
-                       attention.causal && attention.earlier.empty() ? kCausalBlock : kBlock);
+  const Loops<T> loops(packed, attention, attention.causal && attention.earlier.empty() ? kCausalBlock : kBlock);
   const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
   const int64_t dstride = row_stride(dpacked);
   const KeyParts<T> parts(packed, attention);
   const int64_t all_keys = loops.keys();
-  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim) + loops.block * dim,
-                           packed.options());
+  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim) + loops.block * dim, packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     T* const ds = p + loops.block * all_keys;
-    // Summed over the blocks of the group's queries. Stored only at the end, because k and v may lie in the
-    // same memory.
+    // Summed over the blocks of the group's queries. Stored only at the end, because k and v may lie in the same
+    // memory.
     T* const dk = ds + loops.block * all_keys;
     T* const dv = dk + positions * dim;
     T* const dq = dv + positions * dim;
@@ -284,8 +275,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
           });
         });
         // q, which may lie in the same memory, is no longer needed.
-        for (int64_t r = 0; r < count; ++r)
-          std::copy_n(dq + r * dim, dim, drows + (query + r) * dstride + q_column);
+        for (int64_t r = 0; r < count; ++r) std::copy_n(dq + r * dim, dim, drows + (query + r) * dstride + q_column);
       });
       if (attention.from_later.defined()) loops.add_rows(attention.from_later, b, kv, positions, dk, dv);
       for (int64_t s = 0; s < positions; ++s) {
@@ -296,8 +286,8 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
   });
 }
 
-// Additions and multiplications of one product of queries and keys, of which forward has two and backward
-// five: what gemm() counts on a CPU. Documents count as one.
+// Additions and multiplications of one product of queries and keys, of which forward has two and backward five: what
+// gemm() counts on a CPU. Documents count as one.
 double operations_of_product(const at::Tensor& packed, const PackedAttention& attention) {
   const int64_t positions = packed.size(1), past = attention.past();
   int64_t pairs = attention.causal ? 0 : positions * positions;
@@ -305,8 +295,7 @@ double operations_of_product(const at::Tensor& packed, const PackedAttention& at
     const int64_t keys = past + query + 1;
     pairs += attention.window == 0 ? keys : std::min(keys, attention.window);
   }
-  return 2.0 * static_cast<double>(pairs) *
-         static_cast<double>(packed.size(0) * attention.heads * attention.head_dim);
+  return 2.0 * static_cast<double>(pairs) * static_cast<double>(packed.size(0) * attention.heads * attention.head_dim);
 }
 
 }  // namespace
@@ -325,18 +314,16 @@ void packed_attention_forward(const at::Tensor& packed, const PackedAttention& a
   dispatch_wide(packed, [&](auto zero) { forward<decltype(zero)>(packed, attention, out, log_sum_exp); });
 }
 
-void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention,
-                               const at::Tensor& out, const at::Tensor& log_sum_exp, const at::Tensor& dout,
-                               at::Tensor& dpacked) {
+void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
+                               const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
   const bool fused = takes_fused_attention(packed, attention);
   if (fused || by_operators(packed)) count_operations(5 * operations_of_product(packed, attention));
   if (fused) return fused_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   if (by_operators(packed)) {
     return operators::attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   }
-  dispatch_wide(packed, [&](auto zero) {
-    backward<decltype(zero)>(packed, attention, out, log_sum_exp, dout, dpacked);
-  });
+  dispatch_wide(packed,
+                [&](auto zero) { backward<decltype(zero)>(packed, attention, out, log_sum_exp, dout, dpacked); });
 }
 
 }  // namespace twobp

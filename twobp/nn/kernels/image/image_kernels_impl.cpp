@@ -1,5 +1,5 @@
-// The kernels of image_kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops over
-// channels that the compiler vectorises.
+// The kernels of image_kernels.h, compiled once per instruction set (TWOBP_ISA names it). Plain loops over channels
+// that the compiler vectorises.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -92,8 +92,8 @@ void channel_scale_add_relu(const S* x, ChannelScales<T> of, const S* other, Cha
 }
 
 template <typename S, bool kRelu, typename T = Compute<S>>
-void sum_rows(const S* dy, const S* x, ChannelScales<T> of, T* __restrict sums, T* __restrict products,
-              int64_t rows, int64_t cols) {
+void sum_rows(const S* dy, const S* x, ChannelScales<T> of, T* __restrict sums, T* __restrict products, int64_t rows,
+              int64_t cols) {
   const T* __restrict mean = of.mean;
   const T* __restrict rstd = of.rstd;
   const T* __restrict scale = of.scale;
@@ -130,9 +130,8 @@ void channel_sums(const S* dy, const S* x, ChannelScales<T> of, T* sums, T* prod
 }
 
 template <typename S, bool kScaled, typename T = Compute<S>>
-void sum_rows_add_relu(const S* dy, const S* x, ChannelScales<T> of, const S* other,
-                       ChannelScales<T> of_other, S* g, T* __restrict sums, T* __restrict products,
-                       int64_t rows, int64_t cols) {
+void sum_rows_add_relu(const S* dy, const S* x, ChannelScales<T> of, const S* other, ChannelScales<T> of_other, S* g,
+                       T* __restrict sums, T* __restrict products, int64_t rows, int64_t cols) {
   const T* __restrict mean = of.mean;
   const T* __restrict rstd = of.rstd;
   const T* __restrict scale = of.scale;
@@ -153,17 +152,15 @@ void sum_rows_add_relu(const S* dy, const S* x, ChannelScales<T> of, const S* ot
 }
 
 template <typename S, typename T = Compute<S>>
-void channel_sums_add_relu(const S* dy, const S* x, ChannelScales<T> of, const S* other,
-                           ChannelScales<T> of_other, S* g, T* sums, T* products, int64_t rows,
-                           int64_t cols) {
-  of_other.scale == nullptr
-      ? sum_rows_add_relu<S, false>(dy, x, of, other, of_other, g, sums, products, rows, cols)
-      : sum_rows_add_relu<S, true>(dy, x, of, other, of_other, g, sums, products, rows, cols);
+void channel_sums_add_relu(const S* dy, const S* x, ChannelScales<T> of, const S* other, ChannelScales<T> of_other,
+                           S* g, T* sums, T* products, int64_t rows, int64_t cols) {
+  of_other.scale == nullptr ? sum_rows_add_relu<S, false>(dy, x, of, other, of_other, g, sums, products, rows, cols)
+                            : sum_rows_add_relu<S, true>(dy, x, of, other, of_other, g, sums, products, rows, cols);
 }
 
 template <typename S, bool kRelu, bool kKeep, typename T = Compute<S>>
-void backward_rows(const S* dy, const S* x, ChannelScales<T> of, const T* __restrict mean_g,
-                   const T* __restrict slope, S* dx, S* y, int64_t rows, int64_t cols) {
+void backward_rows(const S* dy, const S* x, ChannelScales<T> of, const T* __restrict mean_g, const T* __restrict slope,
+                   S* dx, S* y, int64_t rows, int64_t cols) {
   const T* __restrict mean = of.mean;
   const T* __restrict scale = of.scale;
   const T* __restrict shift = of.shift;
@@ -184,8 +181,8 @@ void backward_rows(const S* dy, const S* x, ChannelScales<T> of, const T* __rest
 }
 
 template <typename S, typename T = Compute<S>>
-void channel_backward(const S* dy, const S* x, ChannelScales<T> of, const T* mean_g, const T* slope, S* dx,
-                      S* y, bool relu, int64_t rows, int64_t cols) {
+void channel_backward(const S* dy, const S* x, ChannelScales<T> of, const T* mean_g, const T* slope, S* dx, S* y,
+                      bool relu, int64_t rows, int64_t cols) {
   if (y != nullptr) {
     relu ? backward_rows<S, true, true>(dy, x, of, mean_g, slope, dx, y, rows, cols)
          : backward_rows<S, false, true>(dy, x, of, mean_g, slope, dx, y, rows, cols);
@@ -195,8 +192,7 @@ void channel_backward(const S* dy, const S* x, ChannelScales<T> of, const T* mea
   }
 }
 
-// Calls visit(output pixel, index of the pixel in the window, input pixel or -1 beyond the border), in memory
-// order.
+// Calls visit(output pixel, index of the pixel in the window, input pixel or -1 beyond the border), in memory order.
 template <typename Visit>
 inline void for_windows(const WindowShape& s, Visit&& visit) {
   const int64_t out_height = s.out_height();
@@ -291,10 +287,8 @@ void max_pool_backward(const S* dy, const uint8_t* where, const WindowShape& s, 
 
 template <typename S>
 constexpr ImageKernels<S> table() {
-  return {channel_moments<S>,  channel_scale<S>,         channel_scale_add_relu<S>,
-          channel_sums<S>,     channel_sums_add_relu<S>, channel_backward<S>,
-          gather_windows<S>,   add_windows<Compute<S>>,  max_pool<S>,
-          max_pool_backward<S>};
+  return {channel_moments<S>,  channel_scale<S>,  channel_scale_add_relu<S>, channel_sums<S>, channel_sums_add_relu<S>,
+          channel_backward<S>, gather_windows<S>, add_windows<Compute<S>>,   max_pool<S>,     max_pool_backward<S>};
 }
 
 }  // namespace

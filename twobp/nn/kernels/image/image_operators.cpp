@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "twobp/nn/kernels/operators.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::operators {
 namespace {
@@ -28,8 +28,7 @@ at::Tensor where_above_zero(const at::Tensor& y, const at::Tensor& dy) {
   return wide(dy).masked_fill(y.gt(0).logical_not_(), 0);
 }
 
-at::Tensor gradient_before_relu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                                bool relu) {
+at::Tensor gradient_before_relu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales, bool relu) {
   return relu ? where_above_zero(scaled(x, scales), dy) : wide(dy);
 }
 
@@ -73,14 +72,13 @@ at::Tensor channel_sums(const at::Tensor& dy, const at::Tensor& x, const at::Ten
 }
 
 at::Tensor channel_sums_add_relu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                                 const at::Tensor& other, const at::Tensor& other_scales,
-                                 const at::Tensor& g) {
+                                 const at::Tensor& other, const at::Tensor& other_scales, const at::Tensor& g) {
   g.copy_(where_above_zero(sum_of(x, scales, other, other_scales), dy));
   return sums_of(g, x, scales);
 }
 
-void channel_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales,
-                      const at::Tensor& means, bool relu, const at::Tensor& dx, const at::Tensor& y) {
+void channel_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& scales, const at::Tensor& means,
+                      bool relu, const at::Tensor& dx, const at::Tensor& y) {
   const at::Tensor again = y.defined() ? scaled(x, scales) : at::Tensor();
   const at::Tensor gradient = (gradient_before_relu(dy, x, scales, relu) - means[0])
                                   .sub_((wide(x) - scales[kMean]).mul_(means[1]))
@@ -104,14 +102,12 @@ void max_pool(const at::Tensor& x, const WindowShape& shape, const at::Tensor& y
   });
 }
 
-void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const WindowShape& shape,
-                       const at::Tensor& dx) {
+void max_pool_backward(const at::Tensor& dy, const at::Tensor& where, const WindowShape& shape, const at::Tensor& dx) {
   const int64_t border = 2 * shape.padding;
   const at::Tensor whole = at::zeros({dx.size(0), dx.size(1) + border, dx.size(2) + border, dx.size(3)},
                                      dx.options().dtype(compute_type(dx.scalar_type())));
-  for_window_pixels(whole, shape, [&](int64_t k, const at::Tensor& pixel) {
-    pixel.add_(wide(dy).masked_fill(where.ne(k), 0));
-  });
+  for_window_pixels(whole, shape,
+                    [&](int64_t k, const at::Tensor& pixel) { pixel.add_(wide(dy).masked_fill(where.ne(k), 0)); });
   dx.copy_(whole.narrow(1, shape.padding, dx.size(1)).narrow(2, shape.padding, dx.size(2)));
 }
 

@@ -1,8 +1,7 @@
-#include "twobp/nn/kernels/products/one_dnn.h"
-
 #include <optional>
 
 #include "twobp/nn/kernels/instruction_sets.h"
+#include "twobp/nn/kernels/products/products.h"
 
 #if TWOBP_ONEDNN
 // LibTorch's library has this function, but no header declares it. CMake checks that it links.

@@ -1,9 +1,8 @@
-#include "twobp/nn/kernels/scan/scan_by_cuda.h"
-
 #include <c10/core/DeviceGuard.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/cuda/launch.h"
+#include "twobp/nn/kernels/rows/rows_by_cuda.h"
+#include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/kernels/scan/selective_scan_cuda.h"
 
 namespace twobp {
@@ -74,10 +73,9 @@ bool scan_backward_by_cuda(const ScanTensors& in, const at::Tensor& dout, const 
   const at::Tensor dbc = at::empty({in.x.size(0), groups, in.x.size(1), 2 * in.a.size(0)}, in.a.options());
   dispatch_wide(in.x, [&](auto zero) {
     using T = decltype(zero);
-    const CudaScanGradient<T> to = {
-        sequences<const T>(dout), begin_of<const T>(borders), sequences<T>(out.dx),
-        sequences<T>(out.ddelta), sequences<T>(out.dz),       begin_of<T>(dbc),
-        begin_of<T>(out.da),      begin_of<T>(out.dd),        begin_of<T>(out.ddelta_bias)};
+    const CudaScanGradient<T> to = {sequences<const T>(dout), begin_of<const T>(borders), sequences<T>(out.dx),
+                                    sequences<T>(out.ddelta), sequences<T>(out.dz),       begin_of<T>(dbc),
+                                    begin_of<T>(out.da),      begin_of<T>(out.dd),        begin_of<T>(out.ddelta_bias)};
     check(cuda_scan_backward(input_of<T>(in), to, current_stream(in.x)));
   });
   out.dbc.copy_(sum_in_order(dbc.transpose(0, 1)));

@@ -1,13 +1,12 @@
-// Our kernels for Mamba (arXiv 2312.00752): the selective scan and the causal depthwise convolution before
-// it. The rules of kernels.h apply: pointers are raw, the source is compiled once per instruction set, and
-// the caller manages the threads. A call works on one sequence and a group of its channels. Its output
-// depends on these alone.
+// Our kernels for Mamba (arXiv 2312.00752): the selective scan and the causal depthwise convolution before it. The
+// rules of kernels.h apply: pointers are raw, the source is compiled once per instruction set, and the caller manages
+// the threads. A call works on one sequence and a group of its channels. Its output depends on these alone.
 //
 // With A (channels, state) negative, and per position t (rows of the matrices) and channel:
 //   delta = softplus(raw + bias)              h_t = exp(delta A) h_(t-1) + delta B_t x_t     (state numbers)
 //   y_t = C_t . h_t + D x_t                   out_t = y_t silu(z_t)
-// The states of at most one chunk are in memory at a time. The states at the borders between chunks are kept
-// for the backward pass, which recomputes the others.
+// The states of at most one chunk are in memory at a time. The states at the borders between chunks are kept for the
+// backward pass, which recomputes the others.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +17,10 @@
 
 namespace twobp {
 
-// Positions between two borders. A smaller value keeps more borders; a larger value needs more scratch
-// memory.
+// Positions between two borders. A smaller value keeps more borders; a larger value needs more scratch memory.
 inline constexpr int64_t kScanChunk = 32;
-// The largest number of channels of one call. Sums over channels (dB, dC) are taken per group, then over the
-// groups in order, so they are the same for any number of threads.
+// The largest number of channels of one call. Sums over channels (dB, dC) are taken per group, then over the groups in
+// order, so they are the same for any number of threads.
 inline constexpr int64_t kScanGroup = 256;
 
 // A matrix that may be a part of a wider one, so its rows may lie apart.
@@ -57,7 +55,7 @@ struct ScanOutput {
   Rows<S> out;
   T* borders;        // (borders, state, channels), where the backward pass starts its chunks; null: not kept
   const T* initial;  // (state, channels), the states before the first position; null: zeros
-  T* final;  // (state, channels), the states after the last position; null: not wanted. May be `initial`.
+  T* final;          // (state, channels), the states after the last position; null: not wanted. May be `initial`.
 };
 
 template <typename S, typename T = Compute<S>>
@@ -93,15 +91,13 @@ struct ScanKernels {
   // The bytes of scratch memory, aligned to 64, that a call on a group needs.
   int64_t (*scratch_bytes)(const ScanSize& size);
   // Channels [begin, end): at most kScanGroup.
-  void (*scan_forward)(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begin, int64_t end,
-                       void* scratch);
-  void (*scan_backward)(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t begin, int64_t end,
-                        void* scratch);
+  void (*scan_forward)(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begin, int64_t end, void* scratch);
+  void (*scan_backward)(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t begin, int64_t end, void* scratch);
 
   // Positions [begin, end) of y (sequence, channels).
   void (*conv_forward)(const ConvInput<S>& in, Rows<S> y, int64_t begin, int64_t end);
-  // Channels [begin, end): at most kScanGroup. The kernel is at most kMaxConvKernel. dx may be x. Writes dw
-  // (kernel, channels) and dbias (channels).
+  // Channels [begin, end): at most kScanGroup. The kernel is at most kMaxConvKernel. dx may be x. Writes dw (kernel,
+  // channels) and dbias (channels).
   void (*conv_backward)(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, T* dbias, int64_t begin,
                         int64_t end);
 };

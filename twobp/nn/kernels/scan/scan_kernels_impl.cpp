@@ -1,21 +1,21 @@
-// The kernels of scan_kernels.h, compiled once per instruction set (TWOBP_ISA names it). A vector holds
-// neighbouring channels, so the recurrence over positions and the sums over states need no step across lanes.
-// Only dB and dC, which are sums over channels, need one, once per chunk.
+// The kernels of scan_kernels.h, compiled once per instruction set (TWOBP_ISA names it). A vector holds neighbouring
+// channels, so the recurrence over positions and the sums over states need no step across lanes. Only dB and dC, which
+// are sums over channels, need one, once per chunk.
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 #include "twobp/nn/kernels/vectors.h"
 
 namespace twobp {
 namespace {
 
-// The scratch memory of a call on a group of channels, cut from the caller's memory. Arrays of (position,
-// block) have the order of the tensors. Their rows are read and written whole, because reading one vector per
-// row would miss the caches.
+// The scratch memory of a call on a group of channels, cut from the caller's memory. Arrays of (position, block) have
+// the order of the tensors. Their rows are read and written whole, because reading one vector per row would miss the
+// caches.
 template <typename T>
 struct Scratch {
   using V = Vector<T>;
   static constexpr int64_t kBlocks = kScanGroup / kLanes<T>;
-  // The gap between two arrays, in vectors. Most arrays are whole pages long, and a load waits for a store at
-  // a distance that is a multiple of 4 KiB.
+  // The gap between two arrays, in vectors. Most arrays are whole pages long, and a load waits for a store at a
+  // distance that is a multiple of 4 KiB.
   static constexpr int64_t kStagger = 5;
 
   // Without memory, only `used` is valid.
@@ -111,8 +111,8 @@ inline void load_rates(const ScanInput<S>& in, const Block<T>& block, const Scra
 // States whose decays are computed together.
 constexpr int kAtOnce = 4;
 
-// The recurrence over a chunk's positions for one block. Reads s.delta and s.x, writes s.y and, with
-// `record`, s.decay and s.carried. Call load_rates first.
+// The recurrence over a chunk's positions for one block. Reads s.delta and s.x, writes s.y and, with `record`, s.decay
+// and s.carried. Call load_rates first.
 template <bool record, typename S, typename T>
 inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t index, int64_t positions,
                        Vector<T>* __restrict h, const Scratch<T>& s) {
@@ -151,8 +151,7 @@ inline void scan_block(const ScanInput<S>& in, const Block<T>& block, int64_t in
 }
 
 template <typename S, typename T = Compute<S>>
-void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begin, int64_t end,
-                  void* memory) {
+void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begin, int64_t end, void* memory) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const int64_t channels = in.size.channels;
@@ -167,9 +166,8 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
       s.delta[at] = softplus<T>(load_at(in.delta, t, block) + bias).value;
       s.x[at] = load_at(in.x, t, block);
     });
-    T* const border = out.borders != nullptr && first > 0
-                          ? out.borders + (first / kScanChunk - 1) * state * channels
-                          : nullptr;
+    T* const border =
+        out.borders != nullptr && first > 0 ? out.borders + (first / kScanChunk - 1) * state * channels : nullptr;
     for (int64_t i = 0; i < blocks; ++i) {
       const Block<T> block(i, begin, end);
       V* const h = s.states + i * state;
@@ -192,13 +190,12 @@ void scan_forward(const ScanInput<S>& in, const ScanOutput<S>& out, int64_t begi
   }
 }
 
-// The backward pass over a chunk's positions for one block. Reads s.dy and the arrays that scan_block
-// recorded. Writes ddelta and dx over delta and x, and adds to the sums. On entry `g` is dL/dh from the
-// positions after the chunk; on return it includes the chunk's positions.
+// The backward pass over a chunk's positions for one block. Reads s.dy and the arrays that scan_block recorded. Writes
+// ddelta and dx over delta and x, and adds to the sums. On entry `g` is dL/dh from the positions after the chunk; on
+// return it includes the chunk's positions.
 template <typename S, typename T = Compute<S>>
-inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, const Block<T>& block,
-                          int64_t index, int64_t positions, Vector<T>* __restrict g, Vector<T>* __restrict da,
-                          const Scratch<T>& s) {
+inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, const Block<T>& block, int64_t index,
+                          int64_t positions, Vector<T>* __restrict g, Vector<T>* __restrict da, const Scratch<T>& s) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const V d = load_lanes(in.d + block.channel, block.lanes);
@@ -240,8 +237,7 @@ inline void reverse_block(const ScanInput<S>& in, const ScanGradient<S>& out, co
 }
 
 template <typename S, typename T = Compute<S>>
-void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t begin, int64_t end,
-                   void* memory) {
+void scan_backward(const ScanInput<S>& in, const ScanGradient<S>& out, int64_t begin, int64_t end, void* memory) {
   using V = Vector<T>;
   const int64_t state = in.size.state;
   const int64_t channels = in.size.channels;
@@ -334,11 +330,10 @@ void conv_forward(const ConvInput<S>& in, Rows<S> y, int64_t begin, int64_t end)
   }
 }
 
-// Goes from the last position to the first. dx at t needs the gradients of the sums at t .. t + K - 1, which
-// are kept in a ring. Those need x only at positions up to t, so dx may overwrite x.
+// Goes from the last position to the first. dx at t needs the gradients of the sums at t .. t + K - 1, which are kept
+// in a ring. Those need x only at positions up to t, so dx may overwrite x.
 template <typename S, typename T = Compute<S>>
-void conv_backward(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, T* dbias, int64_t begin,
-                   int64_t end) {
+void conv_backward(const ConvInput<S>& in, Rows<const S> dy, Rows<S> dx, T* dw, T* dbias, int64_t begin, int64_t end) {
   using V = Vector<T>;
   constexpr int64_t kBlocks = kScanGroup / kLanes<T>;
   const int64_t blocks = (end - begin + kLanes<T> - 1) / kLanes<T>;
@@ -386,8 +381,7 @@ constexpr ScanKernels<S> table() {
 }  // namespace
 
 namespace TWOBP_ISA {
-const KernelTable<ScanKernels> scan_kernels_table = {table<float>(), table<double>(), table<BFloat16>(),
-                                                     table<Half>()};
+const KernelTable<ScanKernels> scan_kernels_table = {table<float>(), table<double>(), table<BFloat16>(), table<Half>()};
 }  // namespace TWOBP_ISA
 
 }  // namespace twobp

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "twobp/nn/kernels/operators.h"
-#include "twobp/nn/kernels/scan/scan_by_cuda.h"
+#include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/kernels/scan/scan_kernels.h"
 
 namespace twobp::operators {
@@ -61,8 +60,7 @@ at::Tensor no_states(const ScanTensors& in) {
 // The sums before silu, and the input preceded by the zeros that the convolution reads.
 struct ConvSums {
   ConvSums(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)
-      : padded(at::constant_pad_nd(wide(x), {0, 0, weight.size(0) - 1, 0})),
-        sums(bias.expand(x.sizes()).clone()) {
+      : padded(at::constant_pad_nd(wide(x), {0, 0, weight.size(0) - 1, 0})), sums(bias.expand(x.sizes()).clone()) {
     for (int64_t k = 0; k < weight.size(0); ++k) sums.addcmul_(padded.narrow(1, k, x.size(1)), weight[k]);
   }
   at::Tensor padded, sums;
@@ -70,8 +68,8 @@ struct ConvSums {
 
 }  // namespace
 
-void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders,
-                  const at::Tensor& initial, const at::Tensor& final) {
+void scan_forward(const ScanTensors& in, const at::Tensor& out, const at::Tensor& borders, const at::Tensor& initial,
+                  const at::Tensor& final) {
   if (is_narrow(in)) {
     const at::Tensor y = at::empty(out.sizes(), in.a.options());
     scan_forward(widened(in), y, borders, initial, final);
@@ -95,8 +93,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
                    const ScanGradientTensors& out) {
   if (is_narrow(in)) {
     ScanGradientTensors of = out;
-    for (at::Tensor* gradient : {&of.dx, &of.ddelta, &of.dz})
-      *gradient = at::empty(gradient->sizes(), in.a.options());
+    for (at::Tensor* gradient : {&of.dx, &of.ddelta, &of.dz}) *gradient = at::empty(gradient->sizes(), in.a.options());
     scan_backward(widened(in), wide(dout), borders, of);
     out.dx.copy_(of.dx);
     out.ddelta.copy_(of.ddelta);
@@ -107,8 +104,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
   if (!goes_on && scan_backward_by_cuda(in, dout, borders, out)) return;
   const int64_t sequence = in.x.size(1);
   const int64_t state = in.a.size(0);
-  at::Tensor g =
-      out.dfinal.defined() ? out.dfinal : no_states(in);  // dL/dh from the positions after the current one
+  at::Tensor g = out.dfinal.defined() ? out.dfinal : no_states(in);  // dL/dh from the positions after the current one
   for (const at::Tensor* sum : {&out.da, &out.dd, &out.ddelta_bias}) sum->zero_();
   for (int64_t index = (sequence - 1) / kScanChunk; index >= 0; --index) {
     const int64_t first = index * kScanChunk;
@@ -134,8 +130,7 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
     const at::Tensor of_decay = gradient * carried;
     const at::Tensor of_b = (gradient * chunk.b).sum(2);
     out.da.add_((of_decay * chunk.delta.unsqueeze(2)).sum(1));
-    const at::Tensor ddelta =
-        (chunk.x * of_b).add_((of_decay * in.a).sum(2), kLn2).mul_(at::sigmoid(chunk.raw));
+    const at::Tensor ddelta = (chunk.x * of_b).add_((of_decay * in.a).sum(2), kLn2).mul_(at::sigmoid(chunk.raw));
     const at::Tensor db = (gradient * chunk.input).sum(3);
     const at::Tensor dc = (chunk.states * dy.unsqueeze(2)).sum(3);
     out.dd.add_((dy * chunk.x).sum(1));
@@ -150,14 +145,12 @@ void scan_backward(const ScanTensors& in, const at::Tensor& dout, const at::Tens
   if (out.dinitial.defined()) out.dinitial.copy_(g);
 }
 
-void conv_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                  const at::Tensor& y) {
+void conv_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& y) {
   y.copy_(at::silu(ConvSums(x, weight, bias).sums));
 }
 
-void conv_backward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                   const at::Tensor& dy, const at::Tensor& dx, const at::Tensor& dw,
-                   const at::Tensor& dbias) {
+void conv_backward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& dy,
+                   const at::Tensor& dx, const at::Tensor& dw, const at::Tensor& dbias) {
   const int64_t kernel = weight.size(0);
   const int64_t sequence = x.size(1);
   const ConvSums of(x, weight, bias);

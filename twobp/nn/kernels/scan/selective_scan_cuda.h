@@ -1,7 +1,7 @@
-// The selective scan of scan_kernels.h on a CUDA device, forward and backward, on raw device pointers. The
-// algorithm is the same, with a thread for each channel. This is compiled if nvcc exists; scan_by_cuda.cpp
-// calls it. Calls only queue work on the stream. Results do not depend on the order in which blocks run: sums
-// over channels are taken per group of kScanGroup, and the caller adds up the groups in order.
+// The selective scan of scan_kernels.h on a CUDA device, forward and backward, on raw device pointers. The algorithm is
+// the same, with a thread for each channel. This is compiled if nvcc exists; scan_by_cuda.cpp calls it. Calls only
+// queue work on the stream. Results do not depend on the order in which blocks run: sums over channels are taken per
+// group of kScanGroup, and the caller adds up the groups in order.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,8 @@ struct CudaScanGradient {
   T* ddelta_bias;               // (batch, channels)
 };
 
-// `stream` is a cudaStream_t. Returns a cudaError_t: 0 if the work was queued; cudaErrorInvalidValue for more
-// than kMaxCudaState states or a batch above 65535.
+// `stream` is a cudaStream_t. Returns a cudaError_t: 0 if the work was queued; cudaErrorInvalidValue for more than
+// kMaxCudaState states or a batch above 65535.
 template <typename T>
 int cuda_scan_forward(const CudaScanInput<T>& in, const CudaScanOutput<T>& out, void* stream);
 template <typename T>

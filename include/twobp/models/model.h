@@ -1,0 +1,31 @@
+// A model as a list of layers that can be cut into stages: their names, their kinds, and how to make each.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "twobp/nn/context.h"
+#include "twobp/nn/layer.h"
+
+namespace twobp {
+
+struct LayerSpec {
+  std::string name;  // "model.layers.0.attention", for messages
+  std::string kind;  // layers of one kind cost the same: "attention", "mlp", "head"
+  std::function<std::unique_ptr<Layer>()> make;
+};
+
+// Parameters of the same name in different layers are tied: one weight, several uses.
+struct ModelSpec {
+  std::string input_field;  // the batch's field that is the first layer's input; empty: that layer reads the batch
+                            // itself
+  std::vector<LayerSpec> layers;
+  int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
+  TargetCount count_targets;  // of a micro-batch; empty: its counted labels
+  int64_t cache_until = 0;    // after this many positions, generation computes them all again, once, because their
+                              // values change for longer sequences; 0: never
+};
+
+}  // namespace twobp

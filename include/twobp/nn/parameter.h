@@ -1,0 +1,140 @@
+// A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per use. They
+// have the same name and separate gradient buffers, so that the uses can be summed in a fixed order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+namespace twobp {
+
+// The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of `groups` of its
+// outputs, such as heads, those of the projections follow each other.
+struct Projections {
+  std::vector<int64_t> outputs{};  // of each projection in all groups; empty: the weight is one projection
+  int64_t groups = 1;
+  bool columns = false;  // whether the outputs are the columns; else the rows
+};
+
+// Several weights may be stored as one matrix that stacks their rows (the projections to q, k and v).
+struct ParameterPart {
+  std::string name;  // as in Hugging Face's LLaMa: "model.layers.0.self_attn.q_proj.weight"
+  int64_t rows = 0;
+  Projections projections{};
+};
+
+// A view (rows, the rest) of the same memory. The tensor is contiguous, or has four dimensions in channels-last order;
+// the rest is in memory order.
+at::Tensor as_matrix_of_rows(const at::Tensor& tensor);
+
+class Parameter {
+ public:
+  // `parts` has one element for an ordinary weight, of one row if there are no `sizes`. With `std` > 0, the initial
+  // values are normal with that deviation; with 0, all are `fill`.
+  Parameter(std::vector<ParameterPart> parts, std::vector<int64_t> sizes, at::ScalarType dtype, double std,
+            double fill = 0);
+
+  // A weight that starts as `initial` for any seed.
+  Parameter(std::string name, at::Tensor initial);
+
+  // A tensor that changes in training without being trained (a batch norm's running statistics). Only forward writes
+  // it, and only in training. It is loaded, saved and checkpointed under its name. The optimizer, the gradient norm,
+  // freezing and adapters ignore it. It may have any dtype, including int64, and no dimensions; value and master are
+  // one tensor.
+  static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype, double fill);
+  bool is_buffer() const { return is_buffer_; }
+
+  const std::string& name() const { return parts_.front().name; }
+  const std::vector<ParameterPart>& parts() const { return parts_; }
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  // Matrices decay; norm gains do not.
+  bool decays() const { return decays_ && sizes_.size() > 1; }
+  // Switches weight decay off for a matrix that is not used in a product, such as a scan's decay rates.
+  void never_decay() { decays_ = false; }
+  // Says how the weight is used, if it is no factor of a product, or if its rows are looked up. Neither holds for
+  // positions that are added, and both for an embedding that is tied to the head.
+  void used_as(bool factor, bool table) {
+    factor_ = factor;
+    table_ = table;
+  }
+  bool is_table() const { return table_; }
+  // Whether it is a matrix that multiplies activations.
+  bool multiplies() const { return sizes_.size() == 2 && decays_ && factor_; }
+  // Whether the weight of a product is stored as (in, out) in place of (out, in).
+  bool transposed() const { return transposed_; }
+  void store_transposed() { transposed_ = true; }
+  // Before allocate_value, for a weight of four dimensions: value, master and gradient are stored in channels-last
+  // order in place of contiguous.
+  void store_channels_last() { channels_last_ = true; }
+  // Fills the rows of each part with their initial values, in place of `std` and `fill`. The generator depends on the
+  // seed and the part's name alone.
+  using Initializer = std::function<void(at::Tensor& rows, at::Generator& generator)>;
+  void initialize_with(Initializer initializer) { initializer_ = std::move(initializer); }
+  int64_t numel() const;
+  // The rows of each part within `whole`, which is the parameter or a tensor of its shape.
+  std::vector<std::pair<std::string, at::Tensor>> parts_of(const at::Tensor& whole) const;
+  // The matrix of each projection within `whole`, a matrix: (outputs, inputs), (inputs, outputs), or (groups, outputs
+  // of a group, inputs). Views.
+  std::vector<at::Tensor> projections_of(const at::Tensor& whole) const;
+  // A frozen parameter has no gradient, no W and no optimizer state.
+  bool trainable() const { return trainable_; }
+  void freeze() { trainable_ = false; }
+
+  at::Tensor value;   // used by layers, in their dtype; undefined until allocate_value
+  at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
+                      // is rounded from; always `value` if frozen
+  at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
+
+  // The values depend on the seed and the part's name alone, not on the stage or the order of calls.
+  void allocate_value(uint64_t seed);
+  void allocate_grad();
+  // Moves the parameter to the device's memory, after allocate_value. The contents of the gradient are lost.
+  void move_to(at::Device device);
+  // Rounds `master` into `value`, if they differ.
+  void refresh_value();
+
+  // The first contribution of a step overwrites the gradient and the others add to it, so it is never zeroed.
+  bool has_grad() const { return has_grad_; }
+  void forget_grad() { has_grad_ = false; }
+  // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
+  void mark_grad_written() { has_grad_ = true; }
+
+  // grad (+)= a @ b, for a (rows, n) and b (n, cols) of the layer's dtype. On a CPU, each call rounds to that dtype at
+  // most once, on a GPU not at all; the sum has grad's dtype. A gradient of more dimensions counts as (rows, the rest
+  // in memory order).
+  void accumulate_product(const at::Tensor& a, const at::Tensor& b);
+  // grad (+)= gradient, which has grad's shape and any float dtype.
+  void accumulate(const at::Tensor& gradient);
+  // The buffer to add to. It is zeroed before the step's first contribution.
+  at::Tensor& grad_to_add();
+  // While enabled, contributions are dropped: for a repeated backward-p1 (see Recompute).
+  void discard_gradients(bool discard);
+
+ private:
+  // An uninitialized tensor in the dtype of the sums.
+  at::Tensor empty_like_this() const;
+
+  std::vector<ParameterPart> parts_;
+  std::vector<int64_t> sizes_;
+  at::ScalarType dtype_;
+  double std_;
+  double fill_;
+  bool has_grad_ = false;
+  bool trainable_ = true;
+  bool is_buffer_ = false;
+  bool decays_ = true;
+  bool table_ = false;
+  bool factor_ = true;
+  bool transposed_ = false;
+  bool channels_last_ = false;
+  bool discards_ = false;
+  at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
+  at::Tensor initial_;
+  Initializer initializer_;
+};
+
+}  // namespace twobp

@@ -1,0 +1,240 @@
+#include "twobp/nn/kernels/rows/row_operations.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/row_kernels.h"
+#include "twobp/nn/values.h"
+
+namespace twobp {
+namespace {
+
+// The gain's gradient is summed over blocks of this many rows, then over the blocks. The sum is the same for any thread
+// count.
+constexpr int64_t kGainBlockRows = 64;
+
+at::Tensor norm_backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                              const at::Tensor& rstd, at::Tensor& dx) {
+  const int64_t cols = x.size(-1);
+  const int64_t rows = x.numel() / cols;
+  const int64_t blocks = (rows + kGainBlockRows - 1) / kGainBlockRows;
+  const at::Tensor dgain = at::zeros({blocks, cols}, weight.options());
+  dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    const S* gradient = numbers<S>(dy);
+    const auto* gain = numbers<Compute<S>>(weight);
+    const auto* scale = numbers<Compute<S>>(rstd);
+    S* to = mutable_numbers<S>(dx);
+    auto* sums = mutable_numbers<Compute<S>>(dgain);
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t row = block * kGainBlockRows;
+        const int64_t count = std::min(kGainBlockRows, rows - row);
+        kernels<S>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row, to + row * cols,
+                                       sums + block * cols, count, cols);
+      }
+    });
+  });
+  return dgain.sum(0);
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& gain, double eps) {
+  const int64_t cols = x.size(-1);
+  const int64_t rows = x.numel() / cols;
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  at::Tensor rstd = at::empty({rows}, gain.options());
+  if (by_operators(x)) {
+    operators::rms_norm_forward(x, gain, eps, y, rstd);
+  } else {
+    dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
+      using S = decltype(zero);
+      const S* from = numbers<S>(x);
+      const auto* weight = numbers<Compute<S>>(gain);
+      S* to = mutable_numbers<S>(y);
+      auto* scale = mutable_numbers<Compute<S>>(rstd);
+      for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+        kernels<S>().rms_norm_forward(from + begin * cols, weight, to + begin * cols, scale + begin, end - begin, cols,
+                                      eps);
+      });
+    });
+  }
+  return {std::move(y), std::move(rstd)};
+}
+
+at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
+                             at::Tensor& dx) {
+  return by_operators(x) ? operators::rms_norm_backward(dy, x, gain, rstd, dx)
+                         : norm_backward_rows(dy, x, gain, rstd, dx);
+}
+
+namespace {
+
+const char* layer_of(Gate gate) {
+  return gate == Gate::kSilu ? "SwiGlu" : "GeGlu";
+}
+
+GeluForm form_of(Gate gate) {
+  return gate == Gate::kGelu ? GeluForm::kErf : GeluForm::kTanh;
+}
+
+}  // namespace
+
+Gate parse_gate(const std::string& name) {
+  if (name == "silu") return Gate::kSilu;
+  if (name == "gelu") return Gate::kGelu;
+  TWOBP_CHECK(name == "gelu_tanh", "the activation of a gated linear unit is \"", name.substr(0, 100),
+              "\", but must be silu, gelu or gelu_tanh");
+  return Gate::kGeluTanh;
+}
+
+at::Tensor glu(const at::Tensor& packed, Gate gate) {
+  TWOBP_CHECK(packed.dim() > 0 && packed.size(-1) % 2 == 0, layer_of(gate),
+              " takes gate and up packed in the last dimension, got ", packed.sizes());
+  const int64_t cols = packed.size(-1) / 2;
+  std::vector<int64_t> sizes = packed.sizes().vec();
+  sizes.back() = cols;
+  at::Tensor act = at::empty(sizes, packed.options());
+  if (by_operators(packed)) {
+    operators::glu_forward(packed, gate, act);
+    return act;
+  }
+  dispatch_float(packed.scalar_type(), layer_of(gate), [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(packed);
+    S* to = mutable_numbers<S>(act);
+    const int64_t stride = row_stride(packed);
+    for_rows(cols == 0 ? 0 : act.numel() / cols, cols, [&](int64_t begin, int64_t end) {
+      const S* x = from + begin * stride;
+      if (gate == Gate::kSilu) {
+        kernels<S>().swiglu_forward(x, stride, to + begin * cols, end - begin, cols);
+      } else {
+        encoder_kernels<S>().geglu_forward(x, stride, to + begin * cols, end - begin, cols, form_of(gate));
+      }
+    });
+  });
+  return act;
+}
+
+void glu_backward(const at::Tensor& packed, const at::Tensor& dact, Gate gate, at::Tensor& dx) {
+  const int64_t cols = packed.size(-1) / 2;
+  std::vector<int64_t> sizes = packed.sizes().vec();
+  sizes.back() = cols;
+  TWOBP_CHECK(dact.sizes() == sizes, "the gradient ", dact.sizes(), " does not fit the output of ", layer_of(gate),
+              ", ", at::IntArrayRef(sizes));
+  if (by_operators(packed)) return operators::glu_backward(packed, dact, gate, dx);
+  dispatch_float(packed.scalar_type(), layer_of(gate), [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(packed);
+    const S* gradient = numbers<S>(dact);
+    S* to = mutable_numbers<S>(dx);
+    const int64_t stride = row_stride(packed);
+    const int64_t dx_stride = row_stride(dx);
+    for_rows(cols == 0 ? 0 : dact.numel() / cols, cols, [&](int64_t begin, int64_t end) {
+      const S* x = from + begin * stride;
+      const S* dy = gradient + begin * cols;
+      S* d = to + begin * dx_stride;
+      if (gate == Gate::kSilu) {
+        kernels<S>().swiglu_backward(x, stride, dy, d, dx_stride, end - begin, cols);
+      } else {
+        encoder_kernels<S>().geglu_backward(x, stride, dy, d, dx_stride, end - begin, cols, form_of(gate));
+      }
+    });
+  });
+}
+
+void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, bool back) {
+  if (by_operators(packed)) return operators::rope(packed, cos, sin, heads, back ? -1 : 1);
+  dispatch_float(packed.scalar_type(), "Attention", [&](auto zero) {
+    using S = decltype(zero);
+    S* x = mutable_numbers<S>(packed) + heads.first;
+    const int64_t stride = row_stride(packed);
+    const int64_t positions = packed.size(1);
+    const int64_t half = cos.size(-1);
+    const auto* c = numbers<Compute<S>>(cos);
+    const auto* s = numbers<Compute<S>>(sin);
+    const auto sign = static_cast<Compute<S>>(back ? -1 : 1);
+    for_rows(packed.size(0) * positions, 2 * heads.count * half, [&](int64_t begin, int64_t end) {
+      kernels<S>().rope(x + begin * stride, c, s, sign, end - begin, begin, stride, heads.count, heads.step, half,
+                        positions);
+    });
+  });
+}
+
+namespace {
+
+void check_labels(const at::Tensor& labels, int64_t classes, int64_t ignore) {
+  const int64_t* target = labels.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < labels.numel(); ++r) {
+    TWOBP_CHECK(target[r] == ignore || (target[r] >= 0 && target[r] < classes), "label ", target[r], " at position ", r,
+                " of the micro-batch is outside the vocabulary of ", classes);
+  }
+}
+
+}  // namespace
+
+void soft_cap(at::Tensor& logits, double cap) {
+  if (by_operators(logits)) {
+    operators::soft_cap(logits, cap);
+    return;
+  }
+  const int64_t cols = logits.size(-1);
+  dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    S* x = mutable_numbers<S>(logits);
+    const int64_t stride = row_stride(logits);
+    for_rows(logits.numel() / cols, cols, [&](int64_t begin, int64_t end) {
+      std::vector<T> slope(static_cast<size_t>(cols));
+      for (int64_t r = begin; r < end; ++r)
+        kernels<S>().soft_cap(x + r * stride, slope.data(), cols, static_cast<T>(cap));
+    });
+  });
+}
+
+at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, const LossFactor& scale,
+                         bool gradient, double cap) {
+  const int64_t cols = logits.size(-1);
+  const int64_t rows = labels.numel();
+  if (labels.is_cpu()) check_labels(labels, cols, ignore);
+  if (by_operators(logits)) {
+    const at::Tensor slope = cap > 0 ? operators::soft_cap(logits, cap) : at::Tensor();
+    at::Tensor loss =
+        operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()), ignore, scale, gradient);
+    if (slope.defined() && gradient) logits.mul_(slope);
+    return loss;
+  }
+  const double factor = scale.number();
+  at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
+  double* loss = losses.mutable_data_ptr<double>();
+  const int64_t* target = labels.const_data_ptr<int64_t>();
+  dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
+    using S = decltype(zero);
+    using T = Compute<S>;
+    S* x = mutable_numbers<S>(logits);
+    const int64_t stride = row_stride(logits);
+    for_rows(rows, cols, [&](int64_t begin, int64_t end) {
+      if (cap > 0) {  // a row at a time, so that it is in the cache
+        std::vector<T> slope(static_cast<size_t>(cols));
+        for (int64_t r = begin; r < end; ++r) {
+          S* const row = x + r * stride;
+          kernels<S>().soft_cap(row, slope.data(), cols, static_cast<T>(cap));
+          kernels<S>().cross_entropy(row, stride, target + r, loss + r, 1, cols, ignore, factor, gradient);
+          if (gradient) kernels<S>().multiply(row, slope.data(), cols);
+        }
+        return;
+      }
+      kernels<S>().cross_entropy(x + begin * stride, stride, target + begin, loss + begin, end - begin, cols, ignore,
+                                 factor, gradient);
+    });
+  });
+  double sum = 0;
+  for (int64_t r = 0; r < rows; ++r) sum += loss[r];
+  return at::scalar_tensor(sum, at::TensorOptions().dtype(at::kDouble));
+}
+
+}  // namespace twobp
