@@ -278,33 +278,34 @@ void run_batch_norm_backward(Stack& stack) {
   run_norm<10, 1, 0>(stack, "aten::native_batch_norm_backward");
 }
 
-// Whether a tap of the weight meets only zeros (every_tap_meets).
-bool has_idle_taps(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding,
-                   at::IntArrayRef dilation) {
-  const auto of = [](at::IntArrayRef values, size_t i) { return values.size() == 1 ? values[0] : values.at(i); };
-  for (int64_t dim = 2; dim < std::min(image.dim(), weight.dim()); ++dim) {
-    const auto i = static_cast<size_t>(dim - 2);
-    constexpr int64_t kMost = 1 << 20;  // ATen refuses what is wrong, and no image needs more
-    if (of(stride, i) < 1 || std::max({of(stride, i), of(padding, i), of(dilation, i)}) > kMost) return false;
-    if (!every_tap_meets(image.size(dim), weight.size(dim), of(stride, i), of(padding, i), of(dilation, i)))
-      return true;
-  }
-  return false;
-}
-
-// Tensors in the layout channels last have uninitialised gradients of idle taps, contiguous ones do not. A clone,
-// because an image of one pixel is contiguous in both layouts.
+// oneDNN leaves the gradients of taps that meet only the padding uninitialised, in layouts that depend on the
+// processor. They are 0. A clone, because in the layout channels last others are wrong, too.
 void run_convolution_backward(Stack& stack) {
   constexpr size_t kArguments = 11;
+  constexpr int64_t kMost = 1 << 20;  // ATen refuses what is wrong, and no image needs more
   const size_t first = stack.size() - kArguments;
   const at::Tensor dy = stack[first].toTensor(), x = stack[first + 1].toTensor();
   const at::Tensor weight = stack[first + 2].toTensor();
   const at::Tensor& image = stack[first + 7].toBool() ? dy : x;  // the wide side of a transposed convolution
-  const auto numbers = [&](size_t i) { return stack[first + i].toIntVector(); };
-  if (x.is_cpu() && has_idle_taps(image, weight, numbers(4), numbers(5), numbers(6))) {
+  std::vector<std::pair<int64_t, int64_t>> idle;                 // dimensions of the weight and their taps
+  for (int64_t dim = 2; x.is_cpu() && dim < std::min(image.dim(), weight.dim()); ++dim) {
+    const auto of = [&](size_t argument) {
+      const std::vector<int64_t> values = stack[first + argument].toIntVector();
+      return values.size() == 1 ? values[0] : values.at(static_cast<size_t>(dim - 2));
+    };
+    const int64_t stride = of(4), padding = of(5), dilation = of(6);
+    if (stride < 1 || std::max({stride, padding, dilation}) > kMost) continue;
+    for (int64_t tap = 0; tap < weight.size(dim); ++tap) {
+      if (!tap_meets(image.size(dim), weight.size(dim), stride, padding, dilation, tap)) idle.emplace_back(dim, tap);
+    }
+  }
+  if (!idle.empty()) {
     for (size_t i = first; i < first + 3; ++i) stack[i] = stack[i].toTensor().clone(at::MemoryFormat::Contiguous);
   }
   c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "").callBoxed(stack);
+  const at::Tensor gradient = stack[first + 1].toTensor();
+  if (!gradient.defined()) return;
+  for (const auto& [dim, tap] : idle) gradient.select(dim, tap).zero_();
 }
 
 constexpr OwnOperator kReplaced[] = {{"aten::mm", &run_mm},

@@ -10,15 +10,19 @@
 
 namespace twobp {
 
-// Whether each of the kernel's taps along a dimension meets a number of the image under some window, and not only zeros
-// beyond the border. LibTorch's gradient of a weight in the layout channels last, by oneDNN's kernels for bfloat16,
-// leaves the other taps uninitialised: 3 taps at stride 2 over 1 number, for example.
-constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation = 1) {
+// Whether a tap of the kernel along a dimension meets a number of the image under some window, and not only zeros
+// beyond the border. LibTorch's gradient of a weight, by oneDNN's kernels for bfloat16, leaves the other taps
+// uninitialised: 3 taps at stride 2 over 1 number, for example.
+constexpr bool tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation, int64_t tap) {
   const int64_t windows = (size + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
+  const int64_t begin = tap * dilation - padding;                        // under the first window
+  const int64_t window = begin < 0 ? (stride - 1 - begin) / stride : 0;  // the first within the image
+  return window < windows && begin + window * stride < size;
+}
+
+constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding) {
   for (int64_t tap = 0; tap < kernel; ++tap) {
-    const int64_t begin = tap * dilation - padding;                        // under the first window
-    const int64_t window = begin < 0 ? (stride - 1 - begin) / stride : 0;  // the first within the image
-    if (window >= windows || begin + window * stride >= size) return false;
+    if (!tap_meets(size, kernel, stride, padding, 1, tap)) return false;
   }
   return true;
 }
