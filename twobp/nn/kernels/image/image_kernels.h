@@ -20,9 +20,9 @@ constexpr bool tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t p
   return window < windows && begin + window * stride < size;
 }
 
-constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding) {
+constexpr bool every_tap_meets(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation = 1) {
   for (int64_t tap = 0; tap < kernel; ++tap) {
-    if (!tap_meets(size, kernel, stride, padding, 1, tap)) return false;
+    if (!tap_meets(size, kernel, stride, padding, dilation, tap)) return false;
   }
   return true;
 }
