@@ -79,7 +79,7 @@ struct StepPlan {
   // Whether a rank runs W while it waits. On devices, the waits are those of the simulated step (w_places), because the
   // host runs ahead of them.
   bool fills_waits = false;
-  std::vector<std::vector<int>> w_places;  // see p2_places.h; empty: not on devices, or no wait runs W
+  std::vector<std::vector<int>> w_places;  // see simulate/for_training.h; empty: not on devices, or no wait runs W
   std::vector<int64_t> fixed;              // by rank: bytes of parameters, gradients and optimizer, for which caps hold
   double largest = 1;  // size of the largest micro-batch for which they hold, over that of the profile's
 

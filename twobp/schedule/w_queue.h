@@ -27,7 +27,7 @@ class WQueue {
     P2Order order = P2Order::kOldest;
     // Waits prefer W that completes gradients, whose sums over replicas can then begin (with P2Order::kBucket).
     bool completes_first = false;
-    // By instruction: the units that have run before it, at receives (p2_places.h). Null: no places.
+    // By instruction: the units that have run before it, at receives (simulate/for_training.h). Null: no places.
     const std::vector<int>* places = nullptr;
   };
 
