@@ -66,7 +66,7 @@ install_test_packages() {
   [ "$PYTHON" = .venv/bin/python ] || return 0
   names=$(sed -n 's/^\([A-Za-z0-9_-]*\)==.*/\1/p' tests/requirements.txt)
   # shellcheck disable=SC2086
-  "$PYTHON" -c 'import importlib.util as util, sys; sys.exit(None in map(util.find_spec, sys.argv[1:]))' $names && return
+  "$PYTHON" -c 'import importlib.metadata, sys; list(map(importlib.metadata.version, sys.argv[1:]))' $names 2> /dev/null && return
   say "installing Python packages for the tests: ${names//$'\n'/ }"
   "$PYTHON" -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt > /dev/null 2>&1 ||
     say "could not install them: the tests that compare with them are skipped"
