@@ -105,7 +105,8 @@ DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::str
     bytes += document.text;
     text.ends.push_back(static_cast<int64_t>(bytes.size()));
   });
-  text.tokens = std::make_shared<ByteSource>(std::move(bytes));
+  text.tokens = std::make_shared<ByteSource>(
+      std::move(bytes), files.size() == 1 ? files[0] : concat(files.size(), " files (", data.text, ")"));
   return text;
 }
 

@@ -28,17 +28,19 @@ class TokenSource {
 // Texts whose tokens are their bytes, in memory.
 class ByteSource : public TokenSource {
  public:
-  explicit ByteSource(std::string bytes) : bytes_(std::move(bytes)) {}
+  // `origin` names the files, for messages.
+  ByteSource(std::string bytes, std::string origin) : bytes_(std::move(bytes)), origin_(std::move(origin)) {}
 
   std::string name() const override { return "data.text"; }
   int64_t tokens() const override { return static_cast<int64_t>(bytes_.size()); }
   void copy(int64_t begin, int64_t count, int64_t* to) const override {
     for (int64_t i = 0; i < count; ++i) to[i] = static_cast<unsigned char>(bytes_[static_cast<size_t>(begin + i)]);
   }
-  std::string description() const override { return std::to_string(bytes_.size()) + " bytes in all"; }
+  std::string description() const override { return origin_ + ": " + std::to_string(bytes_.size()) + " bytes"; }
 
  private:
   std::string bytes_;
+  std::string origin_;
 };
 
 // Token files: raw numbers, converted as they are read. They may begin with llm.c's header.
