@@ -94,6 +94,11 @@ std::vector<std::string> text_files(const DataConfig& data) {
   return files;
 }
 
+// For messages.
+std::string origin_of(const std::vector<std::string>& files, const DataConfig& data) {
+  return files.size() == 1 ? files[0] : concat(files.size(), " files (", data.text, ")");
+}
+
 DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
   DocumentTokens text;
   std::string bytes;
@@ -105,8 +110,7 @@ DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::str
     bytes += document.text;
     text.ends.push_back(static_cast<int64_t>(bytes.size()));
   });
-  text.tokens = std::make_shared<ByteSource>(
-      std::move(bytes), files.size() == 1 ? files[0] : concat(files.size(), " files (", data.text, ")"));
+  text.tokens = std::make_shared<ByteSource>(std::move(bytes), origin_of(files, data));
   return text;
 }
 
@@ -187,15 +191,17 @@ std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentToken
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
   check_byte_vocab(model, shape.bytes);
+  const std::vector<std::string> files = matching_files(data.text, "data.text", ".txt");
   std::string bytes;
-  for (const std::string& path : matching_files(data.text, "data.text", ".txt")) {
+  for (const std::string& path : files) {
     const InputFile file(path);
     check_text(file);
     const size_t before = bytes.size();
     bytes.resize(before + file.size());
     file.read(0, bytes.data() + before, file.size());
   }
-  auto text = std::make_shared<TokenDataset>(std::make_shared<ByteSource>(std::move(bytes)), shape.sequence);
+  auto text = std::make_shared<TokenDataset>(std::make_shared<ByteSource>(std::move(bytes), origin_of(files, data)),
+                                             shape.sequence);
   check_enough(*text, data, shape, "data.text", "bytes");
   return text;
 }
