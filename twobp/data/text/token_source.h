@@ -29,7 +29,8 @@ class TokenSource {
 class ByteSource : public TokenSource {
  public:
   // `origin` names the files, for messages.
-  ByteSource(std::string bytes, std::string origin) : bytes_(std::move(bytes)), origin_(std::move(origin)) {}
+  explicit ByteSource(std::string bytes, std::string origin = "the text")
+      : bytes_(std::move(bytes)), origin_(std::move(origin)) {}
 
   std::string name() const override { return "data.text"; }
   int64_t tokens() const override { return static_cast<int64_t>(bytes_.size()); }
