@@ -588,7 +588,8 @@ def _reported(loss_fn: object, metrics: object, settings: Mapping) -> Callable |
         raise Error("a dict of losses, and metrics, are for one replica: leave out data_parallel, or give one loss_fn")
     from twobp.capture.loss.reported import reported
 
-    return reported(loss_fn, metrics, settings.get("micro_batches"))
+    losses = _mapping(loss_fn, "loss_fn") if isinstance(loss_fn, Mapping) else loss_fn
+    return reported(losses, metrics, settings.get("micro_batches"))
 
 
 def _sliced(settings: Mapping) -> bool:

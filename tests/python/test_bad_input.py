@@ -275,7 +275,7 @@ def test_settings_that_are_no_settings():
             call([1])
     with pytest.raises(twobp.Error, match=r"this is one batch: give \[batch\]"):
         trainer.evaluate(make_batch())
-    assert trainer.step(make_batch()).step == 1
+    assert trainer.step(make_batch()).step == 2
 
 
 def test_an_output_that_is_no_loss():
@@ -442,7 +442,7 @@ def cut_off(name):
 
 @pytest.mark.parametrize("change, message", [
     (replaced("graph.json", b'"torch": "2.13"', b'"torch": "2.12"'), "captured with torch 2.12"),
-    (replaced("graph.json", b'"version": 1', b'"version": 2'), "version"),
+    (replaced("graph.json", b'"version": 2', b'"version": 3'), "version"),
     (replaced("graph.json", b"aten::addmm", b"aten::save"), "aten::save"), (replaced("graph.json", b"aten::addmm", b"aten::mul_.Tensor"), "mul_"),
     (replaced("graph.json", b'"v": 1}', b'"v": 99999}'), "99999|slot"), (cut_off("graph.json"), "graph.json"),
     (cut_off("model.safetensors"), "model.safetensors"), (cut_off("constants.safetensors"), "constants.safetensors"),
