@@ -588,7 +588,10 @@ def _reported(loss_fn: object, metrics: object, settings: Mapping) -> Callable |
         raise Error("a dict of losses, and metrics, are for one replica: leave out data_parallel, or give one loss_fn")
     from twobp.capture.loss.reported import reported
 
-    losses = _mapping(loss_fn, "loss_fn") if isinstance(loss_fn, Mapping) else loss_fn
+    losses, metrics = (
+        _mapping(one, what) if isinstance(one, Mapping) else one
+        for one, what in ((loss_fn, "loss_fn"), (metrics, "metrics"))
+    )
     return reported(losses, metrics, settings.get("micro_batches"))
 
 
