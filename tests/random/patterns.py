@@ -96,6 +96,7 @@ def rotate_parts(x, cos, sin):
 
 class Attention(Part):
     """Attention of one or three projections, with or without rotary embedding, a norm of each head, and masks of all kinds."""
+    roundings = None  # of the products p dp in the backward pass
 
     def __init__(self, dice):
         super().__init__(dice)
@@ -158,7 +159,13 @@ class Attention(Part):
                 scores = scores + self.at(torch.zeros_like(scores[:1, :1]).masked_fill(torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).triu(1), fill))
             else:
                 scores = scores + self.at(torch.zeros((), dtype=q.dtype).masked_fill(hidden, fill))
-        return self.at(self.at(self.at(scores).softmax(-1)) @ v)
+        scores = self.at(scores)
+        probabilities = scores.softmax(-1)
+        if self.roundings is not None and probabilities.requires_grad:
+            products = []
+            probabilities.register_hook(lambda dp: products.append(dp * probabilities.detach()))
+            scores.register_hook(lambda ds: ds + self.roundings[:, :ds.shape[1]] * products[0])
+        return self.at(self.at(probabilities) @ v)
 
 
 class Activation(Part):
@@ -297,14 +304,16 @@ class Comparison:
         return {name: one.double() for name, one in {"loss": loss, "evaluation": evaluated, **gradients}.items()}
 
     def nudged(self):
-        """What the module itself gives for weights that differ by a rounding."""
+        """What the module itself gives for weights that differ by a rounding. Attention computes p dp - p sum(p dp), and of saturated rows
+        only roundings are left: in fused attention, PyTorch's as well as ours, the two products are not rounded alike."""
         rounding, parameters = ROUNDING[self.fields["x"].dtype][0], list(self.captured.parameters.values())
         kept = [p.detach().clone() for p in parameters]
-        results = []
+        part, results = self.captured.module.part, []
         for i in range(NUDGES + 1):
             with torch.no_grad():
                 for p, one in zip(parameters, kept):
                     p.copy_(one * (1 + rounding * torch.randn_like(one)) if i < NUDGES else one)
+            part.roundings = rounding * torch.randn(BATCH, 4, POSITIONS, POSITIONS, dtype=kept[0].dtype) if i < NUDGES else None
             results.append(self.module())
         return results[:-1]
 
