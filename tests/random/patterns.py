@@ -96,7 +96,7 @@ def rotate_parts(x, cos, sin):
 
 class Attention(Part):
     """Attention of one or three projections, with or without rotary embedding, a norm of each head, and masks of all kinds."""
-    roundings = None  # of the products p dp in the backward pass
+    roundings = None  # of the gradient dp of the probabilities
 
     def __init__(self, dice):
         super().__init__(dice)
@@ -161,11 +161,12 @@ class Attention(Part):
                 scores = scores + self.at(torch.zeros((), dtype=q.dtype).masked_fill(hidden, fill))
         scores = self.at(scores)
         probabilities = scores.softmax(-1)
-        if self.roundings is not None and probabilities.requires_grad:
-            products = []
-            probabilities.register_hook(lambda dp: products.append(dp * probabilities.detach()))
-            scores.register_hook(lambda ds: ds + self.roundings[:, :ds.shape[1]] * products[0])
-        return self.at(self.at(probabilities) @ v)
+        out = self.at(probabilities) @ v
+        if self.roundings is not None and out.requires_grad and scores.requires_grad:
+            size = []  # of the products that dp is a sum of
+            out.register_hook(lambda dout: size.append(dout.abs() @ v.detach().abs().transpose(-1, -2)))
+            scores.register_hook(lambda ds: ds + self.roundings[:, :ds.shape[1]] * probabilities.detach() * size[0])
+        return self.at(out)
 
 
 class Activation(Part):
@@ -304,8 +305,8 @@ class Comparison:
         return {name: one.double() for name, one in {"loss": loss, "evaluation": evaluated, **gradients}.items()}
 
     def nudged(self):
-        """What the module itself gives for weights that differ by a rounding. Attention computes p dp - p sum(p dp), and of saturated rows
-        only roundings are left: in fused attention, PyTorch's as well as ours, the two products are not rounded alike."""
+        """What the module itself gives for weights that differ by a rounding. Attention computes p (dp - dout out), and of saturated rows
+        only roundings are left: in fused attention, PyTorch's as well as ours, dp and dout out are not rounded alike."""
         rounding, parameters = ROUNDING[self.fields["x"].dtype][0], list(self.captured.parameters.values())
         kept = [p.detach().clone() for p in parameters]
         part, results = self.captured.module.part, []
@@ -341,8 +342,11 @@ def run(seed, number):
     """Returns what the case is, and sentences about what is wrong."""
     model, dtype, what = case(seed, number)
     scale(model, 0.1)
+    example = batch_of(model.part.dim, dtype, 0.1, True)
+    if not torch.isfinite(loss_fn(model(example["x"], example["keep"]), example)):
+        return what, []  # which capture refuses
     try:
-        captured = capture(model, batch_of(model.part.dim, dtype, 0.1, True), loss_fn=loss_fn, cache=False, slices=number % 4 == 0, check=number % 4 == 0)
+        captured = capture(model, example, loss_fn=loss_fn, cache=False, slices=number % 4 == 0, check=number % 4 == 0)
     except Exception as error:
         return what, [f"capture raises {type(error).__name__}: {error}"]
     for magnitude in MAGNITUDES[dtype]:
