@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes operator_calls.jsonl, right calls of the operators that a bundle may call (twobp/graph/operators.cpp): what LibTorch calls
+"""Writes operator_calls.jsonl.gz, right calls of the operators that a bundle may call (twobp/graph/operators.cpp): what LibTorch calls
 while the samples of its own test suite run forward and backward. operator_sweep.cpp changes these calls. Needs the package
 expecttest. Run it when the list of operators or LibTorch changes."""
+import gzip
 import json
 import pathlib
 import re
@@ -279,7 +280,7 @@ def main():
     run_others(recorder)
     run_samples(recorder)
     lines = [json.dumps(call, separators=(",", ":")) for name in sorted(recorder.calls) for call in recorder.calls[name].values()]
-    (HERE / "operator_calls.jsonl").write_text("\n".join(lines) + "\n")
+    (HERE / "operator_calls.jsonl.gz").write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     found = {name.removeprefix("aten::").split(".")[0] for name in recorder.calls}
     print(len(lines), "calls of", len(recorder.calls), "overloads; without a call:", sorted(listed() - found))
 
