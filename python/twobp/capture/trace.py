@@ -22,7 +22,7 @@ from .differentiate.split import split
 from .emit import Emitter, dtype_name, emit
 from .errors import CaptureError, current_line
 from .export.draws import Draw, draws_of
-from .export.forward import MOST_TEXT, Forward, WithLoss, export
+from .export.forward import MOST_TEXT, Forward, WithLoss, export, is_number
 from .export.generic import Dimensions
 from .loss.targets import weigh_loss
 from .passes import matrices
@@ -87,7 +87,8 @@ class Constants:
         if key not in self._number:
             self._number[key] = len(self.tensors)
             self.names.append(name)
-            self.tensors.append(tensor.detach().clone())
+            # Weights of 4 bits are large, and watched for changes.
+            self.tensors.append(tensor if tensor.dtype is torch.uint8 and name else tensor.detach().clone())
         return self._number[key]
 
 
@@ -400,8 +401,10 @@ def program_of(layer: Layer, trained: list[bool]) -> tuple[dict, list[torch.Tens
 
 
 def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the module's tensors that are no parameters, by name: buffers and plain attributes."""
+    """Returns the module's tensors that are no weights, by name: buffers, plain attributes, and parameters that are no
+    numbers."""
     tensors = dict(whole.named_buffers(remove_duplicate=False))
+    tensors.update({name: one for name, one in whole.named_parameters() if not is_number(one)})
     for path, part in whole.named_modules():
         tensors.update(
             {f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)}
