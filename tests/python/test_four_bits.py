@@ -135,23 +135,27 @@ sys.path.insert(0, sys.argv[1])
 from test_four_bits import Adapted, square
 def resident():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) / 1024
+def trained(module, dim):
+    batch = {"x": torch.randn(2, dim), "y": torch.randn(2, dim)}
+    trainer = twobp.Trainer(module, {name: one[:1] for name, one in batch.items()}, loss_fn=square, ranks=2, micro_batches=2)
+    trainer.step(batch)
+    return trainer
 torch.manual_seed(0)
-module = Adapted(dim=2048, layers=16).train()
-batch = {"x": torch.randn(2, 2048), "y": torch.randn(2, 2048)}
+small = trained(Adapted(dim=64, layers=2).train(), 64)  # what is imported counts no more
+module = Adapted(dim=1024, layers=24).train()
 before = resident()
-trainer = twobp.Trainer(module, {name: one[:1] for name, one in batch.items()}, loss_fn=square, ranks=2, micro_batches=2, cache=False)
-for _ in range(2): trainer.step(batch)
+trainer = trained(module, 1024)
 print("held", resident() - before)
 """
 
 
 def test_a_trainer_holds_less_than_the_weights_in_16_bits(tmp_path):
-    """The base has 256 MiB in float32."""
+    """The base has 96 MiB in float32."""
     script = tmp_path / "memory.py"
     script.write_text(MEMORY)
     said = subprocess.run([sys.executable, script, pathlib.Path(__file__).parent], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
-    assert float(said.stdout.split()[-1]) < 110, said.stdout
+    assert float(said.stdout.split()[-1]) < 48, said.stdout
 
 
 def test_a_weight_that_is_not_in_4_bits_yet_is_named():
@@ -181,6 +185,8 @@ def sft(kind, folder, source, **pipeline):
                          learning_rate=1e-2, per_device_train_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=False)
     trainer = kind(model, args, train_dataset=datasets.Dataset.from_list(pairs()), processing_class=tokenizer(),
                    peft_config=peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"), **pipeline)
+    for one in trainer.model.parameters():  # TRL makes adapters of such models bfloat16
+        one.data = one.data.float() if one.requires_grad else one.data
     trainer.train()
     trainer.save_model(str(folder / "adapter"))
     return trainer
@@ -200,8 +206,8 @@ def test_qlora_from_files_is_that_of_trl_and_its_adapter_loads(tmp_path):
     ours = sft(twobp.trl.SFTTrainer, tmp_path / "ours", tmp_path / "small", ranks=2)
     assert any(one.dtype is torch.uint8 for one in ours.pipeline._captured.constants.values())
     for expected, line in zip(theirs.state.log_history, ours.state.log_history, strict=True):
-        for name in ("loss", "grad_norm", "mean_token_accuracy", "entropy"):
-            assert line.get(name) == pytest.approx(expected.get(name), rel=1e-5, abs=1e-5), (name, expected["step"])
+        for name in {"loss", "grad_norm", "mean_token_accuracy", "entropy", "train_loss"} & expected.keys():
+            assert line[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-5), (name, expected["step"])
     wanted, got = (safetensors.torch.load_file(tmp_path / one / "adapter/adapter_model.safetensors") for one in ("theirs", "ours"))
     assert wanted.keys() == got.keys() and max((got[name] - one).abs().max() for name, one in wanted.items()) < 1e-4
     base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "small", device_map="cpu")

@@ -75,9 +75,11 @@ class Traced:
 
 
 class Constants:
-    """Tensors by number. Equal tensors with the same name have one number."""
+    """Tensors by number. Equal tensors with the same name have one number. They are copies, except of those that are
+    `watched`: weights of 4 bits are large."""
 
-    def __init__(self):
+    def __init__(self, watched: Collection[str] = ()):
+        self._watched = watched
         self._number: dict[tuple, int] = {}
         self.names: list[str | None] = []
         self.tensors: list[torch.Tensor] = []
@@ -87,8 +89,7 @@ class Constants:
         if key not in self._number:
             self._number[key] = len(self.tensors)
             self.names.append(name)
-            # Weights of 4 bits are large, and watched for changes.
-            self.tensors.append(tensor if tensor.dtype is torch.uint8 and name else tensor.detach().clone())
+            self.tensors.append(tensor.detach() if name in self._watched else tensor.detach().clone())
         return self._number[key]
 
 
@@ -121,7 +122,7 @@ def trace(
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
-    constants = Constants()
+    constants = Constants({name for name, one in own.items() if isinstance(one, nn.Parameter)})
     programs, assigned, packs, made = programs_of(layers, frozen | without_gradient(layers, frozen))
     positions = 0
     try:
