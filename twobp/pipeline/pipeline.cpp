@@ -311,7 +311,7 @@ void Pipeline::forget_steps() {
   under_way_.clear();
 }
 
-StepReport Pipeline::finish() {
+StepReport Pipeline::finish(at::Tensor numbers) {
   TWOBP_CHECK(!under_way_.empty(), "no step is running: call submit() before finish()");
   const MemoryMeter::Watch watch(*meter_);  // messages may be allocated or freed while this thread receives
   try {
@@ -324,7 +324,7 @@ StepReport Pipeline::finish() {
   under_way_.pop_front();
   StepReport report = report_of(*step);
   try {
-    complete(report, *step);
+    complete(report, *step, numbers);
   } catch (const Aborted&) {
     throw;
   } catch (const Error& e) {
@@ -370,7 +370,7 @@ StepReport Pipeline::report_of(UnderWay& step) const {
   return report;
 }
 
-void Pipeline::complete(StepReport& report, const UnderWay& step) {
+void Pipeline::complete(StepReport& report, const UnderWay& step, at::Tensor& numbers) {
   const StepRequest& input = step.request;
   Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
@@ -390,7 +390,7 @@ void Pipeline::complete(StepReport& report, const UnderWay& step) {
     processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
   }
   // First, because every process waits for all others here: if one is missing, all miss the same one.
-  sum_report(processes, timeout_, report);
+  sum_report(processes, timeout_, report, numbers);
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
     const Values packed = processes.receive(process, tag_of(process), timeout_);
     const auto [ranks_there, stages_there] = parts_of(process);

@@ -170,9 +170,10 @@ void unpack_report(const Values& packed, const std::vector<int>& ranks, const st
   }
 }
 
-void sum_report(Transport& processes, double timeout, StepReport& report) {
+void sum_report(Transport& processes, double timeout, StepReport& report, at::Tensor& numbers) {
   if (processes.size() == 1) return;
-  at::Tensor sums = at::zeros({4}, at::kDouble);
+  at::Tensor sums = at::zeros({4 + (numbers.defined() ? numbers.numel() : 0)}, at::kDouble);
+  if (numbers.defined()) sums.narrow(0, 4, numbers.numel()).copy_(numbers);
   auto* values = sums.mutable_data_ptr<double>();
   values[0] = report.loss;
   values[1] = static_cast<double>(report.right.value_or(0));
@@ -182,6 +183,7 @@ void sum_report(Transport& processes, double timeout, StepReport& report) {
   report.loss = values[0];
   if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
   report.stop = values[3] > 0;
+  if (numbers.defined()) numbers.copy_(sums.narrow(0, 4, numbers.numel()));
 }
 
 }  // namespace twobp

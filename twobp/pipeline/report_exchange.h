@@ -17,7 +17,8 @@ Values pack_report(const StepReport& report, const std::vector<int>& ranks, cons
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
 
-// Sums loss and correct predictions over all processes; `stop` is true if any process wants to stop.
-void sum_report(Transport& processes, double timeout, StepReport& report);
+// Sums loss, correct predictions and `numbers` (float64, or undefined) over all processes; `stop` is true if any
+// process wants to stop.
+void sum_report(Transport& processes, double timeout, StepReport& report, at::Tensor& numbers);
 
 }  // namespace twobp

@@ -203,7 +203,7 @@ StepResult Trainer::end() {
 
 void Trainer::finish(StepUnderWay& step) {
   StepResult& result = step.result;
-  result.report = pipeline_->finish();
+  result.report = pipeline_->finish(update_->to_sum(*loss_scale_, step.update));
   if (result.report.given_up) {
     result.given_up = stopping_ = true;
     result.step = step_;

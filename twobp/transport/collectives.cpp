@@ -10,8 +10,46 @@
 namespace twobp {
 namespace {
 
-// Below this size, one message to each rank is faster than two rounds of smaller messages.
+// Below this size, whole messages are faster than two rounds of smaller ones.
 constexpr int64_t kWholeBytes = 16 << 10;
+// Up to so many ranks, each sends to each: one round.
+constexpr int kMostEachToEach = 4;
+// Of all ranks' tensors together, which rank 0 of a tree receives.
+constexpr int64_t kTreeBytes = 1 << 20;
+constexpr double kGraceOfLevel = 0.25;  // seconds
+
+// The binary tree of ranks with root 0.
+int parent_of(int rank) {
+  return (rank - 1) / 2;
+}
+
+std::vector<int> children_of(int rank, int ranks) {
+  std::vector<int> children;
+  for (int child = 2 * rank + 1; child <= 2 * rank + 2 && child < ranks; ++child) children.push_back(child);
+  return children;
+}
+
+// The ranks at and below this one, in the order in which their values travel.
+std::vector<int> tree_of(int rank, int ranks) {
+  std::vector<int> all{rank};
+  for (const int child : children_of(rank, ranks)) {
+    const std::vector<int> below = tree_of(child, ranks);
+    all.insert(all.end(), below.begin(), below.end());
+  }
+  return all;
+}
+
+int levels_below(int rank, int ranks) {
+  int levels = 0;
+  while ((rank = 2 * rank + 1) < ranks) ++levels;
+  return levels;
+}
+
+int levels_above(int rank) {
+  int levels = 0;
+  for (; rank > 0; rank = parent_of(rank)) ++levels;
+  return levels;
+}
 
 Tag tag_of(MessageKind kind, int number) {
   return {.micro_batch = number, .kind = kind};
@@ -21,26 +59,6 @@ Tag tag_of(MessageKind kind, int number) {
 std::pair<int64_t, int64_t> slice_of(int64_t numel, int ranks, int rank) {
   const int64_t first = numel * rank / ranks;
   return {first, numel * (rank + 1) / ranks - first};
-}
-
-// Takes a message whose values have the shapes of `like`. With `deadline` 0, only one that has already arrived.
-bool take(Transport& transport, int from, const Tag& tag, double deadline, const Values& like, Values& into) {
-  Values values;
-  if (!transport.try_receive(from, tag, values)) {
-    if (deadline <= 0) return false;
-    values = transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
-  }
-  TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
-              " tensors, but rank ", transport.rank(), " has ", like.size());
-  for (size_t i = 0; i < like.size(); ++i) {
-    TWOBP_CHECK(values[i].scalar_type() == like[i].scalar_type() && values[i].numel() == like[i].numel(),
-                "ranks disagree on what they sum: rank ", from, " sent ", values[i].numel(), " numbers of ",
-                toString(values[i].scalar_type()), ", but rank ", transport.rank(), " has ", like[i].numel(), " of ",
-                toString(like[i].scalar_type()));
-    values[i] = values[i].view({-1});
-  }
-  into = std::move(values);
-  return true;
 }
 
 // The sum of the ranks' i-th values, in rank order.
@@ -70,6 +88,7 @@ void SumOfRanks::block(double seconds) {
 
 void SumOfRanks::fail(double timeout) const {
   if (group_) group_->fail(timeout);
+  if (grace_ > 0) transport_->receive(from_, tag_of(awaited_, number_), grace_);  // throws
   fail_waiting(transport_->rank(), timeout, tag_of(awaited_, number_), from_);
 }
 
@@ -79,10 +98,33 @@ bool SumOfRanks::group_ended(double deadline) {
   return true;
 }
 
+bool SumOfRanks::take(int from, MessageKind kind, double deadline, const Values& like, Values& into) {
+  from_ = from;
+  awaited_ = kind;
+  const Tag tag = tag_of(kind, number_);
+  Values values;
+  if (!transport_->try_receive(from, tag, values)) {
+    if (deadline <= 0) return false;
+    values = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3) + grace_);
+  }
+  const int rank = transport_->rank();
+  TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
+              " tensors, but rank ", rank, " has ", like.size());
+  for (size_t i = 0; i < like.size(); ++i) {
+    TWOBP_CHECK(values[i].scalar_type() == like[i].scalar_type() && values[i].numel() == like[i].numel(),
+                "ranks disagree on what they sum: rank ", from, " sent ", values[i].numel(), " numbers of ",
+                toString(values[i].scalar_type()), ", but rank ", rank, " has ", like[i].numel(), " of ",
+                toString(like[i].scalar_type()));
+    values[i] = values[i].view({-1});
+  }
+  into = std::move(values);
+  return true;
+}
+
 bool SumOfRanks::take_parts(double deadline, const Values& mine) {
-  for (from_ = 0; from_ < transport_->size(); ++from_) {
-    if (from_ == transport_->rank() || !parts_[from_].empty()) continue;
-    if (!take(*transport_, from_, tag_of(MessageKind::kPart, number_), deadline, mine, parts_[from_])) return false;
+  for (int from = 0; from < transport_->size(); ++from) {
+    if (from == transport_->rank() || !parts_[from].empty()) continue;
+    if (!take(from, MessageKind::kPart, deadline, mine, parts_[from])) return false;
   }
   parts_[transport_->rank()] = mine;
   return true;
@@ -102,8 +144,13 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCa
     group_.emplace(*sums, sums->all_reduce(tensor_));
     return;
   }
-  whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
   flat_ = tensor_.view({-1});
+  const auto bytes = static_cast<int64_t>(tensor_.nbytes());
+  if (ranks > kMostEachToEach && bytes <= std::min(kWholeBytes, kTreeBytes / ranks)) {
+    way_ = Way::kTree;
+    return;
+  }
+  if (ranks <= kMostEachToEach && bytes <= kWholeBytes) way_ = Way::kEachToEach;
   summed_there_.assign(ranks, false);
   summed_there_[rank] = true;
   for (int step = 1; step < ranks; ++step) {
@@ -111,19 +158,55 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCa
     // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole tensor is
     // overwritten with the sum even if the others have not read it yet, so they get a copy.
     at::Tensor part = part_for(to);
-    transport.isend(to, tag_of(MessageKind::kPart, number_), {whole_ ? part.clone() : part});
+    transport.isend(to, tag_of(MessageKind::kPart, number_), {way_ == Way::kSlices ? part : part.clone()});
   }
 }
 
 at::Tensor AllReduce::part_for(int rank) const {
-  if (whole_) return flat_;
+  if (way_ == Way::kEachToEach) return flat_;
   const auto [first, count] = slice_of(flat_.numel(), transport_->size(), rank);
   return flat_.narrow(0, first, count);
+}
+
+bool AllReduce::advance_in_tree(double deadline) {
+  const int ranks = transport_->size();
+  const int rank = transport_->rank();
+  const std::vector<int> children = children_of(rank, ranks);
+  if (!added_) {
+    for (const int child : children) {
+      const auto below = static_cast<int64_t>(tree_of(child, ranks).size());
+      grace_ = kGraceOfLevel * levels_below(child, ranks);
+      if (parts_[child].empty() &&
+          !take(child, MessageKind::kPart, deadline, {flat_.expand({below, flat_.numel()})}, parts_[child])) {
+        return false;
+      }
+    }
+    std::vector<at::Tensor> all{flat_};
+    for (const int child : children) all.push_back(parts_[child][0]);
+    parts_ = {{at::cat(all)}};
+    if (rank > 0) transport_->isend(parent_of(rank), tag_of(MessageKind::kPart, number_), parts_[0]);
+    added_ = true;
+  }
+  Values sum;
+  if (rank == 0) {
+    const std::vector<at::Tensor> rows = parts_[0][0].view({ranks, -1}).unbind(0);
+    const std::vector<int> order = tree_of(0, ranks);
+    std::vector<Values> by_rank(ranks);
+    for (int i = 0; i < ranks; ++i) by_rank[order[i]] = {rows[i]};
+    sum = {sum_of(by_rank, 0)};
+  } else {
+    grace_ = kGraceOfLevel * (levels_below(0, ranks) + levels_above(rank));
+    if (!take(parent_of(rank), MessageKind::kSum, deadline, {flat_}, sum)) return false;
+  }
+  for (const int child : children) transport_->isend(child, tag_of(MessageKind::kSum, number_), sum);
+  flat_.copy_(sum[0]);
+  return true;
 }
 
 bool AllReduce::advance(double deadline) {
   if (group_) return group_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (way_ == Way::kTree) return advance_in_tree(deadline);
   const int ranks = transport_->size();
   const int rank = transport_->rank();
   at::Tensor mine = part_for(rank);
@@ -133,19 +216,18 @@ bool AllReduce::advance(double deadline) {
     mine.copy_(sum);
     parts_.assign(ranks, {});
     added_ = true;
-    if (whole_) return true;
+    if (way_ == Way::kEachToEach) return true;
     for (int step = 1; step < ranks; ++step) {
       transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
     }
   }
-  awaited_ = MessageKind::kSum;
-  for (from_ = 0; from_ < ranks; ++from_) {
-    if (summed_there_[from_]) continue;
+  for (int from = 0; from < ranks; ++from) {
+    if (summed_there_[from]) continue;
     Values sum;
-    at::Tensor part = part_for(from_);
-    if (!take(*transport_, from_, tag_of(MessageKind::kSum, number_), deadline, {part}, sum)) return false;
+    at::Tensor part = part_for(from);
+    if (!take(from, MessageKind::kSum, deadline, {part}, sum)) return false;
     part.copy_(sum[0]);
-    summed_there_[from_] = true;
+    summed_there_[from] = true;
   }
   return true;
 }
@@ -193,14 +275,16 @@ void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& pa
 
 void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout) {
   const Tag tag = tag_of(MessageKind::kBroadcast, root);
-  if (transport.rank() != root) {
-    tensor = transport.receive(root, tag, timeout).at(0).clone();
-    return;
-  }
-  const at::Tensor copy = tensor.clone();
-  for (int to = 0; to < transport.size(); ++to) {
-    if (to != root) transport.isend(to, tag, {copy});
-  }
+  const int ranks = transport.size();
+  const int place = (transport.rank() - root + ranks) % ranks;  // in the tree, whose root is `root`
+  const auto rank_at = [&](int other) { return (other + root) % ranks; };
+  const at::Tensor sent =
+      place == 0
+          ? tensor.clone()
+          : transport.receive(rank_at(parent_of(place)), tag, timeout + kGraceOfLevel * levels_above(parent_of(place)))
+                .at(0);
+  for (const int child : children_of(place, ranks)) transport.isend(rank_at(child), tag, {sent});
+  if (place > 0) tensor = sent.clone();
 }
 
 std::vector<Values> gather(Transport& transport, Values values, int root, double timeout) {
@@ -220,14 +304,8 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
 }
 
 void barrier(Transport& transport, double timeout) {
-  const Tag tag = tag_of(MessageKind::kBarrier, 0);
-  const double deadline = awake_seconds() + timeout;
-  for (int to = 0; to < transport.size(); ++to) {
-    if (to != transport.rank()) transport.isend(to, tag, {});
-  }
-  for (int from = 0; from < transport.size(); ++from) {
-    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
-  }
+  at::Tensor none = at::zeros({1});
+  all_reduce_sum(transport, none, timeout);
 }
 
 }  // namespace twobp

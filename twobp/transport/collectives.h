@@ -73,6 +73,8 @@ class SumOfRanks : public Wait {
   virtual bool advance(double deadline) = 0;
   // The same of `group_`.
   bool group_ended(double deadline);
+  // Takes the message of a rank whose values have the shapes of `like`. Returns whether it is there.
+  bool take(int from, MessageKind kind, double deadline, const Values& like, Values& into);
   // Takes the other ranks' parts of what this rank sums. Returns whether all are there.
   bool take_parts(double deadline, const Values& mine);
 
@@ -82,13 +84,15 @@ class SumOfRanks : public Wait {
   std::optional<GroupSum> group_;  // instead of messages
   std::vector<Values> parts_;      // by rank: its values of what this rank sums
   MessageKind awaited_ = MessageKind::kPart;
-  int from_ = 0;  // the rank whose message is awaited
+  int from_ = 0;      // the rank whose message is awaited
+  double grace_ = 0;  // seconds after the time-out in which a rank that knows better which one is missing may say so
   bool done_ = false;
 };
 
 // An element-wise sum. Every rank owns a slice. It receives the others' parts of the slice, adds them in rank order and
-// sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. Small tensors are sent whole from
-// each rank to each.
+// sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. A few ranks send small tensors whole
+// to each other. More ranks send them up a binary tree to rank 0, which adds them in rank order, and the sum down: a
+// rank sends at most three messages, all of them 2 (n - 1).
 class AllReduce : public SumOfRanks {
  public:
   // Starts the sum. `tensor` is dense and has the same shape and dtype on every rank. It is read until it contains the
@@ -96,15 +100,18 @@ class AllReduce : public SumOfRanks {
   AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause = WaitCause::kGradients);
 
  private:
+  enum class Way : uint8_t { kSlices, kEachToEach, kTree };
+
   // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
   bool advance(double deadline) override;
+  bool advance_in_tree(double deadline);
 
   at::Tensor tensor_;
   at::Tensor flat_;
-  bool whole_ = false;
+  Way way_ = Way::kSlices;
   std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
-  bool added_ = false;              // this rank's slice is summed
+  bool added_ = false;              // this rank's slice is summed, or what it has of the tree is sent to its parent
 };
 
 // Element-wise sums of tensors that have one owner each. A rank sends its values of a tensor to the tensor's owner,
@@ -130,7 +137,8 @@ GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor);
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& patience,
                     WaitCause cause = WaitCause::kGradients);
 
-// Copies `tensor` of rank `root` to every rank. It may have any shape and dtype, which the other ranks need not know.
+// Copies `tensor` of rank `root` to every rank, down a binary tree. It may have any shape and dtype, which the other
+// ranks need not know.
 void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout);
 
 // Returns the values by rank on `root`, and nothing elsewhere. Shapes may differ.

@@ -30,7 +30,6 @@ enum class MessageKind : uint8_t {
   kSum,
   kBroadcast,
   kGather,
-  kBarrier,
   kEndOfWork,
   kVerdict,
   kNone,  // never sent

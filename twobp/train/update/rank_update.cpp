@@ -122,8 +122,9 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
   const bool finite = sum_squares(squares);
   const bool depends = settings_.depends_on_norm(scale_);
   if (!depends || result.may_presume) {
-    // Update::finish sums them over processes. The ranks of this process write to different layers.
-    for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+    // Processes sum them at the end of the step. The ranks of this process write to different layers. Replicas have the
+    // same summed gradients, so only those of the first count.
+    for (int64_t layer = 0; pipeline_.world().replica == 0 && layer < squares.numel(); ++layer) {
       const double sum = squares.const_data_ptr<double>()[layer];
       if (sum != 0) result.squares.mutable_data_ptr<double>()[layer] = sum;
     }

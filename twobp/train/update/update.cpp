@@ -74,14 +74,12 @@ int64_t Update::taken_back() const {
   return count;
 }
 
+at::Tensor Update::to_sum(const LossScale& scale, UpdateResult& result) const {
+  return !settings_.depends_on_norm(scale) || result.may_presume ? result.squares : at::Tensor();
+}
+
 void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) {
-  World& world = pipeline_.world();
   const MemoryMeter::Watch watch(pipeline_.meter());
-  if (!settings_.depends_on_norm(scale) || result.may_presume) {
-    // Replicas have the same summed gradients, so only those of the first count.
-    if (world.replica > 0) result.squares.zero_();
-    all_reduce_sum(*world.processes, result.squares, settings_.timeout);
-  }
   result.grad_norm = norm_of(result.squares) / scale.value;
   const bool finite = all_finite(result.squares);
   result.skipped = !finite && scale.adapts;
