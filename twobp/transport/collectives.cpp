@@ -304,8 +304,14 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
 }
 
 void barrier(Transport& transport, double timeout) {
-  at::Tensor none = at::zeros({1});
-  all_reduce_sum(transport, none, timeout);
+  const Tag tag = tag_of(MessageKind::kBarrier, 0);
+  const double deadline = awake_seconds() + timeout;
+  for (int to = 0; to < transport.size(); ++to) {
+    if (to != transport.rank()) transport.isend(to, tag, {});
+  }
+  for (int from = 0; from < transport.size(); ++from) {
+    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+  }
 }
 
 }  // namespace twobp

@@ -34,6 +34,8 @@ std::string to_string(const Tag& tag) {
       return "a broadcast (a collective)";
     case MessageKind::kGather:
       return "a gathering (a collective)";
+    case MessageKind::kBarrier:
+      return "a barrier (a collective)";
     case MessageKind::kEndOfWork:
       return "the end of work (a collective)";
     case MessageKind::kVerdict:

@@ -30,6 +30,7 @@ enum class MessageKind : uint8_t {
   kSum,
   kBroadcast,
   kGather,
+  kBarrier,
   kEndOfWork,
   kVerdict,
   kNone,  // never sent
