@@ -71,8 +71,8 @@ TEST(Svg, MatchesTheStoredPictures) {
     EXPECT_EQ(svg, golden.str()) << name;
   };
   compare("1f1b", simulated(make_schedule("1f1b", 3, 4, P2Policy::kFill), 0.5), {.title = "1f1b <&> fill"});
-  compare("zb_v", simulated(make_schedule("zb-v", 8, 8, P2Policy::kPlaced, 4)), {.width = 900, .until = 60});
-  compare("many_ranks", simulated(make_schedule("gpipe", 150, 1, P2Policy::kOff)), {.width = 300});
+  compare("zb_v", simulated(make_schedule("zb-v", 4, 2, P2Policy::kPlaced, 2)), {.width = 900, .until = 60});
+  compare("narrow", simulated(make_schedule("gpipe", 2, 1, P2Policy::kOff)), {.width = 300});
 }
 
 TEST(Svg, DrawsEveryOpToScale) {
@@ -133,13 +133,24 @@ TEST(Svg, TwoPicturesShareAScale) {
   EXPECT_EQ(until(0.5 * simulation.step_seconds), alone) << "nothing is cut off";
 }
 
+// Up to 112 ranks have rows of 32 pixels. More share 3600 pixels, and have fewer names.
 TEST(Svg, LimitsTheHeightForManyRanks) {
-  const auto [schedule, simulation] = simulated(make_schedule("1f1b", 300, 16, P2Policy::kEnd));
-  const std::string svg = draw_svg(schedule, simulation);
-  double height = 0;
-  ASSERT_EQ(std::sscanf(svg.c_str() + svg.find(" height="), " height=\"%lf", &height), 1);
-  EXPECT_LE(height, 4000);
-  EXPECT_EQ(bars(svg, kF).size(), 300U * 16);
+  for (const auto& [ranks, pitch, every] :
+       {std::tuple{112, 32.0, 1}, {150, 24.0, 1}, {300, 12.0, 2}, {3600, 1.0, 15}}) {
+    const auto [schedule, simulation] = simulated(make_schedule("1f1b", ranks, 2, P2Policy::kEnd));
+    const std::string svg = draw_svg(schedule, simulation);
+    double height = 0;
+    ASSERT_EQ(std::sscanf(svg.c_str() + svg.find(" height="), " height=\"%lf", &height), 1);
+    EXPECT_NEAR(height, 16 + ranks * pitch + 54 + 16, 0.05);
+    const std::vector<Bar> lanes = bars(svg, kIdle);
+    ASSERT_EQ(lanes.size(), static_cast<size_t>(ranks));
+    for (const int rank : {0, 1, ranks - 1}) EXPECT_NEAR(lanes[rank].y, 16 + rank * pitch, 0.05);
+    EXPECT_EQ(bars(svg, kF).size(), 2U * ranks);
+    for (const int rank : {0, 1, every, 2 * every, 2 * every + 1})
+      EXPECT_EQ(svg.find(concat(">rank ", rank, "<")) != std::string::npos, rank % every == 0)
+          << rank << " of " << ranks;
+    EXPECT_NE(svg.find(concat("height=\"", fixed(0.8 * pitch, 1), "\"")), std::string::npos) << "bars of 80 % of a row";
+  }
 }
 
 TEST(Svg, KeepsWhatXmlAllows) {

@@ -3,21 +3,22 @@
 // what it finds. A call may succeed, be refused, or take too long or too much memory, which nobody can rule
 // out. It must not end the process, and its results must not depend on what was in memory before.
 //
-//   operator_sweep CALLS.jsonl [--each N] [--only OPERATOR] [--from SEED]     N changes of each call
+//   operator_sweep CALLS.jsonl.gz [--each N] [--only OPERATOR] [--from SEED]     N changes of each call
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <new>
 #include <set>
+#include <sstream>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -213,9 +214,13 @@ int sweep(const std::vector<Call>& right, const Options& options) {
 }
 
 std::vector<Call> read_calls(const Options& options) {
+  std::stringstream text;
+  char part[1 << 16];
+  gzFile file = ::gzopen(options.calls.c_str(), "rb");
+  for (int size = 0; file != nullptr && (size = ::gzread(file, part, sizeof part)) > 0;) text.write(part, size);
+  ::gzclose(file);
   std::vector<Call> calls;
-  std::ifstream file(options.calls);
-  for (std::string line; std::getline(file, line);) {
+  for (std::string line; std::getline(text, line);) {
     Call call = json::parse(line);
     const std::string op = call["op"];
     if (options.only.empty() || op.find(options.only) != std::string::npos) calls.push_back(std::move(call));
