@@ -142,13 +142,9 @@ void make_entry(const fs::path& folder, const fs::path& directory, const Capture
               ": the folder cannot be made: set data.cache to a folder that can be written");
   const std::string name = directory.string();
   try {
-    const json answer =
-        ask_python({{"folder", name},
-                    {"fields", fields},
-                    {"arrays", arrays},
-                    {"precision", precision},
-                    {"into", made.string()}},
-                   name);
+    const json answer = ask_python(
+        {{"folder", name}, {"fields", fields}, {"arrays", arrays}, {"precision", precision}, {"into", made.string()}},
+        name);
     json code = json::object();
     for (const json& path : answer.at("code")) code[path.get<std::string>()] = state_of_file(path.get<std::string>());
     TWOBP_CHECK(source_of(directory, fields, precision) == source, name,

@@ -132,8 +132,8 @@ void check_precision(const Config& config) {
   TWOBP_CHECK(captured.empty() || config.train.precision == captured, "train.precision is \"", config.train.precision,
               "\", but the model was captured for \"", captured,
               "\": set it to that, or capture the model again with the other precision.");
-  TWOBP_CHECK(!captured.empty() || model.type.type().reduced_precision || config.train.precision == "fp32", "train.precision is \"",
-              config.train.precision, "\", but model.type \"", model.type.name(),
+  TWOBP_CHECK(!captured.empty() || model.type.type().reduced_precision || config.train.precision == "fp32",
+              "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
               "\" computes only in fp32: set it to \"fp32\".");
 }
 

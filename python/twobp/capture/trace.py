@@ -53,12 +53,13 @@ LONG, LONGEST = 1024, 4096
 class Traced:
     """The programs for one shape. Layers have `name`, `kind`, `parameters`, perhaps their `dtypes`, `buffers` and
     `constants`, which are indices into `constants`. `names` are the module's own names of these tensors, or None for
-    those that tracing made. `buffers` are those that forward changes. `read` has the digests of the module's other tensors that it reads. Their
-    values are in the programs. `factors` is what matrices.describe found. `reads` has the attributes that the trace
-    read, by the number of the object in the walk of fingerprint.py. `positions` is the length of the sequences, if the
-    programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the forward pass's calls
-    that draw random numbers, in order. If the programs are for many shapes, `many` has the keys of graph.json that
-    describe these, and a constant of a layer may be {"table": i}. Otherwise it is empty."""
+    those that tracing made. `buffers` are those that forward changes. `read` has the digests of the module's other
+    tensors that it reads. Their values are in the programs. `factors` is what matrices.describe found. `reads` has the
+    attributes that the trace read, by the number of the object in the walk of fingerprint.py. `positions` is the
+    length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why.
+    `draws` are the forward pass's calls that draw random numbers, in order. If the programs are for many shapes,
+    `many` has the keys of graph.json that describe these, and a constant of a layer may be {"table": i}. Otherwise it
+    is empty."""
 
     layers: list[dict]
     programs: list[dict]
