@@ -97,7 +97,7 @@ def plain(make):
 
 
 MODELS = {
-    "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16),
+    "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=80),
     "Qwen3": hugging_face("qwen3", head_dim=8),
     "Qwen2": hugging_face("qwen2"),
     "LLaMa": hugging_face("llama"),
@@ -107,7 +107,7 @@ MODELS = {
     "Phi3": hugging_face("phi3"),
     "Olmo2": hugging_face("olmo2"),
     "GPTNeoX": hugging_face("gpt_neox"),
-    "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=32),
+    "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=80),
     "Falcon": hugging_face("falcon"),
     "Granite": hugging_face("granite"),
     "Cohere": hugging_face("cohere"),
@@ -136,7 +136,7 @@ MODELS = {
         decoder_attention_heads=4,
         encoder_ffn_dim=64,
         decoder_ffn_dim=64,
-        max_position_embeddings=32,
+        max_position_embeddings=80,
     ),
     "T5": hugging_face(
         "t5",
