@@ -23,6 +23,7 @@ from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from ..own_operators import aten, grouped_mm
 from ..passes.fuse import fuse
 from .draws import number_draws
+from .four_bits import four_bit_layers
 from .generic import Dimensions, dynamic_shapes
 from .parts import InParts, keeping_assertions
 
@@ -299,7 +300,7 @@ def export(
         ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
             shapes = None if which is None else dynamic_shapes(fields, which)
-            with InParts(fields, fixed=which is None):
+            with four_bit_layers(), InParts(fields, fixed=which is None):
                 program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
@@ -409,7 +410,7 @@ def with_meaning(
             continue
         if node.name in signature.inputs_to_parameters:
             tensor = parameters[signature.inputs_to_parameters[node.name]]
-            inputs[node] = Input("parameter", canonical[id(tensor)])
+            inputs[node] = Input("parameter" if is_number(tensor) else "constant", canonical[id(tensor)])
         elif node.name in signature.inputs_to_buffers:
             target = signature.inputs_to_buffers[node.name]
             tensor = buffers[target] if target in buffers else program.constants[target]
@@ -555,6 +556,11 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
         source = in_form_of(graph, source, into.meta["val"])
     node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def is_number(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is a weight. Others, such as those in 4 bits, are constants."""
+    return parameter.is_floating_point()
 
 
 def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:
