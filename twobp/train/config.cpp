@@ -111,7 +111,7 @@ ModelOptions captured_for(const Settings& settings, const std::string& from) {
               "model.from is ", from,
               ", a model that is captured for the fields of the data: set data.text, "
               "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
-  return capture_model(from, asked_fields(config), data.arrays, data.cache);
+  return capture_model(from, asked_fields(config), data.arrays, config.train.precision, data.cache);
 }
 
 // The options in model.from's config.json. None for a new model.
