@@ -249,7 +249,7 @@ class Trainer:
             self._watch.check_fixed(state)
             names = {name: self._name(name, own) for name in state}
             state = {known: state[name] for name, known in names.items() if known}
-        self._native.load({name: tensor.detach() for name, tensor in state.items()})
+        self._native.load({name: tensor.detach().resolve_neg() for name, tensor in state.items()})
         if self._watch is not None:
             self._watch.came_from_trainer(given)
 

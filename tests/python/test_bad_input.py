@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -85,6 +86,8 @@ def branch(self, y):
     (lambda self, y: own_grad(lambda x: x.square().sum())(y), r"^torch.func.grad or vjp is called .*test_bad_input\.py:\d+, in <lambda>"),
     (lambda self, y: torch.func.jvp(torch.sin, (y,), (y,))[1], r"^torch.func.jvp is called .*test_bad_input\.py:\d+, in <lambda>"),
     (lambda self, y: torch.func.vmap(torch.func.jacrev(torch.sin))(y).sum(-1), r"^torch.func.grad or vjp is called .*test_bad_input\.py:\d+, in <lambda>"),
+    (lambda self, y: y if random.random() < 2 else -y, "draws by Python's random or NumPy's.*torch.where"),
+    (lambda self, y: y if np.random.uniform() < 2 else -y, "draws by Python's random or NumPy's"),
     (lambda self, y: y * float(y.detach().max()), "values of tensors|value of a tensor"), (lambda self, y: y.detach(), "nothing is trained")])
 def test_a_forward_that_has_no_programs(more, message):
     with pytest.raises(twobp.Error, match=message):

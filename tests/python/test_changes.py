@@ -303,7 +303,12 @@ def teacher():
     return nn.Linear(4, 4).double()
 
 
+class Names(set):
+    pass
+
+
 CONTEXT, LOCAL = contextvars.ContextVar("context"), threading.local()
+TABLE = {"beta": 0.5}
 # What a net refers to, how it takes a number or a tensor out of it, and the change.
 REACHED = {
     "a module of Python": (lambda s: s, lambda n: n.of.SHIFT, lambda n: setattr(n.of, "SHIFT", 2.0)),
@@ -323,6 +328,9 @@ REACHED = {
                            lambda n: in_place(n.of[0].running_mean, -2.0)),
     "a teacher, another": (lambda s: [teacher()], lambda n: n.of[0](torch.ones(4, dtype=torch.float64)), lambda n: n.of.__setitem__(0, teacher())),
     "a deque": (lambda s: collections.deque([0.5]), lambda n: sum(n.of), lambda n: n.of.append(1.0)),
+    "a set of a class of its own": (lambda s: Names({1}), lambda n: 1.0 * len(n.of), lambda n: n.of.add(2)),
+    "a view of a dict": (lambda s: (TABLE.update(beta=0.5), TABLE.values())[1], lambda n: sum(n.of), lambda n: TABLE.update(beta=2.0)),
+    "a mapping proxy": (lambda s: (TABLE.update(beta=0.5), types.MappingProxyType(TABLE))[1], lambda n: n.of["beta"], lambda n: TABLE.update(beta=2.0)),
     "a partial": (lambda s: functools.partial(multiply, 0.5), lambda n: n.of(1.0), lambda n: n.of.__setstate__((multiply, (2.0,), {}, {}))),
     "a context variable": (lambda s: CONTEXT.set(0.5), lambda n: CONTEXT.get(), lambda n: CONTEXT.set(2.0)),
     "an attribute of a thread": (lambda s: setattr(LOCAL, "beta", 0.5), lambda n: LOCAL.beta, lambda n: setattr(LOCAL, "beta", 2.0)),

@@ -710,6 +710,16 @@ def test_what_accelerate_would_call_is_refused_if_replaced(what, message, tmp_pa
         train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Replaces(own, what)], prepare=own.append)
 
 
+class Doubles(transformers.TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **others):
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_callback_that_expects_gradients_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match=r"Doubles.on_pre_optimizer_step finds no gradients"):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Doubles()])
+
+
 class Forgets(twobp.transformers.Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         return model(**inputs).loss

@@ -478,6 +478,13 @@ class Trainer(transformers.Trainer):
             **self.__settings,
         )
         self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
+        for callback in self.callback_handler.callbacks:
+            if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
+                warnings.warn(
+                    f"{type(callback).__name__}.on_pre_optimizer_step finds no gradients, and cannot change them: the "
+                    "pipeline has them",
+                    stacklevel=2,
+                )
         load_state(self.optimizer, self.__module, self.pipeline, self.state.global_step)
         if self.loss_reduction is None:
             self.__warn_of_means()

@@ -252,6 +252,7 @@ std::vector<Companion> companions_of(const ModelConfig& config, const fs::path& 
     std::vector<std::string> names = tokenizer_files(file.parent_path());
     std::erase(names, "tokenizer.json");
     add_companions(all, file.parent_path(), names);
+    if (!from.empty() && fs::equivalent(file.parent_path(), from, ignored)) check_link(from, file);
     all.push_back({file, "tokenizer.json"});
   }
   return all;

@@ -7,11 +7,14 @@ import contextlib
 import dataclasses
 import inspect
 import logging
+import pickle
+import random
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
 
+import numpy
 import torch
 from torch import fx, nn
 
@@ -312,6 +315,7 @@ def export(
             keeping_assertions(),
             recording_lines(),
             quiet(),
+            refusing_draws_of_python(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
@@ -335,6 +339,22 @@ def export(
     forward = with_meaning(program, whole, fields, drops, buffers, asserted)
     forward.casts = casts
     return forward
+
+
+@contextlib.contextmanager
+def refusing_draws_of_python():
+    """Raises CaptureError if Python's or NumPy's generator draws. Programs would repeat what it drew at capture."""
+
+    def state() -> tuple:
+        return random.getstate(), pickle.dumps(numpy.random.get_state())
+
+    before = state()
+    yield
+    if state() != before:
+        raise CaptureError(
+            "the module's forward pass draws by Python's random or NumPy's, and its programs would repeat what it drew "
+            "at capture. Draw by torch, and choose by torch.where: torch.where(torch.rand(()) < p, a, b)"
+        )
 
 
 def drop_failed(graph: fx.Graph) -> None:

@@ -109,6 +109,9 @@ UNUSED_OF_CLASSES = {
 }
 
 
+VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+
+
 @dataclasses.dataclass
 class Node:
     """A value that may change. `edges` are the numbers of the values that it leads to, and `guards` are calls of
@@ -295,10 +298,13 @@ class Fingerprint:
                 self.guard("items", value)
             for i, one in enumerate(value):
                 self.add(one, str(i))
-        elif type(value) in (dict, OrderedDict, types.MappingProxyType):
-            if type(value) is not types.MappingProxyType:
-                self.guard("items", value)
+        elif type(value) in (dict, OrderedDict):
+            self.guard("items", value)
             self._dict(value)
+        elif type(value) in VIEWS:
+            self.word(type(value).__name__)
+            self._each(shown := contents_of(value))
+            self.guard("call", functools.partial(contents_of, value), shown)
         elif type(value) in (set, frozenset):
             self._set(value)
         elif isinstance(value, types.CodeType):
@@ -639,6 +645,8 @@ class Fingerprint:
         self._slots(value)
         if isinstance(value, (list, dict)):
             self.guard("items", value)
+        elif isinstance(value, set):
+            self.guard("set", value, frozenset(value))
         for some in (items, pairs):
             self.word("items")
             self._each(some or ())
@@ -766,6 +774,11 @@ def has_hidden_state(kind: type, own: dict | None) -> bool:
         and not issubclass(kind, DATA)
         or any(not base.__flags__ & HEAP_TYPE and base is not object and base not in DATA for base in kind.__mro__)
     )
+
+
+def contents_of(view) -> tuple:
+    """Returns what a view of a dict shows."""
+    return tuple(one for pair in view.items() for one in pair) if type(view) is types.MappingProxyType else tuple(view)
 
 
 def digest_of(value) -> str:
