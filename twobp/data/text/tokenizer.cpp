@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 #include <thread>
 
@@ -46,16 +45,6 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   return value;
 }
 
-void send(PythonProcess& python, const json& request, const std::string& path) {
-  std::string line;
-  try {
-    line = request.dump();
-  } catch (const json::exception&) {
-    fail(path, ": the text to encode is not UTF-8.");
-  }
-  python.write(line + "\n");
-}
-
 // True for any byte of a UTF-8 character but the first.
 bool is_continuation(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
@@ -82,8 +71,6 @@ size_t cut(std::string_view text) {
 size_t encoded_together() {
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
 }
-
-using nlohmann::json;
 
 constexpr double kChatTimeout = 300;  // importing transformers takes a while
 
@@ -129,32 +116,10 @@ Tokenizer::Tokenizer(const std::string& path, double timeout)
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) {
-  send(*python_, {{"encode", text}, {"special", special}}, path_);
-  const json answer = receive(*python_, path_);
-  try {
-    return answer.at("ids").get<std::vector<int64_t>>();
-  } catch (const json::exception&) {
-    fail(path_, ": the tokenizer's Python process returned no valid \"ids\".");
-  }
-}
-
-std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
-  for (const int64_t id : ids) {
-    TWOBP_CHECK(id >= 0 && id <= std::numeric_limits<uint32_t>::max(), path_, ": ", id, " is no token id.");
-  }
-  send(*python_, {{"decode", std::vector<int64_t>(ids.begin(), ids.end())}, {"special", special}}, path_);
-  const json answer = receive(*python_, path_);
-  const auto text = answer.find("text");
-  TWOBP_CHECK(text != answer.end() && text->is_string(), path_,
-              ": the tokenizer's Python process returned no valid \"text\".");
-  return text->get<std::string>();
-}
-
 Tokenizer::Encoded Tokenizer::encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
                                             const std::function<void(int64_t)>& not_utf8) {
   const int64_t width = token_bytes(token_type_for(vocab_));
-  send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
+  python_->write(json{{"pieces", lengths}, {"width", width}}.dump() + "\n");
   python_->write(bytes);
   const json answer = receive(*python_, path_);
   if (answer.contains("not_utf8")) not_utf8(number(answer, "not_utf8", kMostTokens, path_));
@@ -228,37 +193,6 @@ void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::
     sink(part.ids);
     begin += end;
   }
-}
-
-std::string TokenStream::advance(bool whole) {
-  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are
-  // decoded after earlier ones, whose text is then cut off.
-  const std::span<const int64_t> ids(ids_);
-  const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
-  const std::string all = tokenizer_.decode(ids.subspan(context_));
-  const bool partial = all.ends_with("\uFFFD");
-  auto same =
-      static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first - before.begin());
-  while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
-  if (same == all.size()) {
-    ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer
-    return "";
-  }
-  if (partial && !whole) return "";
-  // If half a character is output as it is, the next token must not complete it.
-  context_ = partial ? ids_.size() : written_;
-  written_ = ids_.size();
-  return all.substr(same);
-}
-
-std::string TokenStream::add(int64_t id) {
-  ids_.push_back(id);
-  // No character has more than 4 bytes, so more held-back tokens than that are not a character.
-  return advance(/*whole=*/ids_.size() - written_ > 4);
-}
-
-std::string TokenStream::finish() {
-  return advance(/*whole=*/true);
 }
 
 std::vector<std::string> additional_chat_templates(const std::string& folder) {

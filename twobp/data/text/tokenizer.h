@@ -1,4 +1,4 @@
-// Converts text to token ids and back with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
+// Converts text to token ids with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +46,6 @@ class Tokenizer {
   // usual name (<|endoftext|>, </s>).
   std::optional<int64_t> end_of_text() const { return end_of_text_; }
 
-  // Names of special tokens in the text become those tokens. With `special`, the result also has the tokens
-  // that the tokenizer puts around a text, such as its beginning-of-text token.
-  std::vector<int64_t> encode(std::string_view text, bool special = false);
-  // Bytes that are not UTF-8 become U+FFFD. Ids that the tokenizer does not know are ignored. With `special`,
-  // special tokens are written by name; otherwise they are left out.
-  std::string decode(std::span<const int64_t> ids, bool special = false);
-
   // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as
   // numbers of token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one
   // (else at a space), and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer
@@ -75,27 +68,6 @@ class Tokenizer {
   std::unique_ptr<PythonProcess> python_;
   int64_t vocab_ = 0;
   std::optional<int64_t> end_of_text_;
-};
-
-// Decodes token by token, for streaming output. A character whose bytes are spread over several tokens is
-// held back until it is complete.
-class TokenStream {
- public:
-  // `before` is the preceding text, such as a prompt. It is not part of the output.
-  explicit TokenStream(Tokenizer& tokenizer, std::vector<int64_t> before = {})
-      : tokenizer_(tokenizer), ids_(std::move(before)), written_(ids_.size()) {}
-  // Returns the text that this token completes: often a word, sometimes nothing.
-  std::string add(int64_t id);
-  // Returns the text that is still held back, at the end.
-  std::string finish();
-
- private:
-  std::string advance(bool whole);
-
-  Tokenizer& tokenizer_;
-  std::vector<int64_t> ids_;
-  size_t context_ = 0;  // earlier ids do not influence the text of the next id
-  size_t written_ = 0;  // earlier ids have been output
 };
 
 // Encodes chats with the chat template of a model's tokenizer, by Python's package transformers.

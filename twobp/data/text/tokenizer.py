@@ -1,12 +1,10 @@
-"""Encodes and decodes text with a tokenizer.json: the part of twobp/data/text/tokenizer.cpp that needs Python.
+"""Encodes text with a tokenizer.json: the part of twobp/data/text/tokenizer.cpp that needs Python.
 
 The script is compiled into the library and started with `python -c`; its argument is the path of the tokenizer.json.
 It reads requests from stdin, one JSON object per line. It writes one answer per request to stdout in the same format,
 and a first answer when it has started:
 
   (start)                              {"vocab": largest id + 1, "end_of_text": id or null}
-  {"encode": text, "special": bool}    {"ids": [...]}
-  {"decode": [id...], "special": bool} {"text": ...}
   {"pieces": [length...], "width": 2}  {"tokens": [n...]} of each piece, then their little-endian numbers of 2 or 4 bytes
   and the pieces' UTF-8, one after     or {"not_utf8": offset in the bytes}
   the other
@@ -86,23 +84,13 @@ def encode_pieces(tokenizer, request):
     return answer({"tokens": counts}, ids.tobytes())
 
 
-def handle(tokenizer, request):
-    if "encode" in request:
-        ids = tokenizer.encode(request["encode"], add_special_tokens=request["special"]).ids
-        answer({"ids": ids})
-    elif "decode" in request:
-        answer({"text": tokenizer.decode(request["decode"], skip_special_tokens=not request["special"])})
-    else:
-        encode_pieces(tokenizer, request)
-
-
 def main():
     path = sys.argv[1]
     tokenizer = load(path)
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     answer({"vocab": max(ids, default=-1) + 1, "end_of_text": end_of_text(tokenizer, os.path.dirname(path))})
     for line in sys.stdin.buffer:
-        handle(tokenizer, json.loads(line))
+        encode_pieces(tokenizer, json.loads(line))
 
 
 try:
