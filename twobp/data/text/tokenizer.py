@@ -5,7 +5,7 @@ It reads requests from stdin, one JSON object per line. It writes one answer per
 and a first answer when it has started:
 
   (start)                              {"vocab": largest id + 1, "end_of_text": id or null}
-  {"pieces": [length...], "width": 2}  {"tokens": [n...]} of each piece, then their little-endian numbers of 2 or 4 bytes
+  {"pieces": [length...], "width": 2}  {"tokens": n}, then their little-endian numbers of 2 or 4 bytes,
   and the pieces' UTF-8, one after     or {"not_utf8": offset in the bytes}
   the other
   any error                            {"error": message}
@@ -75,13 +75,11 @@ def encode_pieces(tokenizer, request):
             return answer({"not_utf8": offset})
     encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # this variant computes no offsets
     ids = array.array("H" if request["width"] == 2 else "I")
-    counts = []
     for encoding in encode(texts, add_special_tokens=False):
         ids.extend(encoding.ids)
-        counts.append(len(encoding.ids))
     if sys.byteorder == "big":
         ids.byteswap()
-    return answer({"tokens": counts}, ids.tobytes())
+    return answer({"tokens": len(ids)}, ids.tobytes())
 
 
 def main():

@@ -59,8 +59,7 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
   auto documents = documents_of(context, packed.size(0), packed.size(1));
   TWOBP_CHECK(!documents || shape_.rope.beyond(length_) == 0, "beyond ", shape_.rope.original_positions,
               " positions, this model's rotary embedding depends on the length of the whole sequence, so it "
-              "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
-              "none or stream");
+              "cannot keep the documents of a sample apart: shorten data.sequence to that");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
   if (!context.sliced()) return attention;
