@@ -58,8 +58,8 @@ TEST_F(BadInput, UnknownCommandNamesTheNearest) {
 TEST_F(BadInput, RefusesBadNumbersOnTheCommandLine) {
   const std::vector<std::string> convert = {"checkpoint", "convert", path("c"), "--checkpoint", path("d")};
   const std::vector<std::tuple<std::vector<std::string>, const char*, const char*>> wrong = {
-      {convert, "--parts", "nan"},    {{"plan"}, "--latency", "-nan"},     {{"plan"}, "--svg-end", "inf"},
-      {{"plan"}, "--top", "-3"},      {{"profile"}, "--seconds", "inf"}, {{"bench"}, "--repeat", "-1"}};
+      {convert, "--parts", "nan"}, {{"plan"}, "--latency", "-nan"},   {{"plan"}, "--svg-end", "inf"},
+      {{"plan"}, "--top", "-3"},   {{"profile"}, "--seconds", "inf"}, {{"bench"}, "--repeat", "-1"}};
   for (const auto& [command, option, value] : wrong) {
     std::vector<std::string> arguments = command;
     arguments.push_back(concat(option, "=", value));

@@ -161,8 +161,9 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
     std::vector<std::string> names = {"input_ids", "labels", "attention_mask"};
     if (documents) {
       names.emplace_back(kDocumentStarts);
-      std::optional<NpyArray> starts = open_optional(folder, kDocumentStarts, sequence, "the place of a document's begin",
-                                                     "the positions of a sample: correct the file.");
+      std::optional<NpyArray> starts =
+          open_optional(folder, kDocumentStarts, sequence, "the place of a document's begin",
+                        "the positions of a sample: correct the file.");
       if (starts) check_document_starts(*starts);
       if (starts) optional_.emplace(kDocumentStarts, std::move(*starts));
     }

@@ -117,7 +117,8 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& mo
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model, const std::string& tokenizer,
                                         const TextShape& shape) {
-  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache, model.vocab, data.end_of_text);
+  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache,
+                                           model.vocab, data.end_of_text);
   auto tokens = std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.text", "tokens");
   return tokens;

@@ -143,8 +143,7 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
 const Section& data_section() {
   static const Section section = make_section<DataConfig>(
       "data",
-      {TWOBP_KEY(DataConfig, text, "glob of text files; read as bytes unless there is a tokenizer")
-           .path(),
+      {TWOBP_KEY(DataConfig, text, "glob of text files; read as bytes unless there is a tokenizer").path(),
        TWOBP_KEY(DataConfig, tokenizer,
                  "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens "
                  "are bytes")

@@ -77,7 +77,7 @@ struct Context {
   LossFactor loss_weight = 1;
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
-  int64_t past = 0;            // positions of the sequences in earlier slices
+  int64_t past = 0;           // positions of the sequences in earlier slices
   bool wants_logits = false;  // the loss layer returns the logits: for tests
 
   bool sliced() const { return slice.sequences != nullptr; }
