@@ -5,7 +5,7 @@
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/dropout.h"
-#include "twobp/nn/layers/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

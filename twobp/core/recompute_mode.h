@@ -1,4 +1,4 @@
-// What a layer recomputes instead of keeping it. nn/layers/recompute.h does it, and plan/cost_model.h foresees its
+// What a layer recomputes instead of keeping it. models/recompute/recompute_layer.h does it, and plan/cost_model.h foresees its
 // cost.
 #pragma once
 
