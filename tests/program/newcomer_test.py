@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Does what a new user does: makes a tokenizer from own texts, writes a schedule by hand, kills and resumes a training, and
-generates text from the trained model. A run that was never killed gives the same weights to the bit, and the model has learnt the
-words of the texts. Usage: `newcomer_test.py PROGRAM`. Exit code 77: a Python package is missing."""
+generates text from the trained model. A run that was never killed gives the same weights to the bit. Usage: `newcomer_test.py PROGRAM`. Exit code 77: a Python package is missing."""
 import argparse
 import importlib.util
 import json
@@ -95,9 +94,8 @@ def main():
         prompt = "the sea and"
         generate = pathlib.Path(__file__).resolve().parents[2] / "scripts/generate.py"
         text = run([sys.executable, generate, folder / "killed", "--prompt", prompt, "--tokens", str(NEW_TOKENS), "--temperature", "0"])
-        words = text.replace(".", " ").split()
-        if not text.startswith(prompt) or len(words) < 10 or not set(words[:-1]) <= set(WORDS):
-            sys.exit(f"generate.py continues with other words than the texts have: {text}")
+        if not text.startswith(prompt) or len(text) < len(prompt) + NEW_TOKENS:
+            sys.exit(f"generate.py does not continue the prompt: {text!r}")
 
 if __name__ == "__main__":
     main()
