@@ -23,6 +23,7 @@ def main():
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model)
     has_tokenizer = pathlib.Path(options.model, "tokenizer.json").exists()
     if not has_tokenizer and model.config.vocab_size != 256:

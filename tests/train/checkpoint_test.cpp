@@ -112,10 +112,10 @@ TEST(Resume, WorksWithPackedDocuments) {
     starts.push_back(place == 0 || bounded(random, 3) == 0 ? place : starts.back());
   }
   const std::string shape = concat("(", kSamples, ", ", sequence, ")");
-  for (const char* name : {"packed/input_ids.npy", "packed/labels.npy"})
+  for (const char* name : {"input_ids.npy", "labels.npy"})
     folder.write(name, test::npy_file<int32_t>("<i4", shape, ids));
-  folder.write("packed/document_starts.npy", test::npy_file<int32_t>("<i4", shape, starts));
-  config.data.arrays = folder.path("packed");
+  folder.write("document_starts.npy", test::npy_file<int32_t>("<i4", shape, starts));
+  config.data.arrays = folder.path("");
   config.save.checkpoints = folder.path("whole");
   ModelInput input = config.model.input();
   input.documents = true;

@@ -323,12 +323,12 @@ TEST(Slices, LongSequencesOfFiles) {
     tokens += '\0';
   }
   const std::string shape = concat("(1, ", kLong, ")");
-  for (const char* name : {"packed/input_ids.npy", "packed/labels.npy"})
+  for (const char* name : {"input_ids.npy", "labels.npy"})
     folder.write(name, test::npy_file<int32_t>("<i4", shape, std::vector<int32_t>(kLong, 'a')));
   std::vector<int32_t> starts;
   for (int64_t length = 700, left = kLong; left > 0; left -= length, length = std::min(left, length * 3 / 2))
     starts.insert(starts.end(), static_cast<size_t>(length), static_cast<int32_t>(kLong - left));
-  folder.write("packed/document_starts.npy", test::npy_file<int32_t>("<i4", shape, starts));
+  folder.write("document_starts.npy", test::npy_file<int32_t>("<i4", shape, starts));
   const auto losses = [&](int slices, bool packed) {
     Config config = config_of({2, 4}, {});
     test::llama_of(config).layers = 2;
@@ -338,7 +338,7 @@ TEST(Slices, LongSequencesOfFiles) {
     config.data.sequence = kLong;
     config.data.held_out = 0;
     if (packed) {
-      config.data.arrays = folder.path("packed");
+      config.data.arrays = folder.path("");
     } else {
       config.data.tokens = folder.write("tokens.bin", tokens);
     }
