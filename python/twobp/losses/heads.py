@@ -26,7 +26,7 @@ class Whole:
         cap: float | None = None,
         scale: float = 1.0,
         outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
-    ) -> tuple[T, T | None, T | None, T | None, T | None]:
+    ) -> tuple[T | None, ...]:
         """Returns the log-probabilities of the targets, and those of `outputs` that are asked for."""
         logits = F.linear(hidden, weight, bias).float() * scale
         logits = (logits if cap is None else torch.tanh(logits / cap) * cap) / temperature

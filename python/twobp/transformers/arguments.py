@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from typing import Any
 
 import torch
 import transformers
@@ -84,9 +85,10 @@ def without_effect(args: transformers.TrainingArguments, device: object = None) 
         warnings.warn(
             "TrainingArguments.fp16 has no effect on a CPU, as in transformers: set bf16, or leave it out", stacklevel=4
         )
-    if getattr(args, "optim", None) in SMALL_ADAMW:
+    optimizer: Any = getattr(args, "optim", None)
+    if optimizer in SMALL_ADAMW:
         warnings.warn(
-            f"TrainingArguments.optim is {args.optim.value!r}: the pipeline's AdamW has its "
+            f"TrainingArguments.optim is {optimizer.value!r}: the pipeline's AdamW has its "
             "state in 32 bits, spread over the ranks",
             stacklevel=4,
         )
@@ -116,7 +118,8 @@ def check_arguments(args: transformers.TrainingArguments) -> None:
         if value and value != usual[name]:
             raise Error(f"TrainingArguments.{name} is {value!r}: {advice}")
     for name, usually in CHECKPOINTING.items():
-        value = (args.activation_checkpointing_kwargs or {}).get(name, usually)
+        given: Any = args.activation_checkpointing_kwargs or {}
+        value = given.get(name, usually)
         if value != usually:
             raise Error(
                 f"TrainingArguments.activation_checkpointing_kwargs: {name} is {value!r}: give the trainer "

@@ -10,7 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx, nn
@@ -59,12 +59,19 @@ class Check(NamedTuple):
     says: str
 
 
+class Recipe(fx.Graph):
+    """A graph that computes a node from constants and sizes. `sources` maps its placeholders to those of the node's
+    graph."""
+
+    sources: dict[fx.Node, fx.Node]
+
+
 @dataclasses.dataclass
 class Table:
-    """A constant that depends on sizes of the fields. `graph` computes it from constants and sizes (fold.py). `value`
-    is that in the example, and large() that at Forward.largest, or None."""
+    """A constant that depends on sizes of the fields. `graph` computes it (fold.py). `value` is that in the
+    example, and large() that at Forward.largest, or None."""
 
-    graph: fx.Graph
+    graph: Recipe
     value: torch.Tensor
     large: Callable[[], torch.Tensor | None] | None
 
@@ -212,7 +219,7 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
     if masking is None:
         yield
         return
-    changed = {"is_torchdynamo_exporting": lambda: False}
+    changed: dict[str, Callable] = {"is_torchdynamo_exporting": lambda: False}
     if "position_ids" not in fields:
         changed["find_packed_sequence_indices"] = lambda position_ids: None
     before = {name: getattr(masking, name) for name in changed if hasattr(masking, name)}
@@ -313,6 +320,7 @@ def export(
                 program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
             casts = inline_regions(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
+            drop_failed(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -327,6 +335,14 @@ def export(
     forward = with_meaning(program, whole, fields, drops, buffers, asserted)
     forward.casts = casts
     return forward
+
+
+def drop_failed(graph: fx.Graph) -> None:
+    """Removes calls that raised an error, which Python caught. They have no value, and would raise it again."""
+    for node in list(graph.nodes):
+        returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
+        if returns and not node.users and node.meta.get("val") is None:
+            graph.erase_node(node)
 
 
 def take_checks(graph: fx.Graph) -> list[str]:
@@ -472,7 +488,7 @@ def with_meaning(
                 f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do "
                 "not have"
             )
-    value = loss.meta.get("val") if isinstance(loss, fx.Node) else None
+    value: Any = loss.meta.get("val") if isinstance(loss, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != 0 or not value.is_floating_point():
         found = (
             f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
@@ -480,9 +496,8 @@ def with_meaning(
             else f"a {type(loss).__name__}"
         )
         raise CaptureError(
-            f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: "
-            "reduce it (loss.mean()) in the "
-            "module or in loss_fn"
+            f"the loss is {found}{where(cast(fx.Node, loss)) if value is not None else ''}, but must be one "
+            "floating-point scalar: reduce it (loss.mean()) in the module or in loss_fn"
         )
     graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs) :]),)
     return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
