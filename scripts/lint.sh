@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Formats and lints: clang-format on all C++, ruff on python/, clang-tidy on the folders without LibTorch (with it, a file takes
-# minutes), and rules that no tool checks: which folder may include which, no absolute paths.
+# Formats and lints: clang-format on all C++, ruff and mypy on python/, clang-tidy on the folders without LibTorch (with it, a file
+# takes minutes), and rules that no tool checks: which folder may include which, no absolute paths.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -9,13 +9,15 @@ mapfile -t sources < <(git ls-files '*.cpp' '*.h')
 clang-format --dry-run --Werror "${sources[@]}"
 find_torch
 install_test_packages
-if ! "$PYTHON" -c 'import ruff' 2> /dev/null; then  # a Python that is not ours
+tools=$PYTHON
+if ! "$tools" -c 'import mypy, ruff' 2> /dev/null; then  # a Python that is not ours
   python3 -m venv build/lint
-  PYTHON=build/lint/bin/python
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check "$(grep '^ruff==' tests/requirements.txt)"
+  tools=build/lint/bin/python
+  grep -E '^(mypy|ruff)==' tests/requirements.txt | "$tools" -m pip install --quiet --disable-pip-version-check -r /dev/stdin
 fi
-"$PYTHON" -m ruff format --check --quiet python
-"$PYTHON" -m ruff check --quiet python
+"$tools" -m ruff format --check --quiet python
+"$tools" -m ruff check --quiet python
+"$tools" -m mypy --no-error-summary --python-executable "$(command -v "$PYTHON")" --cache-dir build/mypy python/twobp
 
 # These folders need no build: their only flags are the ones below.
 mapfile -t tidy < <(git ls-files 'twobp/core/*.cpp' 'twobp/schedule/*.cpp' 'twobp/plan/*.cpp')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def is_positional(batch: object) -> bool:
     )
 
 
-def named(module: torch.nn.Module, batch: object, error: type[Error] = Error) -> object:
+def named(module: torch.nn.Module, batch: Any, error: type[Error] = Error) -> Any:
     """Returns a positional batch as a dict. Its tensors get the names of the parameters of the module's forward. One
     additional tensor, such as the labels, becomes "target" for loss_fn. Any other batch is returned unchanged."""
     if not is_positional(batch):
@@ -114,8 +115,8 @@ def cut(
     than `micro_batches` times the example's. Then its last micro-batch is smaller."""
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
         with checks.readable("the batch"):
-            parts = list(batch)
-        parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(parts)]
+            given = list(batch)
+        parts = [check_fields(part, f"micro-batch {i}") for i, part in enumerate(given)]
         if not 1 <= len(parts) <= micro_batches:
             raise Error(f"the batch is a list of {len(parts)} micro-batches, but a step has {micro_batches}")
         for i, part in enumerate(parts):

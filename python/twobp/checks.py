@@ -31,7 +31,7 @@ def shown(value: object) -> str:
 def whole(value: Any, name: str, least: int = 0, most: int = MOST) -> int:
     """Returns a whole number of Python or numpy as an int. Raises Error for any other value, and for one out of
     range."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= value <= most:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= int(value) <= most:
         return operator.index(value)
     raise Error(
         f"{name} is {shown(value)}, but must be a whole number, at least {least}"
@@ -43,7 +43,7 @@ def number(value: Any, name: str, least: float = 0) -> float:
     """Returns a finite number as a float. Raises Error for any other value, and for one below `least`."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
-            if math.isfinite(value) and value >= least:
+            if math.isfinite(value) and float(value) >= least:
                 return float(value)
     raise Error(f"{name} is {shown(value)}, but must be a finite number, at least {least:g}")
 

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import threading
+from typing import Any
 
 import torch
 
@@ -77,7 +78,7 @@ def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
     if getattr(config, "quantization_config", None):
         raise Error("quantized models are not supported: save the model in float32, bfloat16 or float16")
     names = config.architectures or []
-    classes = [
+    classes: list[Any] = [
         one
         for one in (getattr(transformers, name, None) for name in names)
         if isinstance(one, type) and issubclass(one, transformers.PreTrainedModel)
@@ -107,7 +108,7 @@ def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
     return model
 
 
-def example(model: torch.nn.Module, fields: dict, arrays: str) -> dict[str, torch.Tensor]:
+def example(model: Any, fields: dict, arrays: str) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     batch = {}
     for name, (dtype, sizes) in fields.items():

@@ -6,6 +6,7 @@ import datetime
 import os
 import time
 import zlib
+from typing import Any
 
 import torch
 import torch.distributed
@@ -55,14 +56,14 @@ def init_process_group(timeout: float = 600.0) -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _meet(place: dict[str, object], timeout: float) -> torch.distributed.Store:
+def _meet(place: dict[str, Any], timeout: float) -> torch.distributed.Store:
     """Returns the store at which all processes have come. It is that of torchrun if there is one, otherwise rank
     0's."""
     rank, size, name = place["RANK"], place["WORLD_SIZE"], f"{place['MASTER_ADDR']}:{place['MASTER_PORT']}"
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     end = time.monotonic() + timeout
     try:
-        store = torch.distributed.TCPStore(
+        store: torch.distributed.Store = torch.distributed.TCPStore(
             place["MASTER_ADDR"],
             int(place["MASTER_PORT"]),
             size,

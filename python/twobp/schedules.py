@@ -20,7 +20,7 @@ class Instruction(NamedTuple):
     op: str
     stage: int
     micro_batch: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # in place of tuple's method
 
 
 class Operation(NamedTuple):
@@ -113,7 +113,7 @@ class Schedule:
         rank holds without 2BP. None is no limit. Raises twobp.Error for costs that are negative, for another number of
         stages, and for a number of lists that does not divide that of the micro-batches."""
 
-        def rows(cost: Cost) -> list[list[float]]:
+        def rows(cost: Any) -> list[list[float]]:
             try:
                 if hasattr(cost, "tolist"):  # an array or a tensor
                     cost = cost.tolist()
@@ -253,14 +253,16 @@ def schedule(
     Missing numbers are the schedule's own. Without stages and ranks, it has 2 ranks. `p2` says when W runs: off, end,
     cooldown, fill or placed. `slices` cuts each micro-batch along its sequence (docs/long_sequences.md). Raises
     twobp.Error for an unknown name (with the nearest one) and for numbers that do not fit."""
-    counts = [
+    stages, ranks, micro_batches = (
         None if value is None else checks.whole(value, of, least=1)
         for of, value in (("stages", stages), ("ranks", ranks), ("micro_batches", micro_batches))
-    ]
+    )
     return Schedule._of(
         _native.make_schedule(
             checks.text(name, "name"),
-            *counts,
+            stages,
+            ranks,
+            micro_batches,
             None if p2 is None else checks.text(p2, "p2"),
             checks.whole(slices, "slices", least=1),
         )
@@ -274,7 +276,7 @@ def _text(ranks: Iterable[Iterable[Any]] | Mapping[int, Iterable[Any]]) -> str:
             raise _native.Error(f"a schedule by rank has the ranks 0 to {len(ranks) - 1}, not {list(ranks)}")
         ranks = [ranks[rank] for rank in range(len(ranks))]
     try:
-        rows = [None if isinstance(row, str) else list(row) for row in ranks]
+        rows: list[Any] = [None if isinstance(row, str) else list(row) for row in ranks]
     except Exception:  # also of an object's own methods
         rows = [None]
     if isinstance(ranks, str) or None in rows:

@@ -10,7 +10,7 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -123,7 +123,7 @@ class Trainer:
         self._captured: Captured | None = None
         self._unmasked = _sliced(settings) and padding.is_mask(module, self._example)
         example, mask = self._without_mask(self._example, "the example")
-        graph, constants, weights = "", {}, {}
+        graph, constants, weights = "", dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         if isinstance(device := settings.get("device"), str):
             _native.check_device(checks.text(device, "device"))  # before capture, which takes seconds
         if module is not None:
@@ -240,7 +240,8 @@ class Trainer:
             if unknown:
                 raise Error(f"the state has {min(unknown)}, which the model does not have")
             self._watch.check_fixed(state)
-            state = {self._name(name, own): tensor for name, tensor in state.items() if self._name(name, own)}
+            names = {name: self._name(name, own) for name in state}
+            state = {known: state[name] for name, known in names.items() if known}
         self._native.load({name: tensor.detach() for name, tensor in state.items()})
         if self._watch is not None:
             self._watch.came_from_trainer(given)
@@ -348,7 +349,7 @@ class Trainer:
         """The whole configuration, including the defaults."""
         return json.loads(self._native.config)
 
-    def _cut(self, batch: Batch | Sequence[Batch], training: bool = True) -> list[dict[str, torch.Tensor]]:
+    def _cut(self, batch: Batch | Tensors | Sequence[Batch], training: bool = True) -> list[dict[str, torch.Tensor]]:
         if self._watch is not None:
             self._watch.check()
         change = self._captured.follow(training) if self._captured is not None else None
@@ -366,7 +367,7 @@ class Trainer:
                 self._add_shape(part, mask, change)
         return [part for part, _ in pairs]
 
-    def _compare(self, batch: Batch | Sequence[Batch], parts: list[Batch]) -> float | None:
+    def _compare(self, batch: Batch | Tensors | Sequence[Batch], parts: list[dict[str, torch.Tensor]]) -> float | None:
         """Compares the programs with the module, and returns the loss of the step, or None if it depends on random
         numbers."""
         from twobp.capture.verify.check import compare
@@ -409,7 +410,7 @@ class Trainer:
             return fields, {}
         return padding.without_mask(fields, what), {padding.MASK: fields[padding.MASK]}
 
-    def _named(self, batch: object) -> object:
+    def _named(self, batch: Any) -> Any:
         if self._module is None:
             return batch
         if isinstance(batch, (tuple, list)) and not batches.is_positional(batch):
@@ -474,7 +475,7 @@ class Trainer:
         names. Returns None if the trainer does not have it, because training never changes it."""
         if name in known:
             return name
-        tensors = dict(self._module.named_parameters(remove_duplicate=False))
+        tensors: dict[str, torch.Tensor] = dict(self._module.named_parameters(remove_duplicate=False))
         tensors.update(self._module.named_buffers(remove_duplicate=False))
         return next(
             (other for other in known if other in tensors and name in tensors and tensors[other] is tensors[name]), None
@@ -581,7 +582,7 @@ def _capture(
     )
 
 
-def _reported(loss_fn: object, metrics: object, settings: Mapping) -> Callable | None:
+def _reported(loss_fn: Any, metrics: object, settings: Mapping) -> Callable | None:
     if metrics is None and not isinstance(loss_fn, Mapping):
         return loss_fn
     if settings.get("data_parallel", 1) != 1:

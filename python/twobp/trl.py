@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import transformers
-
 from twobp.transformers import pipelined
 
 MODULES = {
@@ -21,5 +19,5 @@ __all__ = list(MODULES)
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"twobp.trl has no {name}: it has {', '.join(MODULES)}. For another one, call pipelined")
-    kind: type[transformers.Trainer] = getattr(importlib.import_module(MODULES[name]), name)
+    kind: Any = getattr(importlib.import_module(MODULES[name]), name)
     return pipelined(kind)

@@ -110,7 +110,8 @@ class Watch:
         self._look()
 
     def _look(self) -> None:
-        self._looks, self._seen = Looks(), []
+        self._looks = Looks()
+        self._seen: list = []
         self._look_at(self._module, "")
         self._of_module = len(self._seen)
         if self._loss_fn is not None:

@@ -8,6 +8,7 @@ import pathlib
 import stat
 import tempfile
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ def write(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as own:
         new = pathlib.Path(own)
         for part in ("config", "generation_config"):
-            settings = getattr(module, part, None)
+            settings: Any = getattr(module, part, None)
             if hasattr(settings, "save_pretrained"):
                 settings.save_pretrained(new)
         for name, tensors in (("model", weights), ("constants", constants)):

@@ -11,7 +11,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ class Variant:
     shapes: list[dict] = dataclasses.field(default_factory=list)
     reads: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     read: dict[str, str] = dataclasses.field(default_factory=dict)
-    guards: Guards | None = None
+    guards: Guards = None  # type: ignore[assignment]  # set by guard() before it is in use
     example: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     batches: list[dict[str, torch.Size]] = dataclasses.field(default_factory=list)
     fixed: set[tuple[str, int]] = dataclasses.field(default_factory=set)
@@ -138,7 +138,7 @@ class Captured:
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
     why: str = ""  # the last shape needed a capture of its own, although there are programs for many
-    before: AsBefore | None = None  # while the module is called
+    before: Any = None  # an AsBefore, while the module is called
 
     def add_shape(
         self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None
@@ -207,7 +207,8 @@ class Captured:
         """Returns the dimensions whose sizes may differ between batches: samples, positions of ids, and those that have
         differed. Also returns whether one of these has differed between batches of the same sizes in fixed dimensions:
         only then can programs for many shapes serve several."""
-        which, differs = {}, False
+        which: dict[str, list[int]] = {}
+        differs = False
         fixed = self.variant.fixed
         alike = [one for one in self.variant.batches if all(one[n][d] == fields[n].shape[d] for n, d in fixed)]
         for name, field in fields.items():
@@ -269,7 +270,7 @@ class Captured:
                     self.loss_reduction,
                     check,
                     self.slices,
-                    many and many.which,
+                    many.which if many else None,
                 )
                 entries = [entry, entry.of_buffers(self.buffers)] if self.buffers else [entry]
                 with self.leaving_as_before(walk):
@@ -526,7 +527,7 @@ class Captured:
         """Returns the shape, without guards against those sizes of 1 that the batch has. Raises NotServed if it does
         not serve the batch."""
         for name, described in shape["fields"].items():
-            for dim in asked.many.which[name]:
+            for dim in asked.many.which[name] if asked.many else ():
                 if not isinstance(described["shape"][dim], dict):
                     self.variant.fixed.add((name, dim))
         shape = without_ones(shape, asked.fields) or shape
@@ -557,7 +558,7 @@ class Captured:
         return interpret.Chain(self.graph, shape, tensors, self.constants)
 
     def shape_number(self, fields: dict[str, torch.Tensor]) -> int:
-        return self.variant.serving(fields)
+        return cast(int, self.variant.serving(fields))  # it has programs
 
     @property
     def only_trains(self) -> bool:
@@ -888,11 +889,11 @@ def capture(
                 "from the meta device"
             )
     whole.training = module.training
-    parameters = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
+    parameters: dict[str, torch.Tensor] = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
     if not dtypes:
         raise CaptureError("nothing is trained: the module has no parameter with requires_grad")
-    graph = {
+    graph: dict[str, Any] = {
         "format": bundle.FORMAT,
         "version": bundle.VERSION,
         "torch": ".".join(torch.__version__.split(".")[:2]),
@@ -937,7 +938,7 @@ def capture(
     return captured
 
 
-def parameter_names(layers: list[dict], of: Callable[[dict], Iterable] = lambda layer: layer["parameters"]) -> set[str]:
+def parameter_names(layers: list, of: Callable[[Any], Iterable] = lambda layer: layer["parameters"]) -> set[str]:
     """Returns the names of those parameters of the layers that `of` chooses. A packed weight has a list of them."""
     return {name for layer in layers for one in of(layer) for name in (one if isinstance(one, list) else [one])}
 

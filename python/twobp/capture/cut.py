@@ -218,7 +218,8 @@ def cut(forward: Forward) -> list[Layer]:
     pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes))
     at = {node: i for i, node in enumerate(chain)}
     position = {node: i for i, node in enumerate(forward.graph.nodes)}
-    layers, arriving = [], []
+    layers: list[Layer] = []
+    arriving: list[fx.Node] = []
     for number, (piece, name) in enumerate(zip(pieces, layer_names(pieces))):
         final = number == len(pieces) - 1
         leaving = [] if final else points[at[piece[-1]]]
@@ -266,19 +267,20 @@ def piece_graph(
         order.append(node)
         if node.op == "call_function" and (node in mine or node in free):
             stack += ops.inputs_of(node)
-    calls = sorted((n for n in order if n.op == "call_function" and (n in mine or n in free)), key=position.get)
+    calls = sorted((n for n in order if n.op == "call_function" and (n in mine or n in free)), key=position.__getitem__)
     changed = {name_ for (kind, name_), _ in outputs if kind == "buffer"}
     used = [
         n
         for n in sorted(
             {*order, *(n for n, one in forward.inputs.items() if one.source == "buffer" and one.name in changed)},
-            key=position.get,
+            key=position.__getitem__,
         )
         if n in forward.inputs
     ]
     rank = {"field": 0, "parameter": 1, "buffer": 2, "constant": 3, "loss_weight": 4}
     graph, env = fx.Graph(), {}
-    inputs, examples = [], []
+    inputs: list[Input] = []
+    examples: list[torch.Tensor] = []
     first_use = {n: i for i, call in reversed(list(enumerate(calls))) for n in ops.inputs_of(call)}
     for node in [*arriving, *sorted(used, key=lambda n: (rank[forward.inputs[n].source], first_use.get(n, 0)))]:
         meaning = forward.inputs.get(node, Input("value", node.name))

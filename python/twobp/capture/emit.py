@@ -179,8 +179,8 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
     for instruction in code:
         for s in reads(instruction):
             count[s] = count.get(s, 0) + 1
-    last = made.get(slot)
-    alone = last is not None and not count.get(slot) and len(node.users) == 1
+    last = made.get(slot, {})
+    alone = last and not count.get(slot) and len(node.users) == 1
     if alone and last["op"] == "aten::mm":
         code.remove(last)
         code.append({"add_to": parameter, "how": "product", "args": last["args"]})

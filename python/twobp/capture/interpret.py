@@ -3,7 +3,7 @@ tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def run(
 ) -> None:
     """Runs instructions on `slots`, in place. `gradients` collects the additions of add_to, by the parameter's index.
     `layer` has this `name`. `part` are the positions of the sequences that run, `sizes` the numbers of SIZES."""
-    random = random or Random(0)
+    random, gradients = random or Random(0), {} if gradients is None else gradients
     for instruction in code:
         arguments = [
             value_of(a, slots, lambda call: random.generator(layer, call), part, sizes) for a in instruction["args"]
@@ -137,9 +137,9 @@ def run(
                 slots[slot] = one
 
 
-def count(targets: dict, fields: dict[str, torch.Tensor], sizes: Sequence = ()) -> int:
+def count(targets: dict, fields: Mapping[str, torch.Tensor], sizes: Sequence = ()) -> int:
     """Runs TARGETS of a bundle."""
-    number = targets.get("count")
+    number: Any = targets.get("count")
     if isinstance(number, dict):
         number = sizes[number["size"]] if isinstance(number["size"], int) else symbols.hint(number["size"])
     if "code" not in targets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -24,7 +24,7 @@ def power(a, b):
     return a**b
 
 
-DO = {
+DO: dict[str, Callable] = {
     "add": operator.add,
     "mul": operator.mul,
     "floordiv": operator.floordiv,

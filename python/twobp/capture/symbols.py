@@ -41,7 +41,8 @@ def is_unknown(value: Any) -> bool:
     return isinstance(value, SYMBOLIC) and bool(free_unbacked_symbols(value))
 
 
-def expr_of(size: torch.SymInt | torch.SymFloat) -> sympy.Expr:
+def expr_of(size: Any) -> sympy.Expr:
+    """Returns the expression of a symbolic size."""
     return size.node.shape_env.simplify(size.node.expr)
 
 

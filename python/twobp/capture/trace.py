@@ -9,11 +9,13 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
+from typing import cast
 
 import sympy
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._functorch import eager_transforms
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import symbols
 from .cut import Layer, cut, structure
@@ -22,7 +24,7 @@ from .differentiate.split import split
 from .emit import Emitter, dtype_name, emit
 from .errors import CaptureError, current_line
 from .export.draws import Draw, draws_of
-from .export.forward import MOST_TEXT, Forward, WithLoss, export
+from .export.forward import MOST_TEXT, Forward, Recipe, WithLoss, export
 from .export.generic import Dimensions
 from .loss.targets import weigh_loss
 from .passes import matrices
@@ -104,7 +106,7 @@ def trace(
     """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it
     only reads them. The programs are for one shape, or for `many`. Raises CaptureError."""
     with refusing_prints(), refusing_own_backward(), before:
-        forward = export(whole, fields, buffers, many and many.which)
+        forward = export(whole, fields, buffers, many.which if many else None)
         before.check()
     symbolic = {one.name: node.meta["val"] for node, one in forward.inputs.items() if one.source == "field"}
     if many:
@@ -186,7 +188,7 @@ class Many:
         """Sets Forward.sizes and Forward.largest. Raises CaptureError if no size is a symbol."""
         env = symbols.env_of(forward.graph)
         sizes = Sizes(symbolic, env) if env else None
-        if sizes is None or not sizes.symbols:
+        if env is None or sizes is None or not sizes.symbols:
             raise CaptureError("the module computes something else for each size of its fields")
         forward.sizes = {symbol: self.fields[name].shape[dim] for symbol, (name, dim) in sizes.symbols.items()}
         guards = [env.simplify(guard.expr) for guard in env.guards]
@@ -209,7 +211,7 @@ def described_sizes(
 ) -> dict:
     """Returns the keys of graph.json that describe the shapes. Puts the numbers of their entries into `code`. `number`
     gives that of a constant."""
-    sizes = Sizes(symbolic, symbols.env_of(forward.graph))
+    sizes = Sizes(symbolic, cast(ShapeEnv, symbols.env_of(forward.graph)))
     tables = [table_program(forward, table.graph, number) for table in forward.tables.values()]
     sizes.place([*code, tables])
     guards = sizes.guards()
@@ -225,7 +227,7 @@ def described_sizes(
     }
 
 
-def table_program(forward: Forward, graph: fx.Graph, number: Callable[[torch.Tensor, str], int]) -> dict:
+def table_program(forward: Forward, graph: Recipe, number: Callable[[torch.Tensor, str], int]) -> dict:
     """Returns the program of a table. Its inputs are constants by number."""
     emitter, inputs, code = Emitter("a table"), [], []
     for node in graph.nodes:
@@ -330,7 +332,8 @@ def programs_of(
     kinds: dict[str, int] = {}
     packs: list[Packed] = []
     different: list[torch.Tensor] = []
-    programs, made, gradients = [], [], []
+    programs: list[dict] = []
+    made, gradients = [], []
     arriving: list[bool] = []
     assigned = []
     for layer in layers:
@@ -375,7 +378,8 @@ def without_gradient(layers: list[Layer], frozen: set[str]) -> set[str]:
             known[key] = flow(layer, trained, read)
         return known[key]
 
-    flags, arriving = [], []
+    flags: list = []
+    arriving: list = []
     for layer in layers:
         flags.append(trained_inputs(layer, frozen, arriving))
         arriving, _ = flow_of(layer, flags[-1], None)

@@ -126,11 +126,11 @@ def module_calls(parts: Callable[[nn.Module], bool], around: Callable[[nn.Module
 
         return around(module, inner, args, kwargs)
 
-    nn.Module.__call__ = call
+    nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield depth
     finally:
-        nn.Module.__call__ = original
+        nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 class Mode(TorchFunctionMode):
@@ -190,7 +190,7 @@ class Real(Mode):
 
 
 def name_of(function) -> str:
-    owner = getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "__get__" and hasattr(owner, "__name__"):
         return f"{owner.__name__}.get"
     return getattr(function, "__name__", type(function).__name__)

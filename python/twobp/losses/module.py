@@ -18,6 +18,8 @@ class LossModule(nn.Module):
     """forward(**fields) is the loss of a micro-batch. Its children are the modules that compute_loss calls. `taken` has
     a row for each micro-batch of a step: the numbers that Python takes, and then whether each guard holds."""
 
+    taken: torch.Tensor
+
     def __init__(self, script: Script, plan: Plan, micro_batches: int):
         super().__init__()
         SCRIPTS[self] = script

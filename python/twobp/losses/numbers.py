@@ -4,6 +4,7 @@ the tensor, so that a number may come back into the loss."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -12,7 +13,8 @@ import torch
 T = torch.Tensor
 AS_BOOL = {T.__bool__, torch.is_nonzero, T.is_nonzero}
 AS_FLOAT, AS_INT = {T.__float__}, {T.__int__, T.__index__}
-AS_ARRAY, AS_TEXT = {T.numpy, T.__array__}, {T.__repr__, T.__str__, T.__format__}
+AS_ARRAY: set[Callable] = {T.numpy, T.__array__}
+AS_TEXT: set[Callable] = {T.__repr__, T.__str__, T.__format__}
 TAKES = {T.item, T.tolist, *AS_BOOL, *AS_FLOAT, *AS_INT, *AS_ARRAY, *AS_TEXT}
 # These return a bool, which is whether all elements of a tensor are true.
 COMPARISONS = {
@@ -50,7 +52,8 @@ def _how(op: str, values: tuple) -> str:
 
 
 def plain(value: Any) -> Any:
-    return (int if isinstance(value, int) else float)(value) if isinstance(value, Number) else value
+    kind: Callable[[Any], Any] = int if isinstance(value, int) else float
+    return kind(value) if isinstance(value, Number) else value
 
 
 def _computing(base: type, op: str):

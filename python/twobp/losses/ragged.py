@@ -25,7 +25,7 @@ ELEMENTWISE = _named(
     "sqrt logsigmoid softplus isnan isfinite logical_not __neg__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ "
     "__truediv__ __rtruediv__ __pow__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
 )
-ANY_SIZE = {T.dim, T.dim.__get__ if hasattr(T.dim, "__get__") else None, T.dtype.__get__, T.device.__get__}
+ANY_SIZE = {T.dim, T.dim.__get__ if hasattr(T.dim, "__get__") else None, T.dtype.__get__, T.device.__get__}  # type: ignore[attr-defined]
 
 
 class Ragged:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from twobp import Error
 
-from .flow import Mode, OtherCourse, Outcome, Real, Take, Tracing, Unseen, Walk, module_calls
+from .flow import OtherCourse, Outcome, Real, Take, Tracing, Unseen, Walk, module_calls
 from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
 
@@ -327,8 +327,9 @@ class Script:
     def ignores_items(self, plan: Plan) -> bool:
         """Whether the loss is the same for another number of items."""
         with torch.no_grad():
-            one, other = (self.eager(plan.fields, plan, items) for items in (plan.items, 2 * plan.items))
-        return torch.isclose(one, other, rtol=1e-4).item()
+            items: Any = plan.items
+            one, other = (self.eager(plan.fields, plan, number) for number in (items, 2 * items))
+        return bool(torch.isclose(one, other, rtol=1e-4))
 
     # In a program.
 
@@ -438,7 +439,7 @@ def tensors_in(values: Mapping[str, Any]) -> list[T]:
     return list(found.values())
 
 
-def replace_tensors(trainer: Any, mode: Mode, values: Mapping[str, T]) -> None:
+def replace_tensors(trainer: Any, mode: Walk, values: Mapping[str, T]) -> None:
     """Puts the values of the step in place of tensors that a walk left in attributes of the trainer."""
     for name, value in list(vars(trainer).items()):
         leaves, tree = pytree.tree_flatten(value)

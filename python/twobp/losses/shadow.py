@@ -59,7 +59,7 @@ def shadow_of(trainer: Any) -> Any:
 
     kind = type(type(trainer).__name__, (type(trainer),), {"__getattribute__": __getattribute__})
     kind.__qualname__, kind.__module__ = type(trainer).__qualname__, type(trainer).__module__
-    new = object.__new__(kind)
+    new: Any = object.__new__(kind)
     new.__dict__.update(own)
     new.__dict__.update(dict.fromkeys(SILENT, lambda *args, **keywords: None))
     return new

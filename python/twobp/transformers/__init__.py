@@ -8,7 +8,8 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -186,7 +187,7 @@ class Trainer(transformers.Trainer):
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         loader = super().get_train_dataloader()
         if self.__many:  # random changes of samples are the same in all processes
-            loader.worker_init_fn = functools.partial(loader.worker_init_fn, rank=0)
+            loader.worker_init_fn = functools.partial(cast(Callable, loader.worker_init_fn), rank=0)
         return loader
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
@@ -325,7 +326,8 @@ class Trainer(transformers.Trainer):
 
     def __counts_nothing(self) -> bool:
         plans = self.__step_plans
-        return bool(plans) and plans[0].items is not None and self.__is_scaled(plans[0].items) and plans[0].items == 0
+        items = plans[0].items if plans else None
+        return items is not None and self.__is_scaled(items) and bool(items == 0)
 
     def __pass_over(self) -> torch.Tensor:
         warnings.warn(

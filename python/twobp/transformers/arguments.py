@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from typing import Any
 
 import torch
 import transformers
@@ -85,9 +86,10 @@ SMALL_ADAMW = frozenset(
 
 def without_effect(args: transformers.TrainingArguments) -> None:
     """Changes, with a warning, what the pipeline does in its own way."""
-    if getattr(args, "optim", None) in SMALL_ADAMW:
+    optimizer: Any = getattr(args, "optim", None)
+    if optimizer in SMALL_ADAMW:
         warnings.warn(
-            f"TrainingArguments.optim is {args.optim.value!r}: the pipeline's AdamW has its "
+            f"TrainingArguments.optim is {optimizer.value!r}: the pipeline's AdamW has its "
             "state in 32 bits, spread over the ranks",
             stacklevel=4,
         )
@@ -117,7 +119,8 @@ def check_arguments(args: transformers.TrainingArguments) -> None:
         if value and value != usual[name]:
             raise Error(f"TrainingArguments.{name} is {value!r}: {advice}")
     for name, usually in CHECKPOINTING.items():
-        value = (args.activation_checkpointing_kwargs or {}).get(name, usually)
+        given: Any = args.activation_checkpointing_kwargs or {}
+        value = given.get(name, usually)
         if value != usually:
             raise Error(
                 f"TrainingArguments.activation_checkpointing_kwargs: {name} is {value!r}: give the trainer "

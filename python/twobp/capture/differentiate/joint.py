@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import fx
@@ -50,7 +51,7 @@ def without_one_dnn():
         torch._C._set_mkldnn_enabled(before)
 
 
-def modes_of(layer: Layer) -> tuple[FakeTensorMode, Callable, str]:
+def modes_of(layer: Layer) -> tuple[FakeTensorMode, Callable, Literal["real", "fake"]]:
     """Returns the modes in which a layer is traced. If sizes of its inputs are symbols, they are those of export, so
     that sizes stay expressions of those of the fields."""
     for x in layer.examples:

@@ -87,9 +87,9 @@ def split(joint: Joint, layer: Layer) -> Split:
     reach: dict[fx.Node, set[int]] = {n: set() for n in graph.nodes}
     for number, (_, node) in enumerate(sinks):
         reach[node].add(number)
-    for _, node in values:
-        if node is not None:
-            reach[node].add(-1)
+    for _, gradient in values:
+        if gradient is not None:
+            reach[gradient].add(-1)
     for node in reversed(calls):
         if node not in forward:
             for user in node.users:
@@ -111,7 +111,7 @@ def split(joint: Joint, layer: Layer) -> Split:
         else:
             where[node] = "I"
     for node in reversed(calls):  # views cost nothing, so they move to the product that reads them
-        readers = {where.get(u) for u in node.users if u in where}
+        readers = {where[u] for u in node.users if u in where}
         if (
             where.get(node) == "I"
             and node.target in ops.VIEWS
@@ -131,12 +131,12 @@ def split(joint: Joint, layer: Layer) -> Split:
         )
         for s in waiting
     }
-    order = sorted(waiting, key=ready.get)
-    number = {s: k for k, s in enumerate(order)}
-    where = {n: w if isinstance(w, str) else number[w] for n, w in where.items()}
+    order = sorted(waiting, key=ready.__getitem__)
+    unit = {s: k for k, s in enumerate(order)}
+    where = {n: w if isinstance(w, str) else unit[w] for n, w in where.items()}
     for node in calls:  # the parts of a tuple belong to the call that makes the tuple
         if node.target is operator.getitem and node in where:
             where[node] = where[node.args[0]]
     return Split(
-        where, outputs, values, [sinks[s] for s in range(len(sinks)) if s not in number], [sinks[s] for s in order]
+        where, outputs, values, [sinks[s] for s in range(len(sinks)) if s not in unit], [sinks[s] for s in order]
     )

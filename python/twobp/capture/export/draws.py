@@ -25,7 +25,7 @@ class Draw(NamedTuple):
 def number_draws(graph: fx.Graph) -> list[bool]:
     """Numbers the calls that draw, in a graph that still has those that nothing reads. Returns for each whether it is a
     dropout."""
-    found = []
+    found: list[bool] = []
     for node in graph.nodes:
         drops = is_dropout(node)
         if drops or drops is None and draws(node):

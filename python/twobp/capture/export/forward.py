@@ -11,7 +11,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx, nn
@@ -57,12 +57,19 @@ class Check(NamedTuple):
     says: str
 
 
+class Recipe(fx.Graph):
+    """A graph that computes a node from constants and sizes. `sources` maps its placeholders to those of the node's
+    graph."""
+
+    sources: dict[fx.Node, fx.Node]
+
+
 @dataclasses.dataclass
 class Table:
-    """A constant that depends on sizes of the fields. `graph` computes it from constants and sizes (fold.py). `value`
-    is that in the example, and large() that at Forward.largest, or None."""
+    """A constant that depends on sizes of the fields. `graph` computes it (fold.py). `value` is that in the
+    example, and large() that at Forward.largest, or None."""
 
-    graph: fx.Graph
+    graph: Recipe
     value: torch.Tensor
     large: Callable[[], torch.Tensor | None] | None
 
@@ -202,7 +209,7 @@ def causal_attention_without_mask(fields: Mapping[str, torch.Tensor]):
     if masking is None:
         yield
         return
-    changed = {"is_torchdynamo_exporting": lambda: False}
+    changed: dict[str, Callable] = {"is_torchdynamo_exporting": lambda: False}
     if "position_ids" not in fields:
         changed["find_packed_sequence_indices"] = lambda position_ids: None
     before = {name: getattr(masking, name) for name in changed if hasattr(masking, name)}
@@ -460,7 +467,7 @@ def with_meaning(
                 f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do "
                 "not have"
             )
-    value = loss.meta.get("val") if isinstance(loss, fx.Node) else None
+    value: Any = loss.meta.get("val") if isinstance(loss, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != 0 or not value.is_floating_point():
         found = (
             f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
@@ -468,9 +475,8 @@ def with_meaning(
             else f"a {type(loss).__name__}"
         )
         raise CaptureError(
-            f"the loss is {found}{where(loss) if value is not None else ''}, but must be one floating-point scalar: "
-            "reduce it (loss.mean()) in the "
-            "module or in loss_fn"
+            f"the loss is {found}{where(cast(fx.Node, loss)) if value is not None else ''}, but must be one "
+            "floating-point scalar: reduce it (loss.mean()) in the module or in loss_fn"
         )
     graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs) :]),)
     return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)

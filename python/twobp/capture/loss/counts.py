@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import sympy
 import torch
@@ -102,7 +103,7 @@ class Counts:
             if isinstance(count, tuple)
         ]
         self.ratios[len(self.ratios) - len(counts) + 1 :] = map(str, ratios[1:])
-        return whole[0], [float(one) for one in ratios]
+        return whole[0], [float(one) for one in ratios if one is not None]
 
     def _key(self, count: Count):
         if not isinstance(count, tuple):
@@ -192,7 +193,7 @@ def program(forward: Forward, count: Count, checks: list[Check | Equal | InRange
         code.append(instruction)
         return {"v": slot}
 
-    def number(one: Count) -> dict:
+    def number(one: Any) -> dict:
         value = {"v": emitter.slot[one[0]]}
         return call("aten::sum", value if one[1] is None else call("aten::ne.Scalar", value, one[1]), None)
 

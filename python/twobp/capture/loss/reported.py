@@ -19,10 +19,12 @@ class Reported(nn.Module):
     """A loss_fn: the sum of `losses`, or the module's own loss if there are none. `rows` has the numbers of the last
     micro-batches, in order."""
 
+    rows: torch.Tensor
+
     def __init__(self, losses: Mapping[str, Callable], metrics: Mapping[str, Callable], micro_batches: int):
         super().__init__()
         self.losses, self.metrics = dict(losses), dict(metrics)
-        self.names = [*(losses or {"loss": None}), *metrics]
+        self.names = [*(losses or ["loss"]), *metrics]
         self.register_buffer("rows", torch.zeros(micro_batches, len(self.names), dtype=torch.float64))
 
     def forward(self, output: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -49,7 +49,7 @@ class Samples:
     scalars, belong to all samples."""
 
     def __init__(self, forward: Forward, fields: Mapping[str, torch.Tensor]):
-        self.positions = samples_of(fields)  # as the rules call the size of the dimension
+        self.positions = self.length = samples_of(fields)  # as the rules call the size of the dimension
         self.fields = {node for node, meaning in forward.inputs.items() if meaning.source == "field"}
         self.inputs = forward.inputs
         self.places: dict[fx.Node, Any] = {

@@ -258,7 +258,8 @@ def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: st
     if reduction not in (None, "mean", "sum", "micro_batch"):
         raise CaptureError(f'loss_reduction is {reduction!r}, not "mean", "sum" or "micro_batch"')
     graph = forward.graph
-    factor, counts, samples = 1, Counts(forward, fields), Samples(forward, fields)
+    factor: int | torch.SymInt = 1
+    counts, samples = Counts(forward, fields), Samples(forward, fields)
     for check in forward.checks:
         if not samples.from_fields(check.condition):
             raise CaptureError(
@@ -268,6 +269,7 @@ def _weigh_loss(forward: Forward, fields: dict[str, torch.Tensor], reduction: st
     if reduction:
         divide_sums(graph)
     loss = forward.loss
+    counted: Count
     if reduction == "micro_batch":
         counted = 1
     elif reduction:

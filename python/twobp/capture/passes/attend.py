@@ -108,9 +108,8 @@ def attention_of(scores: fx.Node, constants: dict[fx.Node, torch.Tensor], of_siz
         for tables, causal in itertools.product(
             [(None, None), *tables_of(last, rows, constants, positions, width)], (True, False)
         ):
-            if is_equal(
-                *(None if one is None else half(constants[one].double(), positions, width) for one in tables), causal
-            ):
+            cos, sin = (None if one is None else half(constants[one].double(), positions, width) for one in tables)
+            if is_equal(cos, sin, causal):
                 masks = [of_sizes[one] for one in constants_read(last, rows) & of_sizes.keys() - set(tables)]
                 if not all(is_mask(one, causal) for one in masks):
                     return None

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .. import ops, symbols
-from ..export.forward import Forward, Input, Table
+from ..export.forward import Forward, Input, Recipe, Table
 from ..ops import aten, named_argument, set_argument
 from .masked import LEAST, fuse_masked_attention
 
@@ -81,10 +81,9 @@ def compute(graph: fx.Graph, known: dict[fx.Node, torch.Tensor]) -> None:
                 known[node] = ops.computed(node, known)
 
 
-def recipe(last: fx.Node) -> fx.Graph:
-    """Returns a graph that computes the node from constants and sizes. Its attribute `sources` maps its placeholders to
-    those of the node's graph."""
-    graph, env, needed = fx.Graph(), {}, ops.ancestors([last])
+def recipe(last: fx.Node) -> Recipe:
+    graph, needed = Recipe(), ops.ancestors([last])
+    env: dict[fx.Node, fx.Node] = {}
     read = {one for call in needed for one in ops.inputs_of(call)}
     for node in last.graph.nodes:
         if node in needed or node in read:
@@ -94,7 +93,7 @@ def recipe(last: fx.Node) -> fx.Graph:
     return graph
 
 
-def text_of(graph: fx.Graph) -> str:
+def text_of(graph: Recipe) -> str:
     """Returns equal texts for graphs that compute the same."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     return "\n".join(

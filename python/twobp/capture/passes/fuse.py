@@ -37,7 +37,7 @@ ELEMENTWISE = {
 }
 WITHIN_ROWS = ELEMENTWISE | {aten.mean.dim, aten.var.correction, aten.var.dim, aten.rsqrt.default, aten.sqrt.default}
 LAST = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}  # operators that end the functions below
-ACTIVATIONS: list[tuple[Callable, object, dict]] = [
+ACTIVATIONS: list[tuple[Callable, Callable, dict]] = [
     (lambda x: functional.gelu(x, approximate="tanh"), aten.gelu.default, {"approximate": "tanh"}),
     (functional.gelu, aten.gelu.default, {}),
     (functional.silu, aten.silu.default, {}),
@@ -67,7 +67,7 @@ def fuse_activations(graph: fx.Graph) -> None:
         node.replace_all_uses_with(fused)
 
 
-def activation(last: fx.Node) -> tuple[fx.Node, object, dict] | None:
+def activation(last: fx.Node) -> tuple[fx.Node, Callable, dict] | None:
     """Returns (x, operator, options) if `last` is an activation of one tensor x."""
     value = last.meta.get("val")
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():

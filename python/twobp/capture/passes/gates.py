@@ -33,9 +33,9 @@ def gate(product: fx.Node) -> tuple[fx.Node, str] | None:
         name = activation_of(act)
         if name is None:
             continue
-        halves = half_of(act.args[0]), half_of(up)
-        if None not in halves and halves[0][0] is halves[1][0] and (halves[0][1], halves[1][1]) == (0, 1):
-            return halves[0][0], name
+        first, second = half_of(act.args[0]), half_of(up)
+        if first and second and first[0] is second[0] and (first[1], second[1]) == (0, 1):
+            return first[0], name
     return None
 
 

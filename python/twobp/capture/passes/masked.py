@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import fx
@@ -167,13 +167,13 @@ def form_of(found: Found) -> str | None:
     fills, added, scale = set(), False, 1.0
     for node in reversed(found.path):
         if node.target in FILLS:
-            fills.add(fill_of(node) * scale)
+            fills.add(cast(float, fill_of(node)) * scale)
         elif node.target is aten.add.Tensor:
             if added or scale != 1:  # sums would be rounded in another order
                 return None
             added = True
         elif node.target in SCALES:
-            scale *= before_mask(node, set())[1]
+            scale *= cast(tuple, before_mask(node, set()))[1]
     if fills <= {-math.inf}:
         widths = (one.meta["val"].shape[-1] for one in (found.last.args[1], found.product.args[0]))
         return "added" if symbols.same(*widths) else None
@@ -190,18 +190,15 @@ def replace(graph: fx.Graph, found: Found, form: str) -> None:
 
     with graph.inserting_before(last):
         mask, keys = mask_of(graph, found), call(aten.transpose.int, k, -2, -1)
-        target, arguments, options = (
-            aten.scaled_dot_product_attention.default,
-            [q, keys, last.args[1], mask],
-            {"scale": found.scale},
-        )
+        target: Callable = aten.scaled_dot_product_attention.default
+        arguments, options = [q, keys, last.args[1], mask], {"scale": found.scale}
         if form == "filled":  # equal scores, without gradients
             hidden = call(aten.all.dim, call(aten.le.Scalar, mask, LEAST), -1, True)
             arguments[0], arguments[3] = (call(aten.masked_fill.Scalar, one, hidden, 0) for one in (q, mask))
         elif form == "added":  # softmax gives NaN to a row of -inf, where the operators give 0
             hidden = call(aten.all.dim, call(aten.eq.Scalar, mask, -math.inf), -1, True)
             target, arguments[3] = ops.attention_with_added_mask, call(aten.masked_fill.Scalar, mask, hidden, math.nan)
-        fused = graph.call_function(target, tuple(arguments), options)
+        fused = graph.call_function(target, tuple(arguments), {**options})
     fused.meta = dict(last.meta)
     last.replace_all_uses_with(fused)
 

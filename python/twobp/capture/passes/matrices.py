@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -60,7 +62,7 @@ def nodes_of_data(forward: Forward) -> set[fx.Node]:
     return data
 
 
-def uses_of(parameter: fx.Node, data: set[fx.Node]) -> tuple[list[tuple[fx.Node, int, dict]], bool]:
+def uses_of(parameter: fx.Node, data: set[fx.Node]) -> tuple[list[tuple[fx.Node, int, tuple | None]], bool]:
     """Returns the products that a parameter is a factor of, with the argument's position and the rows and columns of
     the parameter that it has. The factor may be computed from parameters, as in a weight norm. Also returns whether the
     parameter's rows are looked up."""
@@ -121,7 +123,7 @@ def positions(product: fx.Node, factor: fx.Node) -> list[int]:
 def follow(user: fx.Node, node: fx.Node, places: torch.Tensor):
     """Returns the places of the numbers of `node` within the result of `user`, which only moves or changes them one by
     one. Returns None for others."""
-    value = user.meta.get("val")
+    value: Any = user.meta.get("val")
     first = user.args[0] if user.args else None
     if user.target in SAME and first is node:
         return places
@@ -208,7 +210,9 @@ def leaves(node: fx.Node, places: torch.Tensor, count: int, forward: Forward):
 
 def indexed(node: fx.Node, places: torch.Tensor, forward: Forward) -> torch.Tensor | None:
     """Returns the places that an index by constants chooses."""
-    constants = [one if one is None else forward.tensors.get(forward.inputs.get(one)) for one in node.args[1]]
+    constants = [
+        None if one not in forward.inputs else forward.tensors.get(forward.inputs[one]) for one in node.args[1]
+    ]
     if any(known is None for known, one in zip(constants, node.args[1]) if one is not None):
         return None
     return aten.index.Tensor(places, constants)
@@ -222,7 +226,7 @@ def numbers_of(places: torch.Tensor) -> tuple:
     return tuple(places.unique().tolist())
 
 
-def role(nodes: list[fx.Node]) -> set[tuple[str, int]]:
+def role(nodes: list[fx.Node]) -> set[tuple[str, int, int]]:
     """Returns the operators that a projection's result goes through up to its second product, with the position of the
     argument unless they join theirs, as those of heads are joined."""
     found, stack, seen = set(), [(node, 0) for node in nodes], set()

@@ -43,8 +43,8 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
                 for one in ours
                 if one is not None
             ):
-                flags = tuple(trained[place[one]] for one in ours if one is not None)
-                together.setdefault((node.args[0], flags), []).append(node)
+                needs = tuple(trained[place[one]] for one in ours if one is not None)
+                together.setdefault((node.args[0], needs), []).append(node)
     joined: dict[
         fx.Node, list[fx.Node]
     ] = {}  # from the first placeholder of each packed parameter to all of its placeholders
@@ -85,10 +85,9 @@ def label(names: list[str]) -> str:
 
 def is_of_rows(linear: fx.Node) -> bool:
     """Returns whether the parameters have a row for each number of the result."""
-    weight, bias = (
-        one and one.meta["val"].shape for one in (linear.args[1], linear.args[2] if len(linear.args) > 2 else None)
-    )
-    return len(weight) == 2 and bias in (None, weight[:1])
+    weight = linear.args[1].meta["val"].shape
+    bias = linear.args[2] if len(linear.args) > 2 else None
+    return len(weight) == 2 and (bias is None or bias.meta["val"].shape == weight[:1])
 
 
 def is_up(linear: fx.Node) -> bool:

@@ -55,7 +55,8 @@ class Slice:
     def packed(self, instruction: dict, arguments: list, layer: int) -> tuple:
         qkv, cos, sin, heads, kv_heads, _ = arguments
         rotated = _rotate(qkv, cos, sin, heads, kv_heads)
-        out, log_sum_exp = self._attend(attention_key(layer, instruction), *_heads(rotated, heads, kv_heads), None)
+        q, k, v = _heads(rotated, heads, kv_heads)
+        out, log_sum_exp = self._attend(attention_key(layer, instruction), q, k, v, None)
         return out.transpose(1, 2).flatten(2), rotated, log_sum_exp
 
     def packed_backward(self, instruction: dict, arguments: list, layer: int) -> torch.Tensor:
@@ -70,9 +71,8 @@ class Slice:
     def apart(self, instruction: dict, arguments: list, layer: int) -> tuple:
         q, k, v, scale = arguments
         shared = q.shape[1] // k.shape[1]
-        return self._attend(
-            attention_key(layer, instruction), q, *(one.repeat_interleave(shared, 1) for one in (k, v)), scale
-        )
+        k, v = (one.repeat_interleave(shared, 1) for one in (k, v))
+        return self._attend(attention_key(layer, instruction), q, k, v, scale)
 
     def apart_backward(self, instruction: dict, arguments: list, layer: int) -> tuple:
         dout, q, k, _, out, log_sum_exp, scale = arguments

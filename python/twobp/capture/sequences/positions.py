@@ -121,7 +121,8 @@ def einsum(node: fx.Node, of: Follower):
 
 def batched(node: fx.Node, of: Follower):
     """a @ b for each of the leading dimensions."""
-    a, b, rank = *node.args[:2], len(shape(node))
+    a, b = node.args[:2]
+    rank = len(shape(node))
     if min(len(shape(a)), len(shape(b))) < 2:
         raise across(node)
     if of.places[b] is None and of.places[a].dim == len(shape(a)) - 2:

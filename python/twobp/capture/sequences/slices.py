@@ -258,7 +258,7 @@ class Rewriting:
 def resized(example: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     """Returns a meta tensor like `example` with another size in one dimension and the same order of dimensions in
     memory."""
-    order = sorted(range(example.dim()), key=lambda one: -example.stride(one))
+    order = sorted(range(example.dim()), key=lambda one: -example.stride()[one])
     sizes = [size if one == dim else example.shape[one] for one in range(example.dim())]
     back = [order.index(one) for one in range(example.dim())]
     return torch.empty([sizes[one] for one in order], dtype=example.dtype, device="meta").permute(back)

@@ -5,6 +5,7 @@ the programs depend on how often capture calls the module."""
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
+from typing import Any
 
 from torch import nn
 
@@ -24,9 +25,9 @@ class AsBefore:
         self._tables: list[tuple[str, dict, dict]] = []
         self._lists: list[tuple[str, list | deque | set, list]] = []
         self._globals: list[tuple[str, dict, str, object]] = []
-        self._cells: list[tuple[str, object, object]] = []
+        self._cells: list[tuple[str, Any, object]] = []
         for node in walk.nodes:
-            value = node.value
+            value: Any = node.value
             tables = [
                 node.attributes,
                 *(

@@ -33,7 +33,7 @@ class Cache:
 
     def __init__(self, where: bool | str | os.PathLike = True):
         off = where is False or where is True and os.environ.get(SWITCH) == "off"
-        self.folder = None if off else user_folder() if where is True else pathlib.Path(where)
+        self.folder = None if off else user_folder() if isinstance(where, bool) else pathlib.Path(where)
 
     def entry(
         self,
@@ -131,9 +131,9 @@ def user_folder() -> pathlib.Path | None:
     """Returns a folder beside the tokenized texts of the program. Returns None if the user has no cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME")
     home = os.environ.get("HOME")
-    if not cache and not home:
-        return None
-    return (pathlib.Path(cache) if cache else pathlib.Path(home) / ".cache") / "twobp" / "captures"
+    if cache or home:
+        return (pathlib.Path(cache) if cache else pathlib.Path(home or "", ".cache")) / "twobp" / "captures"
+    return None
 
 
 def checksum_of(text: bytes, constants: list[torch.Tensor]) -> bytes:

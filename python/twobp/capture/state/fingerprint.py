@@ -25,6 +25,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -283,7 +284,7 @@ class Fingerprint:
         elif isinstance(value, enum.Enum):
             self.word("enum", type(value).__qualname__, value.name)
             self._each((type(value), value._value_))
-            own = attributes_of(value)
+            own: Any = attributes_of(value)
             self.guard("items", own)
             for name in sorted(name for name in own if not name.startswith("_")):
                 self.word(name)
@@ -465,9 +466,9 @@ class Fingerprint:
         for code in codes:
             for name, as_whole in sorted(imports_of(code, space.get("__package__")).items()):
                 self.word("import", name)
-                if (module := self._imported(name)) is not None:
+                if (imported := self._imported(name)) is not None:
                     self.guard("entry", sys.modules, name, name=name)
-                    self._global(module, name, names, any_name, whole, as_whole)
+                    self._global(imported, name, names, any_name, whole, as_whole)
 
     def _imported(self, name: str) -> types.ModuleType | None:
         """Returns a module that a function imports. Only those of the user are loaded for this: the forward pass would
@@ -646,15 +647,15 @@ class Fingerprint:
             self.guard("call", digest, digest())
 
     def _slots(self, value) -> None:
-        if slots := slots_of(type(value)):
+        if slots := slots_of(type(value)):  # type: ignore[arg-type]  # classes are hashable
             self.guard("call", read := functools.partial(values_of, value, slots), held := read())
             self._each(held)
 
     def _attributes(self, own: dict | None) -> None:
         self._at.attributes = own
-        for name in sorted(own or (), key=str):
+        for name, value in sorted((own or {}).items(), key=lambda one: str(one[0])):
             self.word("attribute", name)
-            self.add(own[name], str(name), name)
+            self.add(value, str(name), name)
 
     def _package(self, module: str) -> None:
         """Adds the version and the files of the package to which a module belongs, and the module's own text."""
@@ -681,7 +682,9 @@ class Fingerprint:
         }
         tops = {name.split(".")[0] for name in reached}
         modules = [name for name in sys.modules if name.split(".")[0] in tops]
-        spaces = {name: vars(sys.modules[name]) for name in {*modules, *reached} if sys.modules.get(name) is not None}
+        spaces: dict[str, Mapping] = {
+            name: vars(sys.modules[name]) for name in {*modules, *reached} if sys.modules.get(name) is not None
+        }
         spaces |= {"torch": vars(torch), "torch.nn.functional": vars(nn.functional), "torch.Tensor": vars(torch.Tensor)}
         self.guard("class_", torch.Tensor, name="torch.Tensor")
         for name, space in sorted(spaces.items()):

@@ -5,6 +5,7 @@ there counts."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import types
@@ -81,7 +82,7 @@ class Guards:
         getattr(self._native, kind)(*arguments)
         new = len(self._native) - len(self._names)  # a function has several
         self._names += [name.removeprefix("module.").removeprefix("module") or "the module"] * new
-        self._shown += [(lambda table, key: lambda: table.get(key))(*arguments) if kind == "entry" else None] * new
+        self._shown += [functools.partial(arguments[0].get, arguments[1]) if kind == "entry" else None] * new
 
 
 @contextlib.contextmanager

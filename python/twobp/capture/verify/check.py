@@ -4,7 +4,8 @@ that differs."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -23,13 +24,13 @@ from ..passes.fold import fold
 def with_weights(captured: Captured, weights: Mapping[str, torch.Tensor]):
     """Within this context, the module has these parameters and buffers in place of its own."""
     before = captured.parameters, captured.buffers
-    new = {
+    new: dict[int, torch.Tensor] = {
         id(one): nn.Parameter(weights[name].to(one.dtype), one.requires_grad)
         for name, one in captured.parameters.items()
         if name in weights
     }
     new.update({id(one): weights[name].to(one.dtype).clone() for name, one in captured.buffers.items()})
-    tables = [
+    tables: list[tuple[dict, str, Any]] = [
         (table, key, one)
         for part in captured.whole.modules()
         for table in (part._parameters, part._buffers)
@@ -87,10 +88,11 @@ def first_difference(
         slots = chain.forward(fields, weight, random)[1]
         gradients = chain.backward(slots, random)
     parameters = {name: one.detach().requires_grad_(one.requires_grad) for name, one in captured.parameters.items()}
-    values, drawn = [], list(random.drawn)
+    values: list[torch.Tensor] = []
+    drawn = list(random.drawn)
     for number, layer in enumerate(layers):
         arriving = iter(values)
-        sources = {
+        sources: dict[str, Callable] = {
             "field": fields.get,
             "parameter": parameters.get,
             "buffer": captured.buffers.get,
@@ -112,11 +114,11 @@ def first_difference(
                 error = relative(own, wanted.detach())
                 return f"layer '{names[number]}' computes other values (relative error {error:.1e})"
     trained = {name: one for name, one in parameters.items() if one.requires_grad}
-    wanted = dict(zip(trained, torch.autograd.grad(values[0], list(trained.values()), allow_unused=True)))
-    largest = max((one.norm().item() for one in wanted.values() if one is not None), default=0.0)
+    expected = dict(zip(trained, torch.autograd.grad(values[0], list(trained.values()), allow_unused=True)))
+    largest = max((one.norm().item() for one in expected.values() if one is not None), default=0.0)
     for layer in reversed(captured.graph["layers"]):
         for name in (one for names in layer["parameters"] for one in interpret.as_list(names)):
-            one = wanted.get(name)
+            one = expected.get(name)
             if (
                 one is not None
                 and not (error := relative(gradients.get(name, torch.zeros_like(one)), one, largest * 1e-3)) <= limit

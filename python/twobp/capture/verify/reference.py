@@ -18,10 +18,12 @@ from ..own_operators import dropout_scale
 class Compared(Protocol):
     """What the comparison reads of a captured module."""
 
-    whole: nn.Module
-    parameters: Mapping[str, torch.Tensor]
-    buffers: Mapping[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
     draws: list[Draw]
+
+    @property
+    def whole(self) -> nn.Module: ...
 
     @property
     def only_trains(self) -> bool: ...
@@ -79,7 +81,7 @@ class KeepParameters(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, parameters: dict[str, torch.Tensor]):
+    def __init__(self, parameters: Mapping[str, torch.Tensor]):
         super().__init__()
         self.names = {p.untyped_storage().data_ptr(): name for name, p in parameters.items()}
 
