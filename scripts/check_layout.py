@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Checks rules of docs/architecture.md that no tool checks: which folder may include which, that every header begins with a comment
-about its purpose, that the source files and tests named in the docs exist, and that no two sources of a folder define the same name for themselves:
-a unity build compiles them as one file, and which of them it joins changes with every file that is added. For the same reason it checks
-that each source includes, itself or through another header, the header of every function that it calls. Every test must be built, and
-tests/mutants.md must have the waits of scripts/mutate_waits.py."""
+about its purpose, and that the source files and tests named in the docs exist. Every test must be built, and tests/mutants.md must have
+the waits of scripts/mutate_waits.py."""
 import os
 import re
 import subprocess
@@ -57,30 +55,6 @@ for path in files:
             problems.append(f"{path}:{number}: {folder} must not include torch")
 
 
-def own_names(path):
-    """The names that a source defines in its unnamed namespace. A function is told apart by the types of its parameters."""
-    for block in re.findall(r"^namespace \{\n(.*?)^\}  // namespace$", texts[path], re.DOTALL | re.MULTILINE):
-        for found in re.finditer(r"^(?:struct|class|enum(?: class)?) (\w+)(?= [:{])", block, re.MULTILINE):
-            yield found.group(1)
-        for found in re.finditer(r"^(?:inline )?(?:const|constexpr|constinit|std::atomic<[^\n]*?>) ?[^\n(]*?(\w+)(?:\[\w*\])?(?: =|\{)", block, re.MULTILINE):
-            yield found.group(1)
-        for found in re.finditer(r"^(?!return|namespace|struct|class|enum|using|template)\w[\w:<>,&* ]*?[ &*](\w+)\(([^{};]*?)\)(?: const)? \{", block,
-                                 re.MULTILINE):
-            types = [re.sub(r" ?\b\w+( = .*)?$", "", " ".join(one.split())) for one in found.group(2).split(",")]
-            yield f"{found.group(1)}({', '.join(types)})"
-
-
-definers = {}
-for path in files:
-    parts = path.split("/")
-    folder = "/".join(parts[:2]) if parts[0] == "twobp" else parts[0]
-    if parts[0] in ("twobp", "apps") and path.endswith(".cpp") and not re.search(r"_(impl|none)\.cpp$", path):
-        for name in set(own_names(path)):
-            definers.setdefault((folder, name), []).append(path)
-for (folder, name), paths in definers.items():
-    if len(paths) > 1:
-        problems.append(f"{folder}: {name} is defined in {' and in '.join(paths)}, which a unity build may join: give one another name")
-
 includes = {path: re.findall(r'^#include [<"]([^">]+)[>"]', text, re.MULTILINE) for path, text in texts.items()}
 includes = {path: ["include/" + name if "include/" + name in texts else name for name in names] for path, names in includes.items()}
 for path, names in includes.items():  # what programs outside need must be installed
@@ -90,33 +64,6 @@ for path, names in includes.items():  # what programs outside need must be insta
 public = [path for path in files if path.startswith("include/")]
 if len(public) > MOST_PUBLIC:
     problems.append(f"include/ has {len(public)} headers, but programs should need at most {MOST_PUBLIC}: move one beside its source")
-code = {path: re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"', '""', text) for path, text in texts.items()}  # without comments and strings
-
-
-def reached(path):
-    """The file, and those that it includes."""
-    seen, left = set(), [path]
-    while left:
-        one = left.pop()
-        if one in code and one not in seen:
-            seen.add(one)
-            left += includes[one]
-    return seen
-
-
-declared = {}  # free functions: the headers that declare one of the name
-for path in files:
-    if path.startswith(("twobp/", "include/")) and path.endswith(".h"):
-        for name in re.findall(r"^(?!return|using|namespace|struct|class|enum)[\w\[][\w:<>,&*\[\] ]*[ &*](\w+)\(", code[path], re.MULTILINE):
-            declared.setdefault(name, set()).add(path)
-for path in files:
-    if path.endswith(".cpp") and path.startswith(("twobp/", "apps/")):
-        there = reached(path)
-        for name in sorted(set(re.findall(r"(?<![.\w:>])(\w{4,})\(", code[path])) & declared.keys()):
-            another = re.compile(rf"^\s*(?!return )\w[\w:<>,&*\[\]~ ]*[ &*]{name}\(|\b{name} = \[", re.MULTILINE)  # a method or a lambda
-            if not declared[name] & there and not any(another.search(code[one]) for one in there):
-                problems.append(f"{path}: {name} is called, but {' or '.join(sorted(declared[name]))} is not included")
-
 for path in files:
     if path.startswith("tests/") and path.endswith("_test.cpp"):
         folder = os.path.dirname(path)
