@@ -15,6 +15,19 @@ os.environ["XDG_CACHE_HOME"] = CACHE.name
 os.environ.pop("TWOBP_CACHE", None)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--cases", choices=["first", "others"], help="of a test with parameters, run the first case alone, or all others")
+
+
+def pytest_collection_modifyitems(config, items):
+    if which := config.getoption("--cases"):
+        first = {}
+        for item in items:
+            first.setdefault((item.path, item.originalname), item)
+        first = set(first.values())
+        items[:] = [item for item in items if (item in first) == (which == "first")]
+
+
 def pytest_collection_finish():
     gc.freeze()  # tracing collects garbage often, and the objects of the imports stay anyway
 
