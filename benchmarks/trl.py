@@ -97,6 +97,7 @@ def compare(kind: str, steps: int) -> None:
             if kind == "dpo":
                 own = {**own, "ref_model": model()}
             trainers.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[timed[-1]], **own))
+            trainers[-1].remove_callback(transformers.PrinterCallback)
         threads = [threading.Thread(target=trainer.train) for trainer in trainers]
         for thread in threads:
             thread.start()

@@ -3,10 +3,12 @@
 #include "twobp/graph/own_operators.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -30,6 +32,18 @@ struct Bad {
   std::vector<std::string> message;
 };
 
+at::Tensor bytes(int64_t count) {
+  return at::arange(count, at::kLong).mul(37).to(at::kByte);
+}
+
+at::Tensor codes() {
+  return at::arange(16, at::kFloat).sub(7).div(8);
+}
+
+at::Tensor scales(int64_t count) {
+  return at::arange(1, count + 1, at::kFloat);
+}
+
 class BadCall : public ::testing::TestWithParam<Bad> {};
 
 TEST_P(BadCall, IsRefused) {
@@ -43,110 +57,141 @@ TEST_P(BadCall, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, BadCall,
-    ::testing::Values(Bad{"Probability",
-                          "twobp::dropout",
-                          [] {
-                            return Stack{numbers({2}), 1.5, 7};
-                          },
-                          {"must be in [0, 1]"}},
-                      Bad{"GainOfOtherSize",
-                          "twobp::rms_norm",
-                          [] {
-                            return Stack{numbers({2, 3}), numbers({4}), 1e-6};
-                          },
-                          {"takes (..., n) and a gain (n)"}},
-                      Bad{"Activation",
-                          "twobp::glu",
-                          [] {
-                            return Stack{numbers({2, 4}), "relu"};
-                          },
-                          {"\"relu\"", "silu, gelu or gelu_tanh"}},
-                      Bad{"OddGate",
-                          "twobp::glu",
-                          [] {
-                            return Stack{numbers({2, 3}), "gelu"};
-                          },
-                          {"(..., 2 n)"}},
-                      Bad{"GradientOfAnotherGate",
-                          "twobp::glu_backward",
-                          [] {
-                            return Stack{numbers({2, 3}), numbers({2, 4}), "silu"};
-                          },
-                          {"a gradient (..., n)"}},
-                      Bad{"RowsThatAreNoHeads",
-                          "twobp::attention",
-                          [] {
-                            return Stack{numbers({1, 3, 10}), kNone, kNone, 2, 1, true};
-                          },
-                          {"(heads + 2 kv_heads) n"}},
-                      Bad{"HeadsThatCannotShare",
-                          "twobp::attention",
-                          [] {
-                            return Stack{numbers({1, 3, 14}), kNone, kNone, 3, 2, true};
-                          },
-                          {"3 heads and 2"}},
-                      Bad{"CosWithoutSin",
-                          "twobp::attention",
-                          [] {
-                            return Stack{numbers({1, 3, 8}), numbers({3, 1}), kNone, 2, 1, true};
-                          },
-                          {"both cos and sin, or neither"}},
-                      Bad{"TableOfOtherPositions",
-                          "twobp::attention",
-                          [] {
-                            return Stack{numbers({1, 3, 8}), numbers({2, 1}), numbers({3, 1}), 2, 1, true};
-                          },
-                          {"rotary embedding of 3 positions"}},
-                      Bad{"OthersLogSumExp",
-                          "twobp::attention_backward",
-                          [] {
-                            return Stack{numbers({1, 3, 4}),
-                                         numbers({1, 3, 8}),
-                                         numbers({1, 3, 4}),
-                                         numbers({1, 2, 2}),
-                                         kNone,
-                                         kNone,
-                                         2,
-                                         1,
-                                         true};
-                          },
-                          {"takes what twobp::attention gave"}},
-                      Bad{"OddRotation",
-                          "twobp::rotary",
-                          [] {
-                            return Stack{numbers({1, 2, 3, 5}), numbers({3, 2}), numbers({3, 2}), false};
-                          },
-                          {"2 n"}},
-                      Bad{"LabelBeyondClasses",
-                          "twobp::cross_entropy",
-                          [] {
-                            return Stack{numbers({2, 3}), whole_numbers({0, 3}), -100};
-                          },
-                          {"label 3 at position 1"}},
-                      Bad{"LabelBelowZero",
-                          "twobp::cross_entropy",
-                          [] {
-                            return Stack{numbers({2, 3}), whole_numbers({0, -1}), -100};
-                          },
-                          {"label -1 at position 1"}},
-                      Bad{"OneLabelTooFew",
-                          "twobp::cross_entropy",
-                          [] {
-                            return Stack{numbers({2, 3}), whole_numbers({0}), -100};
-                          },
-                          {"labels (n)"}},
-                      Bad{"GroupBeyondRows",
-                          "twobp::grouped_mm",
-                          [] {
-                            return Stack{numbers({4, 2}), numbers({2, 2, 3}), whole_numbers({1, 5})};
-                          },
-                          {"group 1", "ends at row 5 of 4"}},
-                      Bad{"GroupThatEndsBeforeItBegins",
-                          "twobp::grouped_mm_weight",
-                          [] {
-                            return Stack{numbers({4, 2}), numbers({4, 3}), whole_numbers({3, 1})};
-                          },
-                          {"group 1", "after row 3"}}),
+    ::testing::Values(
+        Bad{"Probability",
+            "twobp::dropout",
+            [] {
+              return Stack{numbers({2}), 1.5, 7};
+            },
+            {"must be in [0, 1]"}},
+        Bad{"GainOfOtherSize",
+            "twobp::rms_norm",
+            [] {
+              return Stack{numbers({2, 3}), numbers({4}), 1e-6};
+            },
+            {"takes (..., n) and a gain (n)"}},
+        Bad{"Activation",
+            "twobp::glu",
+            [] {
+              return Stack{numbers({2, 4}), "relu"};
+            },
+            {"\"relu\"", "silu, gelu or gelu_tanh"}},
+        Bad{"OddGate",
+            "twobp::glu",
+            [] {
+              return Stack{numbers({2, 3}), "gelu"};
+            },
+            {"(..., 2 n)"}},
+        Bad{"GradientOfAnotherGate",
+            "twobp::glu_backward",
+            [] {
+              return Stack{numbers({2, 3}), numbers({2, 4}), "silu"};
+            },
+            {"a gradient (..., n)"}},
+        Bad{"RowsThatAreNoHeads",
+            "twobp::attention",
+            [] {
+              return Stack{numbers({1, 3, 10}), kNone, kNone, 2, 1, true};
+            },
+            {"(heads + 2 kv_heads) n"}},
+        Bad{"HeadsThatCannotShare",
+            "twobp::attention",
+            [] {
+              return Stack{numbers({1, 3, 14}), kNone, kNone, 3, 2, true};
+            },
+            {"3 heads and 2"}},
+        Bad{"CosWithoutSin",
+            "twobp::attention",
+            [] {
+              return Stack{numbers({1, 3, 8}), numbers({3, 1}), kNone, 2, 1, true};
+            },
+            {"both cos and sin, or neither"}},
+        Bad{"TableOfOtherPositions",
+            "twobp::attention",
+            [] {
+              return Stack{numbers({1, 3, 8}), numbers({2, 1}), numbers({3, 1}), 2, 1, true};
+            },
+            {"rotary embedding of 3 positions"}},
+        Bad{"OthersLogSumExp",
+            "twobp::attention_backward",
+            [] {
+              return Stack{numbers({1, 3, 4}),
+                           numbers({1, 3, 8}),
+                           numbers({1, 3, 4}),
+                           numbers({1, 2, 2}),
+                           kNone,
+                           kNone,
+                           2,
+                           1,
+                           true};
+            },
+            {"takes what twobp::attention gave"}},
+        Bad{"OddRotation",
+            "twobp::rotary",
+            [] {
+              return Stack{numbers({1, 2, 3, 5}), numbers({3, 2}), numbers({3, 2}), false};
+            },
+            {"2 n"}},
+        Bad{"LabelBeyondClasses",
+            "twobp::cross_entropy",
+            [] {
+              return Stack{numbers({2, 3}), whole_numbers({0, 3}), -100};
+            },
+            {"label 3 at position 1"}},
+        Bad{"LabelBelowZero",
+            "twobp::cross_entropy",
+            [] {
+              return Stack{numbers({2, 3}), whole_numbers({0, -1}), -100};
+            },
+            {"label -1 at position 1"}},
+        Bad{"OneLabelTooFew",
+            "twobp::cross_entropy",
+            [] {
+              return Stack{numbers({2, 3}), whole_numbers({0}), -100};
+            },
+            {"labels (n)"}},
+        Bad{"GroupBeyondRows",
+            "twobp::grouped_mm",
+            [] {
+              return Stack{numbers({4, 2}), numbers({2, 2, 3}), whole_numbers({1, 5})};
+            },
+            {"group 1", "ends at row 5 of 4"}},
+        Bad{"GroupThatEndsBeforeItBegins",
+            "twobp::grouped_mm_weight",
+            [] {
+              return Stack{numbers({4, 2}), numbers({4, 3}), whole_numbers({3, 1})};
+            },
+            {"group 1", "after row 3"}},
+        Bad{"OneByteTooFew",
+            "twobp::linear_4bit",
+            [] {
+              return Stack{numbers({2, 6}), bytes(8), scales(5), codes(), 3, 4, int64_t(at::kFloat)};
+            },
+            {"a weight (3, 6) of 4 bits in blocks of 4 has 9 bytes, 5 scales", "not [8] Byte"}},
+        Bad{"OneScaleTooMany",
+            "twobp::linear_4bit_backward",
+            [] {
+              return Stack{numbers({2, 3}), bytes(9), scales(6), codes(), 6, 4, int64_t(at::kFloat)};
+            },
+            {"5 scales", "[6]"}},
+        Bad{"OddBlocks",
+            "twobp::linear_4bit",
+            [] {
+              return Stack{numbers({2, 6}), bytes(9), scales(6), codes(), 3, 3, int64_t(at::kFloat)};
+            },
+            {"blocks of an even size", "in blocks of 3"}},
+        Bad{"RowsBeyondMemory",
+            "twobp::linear_4bit",
+            [] {
+              return Stack{numbers({2, 6}), bytes(9), scales(5), codes(), int64_t{1} << 60, 4, int64_t(at::kFloat)};
+            },
+            {"has rows, columns and blocks"}},
+        Bad{"RoundedToWholeNumbers",
+            "twobp::linear_4bit_backward",
+            [] {
+              return Stack{numbers({2, 3}), bytes(9), scales(5), codes(), 6, 4, int64_t(at::kLong)};
+            },
+            {"rounded to a floating-point dtype, not Long"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(OwnOperators, DoNotChangeAnArgumentWithOtherUsers) {
@@ -302,6 +347,29 @@ TEST(OwnOperators, DropoutOfSlicesHasTheMaskOfTheWhole) {
   for (size_t s = 0; s < sliced.count(); ++s) {
     const Stack part = sliced.run("twobp::dropout", s, {sliced.part(at::ones({2, 11, 40}), 1, s), 0.4, 7});
     EXPECT_TRUE(at::equal(part[1].toTensor(), sliced.part(whole[1].toTensor(), 1, s))) << s;
+  }
+}
+
+// (5, 3): an odd number of numbers, and a last block that is not full.
+TEST(OwnOperators, WeightsOfFourBits) {
+  at::Tensor weight = at::empty({15}, at::kFloat);
+  for (int64_t i = 0; i < 15; ++i) {
+    const int64_t byte = (i / 2 * 37) % 256;
+    weight[i] = codes()[i % 2 == 0 ? byte / 16 : byte % 16] * static_cast<double>(i / 4 + 1);
+  }
+  weight = weight.view({5, 3});
+  for (const bool by_operators : {false, true}) {
+    std::optional<OperatorsEverywhere> everywhere;
+    if (by_operators) everywhere.emplace();
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const at::Tensor x = numbers({2, 4, 3}).to(dtype), dy = numbers({2, 4, 5}).to(dtype);
+      Stack stack{x, bytes(8), scales(4), codes(), 5, 4, int64_t(at::kFloat)};
+      graph::find_operator("twobp::linear_4bit").call(stack);
+      EXPECT_TRUE(at::allclose(stack[0].toTensor(), at::matmul(x, weight.to(dtype).t()), 1e-5, 1e-6));
+      stack = {dy, bytes(8), scales(4), codes(), 3, 4, int64_t(at::kBFloat16)};
+      graph::find_operator("twobp::linear_4bit_backward").call(stack);
+      EXPECT_TRUE(at::allclose(stack[0].toTensor(), at::matmul(dy, weight.to(at::kBFloat16).to(dtype)), 1e-5, 1e-6));
+    }
   }
 }
 

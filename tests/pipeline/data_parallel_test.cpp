@@ -135,7 +135,7 @@ std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case
     options.first_micro_batch = replica * kMicroBatches;
     options.update = test::update_by([&](int rank) {
       reducers[rank]->finish(test::kTimeout);
-      return UpdateTimes();
+      return std::vector<Waited>();
     });
     const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
     const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
@@ -211,7 +211,7 @@ TEST(DataParallel, AFailingReplicaEndsTheOthers) {
         StepRequest options = step_request();
         options.update = test::update_by([&](int rank) {
           reducers[rank]->finish(test::kTimeout);
-          return UpdateTimes();
+          return std::vector<Waited>();
         });
         const StepPlan plan = pipeline.plan("1f1b", kMicroBatches, P2Policy::kFill);
         pipeline.run(plan, random_batch(kMicroBatches), options);

@@ -59,7 +59,7 @@ StepReport run(const Case& c, bool want_events = true) {
   pipeline.meter().reset_peaks();
   StepRequest options = step_request();
   options.want_events = want_events;
-  options.update = test::update_by([](int) -> UpdateTimes {
+  options.update = test::update_by([](int) -> std::vector<Waited> {
     // The rank is busy, then waits, then is busy again.
     const double begin = now_seconds();
     while (now_seconds() < begin + 1e-3) {
@@ -70,7 +70,7 @@ StepReport run(const Case& c, bool want_events = true) {
     const double end = now_seconds();
     while (now_seconds() < end + 1e-3) {
     }
-    return {now_seconds() - begin - (end - wait), {{wait, end}}};
+    return {{WaitCause::kNorm, wait, end}};
   });
   return pipeline.run(pipeline.plan(c.schedule, kMicroBatches, c.policy, {c.batching, c.cap}),
                       random_batch(kMicroBatches), options);

@@ -196,7 +196,7 @@ TEST(LayerError, InTheOptimizerEndsAllRanks) {
   for (const int broken : {0, 1, 2}) {
     Pipeline pipeline(model, test::no_costs(model), options_of({2, 2, 2}));
     StepRequest options = step_request();
-    options.update = test::update_by([&](int rank) -> UpdateTimes {
+    options.update = test::update_by([&](int rank) -> std::vector<Waited> {
       if (rank == broken) fail("no update today");
       at::Tensor sum = at::zeros({1});
       all_reduce_sum(pipeline.rank(rank).transport(), sum, 30);

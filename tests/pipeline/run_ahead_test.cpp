@@ -37,12 +37,12 @@ TEST_F(RunAhead, ARankDoesNotWaitForTheOthersToEndTheStep) {
   StepRequest first = step_request(1);
   first.update = test::update_by([&](int rank) {
     if (rank == 1) was_ahead = ahead.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
-    return UpdateTimes();
+    return std::vector<Waited>();
   });
   StepRequest second = step_request(2);
   second.update = test::update_by([&](int rank) {
     if (rank == 0) first_rank_is_ahead.set_value();
-    return UpdateTimes();
+    return std::vector<Waited>();
   });
   for (StepRequest* options : {&first, &second}) options->training = false;
   pipeline_.submit(plan, random_batch(2), first);
@@ -62,7 +62,7 @@ TEST_F(RunAhead, AnErrorEndsAllRunningSteps) {
       StepRequest options = step_request(step);
       options.update = test::update_by([=](int rank) {
         if (rank == 1 && step == broken) fail("no update today");
-        return UpdateTimes();
+        return std::vector<Waited>();
       });
       pipeline.submit(plan, random_batch(3), options);
     }
@@ -88,7 +88,7 @@ TEST_F(RunAhead, RunningStepsEndBeforeThePipeline) {
     StepRequest options = step_request(step);
     options.update = test::update_by([&](int) {
       ++ended;
-      return UpdateTimes();
+      return std::vector<Waited>();
     });
     pipeline->submit(plan, random_batch(3), options);
   };

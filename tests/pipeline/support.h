@@ -128,15 +128,15 @@ inline PipelineOptions options_of(const std::vector<int>& split, const std::vect
 }
 
 // An update that calls back, and never takes a step back.
-inline std::shared_ptr<StepUpdate> update_by(std::function<UpdateTimes(int rank)> run) {
+inline std::shared_ptr<StepUpdate> update_by(std::function<std::vector<Waited>(int rank)> run) {
   class Calls : public StepUpdate {
    public:
-    explicit Calls(std::function<UpdateTimes(int)> run) : run_(std::move(run)) {}
-    UpdateTimes run(int rank) override { return run_(rank); }
+    explicit Calls(std::function<std::vector<Waited>(int)> run) : run_(std::move(run)) {}
+    std::vector<Waited> run(int rank) override { return run_(rank); }
     Settled settle(int) override { return {}; }
 
    private:
-    std::function<UpdateTimes(int)> run_;
+    std::function<std::vector<Waited>(int)> run_;
   };
   return std::make_shared<Calls>(std::move(run));
 }

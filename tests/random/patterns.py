@@ -96,6 +96,7 @@ def rotate_parts(x, cos, sin):
 
 class Attention(Part):
     """Attention of one or three projections, with or without rotary embedding, a norm of each head, and masks of all kinds."""
+    roundings = None  # of the gradient dp of the probabilities
 
     def __init__(self, dice):
         super().__init__(dice)
@@ -158,7 +159,14 @@ class Attention(Part):
                 scores = scores + self.at(torch.zeros_like(scores[:1, :1]).masked_fill(torch.ones(POSITIONS, POSITIONS, dtype=torch.bool).triu(1), fill))
             else:
                 scores = scores + self.at(torch.zeros((), dtype=q.dtype).masked_fill(hidden, fill))
-        return self.at(self.at(self.at(scores).softmax(-1)) @ v)
+        scores = self.at(scores)
+        probabilities = scores.softmax(-1)
+        out = self.at(probabilities) @ v
+        if self.roundings is not None and out.requires_grad and scores.requires_grad:
+            size = []  # of the products that dp is a sum of
+            out.register_hook(lambda dout: size.append(dout.abs() @ v.detach().abs().transpose(-1, -2)))
+            scores.register_hook(lambda ds: ds + self.roundings[:, :ds.shape[1]] * probabilities.detach() * size[0])
+        return self.at(out)
 
 
 class Activation(Part):
@@ -297,14 +305,16 @@ class Comparison:
         return {name: one.double() for name, one in {"loss": loss, "evaluation": evaluated, **gradients}.items()}
 
     def nudged(self):
-        """What the module itself gives for weights that differ by a rounding."""
+        """What the module itself gives for weights that differ by a rounding. Attention computes p (dp - dout out), and of saturated rows
+        only roundings are left: in fused attention, PyTorch's as well as ours, dp and dout out are not rounded alike."""
         rounding, parameters = ROUNDING[self.fields["x"].dtype][0], list(self.captured.parameters.values())
         kept = [p.detach().clone() for p in parameters]
-        results = []
+        part, results = self.captured.module.part, []
         for i in range(NUDGES + 1):
             with torch.no_grad():
                 for p, one in zip(parameters, kept):
                     p.copy_(one * (1 + rounding * torch.randn_like(one)) if i < NUDGES else one)
+            part.roundings = rounding * torch.randn(BATCH, 4, POSITIONS, POSITIONS, dtype=kept[0].dtype) if i < NUDGES else None
             results.append(self.module())
         return results[:-1]
 
@@ -332,8 +342,11 @@ def run(seed, number):
     """Returns what the case is, and sentences about what is wrong."""
     model, dtype, what = case(seed, number)
     scale(model, 0.1)
+    example = batch_of(model.part.dim, dtype, 0.1, True)
+    if not torch.isfinite(loss_fn(model(example["x"], example["keep"]), example)):
+        return what, []  # which capture refuses
     try:
-        captured = capture(model, batch_of(model.part.dim, dtype, 0.1, True), loss_fn=loss_fn, cache=False, slices=number % 4 == 0, check=number % 4 == 0)
+        captured = capture(model, example, loss_fn=loss_fn, cache=False, slices=number % 4 == 0, check=number % 4 == 0)
     except Exception as error:
         return what, [f"capture raises {type(error).__name__}: {error}"]
     for magnitude in MAGNITUDES[dtype]:

@@ -62,11 +62,11 @@ TEST_P(Collectives, RunsSeveralSumsAtOnce) {
       open = 0;
       for (int i = 0; i < count; ++i) {
         AllReduce& sum = sums[transport.rank() == 1 ? count - 1 - i : i];
-        if (!sum.progress()) ++open;
+        if (!sum.ready()) ++open;
       }
     }
     for (int i = 0; i < count; ++i) {
-      EXPECT_TRUE(sums[i].done()) << kCounts[i];
+      EXPECT_TRUE(sums[i].ready()) << kCounts[i];
       EXPECT_TRUE(same_bits(tensors[i], sum_in_rank_order(kRanks, kCounts[i]))) << kCounts[i];
     }
   });
@@ -80,8 +80,8 @@ TEST_P(Collectives, WaitsInAnyOrder) {
     AllReduce of_small(transport, small, 1), of_large(transport, large, 2);
     AllReduce& first = transport.rank() == 0 ? of_small : of_large;
     AllReduce& second = transport.rank() == 0 ? of_large : of_small;
-    first.wait(kLong);
-    second.wait(kLong);
+    wait_for(first, kLong);
+    wait_for(second, kLong);
     EXPECT_TRUE(same_bits(small, sum_in_rank_order(kRanks, 10)));
     EXPECT_TRUE(same_bits(large, sum_in_rank_order(kRanks, 300000)));
   });
@@ -99,8 +99,8 @@ TEST_P(Collectives, SumsAtTheOwnersAlone) {
       sums.emplace_back(transport, tensors[i], owners, i + 1);
     }
     for (const int i : {1, 0}) {
-      sums[i].wait(kLong);
-      EXPECT_TRUE(sums[i].done());
+      wait_for(sums[i], kLong);
+      EXPECT_TRUE(sums[i].ready());
       for (size_t t = 0; t < counts.size(); ++t) {
         at::Tensor expected = contribution(transport.rank() + 3 * i, counts[t]);
         if (owners[t] == transport.rank()) {

@@ -43,9 +43,9 @@ TEST(MpiWorld, EachProcessIsOneRank) {
     // Each of the three groups sums the same number at the same time.
     at::Tensor in_pipeline = at::full({1}, process), in_data = in_pipeline.clone(), of_all = in_data.clone();
     AllReduce one(pipeline, in_pipeline, 1), two(data, in_data, 1), three(*world.processes, of_all, 1);
-    three.wait(kLong);
-    two.wait(kLong);
-    one.wait(kLong);
+    wait_for(three, kLong);
+    wait_for(two, kLong);
+    wait_for(one, kLong);
     EXPECT_EQ(in_pipeline.item<int>(), ranks * world.replica * ranks + ranks * (ranks - 1) / 2);
     EXPECT_EQ(in_data.item<int>(), replicas * here + ranks * replicas * (replicas - 1) / 2);
     EXPECT_EQ(of_all.item<int>(), size * (size - 1) / 2);

@@ -453,10 +453,10 @@ TEST_F(Nccl, SumsInAGroup) {
     AllReduce reduced(transport, sum, 1);
     const at::Tensor mine = at::full({5}, rank, place), last = at::full({7}, rank + 3, place);
     ReduceScatter scattered(transport, {mine, last}, {0, kRanks - 1}, 2);
-    EXPECT_FALSE(reduced.progress());
+    EXPECT_FALSE(reduced.ready());
     open = true;
-    reduced.wait(kLong);
-    scattered.wait(kLong);
+    wait_for(reduced, kLong);
+    wait_for(scattered, kLong);
     EXPECT_TRUE(sum.cpu().eq(1 + 2 + 3).all().item<bool>());
     EXPECT_TRUE(mine.cpu().eq(rank == 0 ? 0 + 1 + 2 : rank).all().item<bool>());
     EXPECT_TRUE(last.cpu().eq(rank == kRanks - 1 ? 3 + 4 + 5 : rank + 3).all().item<bool>());
@@ -591,7 +591,8 @@ TEST(NcclOnGpus, SumsInAGroup) {
       all_reduce_sum(*end, sum, kLong);
       EXPECT_EQ(sum.mean().item<double>(), gpus * (gpus - 1) / 2.0 + gpus * round);
       const at::Tensor part = at::full({1 << 16}, rank, place);
-      ReduceScatter(*end, {part}, {round % gpus}, 1).wait(kLong);
+      ReduceScatter scattered(*end, {part}, {round % gpus}, 1);
+      wait_for(scattered, kLong);
       EXPECT_EQ(part.mean().item<double>(), rank == round % gpus ? gpus * (gpus - 1) / 2.0 : rank);
       GroupSums& sums = *group_sums_for(*end, part);
       sums.wait(sums.broadcast({part}, {round % gpus}), kLong);

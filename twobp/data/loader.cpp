@@ -16,6 +16,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/core/wait.h"
 #include "twobp/data/balance.h"
 #include "twobp/data/data.h"
 
@@ -55,6 +56,8 @@ struct Loader::Impl {
   std::vector<int64_t> order;
 
   std::vector<std::thread> threads;
+
+  class Arrival;
 
   int64_t batches_per_epoch() const { return (dataset->size() + samples_per_batch - 1) / samples_per_batch; }
 
@@ -164,16 +167,36 @@ Loader::~Loader() {
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
+// Of the next batch, unless `stop` returns true before.
+class Loader::Impl::Arrival : public Wait {
+ public:
+  Arrival(Impl& loader, const std::function<bool()>& stop) : loader_(loader), stop_(stop) {}
+  bool there() {
+    const std::lock_guard lock(loader_.mutex);
+    return !loader_.batches.empty() && loader_.batches.front()->complete();
+  }
+  WaitCause cause() const override { return WaitCause::kInput; }
+  bool ready() override { return there() || (stop_ && stop_()); }
+  void block(double seconds) override {
+    std::unique_lock lock(loader_.mutex);
+    const bool complete = !loader_.batches.empty() && loader_.batches.front()->complete();
+    if (!complete) loader_.changed.wait_for(lock, std::chrono::duration<double>(std::min(seconds, kLongestSleep)));
+  }
+  [[noreturn]] void fail(double timeout) const override {
+    twobp::fail("waited ", timeout, " s for a batch of the data: the files cannot be reached, or reading takes longer ",
+                "than the time-out: check the files, raise data.workers, or raise pipeline.timeout");
+  }
+
+ private:
+  Impl& loader_;
+  const std::function<bool()>& stop_;
+};
+
 bool Loader::wait(const std::function<bool()>& stop) {
-  std::unique_lock lock(impl_->mutex);
-  const auto there = [this] { return !impl_->batches.empty() && impl_->batches.front()->complete(); };
-  const auto ended = [&] { return there() || (stop && stop()); };
+  Impl::Arrival batch(*impl_, stop);
   const double timeout = impl_->options.timeout;
-  const double patience = timeout == 0 ? std::numeric_limits<double>::infinity() : timeout;
-  TWOBP_CHECK(wait_patiently(impl_->changed, lock, patience, ended), "waited ", timeout,
-              " s for a batch of the data: the files cannot be reached, or reading takes longer than the "
-              "time-out: check the files, raise data.workers, or raise pipeline.timeout");
-  return there();
+  wait_for(batch, timeout == 0 ? std::numeric_limits<double>::infinity() : timeout);
+  return batch.there();
 }
 
 Batch Loader::next() {

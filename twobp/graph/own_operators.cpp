@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -9,6 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/graph/own_arguments.h"
 #include "twobp/graph/own_attention.h"
+#include "twobp/graph/own_four_bits.h"
 #include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
@@ -328,10 +330,11 @@ constexpr OwnOperator kOwn[] = {
     {"twobp::grouped_mm(Tensor a, Tensor b, Tensor ends) -> Tensor y", &run_grouped_mm},
     {"twobp::grouped_mm_weight(Tensor a, Tensor dy, Tensor ends) -> Tensor db", &run_grouped_mm_weight}};
 
-// Those of this file, and attention's.
-std::vector<OwnOperator> together(std::span<const OwnOperator> here, std::span<const OwnOperator> attention) {
+// Those of this file, and others.
+std::vector<OwnOperator> together(std::span<const OwnOperator> here,
+                                  std::initializer_list<std::span<const OwnOperator>> others) {
   std::vector<OwnOperator> all(here.begin(), here.end());
-  all.insert(all.end(), attention.begin(), attention.end());
+  for (const auto& more : others) all.insert(all.end(), more.begin(), more.end());
   return all;
 }
 
@@ -355,12 +358,12 @@ void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t position
 }
 
 std::span<const OwnOperator> own_operators() {
-  static const std::vector<OwnOperator> all = together(kOwn, attention_operators());
+  static const std::vector<OwnOperator> all = together(kOwn, {attention_operators(), four_bit_operators()});
   return all;
 }
 
 std::span<const OwnOperator> replaced_operators() {
-  static const std::vector<OwnOperator> all = together(kReplaced, replaced_attention_operators());
+  static const std::vector<OwnOperator> all = together(kReplaced, {replaced_attention_operators()});
   return all;
 }
 

@@ -5,8 +5,8 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/wait.h"
 #include "twobp/pipeline/memory/memory_meter.h"
-#include "twobp/pipeline/wait.h"
 
 namespace twobp {
 namespace {
@@ -122,9 +122,9 @@ void GradientReducer::start_next() {
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
   const int number = static_cast<int>(next_) + 1;
   if (bucket.owners.empty()) {
-    running_.push_back({next_, AllReduce(replicas_, bucket.flat, number)});
+    running_.push_back({next_, std::make_unique<AllReduce>(replicas_, bucket.flat, number)});
   } else {
-    running_.push_back({next_, ReduceScatter(replicas_, bucket.parts, bucket.owners, number)});
+    running_.push_back({next_, std::make_unique<ReduceScatter>(replicas_, bucket.parts, bucket.owners, number)});
   }
   ++next_;
 }
@@ -135,16 +135,15 @@ void GradientReducer::progress() {
   const OnStream here(device_.sums());
   for (Running& running : running_) {
     const MemoryMeter::Scope scope(buckets_[running.bucket].stage, MemoryCategory::kGradients);
-    std::visit([](auto& sum) { sum.progress(); }, running.sum);
+    running.done = running.sum->ready();
   }
-  std::erase_if(running_, [](const Running& running) {
-    return std::visit([](const auto& sum) { return sum.done(); }, running.sum);
-  });
+  std::erase_if(running_, [](const Running& running) { return running.done; });
 }
 
 class GradientReducer::AllSums : public Wait {
  public:
   explicit AllSums(GradientReducer& reducer) : reducer_(reducer) {}
+  WaitCause cause() const override { return WaitCause::kGradients; }
   bool ready() override {
     reducer_.progress();
     return !reducer_.busy();
@@ -156,7 +155,7 @@ class GradientReducer::AllSums : public Wait {
                 timeout, " s");
     std::string missing;
     try {
-      std::visit([](auto& sum) { sum.wait(0); }, reducer_.running_.front().sum);
+      running.front().sum->fail(0);
     } catch (const Error& error) {
       missing = concat(": ", error.what());
     }
@@ -168,12 +167,12 @@ class GradientReducer::AllSums : public Wait {
   GradientReducer& reducer_;
 };
 
-void GradientReducer::finish(double timeout) {
+void GradientReducer::finish(const Patience& patience) {
   note_made(/*all=*/true);
   AllSums sums(*this);
-  wait_for(sums, timeout, [] { return false; });
+  wait_for(sums, patience);
   device_.compute().wait(device_.sums().record());
-  replicas_.flush(timeout);  // here, so that the meter sees the release of sent messages
+  replicas_.flush(patience.timeout);  // here, so that the meter sees the release of sent messages
 }
 
 std::string GradientReducer::describe(size_t bucket) const {

@@ -8,11 +8,12 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
+#include "twobp/core/wait.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/transport/collectives.h"
@@ -48,8 +49,8 @@ class GradientReducer {
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the replicas, for work
   // that is launched into the compute stream from now on. If items have owners, this holds on the owner alone; the
   // others' gradients may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
-  // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within `timeout` seconds.
-  void finish(double timeout);
+  // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within the time-out.
+  void finish(const Patience& patience);
 
   struct Bucket {
     int stage = 0;
@@ -68,7 +69,8 @@ class GradientReducer {
   class AllSums;
   struct Running {
     size_t bucket = 0;
-    std::variant<AllReduce, ReduceScatter> sum;
+    std::unique_ptr<Wait> sum;
+    bool done = false;
   };
 
   // The buckets whose last gradients have been launched, in order.

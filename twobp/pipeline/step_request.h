@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "twobp/core/wait.h"
 #include "twobp/nn/context.h"
 #include "twobp/pipeline/profile/slices.h"
 
@@ -55,23 +56,12 @@ struct Settled {
   double loss_scale = 1;  // of the next step
 };
 
-// What an update did with its time.
-struct UpdateTimes {
-  struct Stretch {
-    double begin = 0;  // as now_seconds()
-    double end = 0;
-  };
-  double busy = 0;             // seconds
-  std::vector<Stretch> waits;  // for other ranks, in order
-  double exposed = 0;          // seconds of them for sums of gradients over replicas
-};
-
 // The end of a step on each rank. All calls come on the rank's thread.
 class StepUpdate {
  public:
   virtual ~StepUpdate() = default;
-  // After the rank's last instruction: sums, clips and applies the gradients.
-  virtual UpdateTimes run(int rank) = 0;
+  // After the rank's last instruction: sums, clips and applies the gradients. Returns its waits, in order.
+  virtual std::vector<Waited> run(int rank) = 0;
   // Called if the previous step was under way when this one began, after the rank's leading F, before it adds to a
   // gradient or computes a loss. If the previous step does not stand, which is so on all ranks or on none, the rank
   // runs the leading F again.

@@ -30,7 +30,7 @@ class Trainer::UpdateOfStep : public StepUpdate {
  public:
   UpdateOfStep(Trainer& trainer, StepUnderWay& step) : trainer_(trainer), step_(step) {}
 
-  UpdateTimes run(int rank) override {
+  std::vector<Waited> run(int rank) override {
     const StepResult& result = step_.result;
     if (trainer_.faults_) trainer_.faults_->in_optimizer(rank, result.step);
     return trainer_.update_->run(rank, result.step, result.lr, step_.update);

@@ -5,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -42,28 +43,11 @@ bool take(Transport& transport, int from, const Tag& tag, double deadline, const
   return true;
 }
 
-// Takes the other ranks' parts of what this rank sums. Returns whether all are there.
-bool take_parts(Transport& transport, int number, double deadline, const Values& mine, std::vector<Values>& parts) {
-  for (int from = 0; from < transport.size(); ++from) {
-    if (from == transport.rank() || !parts[from].empty()) continue;
-    if (!take(transport, from, tag_of(MessageKind::kPart, number), deadline, mine, parts[from])) return false;
-  }
-  parts[transport.rank()] = mine;
-  return true;
-}
-
 // The sum of the ranks' i-th values, in rank order.
 at::Tensor sum_of(const std::vector<Values>& parts, size_t i) {
   at::Tensor sum = parts[0][i] + parts[1][i];
   for (size_t r = 2; r < parts.size(); ++r) sum.add_(parts[r][i]);
   return sum;
-}
-
-// Whether the sum has ended. Waits until the deadline, unless that is 0.
-bool ended(const GroupSum& sum, double deadline) {
-  if (deadline <= 0) return sum.passed();
-  sum.wait(std::max(deadline - awake_seconds(), 0.0));
-  return true;
 }
 
 }  // namespace
@@ -75,8 +59,37 @@ GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor) {
   return sums && sums->takes(tensor) ? sums : nullptr;
 }
 
-AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
-    : transport_(&transport), tensor_(std::move(tensor)), number_(number) {
+void GroupSum::fail(double timeout) const {
+  sums_->wait(done_, 0);
+  twobp::fail("a sum of ranks was not there after ", timeout, " s");
+}
+
+void SumOfRanks::block(double seconds) {
+  done_ = advance(awake_seconds() + seconds);
+}
+
+void SumOfRanks::fail(double timeout) const {
+  if (group_) group_->fail(timeout);
+  fail_waiting(transport_->rank(), timeout, tag_of(awaited_, number_), from_);
+}
+
+bool SumOfRanks::group_ended(double deadline) {
+  if (deadline <= 0) return group_->ready();
+  group_->block(std::max(deadline - awake_seconds(), 0.0));
+  return true;
+}
+
+bool SumOfRanks::take_parts(double deadline, const Values& mine) {
+  for (from_ = 0; from_ < transport_->size(); ++from_) {
+    if (from_ == transport_->rank() || !parts_[from_].empty()) continue;
+    if (!take(*transport_, from_, tag_of(MessageKind::kPart, number_), deadline, mine, parts_[from_])) return false;
+  }
+  parts_[transport_->rank()] = mine;
+  return true;
+}
+
+AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause)
+    : SumOfRanks(transport, number, cause), tensor_(std::move(tensor)) {
   TWOBP_CHECK(tensor_.is_contiguous(), "a sum over ranks needs a dense tensor");
   const int ranks = transport.size();
   const int rank = transport.rank();
@@ -91,7 +104,6 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number)
   }
   whole_ = static_cast<int64_t>(tensor_.nbytes()) <= kWholeBytes;
   flat_ = tensor_.view({-1});
-  parts_.resize(ranks);
   summed_there_.assign(ranks, false);
   summed_there_[rank] = true;
   for (int step = 1; step < ranks; ++step) {
@@ -110,49 +122,37 @@ at::Tensor AllReduce::part_for(int rank) const {
 }
 
 bool AllReduce::advance(double deadline) {
-  if (done_) return true;
-  if (group_) return done_ = ended(*group_, deadline);
+  if (group_) return group_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const int ranks = transport_->size();
   const int rank = transport_->rank();
   at::Tensor mine = part_for(rank);
   if (!added_) {
-    if (!take_parts(*transport_, number_, deadline, {mine}, parts_)) return false;
+    if (!take_parts(deadline, {mine})) return false;
     const at::Tensor sum = sum_of(parts_, 0);
     mine.copy_(sum);
     parts_.assign(ranks, {});
     added_ = true;
-    if (!whole_) {
-      for (int step = 1; step < ranks; ++step) {
-        transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
-      }
+    if (whole_) return true;
+    for (int step = 1; step < ranks; ++step) {
+      transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
     }
   }
-  if (!whole_) {
-    for (int from = 0; from < ranks; ++from) {
-      if (summed_there_[from]) continue;
-      Values sum;
-      at::Tensor part = part_for(from);
-      if (!take(*transport_, from, tag_of(MessageKind::kSum, number_), deadline, {part}, sum)) return false;
-      part.copy_(sum[0]);
-      summed_there_[from] = true;
-    }
+  awaited_ = MessageKind::kSum;
+  for (from_ = 0; from_ < ranks; ++from_) {
+    if (summed_there_[from_]) continue;
+    Values sum;
+    at::Tensor part = part_for(from_);
+    if (!take(*transport_, from_, tag_of(MessageKind::kSum, number_), deadline, {part}, sum)) return false;
+    part.copy_(sum[0]);
+    summed_there_[from_] = true;
   }
-  done_ = true;
   return true;
-}
-
-bool AllReduce::progress() {
-  return advance(0);
-}
-
-void AllReduce::wait(double timeout) {
-  advance(awake_seconds() + timeout);
 }
 
 ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners,
                              int number)
-    : transport_(&transport), number_(number) {
+    : SumOfRanks(transport, number, WaitCause::kGradients) {
   const int ranks = transport.size();
   const int rank = transport.rank();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
@@ -172,32 +172,22 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
     if (!by_owner[to].empty()) transport.isend(to, tag_of(MessageKind::kPart, number_), std::move(by_owner[to]));
   }
   mine_ = std::move(by_owner[rank]);
-  parts_.resize(ranks);
   done_ = mine_.empty();
 }
 
 bool ReduceScatter::advance(double deadline) {
-  if (done_) return true;
-  if (group_) return done_ = ended(*group_, deadline);
+  if (group_) return group_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!take_parts(*transport_, number_, deadline, mine_, parts_)) return false;
+  if (!take_parts(deadline, mine_)) return false;
   for (size_t i = 0; i < mine_.size(); ++i) mine_[i].copy_(sum_of(parts_, i));
   parts_.clear();
-  done_ = true;
   return true;
 }
 
-bool ReduceScatter::progress() {
-  return advance(0);
-}
-
-void ReduceScatter::wait(double timeout) {
-  advance(awake_seconds() + timeout);
-}
-
-void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout) {
+void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& patience, WaitCause cause) {
   at::Tensor dense = tensor.contiguous();
-  AllReduce(transport, dense, 0).wait(timeout);
+  AllReduce sum(transport, dense, 0, cause);
+  wait_for(sum, patience);
   if (!dense.is_same(tensor)) tensor.copy_(dense);
 }
 

@@ -11,6 +11,7 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/core/wait.h"
 #include "twobp/nn/device/device.h"
 #include "twobp/transport/transport.h"
 
@@ -42,80 +43,92 @@ class GroupSums {
 };
 
 // A sum under way by the transport's own means.
-class GroupSum {
+class GroupSum : public Wait {
  public:
   GroupSum(GroupSums& sums, DeviceEvent done) : sums_(&sums), done_(std::move(done)) {}
-  bool passed() const { return sums_->passed(done_); }
-  void wait(double timeout) const { sums_->wait(done_, timeout); }
+  WaitCause cause() const override { return WaitCause::kMessage; }
+  bool ready() override { return sums_->passed(done_); }
+  void block(double seconds) override { sums_->wait(done_, seconds); }
+  [[noreturn]] void fail(double timeout) const override;
 
  private:
   GroupSums* sums_;
   DeviceEvent done_;
 };
 
-// An element-wise sum under way. Every rank owns a slice. It receives the others' parts of the slice, adds them in rank
-// order and sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. Small tensors are sent
-// whole from each rank to each.
-class AllReduce {
+// A sum of ranks under way. Looking for it and waiting throw Aborted. The errors of a time-out name the rank that is
+// missing, or all ranks.
+class SumOfRanks : public Wait {
+ public:
+  WaitCause cause() const override { return cause_; }
+  // Processes what has arrived. Returns true when the tensors contain the sum.
+  bool ready() override { return done_ || (done_ = advance(0)); }
+  void block(double seconds) override;
+  [[noreturn]] void fail(double timeout) const override;
+
+ protected:
+  SumOfRanks(Transport& transport, int number, WaitCause cause)
+      : transport_(&transport), number_(number), cause_(cause), parts_(transport.size()) {}
+  // Whether all is there. Waits for it until the deadline, unless that is 0.
+  virtual bool advance(double deadline) = 0;
+  // The same of `group_`.
+  bool group_ended(double deadline);
+  // Takes the other ranks' parts of what this rank sums. Returns whether all are there.
+  bool take_parts(double deadline, const Values& mine);
+
+  Transport* transport_;
+  int number_;
+  WaitCause cause_;
+  std::optional<GroupSum> group_;  // instead of messages
+  std::vector<Values> parts_;      // by rank: its values of what this rank sums
+  MessageKind awaited_ = MessageKind::kPart;
+  int from_ = 0;  // the rank whose message is awaited
+  bool done_ = false;
+};
+
+// An element-wise sum. Every rank owns a slice. It receives the others' parts of the slice, adds them in rank order and
+// sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. Small tensors are sent whole from
+// each rank to each.
+class AllReduce : public SumOfRanks {
  public:
   // Starts the sum. `tensor` is dense and has the same shape and dtype on every rank. It is read until it contains the
   // sum.
-  AllReduce(Transport& transport, at::Tensor tensor, int number);
-
-  // Processes what has arrived. Returns true when the tensor contains the sum. Never blocks. Throws Aborted.
-  bool progress();
-  // Throws Aborted, or after `timeout` seconds Error that names the rank it waited for, or
-  // all ranks.
-  void wait(double timeout);
-  bool done() const { return done_; }
+  AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause = WaitCause::kGradients);
 
  private:
   // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
-  bool advance(double deadline);  // 0: with what has already arrived
+  bool advance(double deadline) override;
 
-  Transport* transport_;
-  std::optional<GroupSum> group_;  // instead of messages
   at::Tensor tensor_;
   at::Tensor flat_;
-  int number_;
   bool whole_ = false;
-  std::vector<Values> parts_;       // by rank: its part of this rank's slice, one tensor
   std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
   bool added_ = false;              // this rank's slice is summed
-  bool done_ = false;
 };
 
-// Element-wise sums under way of tensors that have one owner each. A rank sends its values of a tensor to the tensor's
-// owner, which adds all in rank order, in place. So a rank sends half the bytes of an AllReduce. On other ranks than
-// its owner, a tensor keeps that rank's own values, which the owner may still read when this is done: they may change
-// after a message of the owner that it has sent after its sums.
-class ReduceScatter {
+// Element-wise sums of tensors that have one owner each. A rank sends its values of a tensor to the tensor's owner,
+// which adds all in rank order, in place. So a rank sends half the bytes of an AllReduce. On other ranks than its
+// owner, a tensor keeps that rank's own values, which the owner may still read when this is done: they may change after
+// a message of the owner that it has sent after its sums.
+class ReduceScatter : public SumOfRanks {
  public:
-  // The tensors are dense, of one dtype, and the same on every rank. `owners`: by tensor.
+  // The tensors are dense, of one dtype, and the same on every rank. `owners`: by tensor. Done when this rank's tensors
+  // are.
   ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners, int number);
 
-  // As those of AllReduce, for the tensors of this rank.
-  bool progress();
-  void wait(double timeout);
-  bool done() const { return done_; }
-
  private:
-  bool advance(double deadline);
+  bool advance(double deadline) override;
 
-  Transport* transport_;
-  std::optional<GroupSum> group_;  // instead of messages
   Values mine_;
-  int number_;
-  std::vector<Values> parts_;  // by rank: its values of this rank's tensors
-  bool done_ = false;
 };
 
 // The transport's own sums over all its ranks, if they take such tensors. Otherwise null.
 GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor);
 
 // Element-wise sum over ranks in rank order, in place.
-void all_reduce_sum(Transport& transport, at::Tensor& tensor, double timeout);
+void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& patience,
+                    WaitCause cause = WaitCause::kGradients);
 
 // Copies `tensor` of rank `root` to every rank. It may have any shape and dtype, which the other ranks need not know.
 void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout);

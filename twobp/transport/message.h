@@ -12,6 +12,7 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/core/wait.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -62,6 +63,28 @@ std::vector<std::byte> pack_abort(const std::string& reason);
 // Throws Error that says what is wrong and who sent the message. `memory` provides the tensors that are sent
 // separately; with null, they are newly allocated.
 IncomingMessage unpack_message(std::span<const std::byte> head, int from, ReceiveMemory* memory = nullptr);
+
+// A message that this rank waits for.
+class MessageWait : public Wait {
+ public:
+  MessageWait(Transport& transport, int from, const Tag& tag) : transport_(transport), from_(from), tag_(tag) {}
+
+  WaitCause cause() const override { return WaitCause::kMessage; }
+  bool ready() override { return there_ = there_ || transport_.try_receive(from_, tag_, values); }
+  void block(double seconds) override {
+    values = transport_.receive(from_, tag_, seconds);
+    there_ = true;
+  }
+  [[noreturn]] void fail(double timeout) const override;
+
+  Values values;
+
+ private:
+  Transport& transport_;
+  int from_;
+  Tag tag_;
+  bool there_ = false;
+};
 
 // The errors of a transport when a wait takes too long, with the same text for every transport.
 

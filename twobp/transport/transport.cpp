@@ -82,6 +82,10 @@ void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
   fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from, kAdvice);
 }
 
+void MessageWait::fail(double timeout) const {
+  fail_waiting(transport_.rank(), timeout, tag_, from_);
+}
+
 void fail_summing(int rank, double timeout, const std::vector<int>& ranks) {
   fail("rank ", rank, timeout > 0 ? concat(" waited ", seconds_text(timeout)) : " waited", " for a sum over ",
        names_of_ranks(ranks), kAdviceOnMany);

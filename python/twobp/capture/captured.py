@@ -22,7 +22,7 @@ from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export.draws import Draw
-from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch
+from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch, is_number
 from .export.generic import Dimensions, generic
 from .loss.reported import ROWS, Reported
 from .sizes import numbers_if_served
@@ -889,7 +889,9 @@ def capture(
                 "from the meta device"
             )
     whole.training = module.training
-    parameters: dict[str, torch.Tensor] = {name.removeprefix("module."): p for name, p in whole.named_parameters()}
+    parameters: dict[str, torch.Tensor] = {
+        name.removeprefix("module."): p for name, p in whole.named_parameters() if is_number(p)
+    }
     dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
     if not dtypes:
         raise CaptureError("nothing is trained: the module has no parameter with requires_grad")

@@ -12,6 +12,7 @@ from torch import fx
 from . import ops, symbols
 from .errors import CaptureError, path_of, where
 from .export.forward import Forward, Input, Table
+from .own_operators import linear_4bit
 
 ATOMIC = 12  # a piece with at most this many products of parameters is cut only where a single value crosses
 
@@ -65,7 +66,7 @@ def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
             reads = any(one in parameters for one in ops.inputs_of(node))
             if reads and (node.target in ops.VIEWS or node.target is ops.aten._to_copy.default):
                 parameters.add(node)
-            node.meta["product"] = reads and ops.short_name(node) in ops.FORWARD_HEAVY
+            node.meta["product"] = reads and ops.short_name(node) in ops.FORWARD_HEAVY or node.target is linear_4bit
     return chain, free
 
 
@@ -299,7 +300,7 @@ def piece_graph(
 
 def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:
     """Returns a text that is equal for layers with the same programs and constants. `constants` collects constants that
-    differ."""
+    differ. Those of a weight of 4 bits are as different as weights are."""
 
     def number_of(tensor: torch.Tensor) -> int:
         for i, one in enumerate(constants):
@@ -317,11 +318,12 @@ def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) 
             i = number[node]
             source, name = layer.inputs[i]
             counters[source] += 1
+            of_weight = all(user.target is linear_4bit for user in node.users)
             which = (
                 name
                 if source == "field" or name in layer.tables
                 else number_of(layer.examples[i])
-                if source == "constant"
+                if source == "constant" and not of_weight
                 else counters[source]
             )
             lines.append(f"{source} {which} {layer.examples[i].dtype} {tuple(layer.examples[i].shape)} {trained[i]}")

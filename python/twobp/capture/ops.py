@@ -87,6 +87,7 @@ FORWARD_HEAVY = {
     *RECURRENT,
     "_grouped_mm",
     "grouped_mm",
+    "linear_4bit",
 }
 # W may wait for these operators of a backward graph.
 BACKWARD_HEAVY = {

@@ -332,3 +332,41 @@ grouped_mm_weight = _operator(
     _grouped_mm_weight,
     lambda a, dy, ends: _empty(a, ends.shape[0], a.shape[1], dy.shape[1]),
 )
+
+
+# linear_4bit: y = x W^T of a weight W (rows, n) in 4 bits, as bitsandbytes keeps it: each byte of `packed` has two
+# indices into `code`, the higher bits first, and each `block` of numbers a scale. W is dequantised in x's dtype, and
+# for the gradient of x, as there, in `dtype`.
+def dequantised(packed, scales, code, sizes, block, dtype):
+    packed = packed.flatten()
+    numbers = code[torch.stack([packed >> 4, packed & 15], 1).flatten().int()][: math.prod(sizes)]
+    return (numbers * scales.repeat_interleave(block)[: numbers.numel()]).to(dtype).view(sizes)
+
+
+def _linear_4bit(x, packed, scales, code, rows, block, dtype):
+    return x @ dequantised(packed, scales, code, (rows, x.shape[-1]), block, x.dtype).t()
+
+
+def _linear_4bit_backward(dy, packed, scales, code, columns, block, dtype):
+    return dy @ dequantised(packed, scales, code, (dy.shape[-1], columns), block, dtype).to(dy.dtype)
+
+
+def _keep_weight(ctx, inputs, output):
+    x, *weight, _, block, dtype = inputs
+    ctx.save_for_backward(*weight)
+    ctx.rest = x.shape[-1], block, dtype
+
+
+linear_4bit = _operator(
+    "linear_4bit(Tensor x, Tensor packed, Tensor scales, Tensor code, int rows, int block, ScalarType dtype) -> Tensor",
+    _linear_4bit,
+    lambda x, packed, scales, code, rows, block, dtype: _empty(x, *x.shape[:-1], rows),
+    _keep_weight,
+    lambda ctx, dy: (torch.ops.twobp.linear_4bit_backward(dy, *ctx.saved_tensors, *ctx.rest), *[None] * 6),
+)
+_operator(
+    "linear_4bit_backward(Tensor dy, Tensor packed, Tensor scales, Tensor code, int columns, int block, ScalarType "
+    "dtype) -> Tensor",
+    _linear_4bit_backward,
+    lambda dy, packed, scales, code, columns, block, dtype: _empty(dy, *dy.shape[:-1], columns),
+)

@@ -24,7 +24,7 @@ from .differentiate.split import split
 from .emit import Emitter, dtype_name, emit
 from .errors import CaptureError, current_line
 from .export.draws import Draw, draws_of
-from .export.forward import MOST_TEXT, Forward, Recipe, WithLoss, export
+from .export.forward import MOST_TEXT, Forward, Recipe, WithLoss, export, is_number
 from .export.generic import Dimensions
 from .loss.targets import weigh_loss
 from .passes import matrices
@@ -77,9 +77,11 @@ class Traced:
 
 
 class Constants:
-    """Tensors by number. Equal tensors with the same name have one number."""
+    """Tensors by number. Equal tensors with the same name have one number. They are copies, except of those that are
+    `watched`: weights of 4 bits are large."""
 
-    def __init__(self):
+    def __init__(self, watched: Collection[str] = ()):
+        self._watched = watched
         self._number: dict[tuple, int] = {}
         self.names: list[str | None] = []
         self.tensors: list[torch.Tensor] = []
@@ -89,7 +91,7 @@ class Constants:
         if key not in self._number:
             self._number[key] = len(self.tensors)
             self.names.append(name)
-            self.tensors.append(tensor.detach().clone())
+            self.tensors.append(tensor.detach() if name in self._watched else tensor.detach().clone())
         return self._number[key]
 
 
@@ -122,7 +124,7 @@ def trace(
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
-    constants = Constants()
+    constants = Constants({name for name, one in own.items() if isinstance(one, nn.Parameter)})
     programs, assigned, packs, made = programs_of(layers, frozen | without_gradient(layers, frozen))
     positions = 0
     try:
@@ -404,8 +406,10 @@ def program_of(layer: Layer, trained: list[bool]) -> tuple[dict, list[torch.Tens
 
 
 def own_tensors(whole: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the module's tensors that are no parameters, by name: buffers and plain attributes."""
+    """Returns the module's tensors that are no weights, by name: buffers, plain attributes, and parameters that are no
+    numbers."""
     tensors = dict(whole.named_buffers(remove_duplicate=False))
+    tensors.update({name: one for name, one in whole.named_parameters() if not is_number(one)})
     for path, part in whole.named_modules():
         tensors.update(
             {f"{path}.{attribute}": value for attribute, value in vars(part).items() if isinstance(value, torch.Tensor)}

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from twobp import Error
 
 from .flow import OtherCourse, Outcome, Real, Take, Tracing, Unseen, Walk, module_calls
+from .heads import whole_heads
 from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
 
@@ -357,7 +358,7 @@ class Script:
             loose.extend(one for one in pytree.tree_leaves(output) if isinstance(one, T) and one.is_floating_point())
             return pytree.tree_map_only(T, T.detach, output)
 
-        with Kept(self.trainer, trace=True), module_calls(self.is_part, around) as depth:
+        with Kept(self.trainer, trace=True), whole_heads(), module_calls(self.is_part, around) as depth:
             mode.depth = depth
             with mode, refusing_generation():
                 loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items_of(fields, plan.items))

@@ -514,7 +514,8 @@ class Trainer(transformers.Trainer):
             dist.all_reduce(by_any, dist.ReduceOp.MAX)
             needed = bool(by_any)
         if needed:
-            self.__module.load_state_dict(self.pipeline.state_dict())
+            # Layers of bitsandbytes have in their state what they do not load.
+            self.__module.load_state_dict(self.pipeline.state_dict(), strict=False)
             self.__stale = False
 
 
@@ -559,3 +560,6 @@ def pipelined(kind: type[transformers.Trainer]) -> type[Trainer]:
     made = type(kind.__name__, (kind, Trainer), {"__init__": __init__, "__doc__": kind.__doc__})
     made.__module__, made.__qualname__ = __name__, f"pipelined({kind.__qualname__})"
     return made
+
+
+Seq2SeqTrainer = pipelined(transformers.Seq2SeqTrainer)

@@ -259,13 +259,16 @@ def run_own(recorder):
     rows, heads, sums = torch.randn(2, 6, 16), torch.randn(2, 4, 6, 4), torch.randn(2, 4, 6)
     few, logits, labels = torch.randn(2, 2, 6, 4), torch.randn(4, 7), torch.tensor([0, 6, -100, 3])
     flat, experts, ends = torch.randn(6, 4), torch.randn(2, 4, 3), torch.tensor([2, 6])
+    packed, scales, code, half = torch.randint(256, (6,), dtype=torch.uint8), torch.rand(3), torch.linspace(-1, 1, 16), {"dtype": "bfloat16"}
     for name, results, *args in (
             ("dropout", 2, x, 0.5, {"random": 1}), ("rms_norm", 2, x, gain, 1e-6), ("rms_norm_backward", 2, x, x, gain, torch.rand(2, 3, 1)),
             ("glu", 1, x, "silu"), ("glu_backward", 1, x[..., :4], x, "gelu"), ("rotary", 1, heads, table, table, False),
             ("attention", 3, qkv, table, table, 4, 2, True), ("attention", 3, qkv, None, None, 4, 2, False),
             ("attention_backward", 1, rows, qkv, rows, sums, table, table, 4, 2, True), ("causal_attention", 2, heads, few, few, None),
             ("causal_attention_backward", 3, heads, heads, few, few, heads, sums, 0.5), ("cross_entropy", 2, logits, labels, -100),
-            ("grouped_mm", 1, flat, experts, ends), ("grouped_mm_weight", 1, flat, torch.randn(6, 3), ends)):
+            ("grouped_mm", 1, flat, experts, ends), ("grouped_mm_weight", 1, flat, torch.randn(6, 3), ends),
+            ("linear_4bit", 1, flat, packed, scales, code, 3, 4, half),
+            ("linear_4bit_backward", 1, torch.randn(6, 3), packed, scales, code, 4, 4, half)):
         call = Call.__new__(Call)
         call.tensors, call.slots, call.list, call.tensor_returns = [], {}, False, [True] * results
         call.text = {"op": "twobp::" + name, "args": [one if isinstance(one, dict) else call.argument("", one) for one in args]}

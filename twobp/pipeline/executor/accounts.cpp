@@ -133,19 +133,20 @@ void Accounts::update_begins() {
   events_.open(Event::Kind::kOptimizer, -1, -1, wait_);
 }
 
-void Accounts::update_ends(const UpdateTimes& update) {
-  for (const auto& [begin, end] : update.waits) {
+void Accounts::update_ends(const std::vector<Waited>& waits) {
+  double waited = 0;
+  for (const auto& [cause, begin, end] : waits) {
+    waited += end - begin;
+    if (cause == WaitCause::kGradients) times_.exposed += end - begin;
     events_.pause(begin);
     events_.idle(IdleCause::kTail, begin, end);
     events_.resume(end);
   }
-  const double put_in = now_seconds();
   device_.compute().wait_on_host();  // other ranks read what the update wrote
   const double end = now_seconds();
-  times_.optimizer = update.busy + end - put_in;
-  times_.exposed = update.exposed;
+  times_.optimizer = end - wait_ - waited;
   events_.close(end);
-  times_.idle[static_cast<int>(IdleCause::kTail)] += end - wait_ - times_.optimizer;
+  times_.idle[static_cast<int>(IdleCause::kTail)] += waited;
 }
 
 RankAccount Accounts::end_step(size_t instructions) {

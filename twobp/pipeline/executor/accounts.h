@@ -128,7 +128,7 @@ class Accounts : public LoopObserver {
   // The device has done what was launched.
   void device_is_done();
   void update_begins();
-  void update_ends(const UpdateTimes& update);
+  void update_ends(const std::vector<Waited>& waits);
   // The step has ended, with this number of instructions.
   RankAccount end_step(size_t instructions);
 

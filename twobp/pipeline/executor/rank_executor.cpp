@@ -5,7 +5,9 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/core/wait.h"
 #include "twobp/nn/thrown.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -22,6 +24,7 @@ void visit_parameters(const std::vector<std::unique_ptr<Stage>>& stages, const V
 class DeviceWait : public Wait {
  public:
   explicit DeviceWait(const DeviceStream& compute) : compute_(compute) {}
+  WaitCause cause() const override { return WaitCause::kDevice; }
   bool ready() override { return compute_.idle(); }
   // A step may be of any length, so its device is waited for without a time-out.
   [[noreturn]] void fail(double /*timeout*/) const override { twobp::fail("the device does not end its work"); }
@@ -160,8 +163,9 @@ void RankExecutor::drop_unreceived(const StepPlan& plan, const StepRequest& requ
   for (const Instruction& receive : plan.leading.unreceived[parts_.rank]) {
     const int from = plan.schedule.rank_of_stage[receive.stage - 1];
     const MemoryMeter::Scope scope(receive.stage, MemoryCategory::kActivations);
-    parts_.transport.receive(from, {request.step, receive.stage, receive.micro_batch, MessageKind::kForward},
-                             parts_.timeout);
+    MessageWait dropped(parts_.transport, from,
+                        {request.step, receive.stage, receive.micro_batch, MessageKind::kForward});
+    wait_for(dropped, parts_.timeout);
   }
 }
 
@@ -234,9 +238,10 @@ RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, L
 
 void RankExecutor::update(const StepRequest& request) {
   if (accounts_) accounts_->update_begins();
-  const UpdateTimes times = in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
+  const std::vector<Waited> waits =
+      in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
   if (accounts_) {
-    accounts_->update_ends(times);
+    accounts_->update_ends(waits);
   } else {
     parts_.device.compute().wait_on_host();  // other ranks read what the update wrote
   }

@@ -13,28 +13,6 @@
 namespace twobp {
 namespace {
 
-class MessageWait : public Wait {
- public:
-  MessageWait(Transport& transport, int rank, int from, const Tag& tag)
-      : transport_(transport), rank_(rank), from_(from), tag_(tag) {}
-
-  bool ready() override { return there_ = there_ || transport_.try_receive(from_, tag_, values); }
-  void block(double seconds) override {
-    values = transport_.receive(from_, tag_, seconds);
-    there_ = true;
-  }
-  [[noreturn]] void fail(double timeout) const override { fail_waiting(rank_, timeout, tag_, from_); }
-
-  Values values;
-
- private:
-  Transport& transport_;
-  int rank_;
-  int from_;
-  Tag tag_;
-  bool there_ = false;
-};
-
 int64_t message_bytes(const Values& values) {
   int64_t bytes = 0;
   for (const at::Tensor& tensor : values) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
@@ -104,6 +82,9 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   const P2Order order = request.training ? plan.options.p2_order : P2Order::kOldest;
   queue_ = WQueue(schedule, parts_.rank,
                   {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
+  // A device that records is not asked whether it is idle. Micro-batches that are to concatenate stay together.
+  fills_idle_device_ =
+      !plan.w_places.empty() && &transport == &parts.transport && plan.options.batching == P2Batching::kLoop;
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
 }
 
@@ -302,7 +283,7 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   const bool forward = instruction.op == Op::kRecvForward;
   const int stage = instruction.stage;
   const int peer = stage + (forward ? -1 : 1);
-  MessageWait message(transport_, parts_.rank, plan_.schedule.rank_of_stage[peer],
+  MessageWait message(transport_, plan_.schedule.rank_of_stage[peer],
                       {request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward});
   wait(message);
   Values& values = message.values;
@@ -326,8 +307,21 @@ void StepLoop::wait(Wait& awaited) {
   while (!there && plan_.fills_waits && run_w(queue_.take_filling())) there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty());
-  wait_for(awaited, parts_.timeout, [&] { return parts_.others(); });
+  wait_for(awaited, parts_.timeout, [&] {
+    const bool sums = parts_.others();
+    return fill_idle_device() || sums;
+  });
   observer_.wait_ends();
+}
+
+bool StepLoop::fill_idle_device() {
+  if (!fills_idle_device_ || queue_.empty()) return false;
+  if (parts_.device.compute().idle()) {
+    observer_.wait_ends();
+    run_w(queue_.take_filling());
+    observer_.wait_begins(!queue_.empty());
+  }
+  return !queue_.empty();
 }
 
 }  // namespace twobp

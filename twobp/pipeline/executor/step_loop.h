@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "twobp/core/wait.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/gradient_reducer.h"
@@ -16,7 +17,6 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/pipeline/step_request.h"
-#include "twobp/pipeline/wait.h"
 #include "twobp/schedule/w_queue.h"
 #include "twobp/transport/transport.h"
 
@@ -60,7 +60,7 @@ struct LossSum {
 
 class StepLoop {
  public:
-  // All arguments outlive it. `transport` is that of `parts`, or one that wraps it.
+  // All arguments outlive it. `transport` is that of `parts`, or, while a device records, one that wraps it.
   StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan, const StepRequest& request,
            const StepBatch& batch, LoopObserver& observer);
 
@@ -94,6 +94,8 @@ class StepLoop {
   void receive(const Instruction& instruction, int micro_batch);
   // Runs W while it is not there, if the plan says so. The only place where the loop waits.
   void wait(Wait& awaited);
+  // A device that has nothing left to do while its host waits gets the next unit of W. Returns whether more is pending.
+  bool fill_idle_device();
   void flush_w(int s, int first, int last);
   // Runs what the queue gave, if anything, and returns whether it gave something. If micro-batches of
   // [first, last) concatenate, they run together.
@@ -136,6 +138,7 @@ class StepLoop {
   std::vector<int> local_;
   size_t at_ = 0;  // the current instruction
   WQueue queue_;
+  bool fills_idle_device_ = false;
   WTail tail_;
   double largest_w_ = 0;                                          // bytes that the W of some layer needs while it runs
   std::vector<Boundary> boundaries_;                              // by index into parts_.stages

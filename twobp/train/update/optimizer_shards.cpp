@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/measure.h"
+#include "twobp/core/wait.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 namespace {
@@ -78,20 +79,21 @@ void OptimizerShards::send(int64_t step) {
   }
 }
 
-void OptimizerShards::receive(int64_t step, double timeout) {
+void OptimizerShards::receive(int64_t step, const Patience& patience) {
   if (copies_) {
-    copies_->wait(timeout);
+    wait_for(*copies_, patience);
     copies_.reset();
     for (Parameter* parameter : parameters_) {
       if (!owns(parameter)) take_over(*parameter);
     }
     return;
   }
-  const double deadline = awake_seconds() + timeout;
   for (size_t m = 0; m < messages_.size(); ++m) {
     const Message& message = messages_[m];
     if (message.owner == replicas_.rank()) continue;
-    const Values values = replicas_.receive(message.owner, tag_of(step, m), std::max(deadline - awake_seconds(), 1e-3));
+    MessageWait arrival(replicas_, message.owner, tag_of(step, m));
+    wait_for(arrival, patience);
+    const Values& values = arrival.values;
     TWOBP_CHECK(values.size() == message.parameters.size(), "replica ", message.owner, " sent ", values.size(),
                 " updated weights, ", message.parameters.size(), " were expected");
     for (size_t i = 0; i < values.size(); ++i) {

@@ -39,8 +39,8 @@ class OptimizerShards {
   // change before this replica has heard from all others in the next step's sums; each replica joins these after its
   // receive().
   void send(int64_t step);
-  // Receives the other replicas' shares and forgets their gradients. Throws Aborted, or Error after `timeout` seconds.
-  void receive(int64_t step, double timeout);
+  // Receives the other replicas' shares and forgets their gradients. Throws Aborted, or Error after the time-out.
+  void receive(int64_t step, const Patience& patience);
   // Forgets the gradients of a step that is not taken.
   void forget_gradients();
 

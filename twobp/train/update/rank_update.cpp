@@ -6,13 +6,14 @@
 #include <utility>
 
 #include "twobp/core/check.h"
-#include "twobp/core/measure.h"
+#include "twobp/core/wait.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
+#include "twobp/transport/message.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -109,23 +110,10 @@ void RankUpdate::sum_over_replicas() {
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
-double RankUpdate::waited_since(double begin) {
-  const double end = now_seconds();
-  times_.waits.push_back({begin, end});
-  return end - begin;
-}
-
-UpdateTimes RankUpdate::times_since(double begin) {
-  times_.busy = now_seconds() - begin;
-  for (const auto& [from, to] : times_.waits) times_.busy -= to - from;
-  return std::exchange(times_, {});
-}
-
-UpdateTimes RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
-  const double begin = now_seconds();
-  times_ = {};
+std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
+  waits_.clear();
   send_tied(step);
-  sum_buckets();
+  if (reducer_) reducer_->finish(patience());
   sum_tied(step);
   sum_others();
   // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks changes no
@@ -142,22 +130,20 @@ UpdateTimes RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
   }
   if (!depends) {
     take(step, lr, finite ? std::optional<double>(1) : std::nullopt);
-    return times_since(begin);
+    return std::exchange(waits_, {});
   }
-  AllReduce norm(pipeline_.rank(rank_).transport(), squares, kNormNumber);
+  AllReduce norm(pipeline_.rank(rank_).transport(), squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
     leave_open({step, lr, squares, std::move(norm)});
-    return times_since(begin);
+    return std::exchange(waits_, {});
   }
-  const double wait = now_seconds();
-  norm.wait(settings_.timeout);
-  waited_since(wait);
+  wait_for(norm, patience());
   if (!result.may_presume && rank_ == pipeline_.world().local_ranks().front()) result.squares.copy_(squares);
   const std::optional<double> factor = factor_for(squares);
   as_presumed_ = factor == 1 / scale_.value;
   take(step, lr, factor);
-  return times_since(begin);
+  return std::exchange(waits_, {});
 }
 
 // Every rank that holds the weight gets every use's gradient, and adds them in the same order.
@@ -191,9 +177,9 @@ void RankUpdate::sum_tied(int64_t step) {
         if (first_here == nullptr) first_here = uses[u].parameter;
         uses[u].parameter->forget_grad();
       } else {
-        const double begin = now_seconds();
-        grad = transport.receive(uses[u].rank, tied_tag(step, w, static_cast<int>(u)), settings_.timeout)[0];
-        waited_since(begin);
+        MessageWait there(transport, uses[u].rank, tied_tag(step, w, static_cast<int>(u)));
+        wait_for(there, patience());
+        grad = there.values[0];
       }
       sum = sum.defined() ? sum + grad : grad;
     }
@@ -202,23 +188,15 @@ void RankUpdate::sum_tied(int64_t step) {
   }
 }
 
-void RankUpdate::sum_buckets() {
-  if (!reducer_) return;
-  const double begin = now_seconds();
-  reducer_->finish(settings_.timeout);
-  times_.exposed += waited_since(begin);
-}
-
 void RankUpdate::sum_others() {
   if (!reducer_) return;
   Transport& replicas = *pipeline_.world().data[rank_];
-  const double begin = now_seconds();
   for (const UsedWeight& weight : uses_.all) {
     Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr) continue;
-    if (!weight.ranks_of_tied(rank_).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), settings_.timeout);
+    if (!weight.ranks_of_tied(rank_).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), patience());
     if (parameter->is_buffer()) {  // every replica has changed it in its own way
-      all_reduce_sum(replicas, parameter->value, settings_.timeout);
+      all_reduce_sum(replicas, parameter->value, patience());
       if (parameter->value.is_floating_point()) {
         parameter->value.div_(replicas.size());
       } else {
@@ -226,7 +204,6 @@ void RankUpdate::sum_others() {
       }
     }
   }
-  times_.exposed += waited_since(begin);
 }
 
 bool RankUpdate::sum_squares(at::Tensor& squares) {
@@ -248,9 +225,7 @@ bool RankUpdate::sum_squares(at::Tensor& squares) {
   double* const by_parameter = all.mutable_data_ptr<double>();
   for (size_t i = 0; i < sums.size(); ++i) by_parameter[places[i]] = sums[i];
   if (shards_) {  // the other replicas' numbers are zero, so adding them changes no bit
-    const double begin = now_seconds();
-    all_reduce_sum(*pipeline_.world().data[rank_], all, settings_.timeout);
-    waited_since(begin);
+    all_reduce_sum(*pipeline_.world().data[rank_], all, patience(), WaitCause::kNorm);
   }
   bool finite = true;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -276,9 +251,7 @@ void RankUpdate::take(int64_t step, double lr, std::optional<double> factor) {
   optimizer_->step(lr, *factor);
   if (shards_) {
     shards_->send(step);
-    const double begin = now_seconds();
-    shards_->receive(step, settings_.timeout);
-    waited_since(begin);
+    shards_->receive(step, patience());
   }
   add_to_average();
 }
@@ -314,7 +287,7 @@ Settled RankUpdate::settle() {
   if (!open_) return {true, scale_.value};
   OpenStep open = std::move(*open_);
   open_.reset();
-  open.norm.wait(settings_.timeout);
+  wait_for(open.norm, patience());
   const std::optional<double> factor = factor_for(open.squares);
   as_presumed_ = factor == 1 / scale_.value;
   if (as_presumed_) {

@@ -109,7 +109,7 @@ class RankUpdate {
   ~RankUpdate();
 
   // See Update.
-  UpdateTimes run(int64_t step, double lr, UpdateResult& result);
+  std::vector<Waited> run(int64_t step, double lr, UpdateResult& result);
   Settled settle();
   void make_savepoint(bool float16);
   void use(const LossScale& scale) { scale_ = scale; }
@@ -137,7 +137,6 @@ class RankUpdate {
   void sum_over_replicas();
   void send_tied(int64_t step);
   void sum_tied(int64_t step);
-  void sum_buckets();
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
   // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not finite.
@@ -149,10 +148,8 @@ class RankUpdate {
   void take(int64_t step, double lr, std::optional<double> factor);
   void add_to_average();
   void leave_open(OpenStep step);
-  // Notes a wait that began then and ends now, and returns its seconds.
-  double waited_since(double begin);
-  // The times of the update that began then and ends now.
-  UpdateTimes times_since(double begin);
+  // All waits of the rank's update go through wait_for with this.
+  Patience patience() { return {settings_.timeout, &waits_}; }
 
   Pipeline& pipeline_;
   const WeightUses& uses_;
@@ -167,7 +164,7 @@ class RankUpdate {
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;
   int64_t taken_back_ = 0;
-  UpdateTimes times_;  // of the current update
+  std::vector<Waited> waits_;  // of the current update
 };
 
 // Sums of squares of gradients, by layer of the model.

@@ -54,7 +54,7 @@ UpdateResult Update::begin(bool may_presume) const {
   return result;
 }
 
-UpdateTimes Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
+std::vector<Waited> Update::run(int rank, int64_t step, double lr, UpdateResult& result) {
   return ranks_[rank]->run(step, lr, result);
 }
 

@@ -42,7 +42,7 @@ class Update {
   // waits for the norm. Otherwise a rank takes the step as soon as it has its own gradients. In float16, a step whose
   // gradient is not finite is skipped. Ranks that may presume do not wait: they take the step as if it were neither
   // clipped nor skipped (unless the previous step was), and it is open until settle().
-  UpdateTimes run(int rank, int64_t step, double lr, UpdateResult& result);
+  std::vector<Waited> run(int rank, int64_t step, double lr, UpdateResult& result);
   // For StepUpdate::settle. Waits for the norm of an open step. If it is not as presumed, takes the step back and takes
   // the right one. Nothing may have been added to gradients since run(). Results that depend on weights must be
   // computed again.

@@ -23,6 +23,7 @@ from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from ..own_operators import aten, grouped_mm
 from ..passes.fuse import fuse
 from .draws import number_draws
+from .four_bits import four_bit_layers
 from .generic import Dimensions, dynamic_shapes
 from .parts import InParts, keeping_assertions
 
@@ -306,7 +307,7 @@ def export(
         ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
             shapes = None if which is None else dynamic_shapes(fields, which)
-            with InParts(fields, fixed=which is None):
+            with four_bit_layers(), InParts(fields, fixed=which is None):
                 program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
             inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
@@ -378,9 +379,9 @@ def refusal(error: Exception) -> CaptureError:
     reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
     advice = "Only operations whose course does not depend on the values of tensors can be captured"
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
-        advice = (
-            "The module branches on the value of a tensor, or checks it. Leave out a check. Of a branch, compute both "
-            "sides and choose: y = torch.where(condition, a, b)"
+        return CaptureError(
+            f"the module branches on the value of a tensor, or checks it{user_line(error)}. Leave out a check. Of a "
+            "branch, compute both sides and choose: y = torch.where(condition, a, b)"
         )
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
@@ -416,7 +417,7 @@ def with_meaning(
             continue
         if node.name in signature.inputs_to_parameters:
             tensor = parameters[signature.inputs_to_parameters[node.name]]
-            inputs[node] = Input("parameter", canonical[id(tensor)])
+            inputs[node] = Input("parameter" if is_number(tensor) else "constant", canonical[id(tensor)])
         elif node.name in signature.inputs_to_buffers:
             target = signature.inputs_to_buffers[node.name]
             tensor = buffers[target] if target in buffers else program.constants[target]
@@ -561,6 +562,11 @@ def write_as_expand(graph: fx.Graph, node: fx.Node) -> None:
         source = in_form_of(graph, source, into.meta["val"])
     node.replace_all_uses_with(source)
     graph.erase_node(node)
+
+
+def is_number(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is a weight. Others, such as those in 4 bits, are constants."""
+    return parameter.is_floating_point()
 
 
 def in_form_of(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:

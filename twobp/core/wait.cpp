@@ -1,4 +1,4 @@
-#include "twobp/pipeline/wait.h"
+#include "twobp/core/wait.h"
 
 #include <algorithm>
 #include <chrono>
@@ -18,24 +18,26 @@ void Wait::block(double /*seconds*/) {
   std::this_thread::sleep_for(kPause);
 }
 
-void wait_for(Wait& wait, double timeout, const std::function<bool()>& others) {
-  double deadline = awake_seconds() + timeout;
+void wait_for(Wait& wait, const Patience& patience, const std::function<bool()>& others) {
+  const double begin = now_seconds();
+  double deadline = awake_seconds() + patience.timeout;
   size_t progress = wait.progress();
   while (true) {
-    const bool again = others();
-    if (wait.ready()) return;
+    const bool again = others && others();
+    if (wait.ready()) break;
     if (wait.progress() != progress) {
       progress = wait.progress();
-      deadline = awake_seconds() + timeout;
+      deadline = awake_seconds() + patience.timeout;
     }
     const double left = deadline - awake_seconds();
-    if (left <= 0) wait.fail(timeout);
+    if (left <= 0) wait.fail(patience.timeout);
     if (again) {
       std::this_thread::sleep_for(kPause);
     } else {
       wait.block(std::max(left, 1e-3));
     }
   }
+  if (patience.waits != nullptr) patience.waits->push_back({wait.cause(), begin, now_seconds()});
 }
 
 }  // namespace twobp
