@@ -313,7 +313,9 @@ std::vector<Row> schedules() {
 }
 
 // Each mode for the blocks, and each mode for every layer; `mixed`: neighbouring layers with all modes.
-std::vector<Way> recomputed(const Splits& splits, const std::vector<std::string>& mixed) {
+std::vector<Way> recomputed(const Splits& splits, const std::vector<std::string>& mixed,
+                            const std::vector<std::string>& schedules = {"1f1b"},
+                            const std::vector<P2Policy>& policies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
   std::vector<Way> ways;
   for (const std::vector<std::string>& modes : {std::vector<std::string>{"activations"},
                                                 {"derivatives"},
@@ -322,7 +324,7 @@ std::vector<Way> recomputed(const Splits& splits, const std::vector<std::string>
                                                 {"*=derivatives"},
                                                 {"*=both"},
                                                 mixed}) {
-    for (Way way : every(splits, {"1f1b"}, {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill})) {
+    for (Way way : every(splits, schedules, policies)) {
       way.recompute = modes;
       ways.push_back(way);
     }
@@ -345,6 +347,8 @@ std::vector<Row> recomputing() {
   const Splits two = {{4, 4}};
   std::vector<Row> rows = {
       {"Llama", llama(false, 0), random(2, 3), recomputed({{8}, {3, 5}, {3, 2, 3}}, by_layer)},
+      {"Capped", llama(false, 0), random(2, 4),
+       under_caps(recomputed({{8}, {3, 2, 3}}, by_layer, {"gpipe", "1f1b"}, test::kAnyPolicies), 50'000)},
       {"TiedLlama", llama(true, 0.5), random(2, 3), recomputed({{8}, {2, 3, 3}}, by_layer)},
       {"Bert", bert(false), random(2, 3), recomputed({{8}, {3, 5}, {3, 2, 3}}, by_layer)},
       {"Mamba", small_mamba, random(2, 3), recomputed({{8}, {4, 4}, {2, 4, 2}}, by_layer)},
