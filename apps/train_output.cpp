@@ -16,6 +16,7 @@
 #include "twobp/core/text.h"
 #include "twobp/files/new_file.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/variant.h"
 
 namespace twobp {
 namespace {
