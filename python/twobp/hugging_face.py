@@ -45,7 +45,7 @@ def end_with_the_program() -> None:
     os._exit(0)
 
 
-def capture_folder(folder: str, fields: dict, arrays: str, into: str, answer) -> list[str]:
+def capture_folder(folder: str, fields: dict, arrays: str, precision: str, into: str, answer) -> list[str]:
     """Writes the bundle of the model in `folder` into the folder `into`. `fields` has dtype and sizes of each field of
     a micro-batch. The first samples of the folder `arrays` are the example. If `arrays` is "", it has random tokens.
     Returns the files of the code that made the bundle."""
@@ -61,7 +61,7 @@ def capture_folder(folder: str, fields: dict, arrays: str, into: str, answer) ->
     transformers.logging.set_verbosity_error()
     model = load(transformers, folder, fields).train()
     answer({"doing": "capture"})
-    captured = capture(model, example(model, fields, arrays))
+    captured = capture(model, example(model, fields, arrays), precision=precision)
     weights = {
         **bundle.buffers_beside({**captured.parameters, **captured.buffers}, model),
         **captured.parameters,

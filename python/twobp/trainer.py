@@ -130,7 +130,14 @@ class Trainer:
             loss_fn = _reported(loss_fn, metrics, settings)
             cache = cache if isinstance(cache, bool) else checks.path(cache, "cache")
             self._captured = _capture(
-                module, batches.with_a_target(example), loss_fn, loss_reduction, cache, mask, _sliced(settings)
+                module,
+                batches.with_a_target(example),
+                loss_fn,
+                loss_reduction,
+                cache,
+                mask,
+                _sliced(settings),
+                settings.get("precision", "fp32"),
             )
         elif loss_fn is not None or loss_reduction is not None or metrics is not None:
             raise Error("loss_fn, metrics and loss_reduction are for a module: a configured model has its own loss")
@@ -574,11 +581,19 @@ def _capture(
     cache: bool | str | os.PathLike,
     beside: Batch,
     slices: bool,
+    precision: str,
 ) -> Captured:
     from twobp.capture import capture  # a late import, so that importing twobp registers no operator
 
     return capture(
-        module, example, loss_fn=loss_fn, loss_reduction=loss_reduction, cache=cache, beside=beside, slices=slices
+        module,
+        example,
+        loss_fn=loss_fn,
+        loss_reduction=loss_reduction,
+        cache=cache,
+        beside=beside,
+        slices=slices,
+        precision=precision,
     )
 
 

@@ -262,7 +262,8 @@ TEST_F(CapturedRun, RefusesUnsupportedSettings) {
     test::expect_error([&] { check_config(bad); }, parts);
   };
   refused([](Config& c) { c.pipeline.micro_batch_size = 3; }, {"captured with micro-batches of 4"});
-  refused([](Config& c) { c.train.precision = "bf16"; }, {"train.precision", "computes only in fp32"});
+  refused([](Config& c) { c.train.precision = "bf16"; },
+          {"train.precision is \"bf16\"", "captured for \"fp32\": set it to that"});
   refused([](Config& c) { c.model.lora = 4; }, {"model.lora", "takes no adapters"});
   refused(
       [](Config& c) {

@@ -127,6 +127,17 @@ def test_a_model_is_trained_and_transformers_loads_it(prepare, run, tmp_path, ma
         assert float(evaluated) == pytest.approx(saved.eval()(**held_out).loss.item(), abs=1e-4)
 
 
+def test_a_model_is_captured_for_the_precision_of_the_run(prepare, run, tmp_path):
+    model = prepare(olmo)
+    batch = {name: torch.from_numpy(array[:4]) for name, array in samples(model).items()}
+    for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
+        run(f"train --metrics {tmp_path}/{precision}", f"train.precision={precision}", "data.shuffle=false")
+        with torch.no_grad(), torch.autocast("cpu", dtype, enabled=precision != "fp32"):
+            wanted = [model.train()(**{name: one[i:i + 2] for name, one in batch.items()}).loss.item() for i in (0, 2)]
+        assert losses(tmp_path / precision)[0] == pytest.approx(sum(wanted) / 2, rel=2e-5)
+    assert len({losses(tmp_path / one)[0] for one in ("bf16", "fp16", "fp32")}) == 3
+
+
 def test_a_capture_is_kept_and_needs_no_python_again(prepare, run, tmp_path):
     prepare(bigcode)
     none = {"TWOBP_PYTHON": "/nobody/python"}

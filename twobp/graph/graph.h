@@ -32,7 +32,8 @@ struct ParameterType {
 // They are all frozen or all trained.
 struct LayerParameter {
   std::vector<std::string> names;
-  ParameterType type;  // of the whole
+  ParameterType type;    // of the whole, with the dtype in which programs read it
+  bool rounded = false;  // from the module's own dtype, once a step
 };
 
 // A piece of the module between two cuts.
@@ -83,6 +84,7 @@ struct GraphDescription {
   std::string module;    // "transformers.GPT2LMHeadModel"
   std::string checksum;  // of the file
   at::ScalarType dtype = at::kFloat;
+  std::string precision = "fp32";  // train.precision for which it was captured
   std::vector<std::string> kinds;
   std::vector<GraphLayer> layers;
   std::map<std::string, ParameterType> parameters;

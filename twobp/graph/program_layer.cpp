@@ -61,6 +61,7 @@ ProgramLayer::ProgramLayer(std::shared_ptr<const Graph> graph, int layer) : grap
     const TensorType& type = one.type.type;
     parameters_.push_back(std::make_unique<Parameter>(std::move(parts), type.sizes, type.dtype, /*std=*/0));
     if (one.type.frozen) parameters_.back()->freeze();
+    if (one.rounded) parameters_.back()->keep_master();
     parameters_.back()->used_as(one.type.factor, one.type.table);
     trained_or_not_.push_back(parameters_.back().get());
   }

@@ -150,6 +150,23 @@ std::vector<LayerParameter> read_layer_parameters(const JsonNode& node, const Gr
   return parameters;
 }
 
+// The dtypes in which the programs of a layer read its parameters, as under torch.autocast.
+void read_dtypes(const JsonNode& node, std::vector<LayerParameter>& parameters) {
+  const std::vector<JsonNode> dtypes = node.elements(kMostNames);
+  if (dtypes.size() != parameters.size())
+    node.refuse("has ", dtypes.size(), " dtypes for ", parameters.size(), " parameters");
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    at::ScalarType& own = parameters[i].type.type.dtype;
+    const at::ScalarType read = read_dtype(dtypes[i]);
+    if (read == own) continue;
+    if (own != at::kFloat || (read != at::kBFloat16 && read != at::kHalf))
+      dtypes[i].refuse("parameter \"", parameters[i].names[0], "\" is ", own, " and cannot be read as ", read,
+                       ": only float32 can be rounded, to bfloat16 or float16");
+    own = read;
+    parameters[i].rounded = true;
+  }
+}
+
 void read_layers(const JsonNode& root, GraphDescription& graph) {
   graph.kinds = read_names(root["kinds"]);
   std::vector<const GraphLayer*> first(graph.kinds.size(), nullptr);
@@ -164,6 +181,7 @@ void read_layers(const JsonNode& root, GraphDescription& graph) {
     if (!names.insert(layer.name).second) node.refuse("there are two layers \"", layer.name, "\"");
     layer.kind = static_cast<int>(node["kind"].integer(0, static_cast<int64_t>(graph.kinds.size()) - 1));
     layer.parameters = read_layer_parameters(node["parameters"], graph);
+    if (const auto dtypes = node.find("dtypes")) read_dtypes(*dtypes, layer.parameters);
     layer.buffers = read_names(node["buffers"]);
     layer.constants = read_constants(node["constants"]);
     for (const std::string& name : layer.buffers) {
@@ -372,6 +390,11 @@ std::shared_ptr<Graph> parse_graph(std::string_view text, const std::string& ori
   description.checksum = checksum_of(text);
   description.module = root["module"].text();
   description.dtype = read_dtype(root["dtype"]);
+  if (const auto precision = root.find("precision")) {
+    description.precision = precision->text();
+    if (description.precision != "bf16" && description.precision != "fp16")
+      precision->refuse("is \"", description.precision.substr(0, 100), "\", but must be \"bf16\" or \"fp16\"");
+  }
   read_tensor_types(root, description);
   read_layers(root, description);
   auto graph = std::make_shared<Graph>(std::move(description), std::move(constants));

@@ -55,7 +55,7 @@ bool is_off() {
   return given != nullptr && std::string(given) == "off";
 }
 
-json source_of(const fs::path& directory, const CaptureFields& fields) {
+json source_of(const fs::path& directory, const CaptureFields& fields, const std::string& precision) {
   std::map<std::string, std::string> states;
   for (const auto& file : fs::directory_iterator(directory)) {
     std::error_code ignored;
@@ -64,6 +64,7 @@ json source_of(const fs::path& directory, const CaptureFields& fields) {
   const json source = {{"directory", directory.string()},
                        {"files", states},
                        {"fields", fields},
+                       {"precision", precision},
                        {"torch", concat(TORCH_VERSION_MAJOR, '.', TORCH_VERSION_MINOR)},
                        {"format", kFormat}};
   // A name need not be UTF-8, but the JSON text must be.
@@ -133,7 +134,7 @@ void clean(const fs::path& folder, const fs::path& newest) {
 
 // Under a lock. The entry's folder appears when all of it is on disk.
 void make_entry(const fs::path& folder, const fs::path& directory, const CaptureFields& fields,
-                const std::string& arrays, const json& source) {
+                const std::string& arrays, const std::string& precision, const json& source) {
   const fs::path made = folder.string() + kNew;
   std::error_code ignored;
   fs::remove_all(made, ignored);
@@ -141,11 +142,12 @@ void make_entry(const fs::path& folder, const fs::path& directory, const Capture
               ": the folder cannot be made: set data.cache to a folder that can be written");
   const std::string name = directory.string();
   try {
-    const json answer =
-        ask_python({{"folder", name}, {"fields", fields}, {"arrays", arrays}, {"into", made.string()}}, name);
+    const json answer = ask_python(
+        {{"folder", name}, {"fields", fields}, {"arrays", arrays}, {"precision", precision}, {"into", made.string()}},
+        name);
     json code = json::object();
     for (const json& path : answer.at("code")) code[path.get<std::string>()] = state_of_file(path.get<std::string>());
-    TWOBP_CHECK(source_of(directory, fields) == source, name,
+    TWOBP_CHECK(source_of(directory, fields, precision) == source, name,
                 ": was changed while it was captured: start again when it is complete");
     NewFile entry(made / kEntry);
     entry.write(json{{"source", source}, {"code", code}}.dump(2) + "\n");
@@ -196,11 +198,11 @@ bool needs_capture(const std::string& directory) {
 }
 
 ModelOptions capture_model(const std::string& directory, const CaptureFields& fields, const std::string& arrays,
-                           const std::string& cache) {
+                           const std::string& precision, const std::string& cache) {
   const fs::path absolute = fs::weakly_canonical(directory);
   const fs::path folder = cache_folder(cache, kWhat) / "models";
-  const json source = source_of(absolute, fields);
-  const json place = {source["directory"], source["fields"]};
+  const json source = source_of(absolute, fields, precision);
+  const json place = {source["directory"], source["fields"], precision};
   const fs::path entry =
       folder / concat(absolute.filename().string().substr(0, 60), '-', Hash().add(place.dump()).text());
   std::optional<ModelOptions> found;
@@ -209,7 +211,7 @@ ModelOptions capture_model(const std::string& directory, const CaptureFields& fi
     const LockedFolder locked(folder, kWhat);
     if (!is_off()) found = find_entry(entry, source);  // the previous holder of the lock may have made it
     if (!found) {
-      make_entry(entry, absolute, fields, arrays, source);
+      make_entry(entry, absolute, fields, arrays, precision, source);
       found = find_entry(entry, source);
     }
   }

@@ -158,6 +158,7 @@ ModelType captured_type() {
     return names;
   };
   type.check = [](const ModelOptions& options) { graph_of(options); };
+  type.captured_for = [](const ModelOptions& options) { return graph_of(options).description().precision; };
   type.no_device = no_device;
   type.no_graph = no_graph;
   type.no_slices = [](const ModelOptions& options) {

@@ -51,11 +51,11 @@ CaptureFields fields_of_tokens(int64_t micro_batch, int64_t sequence);
 bool needs_capture(const std::string& directory);
 
 // Captures the model. `arrays`: a folder whose first samples serve as the example; empty: random tokens. `cache` is
-// data.cache. The bundle is reused, without Python, while the folder, the fields and the code that it was made by
-// (torch, transformers, twobp) are the same; not with TWOBP_CACHE=off in the environment. Runs that need the same
-// bundle wait for each other. Throws Error if Python or a package is missing, the model cannot be captured, with the
-// reason, or the cache folder cannot be written.
+// data.cache, `precision` train.precision. The bundle is reused, without Python, while the folder, the fields, the
+// precision and the code that it was made by (torch, transformers, twobp) are the same; not with TWOBP_CACHE=off in the
+// environment. Runs that need the same bundle wait for each other. Throws Error if Python or a package is missing, the
+// model cannot be captured, with the reason, or the cache folder cannot be written.
 ModelOptions capture_model(const std::string& directory, const CaptureFields& fields, const std::string& arrays,
-                           const std::string& cache);
+                           const std::string& precision, const std::string& cache);
 
 }  // namespace twobp

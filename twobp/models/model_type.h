@@ -52,6 +52,8 @@ struct ModelType {
   // Throws Error for contradictions between options. The keys check single options.
   std::function<void(const ModelOptions&)> check;
   std::function<ModelSpec(const ModelOptions&, const BuildSettings&)> build;
+  // The train.precision that a bundle was captured for. Empty for other models.
+  std::function<std::string(const ModelOptions&)> captured_for;
   // The reason why the model cannot run on a device other than a CPU. Empty if it can.
   std::function<std::string(const ModelOptions&)> no_device;
   // The reason why steps of this model cannot be a CUDA graph. Empty if they can.
@@ -78,6 +80,7 @@ ModelType make_model_type(std::vector<Key> keys) {
   type.fill_in = [](ModelOptions&) {};
   type.names = [](const ModelOptions&) { return TensorNames(); };
   type.weights = [](const ModelOptions&) { return std::string(); };
+  type.captured_for = [](const ModelOptions&) { return std::string(); };
   type.no_device = [](const ModelOptions&) { return std::string(); };
   type.no_graph = [](const ModelOptions&) { return std::string(); };
   type.no_slices = [](const ModelOptions&) {

@@ -119,7 +119,7 @@ void Parameter::allocate_value(uint64_t seed) {
     row += part.rows;
   }
   value = master.to(dtype_);  // the same tensor if it has that dtype
-  if (!trainable_) master = value;
+  if (!trainable_ && !keeps_master_) master = value;
 }
 
 void Parameter::allocate_grad() {
@@ -142,8 +142,21 @@ at::Tensor Parameter::empty_like_this() const {
   return at::empty(sizes_, options.memory_format(order));
 }
 
+void Parameter::tie_to(Parameter& first) {
+  master = first.master;
+  if (first.value.scalar_type() == value.scalar_type()) {
+    value = first.value;
+  } else if (value.scalar_type() == master.scalar_type()) {
+    value = master;
+  } else {
+    value.copy_(master);
+    first.tied_.push_back(this);
+  }
+}
+
 void Parameter::refresh_value() {
   if (!value.is_same(master)) value.copy_(master);
+  for (Parameter* other : tied_) other->refresh_value();
 }
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {

@@ -128,8 +128,12 @@ void check_muon(const Config& config) {
 
 void check_precision(const Config& config) {
   const ModelConfig& model = config.model;
-  TWOBP_CHECK(model.type.type().reduced_precision || config.train.precision == "fp32", "train.precision is \"",
-              config.train.precision, "\", but model.type \"", model.type.name(),
+  const std::string captured = model.type.type().captured_for(model.type);
+  TWOBP_CHECK(captured.empty() || config.train.precision == captured, "train.precision is \"", config.train.precision,
+              "\", but the model was captured for \"", captured,
+              "\": set it to that, or capture the model again with the other precision.");
+  TWOBP_CHECK(!captured.empty() || model.type.type().reduced_precision || config.train.precision == "fp32",
+              "train.precision is \"", config.train.precision, "\", but model.type \"", model.type.name(),
               "\" computes only in fp32: set it to \"fp32\".");
 }
 

@@ -101,7 +101,7 @@ ModelOptions captured_for(const Settings& settings, const std::string& from) {
               "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
   const CaptureFields fields =
       data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence) : fields_of_arrays(data.arrays, micro_batch);
-  return capture_model(from, fields, data.arrays, data.cache);
+  return capture_model(from, fields, data.arrays, config.train.precision, data.cache);
 }
 
 // The options in model.from's config.json. None for a new model.

@@ -83,10 +83,15 @@ class Parameter {
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
+  // Before allocate_value: the master keeps its numbers also if the parameter is frozen.
+  void keep_master() { keeps_master_ = true; }
+  // Shares the master of another use of the weight on this rank, and the value, unless that is of another dtype. From
+  // then on, first.refresh_value() refreshes both.
+  void tie_to(Parameter& first);
 
   at::Tensor value;   // used by layers, in their dtype; undefined until allocate_value
   at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
-                      // is rounded from; always `value` if frozen
+                      // is rounded from; always `value` if frozen, unless keep_master()
   at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
 
   // The values depend on the seed and the part's name alone, not on the stage or the order of calls.
@@ -94,7 +99,7 @@ class Parameter {
   void allocate_grad();
   // Moves the parameter to the device's memory, after allocate_value. The contents of the gradient are lost.
   void move_to(at::Device device);
-  // Rounds `master` into `value`, if they differ.
+  // Rounds `master` into `value`, if they differ, and into those of tied uses.
   void refresh_value();
 
   // The first contribution of a step overwrites the gradient and the others add to it, so it is never zeroed.
@@ -126,13 +131,15 @@ class Parameter {
   bool has_grad_ = false;
   bool trainable_ = true;
   bool is_buffer_ = false;
+  bool keeps_master_ = false;
   bool decays_ = true;
   bool table_ = false;
   bool factor_ = true;
   bool transposed_ = false;
   bool channels_last_ = false;
   bool discards_ = false;
-  at::Tensor discarded_;  // returned by grad_to_add() while gradients are discarded
+  std::vector<Parameter*> tied_;  // uses whose value is another rounding of this master
+  at::Tensor discarded_;          // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
   Initializer initializer_;
 };

@@ -22,7 +22,7 @@ from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, user_line
 from .export.draws import Draw
-from .export.forward import WithLoss, as_fields, check_hooks, check_parts, check_torch, is_number
+from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, check_torch, is_number
 from .export.generic import Dimensions, generic
 from .loss.reported import ROWS, Reported
 from .sizes import numbers_if_served
@@ -40,6 +40,7 @@ TOLERANCE = {
     torch.float16: 0.1,
 }  # an error beyond this is a wrong program, not rounding
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
+ROUNDED_PARTS = 0.02  # the same, for a module in float32 that computes parts in 16 bits, by the same operators
 KEPT_VARIANTS = 8  # besides the first; the least recently used is forgotten
 MOST_MANY = 8  # captures of a variant for many shapes; further shapes are captured one by one
 
@@ -567,7 +568,9 @@ class Captured:
 
     def limit(self) -> float:
         """Returns the largest relative error that is rounding."""
-        return max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
+        rounded = any("dtypes" in layer for layer in self.graph["layers"])
+        own = max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
+        return max(own, ROUNDED_PARTS) if rounded else own
 
     def _dry_run(
         self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None, shape: int = -1
@@ -612,6 +615,8 @@ class Captured:
             0.0 if evaluated is None else relative(evaluated * scale, in_evaluation),
         )
         limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
+        if dtypes & {torch.bfloat16, torch.float16}:
+            limit = max(limit, ROUNDED_PARTS)
         if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
             limit = max(limit, FLOAT32_PARTS)
         for what, error in (
@@ -782,6 +787,11 @@ def fitted(layers: list[dict], traced: Traced) -> Traced:
     )
     places: dict[int, dict[str, list[int]]] = {}
     for layer, own in zip(layers, traced.layers):
+        if any(one in own["parameters"] and dtype_in(own, one) != dtype_in(layer, one) for one in layer["parameters"]):
+            raise CaptureError(
+                f"layer '{layer['name']}' reads its parameters in other dtypes then. Capture this separately: make a "
+                "new trainer"
+            )
         if any(one not in layer[what] for what in ("parameters", "buffers") for one in own[what]):
             break
         place = {what: [layer[what].index(one) for one in own[what]] for what in ("parameters", "buffers")}
@@ -798,6 +808,11 @@ def fitted(layers: list[dict], traced: Traced) -> Traced:
         else ""
     )
     raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
+
+
+def dtype_in(layer: dict, parameter: str | list[str]) -> str | None:
+    """Returns the dtype in which a layer reads a parameter; None: all of them in their own."""
+    return layer["dtypes"][layer["parameters"].index(parameter)] if "dtypes" in layer else None
 
 
 def moved(program: dict, place: dict[str, list[int]]) -> dict:
@@ -848,6 +863,7 @@ def capture(
     cache: bool | str | os.PathLike = True,
     beside: Mapping[str, torch.Tensor] | None = None,
     slices: bool = True,
+    precision: str = "fp32",
 ) -> Captured:
     """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in
     training mode. Parts of it may be in evaluation mode and stay so.
@@ -856,7 +872,8 @@ def capture(
     micro-batch's samples, or "micro_batch": each counts alike) is needed only if capture does not recognise the mean
     in the loss. With `check`, the programs run once and are compared with autograd. The errors are in `dry_runs`.
     `cache` is False, or another folder than the user's, for repeated captures (docs/python.md). `beside` is as for
-    `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and capture is faster. Raises
+    `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and capture is faster. With the
+    `precision` "bf16" or "fp16", they compute as under torch.autocast. Raises
     CaptureError, which says what cannot be captured, where, and what to do. The module is not changed."""
     check_torch()
     if not isinstance(module, nn.Module):
@@ -877,7 +894,8 @@ def capture(
             "lost. Freeze it, or let the "
             "module hold it and return the loss"
         )
-    whole = WithLoss(module, loss_fn)
+    check_precision(module, precision)
+    whole = WithLoss(module, loss_fn, precision)
     for name, tensor in itertools.chain(whole.named_parameters(), whole.named_buffers()):
         name = name.removeprefix("module.")
         if nn.parameter.is_lazy(tensor):
@@ -901,6 +919,7 @@ def capture(
         "torch": ".".join(torch.__version__.split(".")[:2]),
         "module": f"{type(module).__module__.split('.')[0]}.{type(module).__name__}",
         "dtype": dtype_name(next(iter(dtypes))),
+        **({"precision": precision} if precision in ROUNDED else {}),
         "layers": [],
         "kinds": [],
         "parameters": {
@@ -938,6 +957,17 @@ def capture(
             "module hold it and return the loss"
         )
     return captured
+
+
+def check_precision(module: nn.Module, precision: str) -> None:
+    if precision not in ("fp32", *ROUNDED):
+        raise CaptureError(f"precision is {precision!r}, but must be 'fp32', 'bf16' or 'fp16'")
+    own = {p.dtype for p in module.parameters() if p.is_floating_point()} - {torch.float32}
+    if precision in ROUNDED and own:
+        raise CaptureError(
+            f"precision is {precision!r}, but the module has parameters in {dtype_name(own.pop())}, which autocast "
+            "leaves as they are. Give a module in float32: module.float(), or leave precision out"
+        )
 
 
 def parameter_names(layers: list, of: Callable[[Any], Iterable] = lambda layer: layer["parameters"]) -> set[str]:

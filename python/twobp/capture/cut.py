@@ -28,6 +28,7 @@ class Layer:
     examples: list[torch.Tensor]
     outputs: list[tuple[str, str]]
     tables: dict[str, Table] = dataclasses.field(default_factory=dict)
+    casts: bool = False  # of autocast
 
     def names(self, source: str) -> list[str]:
         return [name for kind, name in self.inputs if kind == source]
@@ -212,8 +213,21 @@ def layer_names(pieces: list[list[fx.Node]]) -> list[str]:
     return names
 
 
+def sink_casts(forward: Forward) -> None:
+    """Each use of a parameter's cast gets its own, so that no cut is between the two."""
+    graph = forward.graph
+    for node in graph.find_nodes(op="call_function", target=ops.aten._to_copy.default):
+        if node.args[0] in forward.inputs and forward.inputs[node.args[0]].source == "parameter":
+            for user in list(node.users):
+                with graph.inserting_before(user):
+                    own = graph.node_copy(node)
+                user.replace_input_with(node, own)
+            graph.erase_node(node)
+
+
 def cut(forward: Forward) -> list[Layer]:
     """Returns the chain of layers. Values that skip a layer pass through it as inputs and outputs."""
+    sink_casts(forward)
     chain, free = chain_of(forward)
     points, lasting = crossing(chain, forward.loss)
     pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes))
@@ -295,7 +309,8 @@ def piece_graph(
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[n] for _, n in outputs))
     tables = {one.name: forward.tables[one] for one in inputs if one in forward.tables}
-    return Layer(name, fx.GraphModule(torch.nn.Module(), graph), inputs, examples, [o for o, _ in outputs], tables)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    return Layer(name, module, inputs, examples, [o for o, _ in outputs], tables, forward.casts)
 
 
 def structure(layer: Layer, trained: list[bool], constants: list[torch.Tensor]) -> str:

@@ -170,9 +170,11 @@ def reads(instruction: dict) -> list[int]:
     return found
 
 
-def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dict], shape: torch.Size) -> None:
+def add_gradient(
+    emitter: Emitter, parameter: int, node: fx.Node, code: list[dict], shape: torch.Size, rounds: bool = False
+) -> None:
     """Appends code that adds `node` to the parameter's gradient. If no other node reads a product or an embedding's
-    gradient, it is added as it is computed."""
+    gradient, it is added as it is computed, unless that `rounds` a product, as under autocast."""
     slot = emitter.slot[node]
     made = {s: i for i in code if "out" in i for s in i["out"] if s is not None}
     count: dict[int, int] = {}
@@ -180,7 +182,7 @@ def add_gradient(emitter: Emitter, parameter: int, node: fx.Node, code: list[dic
         for s in reads(instruction):
             count[s] = count.get(s, 0) + 1
     last = made.get(slot, {})
-    alone = last and not count.get(slot) and len(node.users) == 1
+    alone = last and not count.get(slot) and len(node.users) == 1 and not rounds
     if alone and last["op"] == "aten::mm":
         code.remove(last)
         code.append({"add_to": parameter, "how": "product", "args": last["args"]})
@@ -265,7 +267,8 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
         if node.op != "call_function" or parts.where.get(node) == "F":
             light(node)
     for k, (i, node) in enumerate(parts.units):
-        add_gradient(emitter, index_of[i], node, code[k], layer.examples[i].shape)
+        rounds = layer.casts and node.meta["val"].element_size() == 2
+        add_gradient(emitter, index_of[i], node, code[k], layer.examples[i].shape, rounds)
     program["outputs"] = [
         {"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
         for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs))

@@ -211,8 +211,11 @@ class Chain:
             self.shape["kinds"][number] if "kinds" in self.shape else self.graph["layers"][number]["kind"]
         ]
 
-    def parameter(self, name: str | list[str]) -> torch.Tensor:
-        return self.tensors[name] if isinstance(name, str) else torch.cat([self.tensors[one] for one in name])
+    def parameter(self, layer: dict, index: int) -> torch.Tensor:
+        """Returns a parameter of a layer in the dtype in which its program reads it."""
+        parts = [self.tensors[one] for one in as_list(layer["parameters"][index])]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole.to(DTYPE[layer["dtypes"][index]]) if "dtypes" in layer else whole
 
     def count(self, fields: dict[str, torch.Tensor]) -> int:
         self.prepare(fields)
@@ -250,7 +253,7 @@ class Chain:
                     case "field":
                         value = (fields if i.get("whole") else cut)[i["name"]]
                     case "parameter":
-                        value = self.parameter(layer["parameters"][i["index"]])
+                        value = self.parameter(layer, i["index"])
                     case "buffer":
                         value = self.tensors[layer["buffers"][i["index"]]]
                     case "constant":
@@ -294,7 +297,7 @@ class Chain:
             assert len(arriving) == len(wanted), (layer["name"], len(arriving), len(wanted))
             slots.update(zip(wanted, arriving))
             own: dict[int, torch.Tensor] = {}
-            shapes = [self.parameter(name).shape for name in layer["parameters"]]
+            shapes = [self.parameter(layer, i).shape for i in range(len(layer["parameters"]))]
             run(program["backward_p1"], slots, own, shapes, random, number, layer["name"], part, self.sizes)
             for unit in program["backward_p2"]:
                 run(unit["code"], dict(slots), own, shapes, random, number, layer["name"], part, self.sizes)
@@ -304,6 +307,7 @@ class Chain:
                 for name, gradient in zip(
                     names, whole.split([self.tensors[name].shape[0] for name in names]) if len(names) > 1 else [whole]
                 ):
+                    gradient = gradient.to(self.tensors[name].dtype)
                     gradients[name] = gradients[name] + gradient if name in gradients else gradient
         return gradients
 

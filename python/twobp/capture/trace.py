@@ -33,6 +33,7 @@ from .passes.fold import fold
 from .passes.gates import fuse_gates
 from .passes.pack import Packed, pack
 from .passes.rotary import fuse_rotary
+from .passes.rounded import round_parameters
 from .sequences.slices import Refused, positions_of, sliced_programs
 from .sizes import Sizes
 from .state.as_before import AsBefore
@@ -52,14 +53,15 @@ LONG, LONGEST = 1024, 4096
 
 @dataclasses.dataclass
 class Traced:
-    """The programs for one shape. Layers have `name`, `kind`, `parameters`, `buffers` and `constants`, which are
-    indices into `constants`. `names` are the module's own names of these tensors, or None for those that tracing made.
-    `buffers` are those that forward changes. `read` has the digests of the module's other tensors that it reads. Their
-    values are in the programs. `factors` is what matrices.describe found. `reads` has the attributes that the trace
-    read, by the number of the object in the walk of fingerprint.py. `positions` is the length of the sequences, if the
-    programs run over slices of them. Otherwise it is 0, and `no_slices` says why. `draws` are the forward pass's calls
-    that draw random numbers, in order. If the programs are for many shapes, `many` has the keys of graph.json that
-    describe these, and a constant of a layer may be {"table": i}. Otherwise it is empty."""
+    """The programs for one shape. Layers have `name`, `kind`, `parameters`, perhaps their `dtypes`, `buffers` and
+    `constants`, which are indices into `constants`. `names` are the module's own names of these tensors, or None for
+    those that tracing made. `buffers` are those that forward changes. `read` has the digests of the module's other
+    tensors that it reads. Their values are in the programs. `factors` is what matrices.describe found. `reads` has the
+    attributes that the trace read, by the number of the object in the walk of fingerprint.py. `positions` is the
+    length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why.
+    `draws` are the forward pass's calls that draw random numbers, in order. If the programs are for many shapes,
+    `many` has the keys of graph.json that describe these, and a constant of a layer may be {"table": i}. Otherwise it
+    is empty."""
 
     layers: list[dict]
     programs: list[dict]
@@ -124,6 +126,8 @@ def trace(
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
     layers = cut(forward)
+    for layer in layers if forward.casts else ():
+        round_parameters(layer)
     constants = Constants({name for name, one in own.items() if isinstance(one, nn.Parameter)})
     programs, assigned, packs, made = programs_of(layers, frozen | without_gradient(layers, frozen))
     positions = 0
@@ -158,6 +162,7 @@ def trace(
                 "name": layer.name,
                 "kind": kind,
                 "parameters": packs[kind].names(layer),
+                **dtypes_of(packs[kind].layer, layer, forward),
                 "buffers": layer.names("buffer"),
                 "constants": numbers + [constants.number(tensor) for tensor in made[kind]],
             }
@@ -176,6 +181,13 @@ def trace(
         constants.tensors,
         many=of_many,
     )
+
+
+def dtypes_of(packed: Layer, layer: Layer, forward: Forward) -> dict:
+    """Returns the dtypes in which the programs read the parameters, if some are not the parameters' own."""
+    read = [one.dtype for one, (source, _) in zip(packed.examples, packed.inputs) if source == "parameter"]
+    own = {forward.tensors[one].dtype for one in layer.inputs if one.source == "parameter"}
+    return {"dtypes": [dtype_name(one) for one in read]} if {*read} - own or len(own) > 1 else {}
 
 
 @dataclasses.dataclass
@@ -344,7 +356,8 @@ def programs_of(
         if text not in kinds:
             kinds[text] = len(programs)
             packed = pack(layer, trained)
-            fuse_gates(packed.layer.graph_module.graph)
+            if not layer.casts:
+                fuse_gates(packed.layer.graph_module.graph)
             fuse_attention(packed.layer)
             fuse_rotary(packed.layer)
             program, constants = program_of(packed.layer, packed.trained)

@@ -34,6 +34,7 @@ NAMES = {
     "steps": "max_steps",
     "clip_norm": "max_grad_norm",
     "seed": "seed",
+    "precision": "bf16",
 }
 
 
@@ -472,6 +473,8 @@ class Trainer(transformers.Trainer):
             clip_norm=self.args.max_grad_norm,
             seed=self.args.seed,
             steps=self.state.max_steps,
+            # accelerate has put bf16's autocast around the model's forward, but fp16's only on GPUs.
+            precision="fp16" if self.args.fp16 and "cuda" in str(self.__settings.get("device")) else "fp32",
             **self.__settings,
         )
         self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
@@ -526,7 +529,7 @@ def prepared(args: transformers.TrainingArguments | None, settings: dict) -> tra
         raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
     args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
     check_arguments(args)
-    without_effect(args)
+    without_effect(args, settings.get("device"))
     if args.activation_checkpointing or args.gradient_checkpointing:
         settings.setdefault("recompute", ["activations"])
         args.activation_checkpointing = args.gradient_checkpointing = False

@@ -34,7 +34,7 @@ HONOURED = frozenset(
     dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
     dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names train_sampling_strategy
-    label_smoothing_factor
+    label_smoothing_factor bf16 fp16
     length_column_name skip_memory_metrics neftune_noise_alpha auto_find_batch_size predict_with_generate
 """.split()
 )
@@ -50,15 +50,10 @@ WITHOUT_EFFECT = frozenset(
 """.split()
 )
 
-_OWN_DTYPE = (
-    "a captured model computes in its own dtype: set it to False (TRL sets bf16 by default), and load the model with "
-    "dtype=torch.bfloat16 if you want that"
-)
+_OWN_DTYPE = "the model is evaluated in its own dtype: set it to False, and load the model with dtype=torch.bfloat16"
 _EAGER = "the captured model runs without the code that this changes: leave it out"
 _PIPELINE = "the pipeline takes its place: leave it out, and choose ranks and schedule"
 REFUSED = {
-    "bf16": _OWN_DTYPE,
-    "fp16": _OWN_DTYPE,
     "bf16_full_eval": _OWN_DTYPE,
     "fp16_full_eval": _OWN_DTYPE,
     "use_liger_kernel": _EAGER,
@@ -84,8 +79,12 @@ SMALL_ADAMW = frozenset(
 )
 
 
-def without_effect(args: transformers.TrainingArguments) -> None:
-    """Changes, with a warning, what the pipeline does in its own way."""
+def without_effect(args: transformers.TrainingArguments, device: object = None) -> None:
+    """Changes, with a warning, what the pipeline does in its own way. `device` is that of the ranks."""
+    if args.fp16 and "cuda" not in str(device):
+        warnings.warn(
+            "TrainingArguments.fp16 has no effect on a CPU, as in transformers: set bf16, or leave it out", stacklevel=4
+        )
     optimizer: Any = getattr(args, "optim", None)
     if optimizer in SMALL_ADAMW:
         warnings.warn(

@@ -75,8 +75,7 @@ std::vector<Optimizer::Item> RankUpdate::trained_items() {
         const bool hidden = std::ranges::all_of(uses, &WeightUse::hidden);
         if (here->trainable()) items.push_back({here, use.stage, hidden});
       } else {
-        use.parameter->value = here->value;
-        use.parameter->master = here->master;
+        use.parameter->tie_to(*here);
       }
     }
   }

@@ -20,6 +20,7 @@ from .. import ops, symbols
 from ..cut import Layer
 from ..errors import CaptureError, where
 from ..ops import aten
+from ..passes.rounded import join_casts
 
 SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 
@@ -136,6 +137,7 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
             graph_module = make_fx(functional, tracing_mode=how, _allow_non_fake_inputs=True)(*fake, *gradients)
     symbols.inline(graph_module.graph)
     clean(graph_module.graph)
+    join_casts(graph_module.graph)
     for node in graph_module.graph.nodes:
         if is_mutable(node):
             raise CaptureError(

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -26,6 +25,7 @@ from .draws import number_draws
 from .four_bits import four_bit_layers
 from .generic import Dimensions, dynamic_shapes
 from .parts import InParts, keeping_assertions
+from .regions import inline_regions
 
 REMOVED = {
     aten._assert_tensor_metadata.default,
@@ -40,6 +40,7 @@ LIKE = {
 }  # these take a generator
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
+ROUNDED = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of other precisions, autocast has none
 MOST_TEXT = 1000  # bytes of a text in a bundle
 
 
@@ -82,6 +83,8 @@ class Forward:
     value of each of `buffers`, and until weigh_loss the condition of each assertion, which `asserted` has the text of.
     They are read from the graph, where a pass may replace them.
 
+    `casts` says that autocast rounds some of its values, so that other roundings would be other numbers.
+
     Symbols stand for sizes that differ between batches. `tables` has those constants that depend on them, `sizes` the
     sizes for which layers are cut, and `largest` the largest ones for which the values of tables are looked at, which
     is `looked_at` if any were."""
@@ -96,6 +99,7 @@ class Forward:
     sizes: symbols.At = dataclasses.field(default_factory=dict)
     largest: symbols.At = dataclasses.field(default_factory=dict)
     looked_at: symbols.At = dataclasses.field(default_factory=dict)
+    casts: bool = False
 
     @property
     def graph(self) -> fx.Graph:
@@ -123,20 +127,25 @@ class Forward:
         self.graph.output_node().args = ((loss, *self.outputs[1 : 1 + len(self.buffers)]),)
 
 
+def autocast(precision: str) -> contextlib.AbstractContextManager:
+    return torch.autocast("cpu", ROUNDED[precision]) if precision in ROUNDED else contextlib.nullcontext()
+
+
 class WithLoss(nn.Module):
     """forward(batch) returns the loss, a scalar. It is the module's own loss, or loss_fn(output, batch)."""
 
-    def __init__(self, module: nn.Module, loss_fn: Callable | None):
+    def __init__(self, module: nn.Module, loss_fn: Callable | None, precision: str = "fp32"):
         super().__init__()
-        self.module, self.loss_fn = module, loss_fn
+        self.module, self.loss_fn, self.precision = module, loss_fn, precision
         names = inspect.signature(module.forward).parameters.values()
         self.takes = {p.name for p in names if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.takes_all = loss_fn is None or any(p.kind == p.VAR_KEYWORD for p in names) and not self.takes
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         symbols.unify(batch)
-        output = self.output(batch)
-        return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
+        with autocast(self.precision):
+            output = self.output(batch)
+            return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
 
     def output(self, batch: dict[str, torch.Tensor]) -> Any:
         return self.module(**{k: v for k, v in batch.items() if self.takes_all or k in self.takes})
@@ -309,7 +318,7 @@ def export(
             shapes = None if which is None else dynamic_shapes(fields, which)
             with four_bit_layers(), InParts(fields, fixed=which is None):
                 program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
-            inline_grad_mode(program.graph_module)  # later steps lose the places where gradients stop
+            casts = inline_regions(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
@@ -321,8 +330,10 @@ def export(
     symbols.inline(graph_module.graph)
     asserted = take_checks(graph_module.graph)
     check_values(graph_module.graph)
-    clean(graph_module)
-    return with_meaning(program, whole, fields, drops, buffers, asserted)
+    clean(graph_module, casts)
+    forward = with_meaning(program, whole, fields, drops, buffers, asserted)
+    forward.casts = casts
+    return forward
 
 
 def take_checks(graph: fx.Graph) -> list[str]:
@@ -483,9 +494,9 @@ def with_meaning(
     return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
 
 
-def clean(graph_module: fx.GraphModule) -> None:
+def clean(graph_module: fx.GraphModule, casts: bool) -> None:
     """Removes calls that only check or copy. Writes dropout as our operator, and activations and norms as one operator
-    each."""
+    each: with `casts` of autocast, only those that round nothing between their parts."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -534,7 +545,7 @@ def clean(graph_module: fx.GraphModule) -> None:
                 **{renamed.get(k, k): v for k, v in node.kwargs.items()},
             }
             node.args = node.args[:3]
-    fuse(graph)
+    fuse(graph, casts)
     graph_module.recompile()
 
 
@@ -592,35 +603,3 @@ def write_as_dropout(graph: fx.Graph, node: fx.Node) -> None:
             graph.erase_node(user)
     if not node.users:
         graph.erase_node(node)
-
-
-def inline_grad_mode(graph_module: fx.GraphModule) -> None:
-    """Export turns `with torch.no_grad():` into a call of another graph. This inlines its nodes and detaches its
-    results."""
-    graph = graph_module.graph
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
-            continue
-        enabled, inner, *arguments = node.args
-        body = getattr(graph_module, inner.target)
-        inline_grad_mode(body)
-        env = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), arguments))
-        with graph.inserting_before(node):
-            for part in body.graph.nodes:
-                if part.op == "call_function":
-                    env[part] = graph.node_copy(part, env.__getitem__)
-            results = []
-            for result in list(body.graph.nodes)[-1].args[0]:
-                value = env[result]
-                if not enabled and value.meta["val"].is_floating_point():
-                    detached = graph.call_function(aten.detach.default, (value,))
-                    detached.meta = dict(value.meta)
-                    value = detached
-                results.append(value)
-        for user in list(node.users):
-            if user.target is operator.getitem:
-                user.replace_all_uses_with(results[user.args[1]])
-                graph.erase_node(user)
-        graph.erase_node(node)
-        if not inner.users:
-            graph.erase_node(inner)

@@ -47,17 +47,20 @@ FAR = torch.tensor([10.0, 20, 50, 80, 200, 1e3, 1e4], dtype=torch.float64)  # ex
 POINTS = torch.cat([torch.linspace(-8, 8, 257, dtype=torch.float64), FAR, -FAR])
 
 
-def fuse(graph: fx.Graph) -> None:
+def fuse(graph: fx.Graph, casts: bool = False) -> None:
     """Replaces activations and norms in place. Numbers change only by rounding: by 1e-7 if the module computes in
-    float32 or less (constants are often written with 8 digits), and by 1e-12 in float64."""
-    fuse_activations(graph)
+    float32 or less (constants are often written with 8 digits), and by 1e-12 in float64. With `casts` of autocast,
+    activations in 16 bits stay as they are, with the roundings of their parts."""
+    fuse_activations(graph, casts)
     fuse_norms(graph)
     graph.eliminate_dead_code()
 
 
-def fuse_activations(graph: fx.Graph) -> None:
+def fuse_activations(graph: fx.Graph, casts: bool = False) -> None:
     for node in reversed(list(graph.nodes)):
         found = activation(node) if node.op == "call_function" and node.target in LAST and node.users else None
+        if casts and found is not None and node.meta["val"].element_size() == 2:
+            continue
         if found is None:
             continue
         x, target, options = found

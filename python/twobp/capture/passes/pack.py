@@ -72,7 +72,7 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
             groups.append([rank[k] for k in parts])
     graph.lint()
     layer.graph_module.recompile()
-    return Packed(Layer(layer.name, layer.graph_module, inputs, examples, layer.outputs, layer.tables), flags, groups)
+    return Packed(dataclasses.replace(layer, inputs=inputs, examples=examples), flags, groups)
 
 
 def label(names: list[str]) -> str:
