@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include <nlohmann/json.hpp>
+
 #include "twobp/core/check.h"
 
 namespace twobp {
