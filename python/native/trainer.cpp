@@ -272,8 +272,9 @@ class PyTrainer {
     graph_->drop(variant);
   }
 
-  // The cost model, as JSON.
-  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices, double seconds) {
+  // The cost model for micro-batches like `example`, of so many samples, or like that of the trainer, as JSON.
+  std::string costs(const std::vector<std::string>& recompute, const std::vector<int>& slices, double seconds,
+                    const std::optional<Fields>& example, int64_t samples) {
     const Use use(*this);
     const WithoutGil free;
     const KeepThreads keep;
@@ -284,7 +285,12 @@ class PyTrainer {
     const Pipeline& pipeline = trainer_->pipeline();
     const World& world = trainer_->world();
     if (!world.devices.empty()) options.device = world.device(world.local_ranks().front()).where().index();
-    return cost_model_to_json(measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+    if (!example)
+      return cost_model_to_json(measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
+    Config config = trainer_->config();
+    config.pipeline.micro_batch_size = samples;
+    const ExampleDataset data(as_read(*example, input_), samples);
+    return cost_model_to_json(measure_costs(config, pipeline.model(), data, options));
   }
 
   int process() const { return trainer_->world().process(); }

@@ -97,7 +97,7 @@ def plain(make):
 
 
 MODELS = {
-    "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16),
+    "GPT2": hugging_face("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=80),
     "Qwen3": hugging_face("qwen3", head_dim=8),
     "Qwen2": hugging_face("qwen2"),
     "LLaMa": hugging_face("llama"),
@@ -107,7 +107,7 @@ MODELS = {
     "Phi3": hugging_face("phi3"),
     "Olmo2": hugging_face("olmo2"),
     "GPTNeoX": hugging_face("gpt_neox"),
-    "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=32),
+    "OPT": hugging_face("opt", ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=80),
     "Falcon": hugging_face("falcon"),
     "Granite": hugging_face("granite"),
     "Cohere": hugging_face("cohere"),
@@ -136,7 +136,7 @@ MODELS = {
         decoder_attention_heads=4,
         encoder_ffn_dim=64,
         decoder_ffn_dim=64,
-        max_position_embeddings=32,
+        max_position_embeddings=80,
     ),
     "T5": hugging_face(
         "t5",
@@ -242,14 +242,24 @@ def attempt(make, dtype):
     return captured, time.time() - start
 
 
+def in_float64(batch):
+    return {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def computes(module, batch, loss_fn) -> bool:
+    """Whether the module itself can compute in its dtype. Products of torch for experts cannot in float64."""
+    try:
+        output = module(**{n: t for n, t in batch.items() if loss_fn is None or n != "labels"})
+        (output.loss if loss_fn is None else loss_fn(output, batch)).backward()
+    except RuntimeError:
+        return False
+    return True
+
+
 def double(make) -> str:
     """The worst error in float64; "eager" if the module itself cannot compute in it."""
     module, batch, loss_fn = make()
-    batch = {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
-    try:
-        output = module.train().double()(**{n: t for n, t in batch.items() if loss_fn is None or n != "labels"})
-        (output.loss if loss_fn is None else loss_fn(output, batch)).backward()
-    except RuntimeError:
+    if not computes(module.train().double(), in_float64(batch), loss_fn):
         return f"{'no eager':>7}"
     run = attempt(make, torch.float64)[0].dry_runs[0]
     return f"{max(run.loss, run.gradients):.1e}"
@@ -337,12 +347,15 @@ def compute_in_float64():
 def over_shapes(make) -> str:
     """The captures for all SHAPES, the worst error of loss and gradients, and the reasons for captures of their own."""
     torch.manual_seed(0)
-    module, _, loss_fn = make()
+    module, batch, loss_fn = make()
+    if not computes(module.train().double(), in_float64(batch), loss_fn):
+        return "no eager |         |"
+    module.zero_grad()
     captured, worst, reasons = None, 0.0, []
     for sizes in SHAPES:
-        fields = {name: t.double() if t.is_floating_point() else t for name, t in make(*sizes)[1].items()}
+        fields = in_float64(make(*sizes)[1])
         if captured is None:
-            captured = capture(module.train().double(), fields, loss_fn=loss_fn, slices=False, cache=False)
+            captured = capture(module, fields, loss_fn=loss_fn, slices=False, cache=False)
         else:
             captured.add_shape(fields)
             if captured.why:

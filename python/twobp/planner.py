@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from twobp import _native, checks
+from twobp import _native, batches, checks
 from twobp.trainer import Trainer
 
 if TYPE_CHECKING:
     import pandas
+
+    from twobp.batches import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +130,7 @@ def plan(
     search: bool = False,
     seconds: float = 0.5,
     slices: int | Iterable[int] | None = None,
+    example: Batch | None = None,
 ) -> Plan:
     """Compares all ways to run a model. `of` is a trainer or the folder of a bundle, whose layers are measured now for
     about `seconds`, or a file of costs (`twobp profile --json`).
@@ -136,6 +139,7 @@ def plan(
     is one value or several. `recompute` is none, activations, derivatives or both. `memory` is that of each rank, such
     as "80GiB" or a number of bytes. `slices` has numbers of slices of a sequence to compare (default: the trainer's
     number, or all in the file; docs/long_sequences.md). A captured module needs a trainer that was given slices.
+    `example` is a micro-batch of other sizes than the trainer's, for which the rows then are.
     `batch` keeps only combinations with this number of samples a step. `top` is the number of rows, or None for all.
     `search` also searches for new schedules. Raises twobp.Error if nothing fits, with the smallest memory that
     would."""
@@ -152,13 +156,17 @@ def plan(
         checks.flag(search, "search"),
     )
     counts, sliced = _numbers(ranks, "ranks"), _numbers(slices, "slices")
+    if example is not None and not isinstance(of, Trainer):
+        raise _native.Error("example is for a trainer: give one in place of a folder or file")
     if not counts and not isinstance(of, Trainer):
         raise _native.Error("give ranks: a number, or several such as range(2, 9)")
     if not isinstance(of, Trainer) and os.path.isdir(of):
         of = _of_bundle(of)
     if isinstance(of, Trainer):
         counts = counts or [of.ranks]
-        costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds)
+        one = None if example is None else of._cut([example])[0]
+        samples = 0 if one is None else batches.samples_of(one)
+        costs = of._native.costs([mode for mode in recomputes if mode != "none"], sliced, seconds, one, samples)
     else:
         costs = _native.read_costs(of)
     rows, gain = _native.plan(

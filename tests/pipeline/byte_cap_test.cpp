@@ -75,7 +75,7 @@ TEST(StandardPeaks, AreWhatTheMeterMeasures) {
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const int micro_batches : {1, 2, 5}) {
         const StepPlan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, {P2Batching::kLoop, 0});
-        EXPECT_EQ(measured_peaks(pipeline, plan), plan.options.standard_peaks)
+        EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks)
             << c.name << ", " << schedule << ", M " << micro_batches;
       }
     }
@@ -89,8 +89,8 @@ TEST(StandardPeaks, GrowByTheMessagesInTransit) {
     const StepPlan plan = pipeline.plan("1f1b", 4, P2Policy::kOff, {P2Batching::kLoop, 0});
     const auto peaks = measured_peaks(pipeline, plan);
     for (size_t r = 0; r < peaks.size(); ++r) {
-      EXPECT_GE(peaks[r], plan.options.standard_peaks[r]) << c.name;
-      EXPECT_LE(peaks[r], plan.options.standard_peaks[r] + 4 * kMessage) << c.name;
+      EXPECT_GE(peaks[r], plan.standard_peaks[r]) << c.name;
+      EXPECT_LE(peaks[r], plan.standard_peaks[r] + 4 * kMessage) << c.name;
     }
   }
 }
@@ -135,8 +135,7 @@ TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
         take_gradients(pipeline);
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
-        for (size_t r = 0; r < fixed.size(); ++r)
-          allowed = std::max(allowed, fixed[r] + standard.options.standard_peaks[r]);
+        for (size_t r = 0; r < fixed.size(); ++r) allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
           const StepPlan plan = pipeline.plan(schedule, micro_batches, policy);
           EXPECT_LE(fullest(pipeline, plan), allowed)
@@ -177,14 +176,14 @@ TEST(AutoCap, AFactorAllowsThatMuchMoreToWait) {
 TEST(AutoCap, GrowsWithTheMicroBatches) {
   const ModelSpec model = test::small_mlp(4);
   PipelineOptions options = options_of({2, 2});
-  for (const auto& [name, tensor] : test::random_fields(1)) options.measured_numbers += tensor.numel();
+  options.measured = size_of(test::random_fields(1));
   Pipeline pipeline(model, measured(model), options);
   const auto plan = [&](MemoryCap cap) { return pipeline.plan("1f1b", 8, P2Policy::kEnd, {P2Batching::kLoop, cap}); };
   const StepPlan first = plan(MemoryCap::automatic(1.5));
   const auto caps_times = [&](double size) {
-    std::vector<int64_t> peaks = first.options.standard_peaks;
-    for (int64_t& peak : peaks) peak = static_cast<int64_t>(static_cast<double>(peak) * size);
-    return auto_caps(peaks, fixed_bytes(pipeline), 1.5);
+    const BatchSize one = size_of(test::random_fields(1));
+    const auto costs = pipeline.layer_costs({one.numbers * size, one.squares * size});
+    return auto_caps(standard_peaks(*first.standard, costs), fixed_bytes(pipeline), 1.5);
   };
   // The peak of a rank apart from what it holds between steps.
   const auto peak = [&](const StepPlan& plan, int64_t samples) {
@@ -208,7 +207,7 @@ TEST(AutoCap, GrowsWithTheMicroBatches) {
   peak(first, 3 * test::kBatch);
   EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(4));
   peak(first, 5 * test::kBatch);
-  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(std::exp2(2.5)));  // rounded up
+  EXPECT_EQ(plan(MemoryCap::automatic(1.5)).caps, caps_times(std::exp2(38.0 / 16)));  // rounded up
 }
 
 TEST(AutoCap, GivesEachRankTheTotalOfTheFullest) {

@@ -60,7 +60,7 @@ TEST(RecomputeProfile, PeaksAreWhatTheMeterMeasures) {
       if (c.split.size() > 1 && std::string(schedule) != "naive") continue;  // messages would be in transit
       for (const int micro_batches : {1, 3}) {
         const StepPlan plan = pipeline.plan(schedule, micro_batches, P2Policy::kOff, {P2Batching::kLoop, 0});
-        EXPECT_EQ(measured_peaks(pipeline, plan), plan.options.standard_peaks)
+        EXPECT_EQ(measured_peaks(pipeline, plan), plan.standard_peaks)
             << c.name << ", " << schedule << ", M " << micro_batches;
       }
     }
@@ -129,7 +129,7 @@ TEST(RecomputeMemory, AutoCapKeepsItsPromise) {
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
         for (size_t r = 0; r < fixed.size(); ++r) {
-          allowed = std::max(allowed, fixed[r] + standard.options.standard_peaks[r]);
+          allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
         }
         const int64_t under_way = c.split.size() > 1 ? micro_batches * kMessage : 0;
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {

@@ -35,7 +35,7 @@ TEST(SimulatedPeaks, EqualTheWalkWithP2Off) {
       const StepPlan plan = pipeline.plan(name, 4, P2Policy::kOff, {P2Batching::kLoop, 0});
       const Simulation simulation = simulate(plan.schedule, profiled_costs(pipeline.layer_costs()));
       for (int r = 0; r < pipeline.ranks(); ++r) {
-        EXPECT_EQ(static_cast<int64_t>(simulation.ranks[r].peak_bytes), plan.options.standard_peaks[r])
+        EXPECT_EQ(static_cast<int64_t>(simulation.ranks[r].peak_bytes), plan.standard_peaks[r])
             << name << " on " << pipeline.ranks() << ", rank " << r;
       }
     }

@@ -1,7 +1,10 @@
 """One capture for all sizes: programs for many shapes of a micro-batch, against torch.autograd in float64."""
 import copy
+import os
+import subprocess
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -316,8 +319,67 @@ def test_a_bundle_serves_all_lengths(tmp_path):
     trainer = trainer_of(module, texts(2, 4))
     check_loss(trainer, module, texts(2, 9))
     trainer.save(tmp_path / "bundle")
-    again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=texts(2, 4), micro_batches=1, optimizer=twobp.SGD(lr=RATE))
-    check_loss(again, module, texts(2, 4))
+    for sizes in ((2, 4), (5, 30)):
+        again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=texts(*sizes), micro_batches=1, optimizer=twobp.SGD(lr=RATE))
+        for other in (sizes, (3, 17), (2, 4)):
+            check_loss(again, module, texts(*other))
+
+
+def test_the_program_trains_a_bundle_at_other_sizes(tmp_path):
+    module = Tokens().train()
+    trainer = twobp.Trainer(copy.deepcopy(module), texts(2, 4), micro_batches=1, optimizer=twobp.SGD(lr=RATE), cache=False)
+    trainer.step([texts(2, 9)])
+    trainer.load_state_dict(module.state_dict())
+    trainer.save(tmp_path / "bundle")
+    batch = texts(6, 21)
+    for name, tensor in batch.items():
+        (tmp_path / "arrays").mkdir(exist_ok=True)
+        numpy.save(tmp_path / "arrays" / f"{name}.npy", tensor.numpy())
+    settings = [f"model.from={tmp_path / 'bundle'}", f"data.arrays={tmp_path / 'arrays'}", "data.held_out=0", "data.shuffle=false",
+                "pipeline.micro_batches=2", "pipeline.ranks=2", "pipeline.pin=false", "train.steps=1"]
+
+    def train(size):
+        return subprocess.run([os.environ["TWOBP_PROGRAM"], "train", "--set", *settings, f"pipeline.micro_batch_size={size}"], capture_output=True,
+                              text=True)
+
+    run, refused = train(3), train(1)
+    assert run.returncode == 0, run.stderr
+    assert f"loss {module(**batch).item():.4f}" in run.stdout
+    assert refused.returncode != 0 and "captured with micro-batches of 2" in refused.stderr
+
+
+class Scores(nn.Module):
+    """Its bytes grow with the square of the length."""
+
+    def __init__(self, layers=4):
+        super().__init__()
+        self.embed, self.layers, self.head = nn.Embedding(WORDS, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(layers)), nn.Linear(16, WORDS)
+
+    def forward(self, input_ids, labels):
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            y = layer(x)
+            x = x + (torch.tanh(y @ y.transpose(1, 2)) / 100) @ y
+        return functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def test_longer_batches_hold_what_a_trainer_for_them_holds():
+    def trainer_of(example):
+        return twobp.Trainer(Scores().train(), example, micro_batches=8, ranks=2, schedule="1f1b", p2="end", threads=1,
+                             optimizer=twobp.SGD(lr=RATE), cache=False)
+
+    def most(trainer, batch):
+        return max(trainer.step([batch] * 8).peak_bytes)
+
+    short, own = trainer_of(texts(2, 16)), trainer_of(texts(2, 128))
+    for _ in range(2):
+        peaks = most(short, texts(2, 128)), most(own, texts(2, 128))
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
+    plans = [twobp.plan(one, ranks=2, micro_batches=8, schedule="1f1b", p2="off", example=texts(2, 128), seconds=0.05, top=None)[0]
+             for one in (short, own)]
+    assert plans[0].peak_bytes == pytest.approx(plans[1].peak_bytes, rel=0.02)
+    assert plans[0].peak_bytes == pytest.approx(peaks[1], rel=0.1) and plans[0].micro_batch_size == 2
+    assert plans[0].peak_bytes > 2 * twobp.plan(short, ranks=2, micro_batches=8, schedule="1f1b", p2="off", seconds=0.05)[0].peak_bytes
 
 
 def test_a_wrong_program_for_many_shapes_is_refused(monkeypatch):

@@ -56,9 +56,9 @@ TEST(AutoVariant, RunsUnderTheCapOfTheSearch) {
     Pipeline& pipeline = trainer.pipeline();
     const StepPlan found = make_plan(pipeline, trainer.variant(), 4);
     const StepPlan standard = pipeline.plan(name, 4, P2Policy::kOff);
-    EXPECT_EQ(found.options.standard_peaks, standard.options.standard_peaks) << name;
+    EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
     EXPECT_EQ(found.caps, standard.caps) << name;
-    EXPECT_FALSE(trainer.variant().standard_peaks.empty());
+    EXPECT_TRUE(trainer.variant().standard.has_value());
   }
 }
 

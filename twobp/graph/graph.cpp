@@ -138,6 +138,21 @@ void Graph::forget_oldest(const Shape* but) const {
   }
 }
 
+bool Graph::serves(const FieldTypes& batch) const {
+  const std::lock_guard lock(mutex_);
+  try {
+    find(batch);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool Graph::of_many() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(shapes_.begin(), shapes_.end(), [](const auto& shape) { return shape->of_many(); });
+}
+
 bool Graph::knows(const FieldTypes& fields, int variant) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(shapes_.begin(), shapes_.end(),

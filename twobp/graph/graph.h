@@ -113,6 +113,10 @@ class Graph {
   // The programs of the used variant for the micro-batch, bound to its sizes. The most recent ones are kept. Throws
   // Error that lists the known shapes.
   std::shared_ptr<const Shape> shape_of(const Fields& fields) const;
+  // Whether there are programs for such micro-batches.
+  bool serves(const FieldTypes& batch) const;
+  // Whether there are programs for many shapes.
+  bool of_many() const;
   // Whether the variant has a shape of exactly these fields.
   bool knows(const FieldTypes& fields, int variant) const;
   // The program of a layer.

@@ -112,7 +112,9 @@ ModelInput input_of(const ModelOptions& options) {
   if (!options.as<CapturedOptions>().graph) return input;  // check() throws
   const Graph& graph = graph_of(options);
   const graph::FieldTypes& fields = graph.shape().fields;
-  for (const auto& [name, type] : fields) input.fields.push_back({name, type.dtype, type.sizes});
+  const auto& chosen = options.as<CapturedOptions>().sizes;
+  for (const auto& [name, type] : fields)
+    input.fields.push_back({name, type.dtype, chosen.empty() ? type.sizes : chosen.at(name)});
   input.vocab = are_tokens(input.fields) ? rows_of_table(graph, "input_ids") : 0;
   return input;
 }
@@ -143,6 +145,24 @@ ModelOptions read_bundle(const std::string& folder) {
   captured.graph = graph::read_graph(folder);
   captured.program = captured.graph->description().checksum;
   return options;
+}
+
+bool serves_many(const ModelOptions& options) {
+  if (options.name() != CapturedOptions::kType) return false;
+  const auto& graph = options.as<CapturedOptions>().graph;
+  return graph != nullptr && graph->of_many();
+}
+
+void take_fields(ModelOptions& options, const CaptureFields& fields) {
+  auto& captured = options.as<CapturedOptions>();
+  graph::FieldTypes types = captured.graph->shape().fields;
+  std::map<std::string, std::vector<int64_t>> sizes;
+  for (auto& [name, type] : types) {
+    const auto field = fields.find(name);
+    if (field == fields.end()) return;  // what is missing is refused later
+    type.sizes = sizes[name] = field->second.second;
+  }
+  if (captured.graph->serves(types)) captured.sizes = std::move(sizes);
 }
 
 ModelType captured_type() {

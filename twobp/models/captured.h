@@ -22,6 +22,8 @@ struct CapturedOptions {
   std::shared_ptr<const graph::Graph> graph;  // null: none was given
   std::string program;  // the checksum of its file, for the comparison of processes and of checkpoints
   std::string weights;  // folder of the weights; empty: model.from
+  // Of the micro-batches of the run: their sizes by name. Empty: those of the first shape.
+  std::map<std::string, std::vector<int64_t>> sizes{};
 };
 
 // The layers of a captured module.
@@ -34,6 +36,9 @@ ModelOptions read_bundle(const std::string& folder);
 
 ModelType captured_type();
 
+// Whether the model is captured and has programs for many shapes of micro-batches.
+bool serves_many(const ModelOptions& options);
+
 // Hugging Face models for which this program has no layers. A Python process captures such a model once, as a bundle
 // that is kept in the cache folder.
 
@@ -45,6 +50,8 @@ using CaptureFields = std::map<std::string, std::pair<std::string, std::vector<i
 CaptureFields fields_of_arrays(const std::string& folder, int64_t micro_batch);
 // input_ids and labels.
 CaptureFields fields_of_tokens(int64_t micro_batch, int64_t sequence);
+// Lets the model's input be micro-batches of these sizes, if it has programs for them.
+void take_fields(ModelOptions& options, const CaptureFields& fields);
 
 // Whether the folder holds a model for which this program has no layers: its config.json has an unknown model_type or
 // class. False if there is no config.json.

@@ -77,7 +77,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
       timeout_(options.timeout),
       graphs_(options.graphs),
       accounts_(options.accounts),
-      measured_numbers_(options.measured_numbers),
+      by_size_(slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, options.measured),
+      largest_(options.measured),
       graph_(std::make_unique<KeptGraph>()) {
   const std::vector<LayerCost> costs = twobp::layer_costs(model, profile);
   if (rank_of_stage_.empty()) rank_of_stage_ = place_stages(Placement::kLinear, options.stages, options.stages);
@@ -93,8 +94,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     first_layer.push_back(first);
     first += count;
   }
-  layer_costs_ =
-      layer_costs_of_stages(model, slices_.profiles.empty() ? std::vector<Profile>{profile} : slices_.profiles, split_);
+  layer_costs_ = layer_costs(largest_);
 
   meter_ = std::make_unique<MemoryMeter>(rank_of_stage_);
   const std::vector<int> here = world_.local_ranks();
@@ -113,10 +113,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     std::vector<std::unique_ptr<Stage>> stages;
     for (size_t s = 0; s < split_.size(); ++s) {
       if (rank_of_stage_[s] != rank) continue;
-      std::vector<std::vector<LayerCost>> of_stage;
-      for (size_t i = s; i < layer_costs_.size(); i += split_.size()) of_stage.push_back(layer_costs_[i]);
       stages.push_back(std::make_unique<Stage>(static_cast<int>(s), model_, first_layer[s], split_[s], options.seed,
-                                               std::move(of_stage), world_.device(rank).where()));
+                                               world_.device(rank).where()));
     }
     RankParts parts{.rank = rank,
                     .device = world_.device(rank),
@@ -206,28 +204,52 @@ void Pipeline::check_step(const StepPlan& plan, const std::vector<Fields>& micro
               "a step that records events cannot overlap another step: finish the other step first");
 }
 
-StepBatch Pipeline::in_parts(const std::vector<Fields>& micro_batches, int slices) const {
-  std::vector<double> sizes;
-  for (const Fields& fields : micro_batches) sizes.push_back(size_of(fields));
-  if (slices == 1) return {micro_batches, {}, {}, std::move(sizes)};
+StepBatch Pipeline::in_parts(const std::vector<Fields>& micro_batches, int slices) {
+  std::vector<std::shared_ptr<const StagesOfLayers>> costs;
+  for (const Fields& fields : micro_batches) costs.push_back(costs_of(size_of(fields)));
+  if (slices == 1) return {micro_batches, {}, {}, std::move(costs)};
   const std::vector<Cuts> cuts = cuts_of(micro_batches, slices_.cuts);
-  return {in_slices(micro_batches, cuts), micro_batches, cuts, std::move(sizes)};
+  return {in_slices(micro_batches, cuts), micro_batches, cuts, std::move(costs)};
 }
 
-double Pipeline::size_of(const Fields& micro_batch) const {
-  if (measured_numbers_ == 0) return 1;
-  int64_t numbers = 0;
-  for (const auto& [name, tensor] : micro_batch) numbers += tensor.numel();
-  return static_cast<double>(numbers) / static_cast<double>(measured_numbers_);
+StagesOfLayers Pipeline::layer_costs(const BatchSize& size) const {
+  return layer_costs_of_stages(model_, by_size_.at(size), split_);
+}
+
+std::shared_ptr<const StagesOfLayers> Pipeline::costs_of(BatchSize size) {
+  constexpr size_t kMost = 1024;
+  if (by_size_.one_size()) size = {};
+  if (costs_.size() >= kMost) costs_.clear();
+  auto& costs = costs_[{size.numbers, size.squares}];
+  if (!costs) costs = std::make_shared<const StagesOfLayers>(layer_costs(size));
+  return costs;
 }
 
 void Pipeline::note_sizes(const std::vector<Fields>& micro_batches) {
-  constexpr double kSteps = 4;  // between two powers of two
+  constexpr double kSteps = 16;  // between two powers of two
+  if (by_size_.one_size()) return;
   // Devices run W where the simulated step does, the same in all replicas, which have other micro-batches.
   if (world_.replicas > 1 && world_.device(world_.local_ranks().front()).asynchronous()) return;
+  const auto rounded = [](double size, double measured) {
+    return measured * std::exp2(std::ceil(std::log2(size / measured) * kSteps) / kSteps);
+  };
+  const auto bytes = [&](const BatchSize& size) {
+    double sum = 0;
+    for (const auto& layers : *costs_of(size)) {
+      for (const LayerCost& layer : layers) sum += layer.forward_held + layer.stash;
+    }
+    return sum;
+  };
   for (const Fields& fields : micro_batches) {
-    const double size = size_of(fields);
-    if (size > largest_) largest_ = std::exp2(std::ceil(std::log2(size) * kSteps) / kSteps);
+    const BatchSize size = size_of(fields);
+    if (slices() == 1 && !by_size_.covers(size)) {
+      by_size_.add(measure_bytes(model_, fields, world_.device(world_.local_ranks().front())), size);
+      costs_.clear();
+      renewed_.clear();
+    }
+    if (bytes(size) <= bytes(largest_)) continue;
+    const BatchSize& first = by_size_.first();
+    largest_ = {rounded(size.numbers, first.numbers), rounded(size.squares, first.squares)};
   }
 }
 

@@ -6,14 +6,16 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "twobp/models/model.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/pipeline/profile/profile.h"
+#include "twobp/pipeline/profile/by_size.h"
 #include "twobp/pipeline/rank_threads.h"
 #include "twobp/pipeline/step_plan.h"
 #include "twobp/pipeline/step_request.h"
@@ -39,9 +41,9 @@ struct PipelineOptions {
   // already.
   bool graphs = false;
   bool accounts = true;  // without, reports have no times, events and memory
-  // Numbers in the fields of the micro-batch that was measured. The bytes of others are in proportion, and
-  // automatic caps are those of the largest so far. 0: all have this size.
-  int64_t measured_numbers = 0;
+  // Of the micro-batch that was measured. The bytes of others follow from it and from measurements of larger ones, and
+  // automatic caps are those of the largest so far. None: all have this size.
+  BatchSize measured{};
 };
 
 // One world for each replica, for run_worlds. Their ranks are threads of this process and compute on these devices
@@ -51,8 +53,7 @@ std::vector<World> make_thread_worlds(int replicas, int ranks, const ThreadOptio
 
 class Pipeline {
  public:
-  // `profile` was measured with a micro-batch of PipelineOptions::measured_numbers. With slices, it is their
-  // sum.
+  // `profile` was measured with a micro-batch of the size PipelineOptions::measured. With slices, it is their sum.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options, World world);
   // All ranks in this process.
   Pipeline(const ModelSpec& model, const Profile& profile, const PipelineOptions& options);
@@ -80,8 +81,9 @@ class Pipeline {
   // from micro-batches; a step for which that has changed makes them anew.
   StepPlan plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                 const StepOptions& options = {}) const;
-  // The same for a schedule that is ready to run.
-  StepPlan plan(Schedule schedule, const StepOptions& options) const;
+  // The same for a schedule that is ready to run. `standard`: the basis of an automatic cap.
+  StepPlan plan(Schedule schedule, const StepOptions& options,
+                std::shared_ptr<const Schedule> standard = nullptr) const;
   // The plan of an evaluation.
   StepPlan forward_plan(int micro_batches) const;
 
@@ -97,7 +99,9 @@ class Pipeline {
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
   const ModelSpec& model() const { return model_; }
   // The costs of the layers of each stage; with slices, of each slice and stage, slice by slice.
-  const std::vector<std::vector<LayerCost>>& layer_costs() const { return layer_costs_; }
+  const StagesOfLayers& layer_costs() const { return layer_costs_; }
+  // The same with the bytes of micro-batches of another size.
+  StagesOfLayers layer_costs(const BatchSize& size) const;
   int slices() const { return slices_.count(); }
   const Cuts& cuts() const { return slices_.cuts; }
   MemoryMeter& meter() { return *meter_; }
@@ -118,10 +122,10 @@ class Pipeline {
   void check_graph(const UnderWay& step) const;
   // Throws Error if the step cannot run.
   void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) const;
-  StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices) const;
-  // Of a micro-batch, over that of the profile's.
-  double size_of(const Fields& micro_batch) const;
-  // Takes note of the largest micro-batch, rounded up, so that few plans are made.
+  StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices);
+  std::shared_ptr<const StagesOfLayers> costs_of(BatchSize size);
+  // Takes note of the largest micro-batch, rounded up, so that few plans are made. Measures the bytes of one that is
+  // much larger than those before.
   void note_sizes(const std::vector<Fields>& micro_batches);
   // The plan that a step runs by: that of the step under way if it is the same, else renewed.
   std::shared_ptr<const StepPlan> current(const StepPlan& plan);
@@ -142,14 +146,16 @@ class Pipeline {
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
   SliceProfiles slices_;
-  std::vector<std::vector<LayerCost>> layer_costs_;
+  StagesOfLayers layer_costs_;
   std::unique_ptr<MemoryMeter> meter_;
   World world_;
   double timeout_;
   bool graphs_;
   bool accounts_;
-  int64_t measured_numbers_;
-  double largest_ = 1;                        // micro-batch so far, see size_of()
+  ProfilesBySize by_size_;
+  BatchSize largest_;  // by its bytes, so far
+  // By the size of recent micro-batches.
+  std::map<std::pair<double, double>, std::shared_ptr<const StagesOfLayers>> costs_;
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double> clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<RankThreads> threads_;

@@ -19,18 +19,22 @@ namespace twobp {
 StepPlan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Policy policy,
                         const StepOptions& options) const {
   if (micro_batches == 0) return forward_plan(0);
-  const Schedule standard = schedule.make(stages(), ranks(), micro_batches, P2Policy::kOff, slices());
+  const auto make = [&](const ScheduleSource& source, P2Policy policy) {
+    return source.make(stages(), ranks(), micro_batches, policy, slices());
+  };
+  Schedule standard = make(schedule, P2Policy::kOff);
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),
               "' has no backward pass, so it trains nothing: use another schedule");
-  StepOptions with_peaks = options;
-  if (with_peaks.standard_peaks.empty()) with_peaks.standard_peaks = standard_peaks(standard, layer_costs_);
-  return plan(schedule.make(stages(), ranks(), micro_batches, policy, slices()), with_peaks);
+  if (options.standard) standard = make(*options.standard, P2Policy::kOff);
+  return plan(make(schedule, policy), options, std::make_shared<const Schedule>(std::move(standard)));
 }
 
-StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options) const {
+StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options, std::shared_ptr<const Schedule> standard) const {
+  TWOBP_CHECK(standard || !options.memory_cap.is_automatic(), "an automatic cap needs a schedule with p2 off");
   StepPlan plan;
   plan.schedule = std::move(schedule);
   plan.options = options;
+  plan.standard = std::move(standard);
   plan.leading = leading_forwards(plan.schedule);
   add_caps(plan);
   return plan;
@@ -52,12 +56,17 @@ StepPlan Pipeline::forward_plan(int micro_batches) const {
 void Pipeline::add_caps(StepPlan& plan) const {
   const StepOptions& options = plan.options;
   const MemoryCap& cap = options.memory_cap;
+  const StagesOfLayers costs = layer_costs(largest_);
+  plan.largest = largest_;
+  plan.largest_w.assign(ranks(), 0);
+  for (size_t i = 0; i < costs.size(); ++i) {
+    double& most = plan.largest_w[rank_of_stage_[i % split_.size()]];
+    for (const LayerCost& cost : costs[i]) most = std::max(most, cost.p2_peak);
+  }
+  if (plan.standard) plan.standard_peaks = twobp::standard_peaks(*plan.standard, costs);
   if (cap.is_automatic()) {
     plan.fixed = fixed_bytes();
-    plan.largest = largest_;
-    std::vector<int64_t> peaks = options.standard_peaks;
-    for (int64_t& peak : peaks) peak = static_cast<int64_t>(static_cast<double>(peak) * largest_);
-    plan.caps = auto_caps(peaks, plan.fixed, cap.times());
+    plan.caps = auto_caps(plan.standard_peaks, plan.fixed, cap.times());
   } else {
     plan.caps.assign(ranks(), cap.bytes());
   }
@@ -65,7 +74,7 @@ void Pipeline::add_caps(StepPlan& plan) const {
   const auto simulation = [&] { return in_process_simulation(plan.caps); };
   // If the policy does not ask for filling, W that is to be concatenated stays together.
   const bool fills = schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
-                                          twobp::fills_waits(schedule, profiled_costs(layer_costs_), simulation()));
+                                          twobp::fills_waits(schedule, profiled_costs(costs), simulation()));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
   if (!fills || !on_devices) return;
@@ -74,7 +83,7 @@ void Pipeline::add_caps(StepPlan& plan) const {
   placing.p2_order = options.p2_order;
   placing.data_parallel.replicas = world_.replicas;  // bucket order goes by it
   placing.timeline = true;
-  plan.w_places = p2_places(schedule, simulate(schedule, profiled_costs(layer_costs_), placing));
+  plan.w_places = p2_places(schedule, simulate(schedule, profiled_costs(costs), placing));
 }
 
 std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
@@ -83,7 +92,7 @@ std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
   };
   auto kept = std::ranges::find_if(renewed_, is_same);
   if (kept == renewed_.end()) kept = renewed_.insert(kept, std::make_shared<const StepPlan>(plan));
-  if (!plan.fixed.empty() && ((*kept)->largest != largest_ || (*kept)->fixed != fixed_bytes())) {
+  if ((*kept)->largest != largest_ || (!plan.fixed.empty() && (*kept)->fixed != fixed_bytes())) {
     StepPlan now = plan;
     add_caps(now);
     *kept = std::make_shared<const StepPlan>(std::move(now));

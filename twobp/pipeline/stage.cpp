@@ -6,13 +6,11 @@
 
 namespace twobp {
 
-Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-             std::vector<std::vector<LayerCost>> costs, at::Device device)
+Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, at::Device device)
     : index_(index),
       first_(first),
       first_backward_(std::clamp(model.first_trainable - first, 0, count)),
-      gives_gradient_(first > model.first_trainable),
-      costs_(std::move(costs)) {
+      gives_gradient_(first > model.first_trainable) {
   for (int i = first; i < first + count; ++i) {
     names_.push_back(model.layers[i].name);
     layers_.push_back(model.layers[i].make());
@@ -27,14 +25,6 @@ Stage::Stage(int index, const ModelSpec& model, int first, int count, uint64_t s
       parameter->allocate_grad();
     }
   }
-}
-
-double Stage::largest_w() const {
-  double largest = 0;
-  for (const auto& of_slice : costs_) {
-    for (const LayerCost& cost : of_slice) largest = std::max(largest, cost.p2_peak);
-  }
-  return largest;
 }
 
 void Stage::prepare_micro_batches(int count, int slices) {

@@ -8,7 +8,6 @@
 #include "twobp/core/check.h"
 #include "twobp/models/model.h"
 #include "twobp/nn/thrown.h"
-#include "twobp/pipeline/profile/profile.h"
 #include "twobp/transport/transport.h"
 
 namespace twobp {
@@ -16,10 +15,8 @@ namespace twobp {
 class Stage {
  public:
   // Makes layers [first, first + count) of the model and their parameters on `device`. Values depend on `seed` and the
-  // parameters' names. `costs` are those of the layers, for each slice of a sequence. Memory is booked on the calling
-  // thread, which must be watched.
-  Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed,
-        std::vector<std::vector<LayerCost>> costs, at::Device device = at::kCPU);
+  // parameters' names. Memory is booked on the calling thread, which must be watched.
+  Stage(int index, const ModelSpec& model, int first, int count, uint64_t seed, at::Device device = at::kCPU);
 
   int index() const { return index_; }
   int first_layer() const { return first_; }
@@ -31,9 +28,6 @@ class Stage {
   bool gives_gradient() const { return gives_gradient_; }
   Layer& layer(int i) { return *layers_[i]; }
   const std::string& layer_name(int i) const { return names_[i]; }
-  // Bytes that the W of some layer needs while it runs.
-  double largest_w() const;
-  const LayerCost& cost(int i, int micro_batch) const { return costs_[micro_batch % costs_.size()][i]; }
   // Parameters of layer i in model order.
   const std::vector<Parameter*>& parameters(int i) const { return parameters_[i]; }
 
@@ -51,7 +45,6 @@ class Stage {
   bool gives_gradient_;
   std::vector<std::string> names_;
   std::vector<std::unique_ptr<Layer>> layers_;
-  std::vector<std::vector<LayerCost>> costs_;  // by slice
   std::vector<std::vector<Parameter*>> parameters_;
   std::vector<std::unique_ptr<Saved>> saved_;
   int slices_ = 1;

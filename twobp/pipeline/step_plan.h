@@ -3,13 +3,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "twobp/pipeline/profile/by_size.h"
 #include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/schedule.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp {
 
@@ -65,9 +69,8 @@ struct StepOptions {
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
   P2Order p2_order = P2Order::kOldest;  // of the W that is left at the end
-  // The basis of the automatic cap, by rank (see auto_caps). If empty, it is the peaks of the schedule itself with p2
-  // off.
-  std::vector<int64_t> standard_peaks{};
+  // The schedule whose peaks with p2 off are the basis of the automatic cap (see auto_caps). None: the plan's own.
+  std::optional<ScheduleSource> standard{};
   bool operator==(const StepOptions&) const = default;
 };
 
@@ -81,7 +84,10 @@ struct StepPlan {
   bool fills_waits = false;
   std::vector<std::vector<int>> w_places;  // see simulate/for_training.h; empty: not on devices, or no wait runs W
   std::vector<int64_t> fixed;              // by rank: bytes of parameters, gradients and optimizer, for which caps hold
-  double largest = 1;  // size of the largest micro-batch for which they hold, over that of the profile's
+  std::shared_ptr<const Schedule> standard;  // the basis of the caps; null: they are not automatic
+  std::vector<int64_t> standard_peaks;       // its bytes of activations, by rank
+  BatchSize largest;                         // of micro-batches, for which caps and peaks hold
+  std::vector<double> largest_w;             // by rank: bytes that the W of some layer needs while it runs
 
   int64_t cap(int rank) const { return caps.empty() ? 0 : caps[rank]; }
 };

@@ -91,7 +91,8 @@ struct StepBatch {
   std::vector<Fields> micro_batches;
   std::vector<Fields> sequences;
   std::vector<Cuts> cuts;
-  std::vector<double> sizes{};  // of the whole micro-batches, over that of the profile's
+  // Of each whole micro-batch: the costs of layers, as Pipeline::layer_costs().
+  std::vector<std::shared_ptr<const StagesOfLayers>> costs{};
 };
 
 }  // namespace twobp

@@ -87,21 +87,31 @@ void check_against_weights(const Settings& settings, ModelOptions& given, ModelO
   }
 }
 
-// Captures the model in model.from for the micro-batches that the settings ask for.
-ModelOptions captured_for(const Settings& settings, const std::string& from) {
+// The fields of micro-batches of a captured model that the settings ask for.
+CaptureFields asked_fields(const Config& config) {
+  const DataConfig& data = config.data;
+  const int64_t micro_batch = config.pipeline.micro_batch_size;
+  return data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence)
+                             : fields_of_arrays(data.arrays, micro_batch);
+}
+
+Config of_captured(const Settings& settings) {
   Config config;
   config.model.type = ModelOptions("captured");
   settings.assign(sections_of(config));
   check_values({{&data_section(), &config.data}, {&pipeline_section(), &config.pipeline}});
+  return config;
+}
+
+// Captures the model in model.from for these micro-batches.
+ModelOptions captured_for(const Settings& settings, const std::string& from) {
+  const Config config = of_captured(settings);
   const DataConfig& data = config.data;
-  const int64_t micro_batch = config.pipeline.micro_batch_size;
   TWOBP_CHECK(!data.arrays.empty() || !data.text.empty() || !data.tokens.empty() || data.synthetic == "tokens",
               "model.from is ", from,
               ", a model that is captured for the fields of the data: set data.text, "
               "data.tokens, or data.arrays (a folder with NAME.npy for each field)");
-  const CaptureFields fields =
-      data.arrays.empty() ? fields_of_tokens(micro_batch, data.sequence) : fields_of_arrays(data.arrays, micro_batch);
-  return capture_model(from, fields, data.arrays, config.train.precision, data.cache);
+  return capture_model(from, asked_fields(config), data.arrays, config.train.precision, data.cache);
 }
 
 // The options in model.from's config.json. None for a new model.
@@ -112,6 +122,7 @@ std::optional<ModelOptions> options_of_weights(const Settings& settings, const s
               ": holds a model that must be captured: load it with transformers, and give the module to the "
               "trainer");
   ModelOptions file = captured ? captured_for(settings, from) : read_hf_config(from);
+  if (with_data && serves_many(file)) take_fields(file, asked_fields(of_captured(settings)));
   const std::string type = settings.text("model", "type").value_or(file.name());
   TWOBP_CHECK(type == file.name(), "model.type is \"", type, "\", but the model in model.from has \"", file.name(),
               "\": the architecture comes from ", from, "/config.json, so remove model.type");

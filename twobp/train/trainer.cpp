@@ -167,7 +167,7 @@ Trainer::Trainer(const Config& config, Parts parts)
                                                parse_memory_cap(config.pipeline.memory_cap)});
   PipelineOptions options = pipeline_options(config, parts.shape);
   const ProfiledBatch measured = profiled_batch(*data_.train, config.pipeline.micro_batch_size);
-  for (const auto& [name, tensor] : measured.fields) options.measured_numbers += tensor.numel();
+  options.measured = size_of(measured.fields);
   const auto measure = [&] {
     const int rank = parts.world->local_ranks().front();
     StepSeconds step;

@@ -27,7 +27,7 @@ bool reorders(const Variant& variant) {
 
 StepPlan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_batches, P2Order p2_order) {
   return pipeline.plan(variant.schedule, micro_batches, variant.policy,
-                       {variant.batching, variant.memory_cap, p2_order, variant.standard_peaks});
+                       {variant.batching, variant.memory_cap, p2_order, variant.standard});
 }
 
 std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
@@ -127,7 +127,7 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
   schedule.policy = asked.policy;
   schedule.name = describe(found);
   asked.schedule = ScheduleSource(std::move(schedule));
-  asked.standard_peaks = standard.options.standard_peaks;  // it runs under the cap it was found for
+  asked.standard = standard_name(pipeline);  // it runs under the cap it was found for
   return asked;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,9 @@ struct Variant {
   P2Policy policy = P2Policy::kFill;
   P2Batching batching = P2Batching::kLoop;
   MemoryCap memory_cap = MemoryCap::automatic();
-  // The basis of the automatic cap, by rank (see auto_caps). If empty, it is the peaks of `schedule` itself with p2
-  // off. A schedule that was searched for under another schedule's cap keeps that cap.
-  std::vector<int64_t> standard_peaks{};
+  // The basis of the automatic cap (StepOptions::standard). A schedule that was searched for under another schedule's
+  // cap keeps that cap.
+  std::optional<ScheduleSource> standard{};
   bool operator==(const Variant&) const = default;
 };
 
@@ -69,7 +70,7 @@ std::string to_text(const RunAhead& run_ahead);
 // The schedule found for this pipeline, with its p2 policy. Batching and cap are those of `asked`. The name says how
 // the schedule was found, its predicted gain over the best named schedule under the same cap, and a bound on its
 // distance from the optimum. The automatic cap is that of 1f1b or, with several stages per rank, of zb-v or looped-bfs.
-// It holds in the search and in every step after it (Variant::standard_peaks). Throws Error if no schedule fits the
+// It holds in the search and in every step after it (Variant::standard). Throws Error if no schedule fits the
 // cap. `batch` as for profiled_costs.
 Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked, const std::vector<double>& batch = {});
 

@@ -26,7 +26,8 @@ StepGraph::StepGraph(const std::vector<Device>& devices, const StepRequest& requ
                      const Record& record, const OnRanks& on_ranks) {
   for (const Device& device : devices) {
     const auto there = [&](const Inputs& inputs) { return inputs.device.where() == device.where(); };
-    if (std::ranges::none_of(inputs_, there)) inputs_.push_back({device, {batch.micro_batches, {}, {}}, {}});
+    if (std::ranges::none_of(inputs_, there))
+      inputs_.push_back({device, {batch.micro_batches, {}, {}, batch.costs}, {}});
   }
   std::vector<at::Device> all;
   for (Inputs& inputs : inputs_) {

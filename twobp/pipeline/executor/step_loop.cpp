@@ -72,13 +72,13 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
     local_[stage.index()] = static_cast<int>(s);
     gives_gradient[stage.index()] = stage.gives_gradient();
     stage.prepare_micro_batches(schedule.micro_batches, schedule.slices);
-    largest_w_ = std::max(largest_w_, plan.largest * stage.largest_w());
     const std::vector<Values> none(schedule.micro_batches);
     boundaries_.push_back({none, none, none, none});
     made_.emplace_back(schedule.micro_batches);
     if (parts_.sums(request)) work_.emplace_back(stage.layer_count(), LayerWork{schedule.micro_batches, 0});
   }
   documents_.assign(batch.micro_batches.size(), nullptr);
+  if (!plan.largest_w.empty()) largest_w_ = plan.largest_w[static_cast<size_t>(parts_.rank)];
   const P2Order order = request.training ? plan.options.p2_order : P2Order::kOldest;
   queue_ = WQueue(schedule, parts_.rank,
                   {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
@@ -149,19 +149,25 @@ Context StepLoop::context_of(int micro_batch) {
   return context;
 }
 
+const LayerCost& StepLoop::cost(const Stage& stage, int layer, int mb) const {
+  const int slices = plan_.schedule.slices;
+  const auto& of_micro_batch = *batch_.costs[static_cast<size_t>(mb / slices)];
+  return of_micro_batch[static_cast<size_t>(mb % slices * plan_.schedule.stages + stage.index())]
+                       [static_cast<size_t>(layer)];
+}
+
 void StepLoop::forward(int s, int mb) {
   if (skips()) return;
   RECORD_USER_SCOPE("F");
   Stage& stage = this->stage(s);
   Context context = context_of(mb);
-  const double size = batch_.sizes.empty() ? 1 : batch_.sizes[static_cast<size_t>(mb / plan_.schedule.slices)];
   Values x = take(boundaries_[s].input[mb]);
   if (stage.index() == 0 && !parts_.input_field.empty())
     x.push_back(on_device(context.field(parts_.input_field), parts_.device.where()));
   observer_.op_begins(Op::kForward, stage.index(), mb, !queue_.empty());
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
-    if (request_.training) make_room(size * stage.cost(i, mb).forward_peak, size * stage.cost(i, mb).forward_held);
+    if (request_.training) make_room(cost(stage, i, mb).forward_peak, cost(stage, i, mb).forward_held);
     context.backward = i >= stage.first_backward();
     x = naming_layer([&] { return parts_.place_of(stage, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
@@ -208,7 +214,7 @@ void StepLoop::backward_p1(int s, int mb, bool fused) {
   int units = 0;
   if (by_layer && !queue_.empty()) interrupt([&] { run_w_by_layer(stage.index(), 0); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
-    make_room(stage.cost(i, mb).p1_peak, stage.cost(i, mb).p1_held);
+    make_room(cost(stage, i, mb).p1_peak, cost(stage, i, mb).p1_held);
     dy = naming_layer([&] { return parts_.place_of(stage, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, stage.saved(mb, i)); });
     const int first = units;

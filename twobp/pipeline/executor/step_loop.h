@@ -114,6 +114,7 @@ class StepLoop {
   }
   // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must still fit
   // after it.
+  const LayerCost& cost(const Stage& stage, int layer, int mb) const;
   void make_room(double peak, double held);
   bool lacks_room(double need) const;
   // Tells the reducer when the W of a layer is complete, or will never come.

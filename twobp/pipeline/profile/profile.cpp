@@ -328,6 +328,16 @@ Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, doub
   return measure_slices(model, batch, {}, seconds, device).profiles.front();
 }
 
+Profile measure_bytes(const ModelSpec& model, const Fields& batch, const Device& device) {
+  const OnStream here(device.compute());
+  const ProfiledBatch measured(batch);
+  const Cuts whole;
+  Chain chain(model, measured, whole, device);
+  chain.run(std::nullopt);
+  chain.run(Unit::kSeconds);
+  return chain.profiles().profiles.front();
+}
+
 SliceProfiles measure_slices(const ModelSpec& model, const ProfiledBatch& batch, const Cuts& cuts, double seconds,
                              const Device& device) {
   TWOBP_CHECK(!model.layers.empty(), "a model needs layers");

@@ -24,6 +24,9 @@ namespace twobp {
 // The costs of each kind of layer, by LayerSpec::kind.
 using Profile = std::map<std::string, LayerCost>;
 
+// The costs of the layers of each stage.
+using StagesOfLayers = std::vector<std::vector<LayerCost>>;
+
 // A micro-batch to measure.
 struct ProfiledBatch {
   Fields fields;
@@ -41,6 +44,9 @@ struct ProfiledBatch {
 // the mean cost.
 Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds = 0.3,
                         const Device& device = {});
+
+// The bytes alone, in less time: each layer runs twice.
+Profile measure_bytes(const ModelSpec& model, const Fields& batch, const Device& device);
 
 // The costs of all layers in model order.
 std::vector<LayerCost> layer_costs(const ModelSpec& model, const Profile& profile);
