@@ -119,7 +119,6 @@ int run_program(int argc, char** argv) {
   add_bench_command(app, exit_code);
   add_checkpoint_command(app, exit_code);
   add_eval_command(app);
-  add_generate_command(app);
   add_plan_command(app);
   add_profile_command(app);
   try {

@@ -13,7 +13,6 @@ class Trainer;
 void add_bench_command(CLI::App& app, int& exit_code);       // compares the step times of schedules and policies
 void add_checkpoint_command(CLI::App& app, int& exit_code);  // inspects, verifies, converts checkpoints
 void add_eval_command(CLI::App& app);                        // loss and accuracy on the held-out data
-void add_generate_command(CLI::App& app);                    // continues a text with a trained model
 void add_plan_command(CLI::App& app);     // draws and times schedules, and finds the best for a model
 void add_profile_command(CLI::App& app);  // measures the layers: time and memory
 void add_train_command(CLI::App& app, int& exit_code);

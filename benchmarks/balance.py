@@ -18,6 +18,7 @@ import pathlib
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 
 import twobp
@@ -26,7 +27,7 @@ BATCHES = 40
 
 
 def pack(lengths, sequence):
-    """Best fit, as data.packing whole."""
+    """Best fit, as --packing whole of scripts/texts_to_arrays.py."""
     samples = []
     for length in sorted(lengths, reverse=True):
         fits = [sample for sample in samples if sum(sample) + length <= sequence]
@@ -119,8 +120,10 @@ def measure(documents, options):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "documents.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in documents))
-        settings = {"model.type": "llama", "model.dim": 256, "model.layers": 8, "model.heads": 8, "model.hidden": 704, "data.text": folder / "documents.jsonl",
-                    "data.sequence": options.sequence, "data.packing": "whole", "data.held_out": 0, "pipeline.ranks": 2, "pipeline.micro_batch_size": 1}
+        subprocess.run([sys.executable, pathlib.Path(__file__).resolve().parents[1] / "scripts/texts_to_arrays.py", folder / "documents.jsonl",
+                        folder / "arrays", "--sequence", str(options.sequence)], check=True)
+        settings = {"model.type": "llama", "model.dim": 256, "model.layers": 8, "model.heads": 8, "model.hidden": 704, "data.arrays": folder / "arrays",
+                    "data.sequence": options.sequence, "data.held_out": 0, "pipeline.ranks": 2, "pipeline.micro_batch_size": 1}
         command = [options.program.resolve(), "bench", "--schedules", "1f1b,zb-v", "--p2", "off,fill", "--micro-batches", "2,4,8", "--json", folder / "rows.json",
                    "--set", *(f"{key}={value}" for key, value in settings.items())]
         subprocess.run(list(map(str, command)), check=True, capture_output=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What packing documents brings on real text: verses of the King James Bible as documents, one a sample with padding (data.packing none) against whole
+"""What packing documents brings on real text: verses of the King James Bible as documents, one a sample with padding (--packing none of scripts/texts_to_arrays.py) against whole
 documents by best fit, in turns. Prints the seconds of an epoch, its batches, and the ratios of both. First: ./demo, which fetches the text.
 
     benchmarks/packing.py build/release/twobp [--sequence 512] [--rounds 3] [--dim 512]
@@ -10,6 +10,7 @@ import pathlib
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -18,8 +19,8 @@ FIRST = 2  # earlier steps are warm-up
 
 def run(options, packing, folder):
     metrics = folder / "metrics.jsonl"
-    settings = {"model.type": "llama", "model.dim": options.dim, "model.layers": 4, "model.heads": 8, "model.hidden": 1408, "data.text": folder / "verses.jsonl",
-                "data.sequence": options.sequence, "data.packing": packing, "data.held_out": 0, "pipeline.ranks": 2, "pipeline.micro_batches": 4,
+    settings = {"model.type": "llama", "model.dim": options.dim, "model.layers": 4, "model.heads": 8, "model.hidden": 1408, "data.arrays": folder / packing,
+                "data.sequence": options.sequence, "data.held_out": 0, "pipeline.ranks": 2, "pipeline.micro_batches": 4,
                 "pipeline.micro_batch_size": 2, "pipeline.schedule": "zb-v", "train.steps": FIRST + options.steps}
     command = [options.program.resolve(), "train", "--metrics", metrics, "--set", *(f"{key}={value}" for key, value in settings.items())]
     said = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout
@@ -40,6 +41,9 @@ def main():
         verses = [line.split(" ", 1)[1] for line in (ROOT / "data/kjv.txt").read_text().splitlines() if " " in line][:4000]
         (folder / "verses.jsonl").write_text("".join(json.dumps({"text": verse}) + "\n" for verse in verses))
         runs = {packing: [] for packing in ("none", "whole")}
+        for packing in runs:
+            subprocess.run([sys.executable, ROOT / "scripts/texts_to_arrays.py", folder / "verses.jsonl", folder / packing, "--packing", packing,
+                            "--sequence", str(options.sequence)], check=True)
         for turn in range(options.rounds):
             for packing in list(runs)[::1 if turn % 2 == 0 else -1]:
                 runs[packing].append(run(options, packing, folder))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What programs for many shapes cost. Prints the seconds until a 12-layer GPT-2 of transformers has made its first
 step, and its first step at a second length, whose programs serve all later ones. Then compares steps of these programs
-with steps of programs for one shape, in turns.
+with steps of programs for one shape, in turns. With --cpu, seconds are those of the processor, for a busy machine.
 
-    PYTHONPATH=build/release/python benchmarks/shapes.py [--models gpt2 llama] [--layers 4] [--pairs 40]
+    PYTHONPATH=build/release/python benchmarks/shapes.py [--cpu] [--models gpt2 llama] [--layers 4] [--pairs 40]
 """
 
 import argparse
@@ -36,13 +36,13 @@ def trainer_of(name: str, options: argparse.Namespace, layers: int, example: dic
 
 def first_steps(options: argparse.Namespace) -> None:
     batch = captured_step.batch_of("gpt2", 2)
-    begin = time.perf_counter()
+    begin = options.clock()
     trainer = trainer_of("gpt2", options, 12, of_length(batch, LENGTHS[0]))
     seconds = []
     for length in LENGTHS:
         trainer.step(of_length(batch, length))
-        seconds.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
+        seconds.append(options.clock() - begin)
+        begin = options.clock()
     assert trainer.captures == 2
     print(
         f"gpt2, 12 layers: first step after {seconds[0]:.1f} s, at a second length {seconds[1]:.1f} s, at a third "
@@ -57,6 +57,7 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--cpu", dest="clock", action="store_const", const=time.process_time, default=time.perf_counter)
     options = parser.parse_args()
     torch.set_num_threads(1)
     first_steps(options)
@@ -72,9 +73,9 @@ def main():
         for turn in range(options.pairs):
             seconds = {}
             for trainer in (one, many) if turn % 2 else (many, one):
-                begin = time.perf_counter()
+                begin = options.clock()
                 trainer.step(batch)
-                seconds[trainer] = time.perf_counter() - begin
+                seconds[trainer] = options.clock() - begin
             pairs.append((seconds[one], seconds[many]))
         ratios = sorted(b / a for a, b in pairs)
         quarter = len(ratios) // 4

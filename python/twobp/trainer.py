@@ -235,6 +235,20 @@ class Trainer:
         self._watch.came_from_trainer(state)
         return state
 
+    def _load_into_module(self) -> None:
+        """Gives the module the weights and buffers of the last step: one by one, so that there is no further copy of
+        all of them."""
+        if _process_group():  # each tensor would be a message
+            self._module.load_state_dict(self.state_dict(), strict=False)  # bitsandbytes' has what it does not load
+            return
+        buffers, kept = dict(self._module.named_buffers()), self._module.state_dict().keys()
+        changed = {name: self._captured.parameters[name] for name in self._captured.trained}
+        changed.update({name: buffers[name] for name in self._captured.buffers if name in kept})
+        with torch.no_grad():
+            for name, one in changed.items():
+                one.copy_(self._native.weights(names={name})[name])
+        self._watch.came_from_trainer(self._module.state_dict())
+
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown
         names, for other shapes, and for other values of a tensor that training never changes. Also for numbers that are

@@ -13,6 +13,7 @@ from twobp._native import Error, Looks
 
 STATES = 64  # the number of the trainer's states that are recognised
 SAMPLES = 16  # elements of a tensor that distinguish states, besides the sum of all bits
+AT_ONCE = 1 << 20  # elements that are widened for their sum
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -134,7 +135,8 @@ class Watch:
                 BITS[flat.element_size()]
             )  # a sum runs at the speed of memory, while a hash of all bytes would take a second
             some = bits[:: max(1, len(bits) // SAMPLES)].tolist()
-            digest.update(f"{name} {flat.dtype} {len(bits)} {bits.sum(dtype=torch.int64).item()} {some}".encode())
+            whole = sum(one.sum(dtype=torch.int64).item() for one in bits.split(AT_ONCE))
+            digest.update(f"{name} {flat.dtype} {len(bits)} {whole} {some}".encode())
         return digest.hexdigest()
 
 

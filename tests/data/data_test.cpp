@@ -69,7 +69,7 @@ TEST(TextData, ReadsBytesAboveAsciiAsTokens128To255) {
   EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{0xa9, 1, 'z'}));
 }
 
-// What is no text, with what the error says. `plain`: also as documents, packed and with a tokenizer.
+// What is no text, with what the error says.
 TEST(TextData, RefusesWhatIsNoText) {
   const TempFolder folder;
   const std::string rest(40, ' ');
@@ -86,26 +86,15 @@ TEST(TextData, RefusesWhatIsNoText) {
       {"\xff\xfe" + utf16("hello"), "UTF-16 or UTF-32: convert it to UTF-8"},
       {utf16("hello"), "byte 1 is zero"},
       {"caf\xe9 " + rest, "byte 3 is not UTF-8"},
-      {"PAR1" + rest, "is a parquet file: give its name the ending .parquet"},
+      {"PAR1" + rest, "is a parquet file: make arrays of it by scripts/texts_to_arrays.py"},
       {"\x93NUMPY" + rest, "is a NumPy file: name its folder in data.arrays"},
       {std::string(1 << 20, 'x') + "\xc3", "byte 1048576 is not UTF-8"},
       {std::string((1 << 20) - 1, 'x') + std::string("\0yz", 3), "byte 1048575 is zero"}};
   for (const auto& [bytes, message] : all) {
-    const std::string path = folder.write("a.txt", bytes);
-    for (const char* packing : {"stream", "split"}) {
-      DataConfig config = text_config(path, 3);
-      config.packing = packing;
-      ModelInput model;
-      model.documents = true;
-      refuse(config, model, {"a.txt", message});
-    }
-    const std::string lines = folder.write("a.jsonl", bytes);
-    refuse(text_config(lines, 3), ModelInput{}, {"a.jsonl"});
+    refuse(text_config(folder.write("a.txt", bytes), 3), ModelInput{}, {"a.txt", message});
   }
-  refuse(text_config(folder.write("a.jsonl", all[0].first), 3), ModelInput{}, {"a.jsonl", all[0].second});
-  refuse(text_config(folder.write("a.jsonl", all[4].first), 3), ModelInput{}, {"a.jsonl", all[4].second});
-  for (const char* name : {"a.json", "a.JSON"})
-    refuse(text_config(folder.write(name, R"([{"text": "hello"}])"), 3), ModelInput{}, {name, ".jsonl file"});
+  for (const char* name : {"a.json", "a.JSON", "a.jsonl", "a.ndjson", "a.Parquet"})
+    refuse(text_config(folder.write(name, R"({"text": "hello"})"), 3), ModelInput{}, {name, "texts_to_arrays.py"});
   // A character may lie across two blocks that are read.
   const std::string across = std::string((1 << 20) - 1, 'x') + "\xc3\xa9z";
   EXPECT_EQ(open_data(text_config(folder.write("b.txt", across), 3), ModelInput{}, 1).train->size(), 349525);
@@ -235,6 +224,31 @@ TEST_F(ArrayData, ReadsMasksOfALanguageModel) {
   const Fields left = open_data(config(4), vocab(7), 1).train->read({0, 1}, 0);
   EXPECT_EQ(list(left.at("labels")), (std::vector<int64_t>{-100, 3, 4, -100, -100, 1, 2, -100}));
   EXPECT_EQ(list(left.at("attention_mask")), (std::vector<int64_t>{0, 0, 1, 1, 1, 0, 1, 1}));
+}
+
+// A document of a sample begins where its start is its place. No label crosses into another one.
+TEST_F(ArrayData, KeepsDocumentsApart) {
+  input(npy_file<int32_t>("<i4", "(2, 4)", {1, 2, 3, 4, 5, 6, 7, 8}));
+  labels(npy_file<int32_t>("<i4", "(2, 4)", {1, 2, 3, 4, 5, 6, 7, 8}));
+  const auto starts = [&](const std::vector<uint8_t>& values) {
+    folder_.write("document_starts.npy", npy_file<uint8_t>("|u1", "(2, 4)", values));
+  };
+  starts({0, 0, 2, 3, 0, 0, 0, 0});
+  DataConfig data = config();
+  data.sequence = 4;
+  ModelInput model = vocab(9);
+  model.documents = true;
+  const DataSplit split = open_data(data, model, 1);
+  const Fields fields = split.train->read({0, 1}, 0);
+  EXPECT_EQ(list(fields.at("labels")), (std::vector<int64_t>{2, -100, -100, -100, 6, 7, 8, -100}));
+  EXPECT_EQ(list(fields.at("document_starts")), (std::vector<int64_t>{0, 0, 2, 3, 0, 0, 0, 0}));
+  EXPECT_EQ(split.train->cost(0), 2 * 2 + 1 + 1);
+  EXPECT_EQ(split.train->cost(1), 4 * 4);
+  refuse(data, vocab(9), {"document_starts.npy", "does not read"});
+  starts({0, 0, 2, 0, 0, 0, 0, 0});
+  refuse(data, model, {"document_starts.npy", "row 0, column 3", "begins at 0"});
+  starts({0, 0, 4, 4, 0, 0, 0, 0});
+  refuse(data, model, {"document_starts.npy", "row 0, column 2"});
 }
 
 TEST_F(ArrayData, RefusesArraysThatAreNotRead) {

@@ -152,7 +152,7 @@ TEST_F(TokenCache, RemakesDamagedEntries) {
         replaced("\"tokens\": 5", "\"tokens\": 4"), replaced("\"tokens\": 5", "\"tokens\": -5"),
         replaced("\"tokens\": 5", "\"tokens\": \"5\""), replaced("\"tokens\": 5", "\"tokens\": 9223372036854775813"),
         replaced("\"vocab\": 257", "\"vocab\": 0"), replaced("\"vocab\": 257", "\"vocab\": 70000"),
-        replaced("\"format\": 6", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
+        replaced("\"format\": 7", "\"format\": 1"), replaced("a.txt\"", "b.txt\""),
         "{\"source\": " + std::string(200000, '[') + std::string(200000, ']') + "}"}) {
     damage(as_tokens("hello"), text);
   }
@@ -172,7 +172,7 @@ TEST_F(TokenCache, KeepsNothingOfAKilledPython) {
   {
     const Environment killed("TWOBP_PYTHON", write_program(folder_, "killed",
                                                            R"(echo '{"vocab": 257, "end_of_text": null}'; read line; )"
-                                                           R"(echo '{"tokens": [5]}'; printf hel; kill -9 $$)"));
+                                                           R"(echo '{"tokens": 5}'; printf hel; kill -9 $$)"));
     expect_error([&] { tokenize({path}); }, {"killed by signal 9"});
   }
   EXPECT_EQ(cached(), std::vector<std::string>{});

@@ -199,7 +199,7 @@ TEST_F(TokenFiles, RefuseOtherFiles) {
                    "7zXZ\0",
                    6),
        "is compressed by xz"},
-      {"PAR1", "is a parquet file: use data.text"},
+      {"PAR1", "is a parquet file: make arrays of it"},
       {"\x89HDF", "is an HDF5 file"},
       {"MMIDIDX", "is the index of Megatron's token files: give the .bin file alone"}};
   for (const auto& [mark, message] : others) {

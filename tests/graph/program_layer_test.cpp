@@ -6,8 +6,8 @@
 
 #include "tests/expect_error.h"
 #include "tests/graph/mlp_graph.h"
+#include "twobp/models/recompute/recompute_layer.h"
 #include "twobp/nn/check_layer.h"
-#include "twobp/nn/layers/recompute.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

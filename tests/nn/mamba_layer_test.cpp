@@ -1,4 +1,4 @@
-// Properties of Mamba's layers only: threads, bytes, initial values, generation position by position, concatenated W,
+// Properties of Mamba's layers only: threads, bytes, initial values, concatenated W,
 // bad input.
 #include <cmath>
 
@@ -168,42 +168,6 @@ TEST(MambaFacts, InitialValues) {
   };
   EXPECT_TRUE(same_bits(bias_of(*again), value("dt_proj.bias")));
   EXPECT_FALSE(same_bits(bias_of(*other), value("dt_proj.bias")));
-}
-
-// A prompt at once, and then one position per call, gives the same as the whole sequence.
-TEST(MambaFacts, GenerationGoesOnFromItsState) {
-  const auto whole = whole_mixer("mixer", kShape, 0.3, at::kDouble);
-  Layer& mixer = *whole;
-  make_telling(mixer);
-  make_parameters(mixer);
-  const int64_t positions = 41;
-  const at::Tensor x = random({2, positions, kShape.dim}, 1);
-  const at::Tensor expected = MicroBatch(mixer).evaluate(x);
-  for (const int64_t prompt : {1, 2, 3, 7, 33}) {
-    Saved saved;
-    Context context;
-    context.training = false;
-    context.generating = true;
-    context.capacity = positions;
-    for (int64_t past = 0; past < positions;) {
-      const int64_t count = past == 0 ? prompt : 1;
-      context.past = past;
-      const at::Tensor y = mixer.forward({x.narrow(1, past, count).contiguous()}, context, saved)[0];
-      expect_close(y, expected.narrow(1, past, count), 2000, at::kDouble,
-                   "prompt " + std::to_string(prompt) + ", position " + std::to_string(past));
-      past += count;
-    }
-  }
-  Context context;
-  context.training = false;
-  context.generating = true;
-  context.past = 3;
-  Saved empty;
-  expect_error(
-      [&] {
-        mixer.forward({random({1, 1, kShape.dim}, 1)}, context, empty);
-      },
-      {"position 3", "of the earlier positions"});
 }
 
 // At the first position, no state decays, so A has no gradient. The other parameters have one.

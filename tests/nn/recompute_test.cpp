@@ -1,12 +1,11 @@
 // Tests layers that recompute tensors instead of keeping them. For every layer and mode, the bits must equal those of
 // the layer itself, nothing may be updated twice, and only the tensors that the mode promises may be kept.
-#include "twobp/nn/layers/recompute.h"
-
 #include <map>
 
 #include "tests/nn/layer_cases.h"
 #include "twobp/models/decoder/family.h"
-#include "twobp/models/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
+#include "twobp/models/recompute/recompute_rules.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/batch_norm.h"
 #include "twobp/nn/layers/linear.h"

@@ -88,32 +88,6 @@ TEST(Rope, RefusesWhatMakesNoSense) {
   EXPECT_THROW(rope_frequencies(rope, 4), Error);
 }
 
-// Attention once doubled its table with each position if the frequencies go by the length.
-TEST(Rope, GeneratesManyPositionsThatGoByTheLength) {
-  AttentionShape shape{2, 1, 4, {}};
-  constexpr int64_t kPositions = 64;
-  const at::Tensor packed = at::rand({1, kPositions, shape.packed()}, at::kFloat);
-  const auto generate = [&] {
-    Attention attention(shape, at::kFloat);
-    Context context;
-    context.training = false;
-    context.generating = true;
-    context.capacity = kPositions;
-    Saved saved;
-    std::vector<at::Tensor> rows;
-    for (; context.past < kPositions; ++context.past)
-      rows.push_back(attention.forward({packed.narrow(1, context.past, 1).clone()}, context, saved)[0]);
-    return at::cat(rows, 1);
-  };
-  const at::Tensor plain = generate();
-  shape.rope.scaling = RopeScaling::kDynamic;
-  shape.rope.factor = 2;
-  shape.rope.original_positions = 16;
-  const at::Tensor dynamic = generate();
-  EXPECT_TRUE(at::equal(dynamic.narrow(1, 0, 16), plain.narrow(1, 0, 16)));
-  EXPECT_FALSE(at::allclose(dynamic.narrow(1, 16, 48), plain.narrow(1, 16, 48), 1e-4, 1e-4));
-}
-
 TEST(Rope, AttentionUsesTheSettings) {
   AttentionShape shape{2, 1, 4, {}};
   const at::Tensor packed = at::rand({1, 6, shape.packed()}, at::kFloat);

@@ -3,9 +3,9 @@
 #include <set>
 
 #include "tests/nn/layer_cases.h"
+#include "twobp/models/recompute/recompute_layer.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/dropout.h"
-#include "twobp/nn/layers/recompute.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -1,12 +1,11 @@
 // Tests recomputation in the pipeline. The profile's bytes are those of the meter for every mode, and a block's bytes
 // are those counted by hand. The cap keeps its promise although W needs memory of its own.
-#include "twobp/models/recompute.h"
-
 #include <algorithm>
 #include <map>
 
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/nn/layers/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
+#include "twobp/models/recompute/recompute_rules.h"
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/memory/stage_bytes.h"
 

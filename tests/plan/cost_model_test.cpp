@@ -100,7 +100,7 @@ TEST(CostModel, InterpolatesEveryNumber) {
   EXPECT_EQ(between.p2_units, 1);
 }
 
-// nn/layers/recompute.h says which work runs again and which tensors are kept.
+// models/recompute/recompute_layer.h says which work runs again and which tensors are kept.
 TEST(CostModel, FollowsTheFormulaOfRecomputation) {
   const TestKind kind{.forward = 1, .backward_p1 = 2, .backward_p2 = 4, .held = 10, .stash = 8, .output = 3};
   CostModel model = model_of({kind, kind, kind});

@@ -49,20 +49,17 @@ TEST_F(BadInput, UnknownKeyNamesTheNearest) {
 }
 
 TEST_F(BadInput, UnknownCommandNamesTheNearest) {
-  expect_one_message({"trian"}, {"no command \"trian\"", "did you mean \"train\"", "generate"});
+  expect_one_message({"trian"}, {"no command \"trian\"", "did you mean \"train\"", "profile"});
   expect_one_message({"checkpoint", "inspct", "x"}, {"no command \"inspct\"", "did you mean \"inspect\""});
   expect_one_message({"plan", "--schedul", "1f1b"}, {"--schedul", "did you mean --schedule?"});
 }
 
 // NaN compares false with every limit, and a negative number may wrap around to a large one.
 TEST_F(BadInput, RefusesBadNumbersOnTheCommandLine) {
-  const std::vector<std::string> generate = {"generate", path("model"), "--prompt", "x"};
   const std::vector<std::string> convert = {"checkpoint", "convert", path("c"), "--checkpoint", path("d")};
   const std::vector<std::tuple<std::vector<std::string>, const char*, const char*>> wrong = {
-      {generate, "--temperature", "nan"}, {generate, "--top-p", "-nan"}, {generate, "--seed", "-1"},
-      {generate, "--threads", "-2"},      {convert, "--parts", "nan"},   {{"plan"}, "--latency", "nan"},
-      {{"plan"}, "--svg-end", "inf"},     {{"plan"}, "--top", "-3"},     {{"profile"}, "--seconds", "inf"},
-      {{"bench"}, "--repeat", "-1"}};
+      {convert, "--parts", "nan"}, {{"plan"}, "--latency", "-nan"},   {{"plan"}, "--svg-end", "inf"},
+      {{"plan"}, "--top", "-3"},   {{"profile"}, "--seconds", "inf"}, {{"bench"}, "--repeat", "-1"}};
   for (const auto& [command, option, value] : wrong) {
     std::vector<std::string> arguments = command;
     arguments.push_back(concat(option, "=", value));
@@ -88,7 +85,6 @@ TEST_F(BadInput, SaysHowToDownloadANameOnTheHub) {
                        {"org/some-model", "Hugging Face Hub", "hf download org/some-model"});
   }
   expect_one_message({"train", "--set", "model.from=gpt2", "data.synthetic=tokens"}, {"hf download gpt2"});
-  expect_one_message({"generate", "org/some-model", "--prompt", "x"}, {"hf download org/some-model"});
 }
 
 // A file may contain any name. Control characters in it are shown, so that the terminal does not obey them.

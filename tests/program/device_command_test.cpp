@@ -243,28 +243,6 @@ TEST_F(DeviceCommand, AResumedRunEqualsAnUninterruptedRun) {
 
 // ---- the other commands
 
-TEST_F(DeviceCommand, GeneratesTheTextOfTheOperatorsOnACpu) {
-  std::string text;
-  for (int i = 0; i < 50; ++i) text += "the quick brown fox jumps over the lazy dog. ";
-  content_["model"] = {{"dim", 16}, {"layers", 2}, {"heads", 2}, {"hidden", 24}};
-  content_["data"] = {{"text", folder_.write("text.txt", text)}, {"sequence", 16}, {"held_out", 0.2}};
-  const Finished trained = alone(saves_to("model"));
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
-  const auto generated = [&](const char* device, const char* temperature) {
-    return alone({"generate", folder_.path("model"), "--prompt", "the quick", "--tokens", "24", "--ignore-end",
-                  "--temperature", temperature, "--device", device},
-                 {"TWOBP_KERNELS=operators"});
-  };
-  for (const char* temperature : {"0", "2"}) {
-    const Finished expected = generated("cpu", temperature);
-    EXPECT_EQ(expected.exit_code, 0) << expected.err;
-    EXPECT_GT(expected.out.size(), 30U);
-    const Finished actual = generated("privateuseone", temperature);
-    EXPECT_EQ(actual.exit_code, 0) << actual.err;
-    EXPECT_EQ(actual.out, expected.out);
-  }
-}
-
 TEST_F(DeviceCommand, MeasuresOnItsDevice) {
   const std::string config = arguments().back();
   const std::string costs = folder_.path("costs.json");

@@ -1,4 +1,4 @@
-// Tests the commands from training to using a model, from outside: train, eval, generate, with and without adapters.
+// Tests the commands from training to using a model, from outside: train and eval, with and without adapters.
 #include <filesystem>
 
 #include "tests/program/subprocess.h"
@@ -62,56 +62,6 @@ TEST_F(ModelCommands, EvalFindsTheFinalLossOfTraining) {
   }
   const json report = json::parse(read_file(path("eval.json")));
   EXPECT_NEAR(report.at("perplexity").get<double>(), std::exp(report.at("loss").get<double>()), 1e-9);
-}
-
-TEST_F(ModelCommands, GenerateContinuesTheLearntText) {
-  run("train", config(), {"--set", "train.steps=300"});  // then the next letter is always certain
-  const std::vector<std::string> arguments = {"generate", path("model"), "--prompt",      "the quick brown fo",
-                                              "--tokens", "12",          "--temperature", "0"};
-  const Finished greedy = test::run_program(arguments);
-  EXPECT_EQ(greedy.out, "the quick brown fox jumps over\n");
-  EXPECT_NE(greedy.err.find("12 tokens after 18"), std::string::npos) << greedy.err;
-
-  // Like transformers' generate, it stops at any eos_token_id of generation_config.json, or else of config.json.
-  json config = json::parse(read_file(path("model/config.json")));
-  config["eos_token_id"] = {'q', 'j'};
-  folder_.write("model/config.json", config.dump());
-  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox \n");
-  folder_.write("model/generation_config.json", R"({"eos_token_id": [0, 118, 112]})");  // v and p
-  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jum\n");
-  folder_.write("model/generation_config.json", R"({"eos_token_id": 115})");  // s
-  EXPECT_EQ(test::run_program(arguments).out, "the quick brown fox jump\n");
-  auto on = arguments;
-  on.push_back("--ignore-end");
-  EXPECT_EQ(test::run_program(on).out, "the quick brown fox jumps over\n");
-  // What would give another text in transformers is named.
-  folder_.write(
-      "model/generation_config.json",
-      R"({"repetition_penalty": 1.0, "num_beams": 1, "top_k": 50, "suppress_tokens": [], "do_sample": true})");
-  EXPECT_EQ(test::run_program(arguments).err.find("warning"), std::string::npos);
-  folder_.write("model/generation_config.json",
-                R"({"repetition_penalty": 1.2, "suppress_tokens": [102], "top_k": 50})");
-  const Finished other = test::run_program(arguments);
-  EXPECT_EQ(other.exit_code, 0);
-  EXPECT_NE(other.err.find("generation_config.json has repetition_penalty, suppress_tokens, which is not supported"),
-            std::string::npos)
-      << other.err;
-  auto warm = arguments;
-  warm.back() = "0.5";
-  EXPECT_NE(test::run_program(warm).err.find("repetition_penalty, suppress_tokens, top_k"), std::string::npos);
-  folder_.write("model/generation_config.json", R"({"eos_token_id": [1, "x"]})");
-  const Finished bad = test::run_program(arguments);
-  EXPECT_EQ(bad.exit_code, 1);
-  EXPECT_NE(bad.err.find("generation_config.json: eos_token_id is "), std::string::npos) << bad.err;
-  folder_.write("model/generation_config.json", "{}");
-
-  auto sampled = [&](const char* seed) {
-    return test::run_program(
-               {"generate", path("model"), "--prompt", "t", "--tokens", "40", "--temperature", "3", "--seed", seed})
-        .out;
-  };
-  EXPECT_EQ(sampled("1"), sampled("1"));
-  EXPECT_NE(sampled("1"), sampled("2"));
 }
 
 TEST_F(ModelCommands, AdapterIsSavedLoadedEvaluatedAndMerged) {
@@ -182,24 +132,7 @@ TEST_F(ModelCommands, ReportsDamagedWeights) {
   const std::vector<std::string> parts = {path("model"), "not finite", "damaged"};
   test::expect_one_message({"eval", file}, parts);
   test::expect_one_message({"train", file}, parts);
-  test::expect_one_message({"generate", path("model"), "--prompt", "a"}, parts);
   EXPECT_FALSE(std::filesystem::exists(path("deep")));
-}
-
-TEST_F(ModelCommands, GenerateReportsBadInput) {
-  run("train", config(), {"--set", "train.steps=1"});
-  const auto fails = [&](const std::vector<std::string>& arguments, const std::string& part) {
-    const Finished result = test::run_program(arguments);
-    EXPECT_NE(result.exit_code, 0);
-    EXPECT_NE(result.err.find(part), std::string::npos) << part << " in " << result.err;
-  };
-  fails({"generate", path("none"), "--prompt", "a"}, "none");
-  fails({"generate", path("model"), "--prompt", ""}, "has no tokens");
-  fails({"generate", path("model"), "--prompt", "a", "--top-p", "2"}, "top-p");
-  json config = json::parse(read_file(path("model/config.json")));
-  config["vocab_size"] = 300;
-  folder_.write("model/config.json", config.dump());
-  fails({"generate", path("model"), "--prompt", "a"}, "tokenizer");
 }
 
 }  // namespace

@@ -297,7 +297,7 @@ TEST(Plan, RefusesBadSettings) {
 
 TEST(Help, ExistsForEveryCommand) {
   const std::string all = expect_success({"--help"}).out;
-  for (const char* command : {"train", "bench", "eval", "generate", "plan"}) {
+  for (const char* command : {"train", "bench", "eval", "plan"}) {
     EXPECT_NE(all.find(command), std::string::npos) << command;
     const std::string help = expect_success({command, "--help"}).out;
     EXPECT_NE(help.find("--help"), std::string::npos) << help;

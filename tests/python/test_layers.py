@@ -1,4 +1,4 @@
-"""Layers of torch.nn that need more of capture than their operators, and refusals with the line of user code. python/tools/layers.py makes a table of all."""
+"""Layers of torch.nn that need more of capture than their operators, and refusals with the line of user code. benchmarks/captured_layers.py makes a table of all."""
 import pathlib
 import sys
 
@@ -8,8 +8,8 @@ from torch import nn
 
 import twobp
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tools"))
-import layers
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+import captured_layers as layers
 
 
 @pytest.mark.parametrize("name", [

@@ -179,6 +179,17 @@ class Chooses(transformers.Trainer):
         super().log({**logs, "high": self.high, "mean": self.mean} if "loss" in logs else logs, *args, **keywords)
 
 
+class Catches(transformers.Trainer):
+    """An error that Python catches is none, as in accelerate's gather_for_metrics at the end of the data."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = model(**inputs).loss
+        try:
+            return loss[:2].mean()
+        except Exception:
+            return loss
+
+
 def summed(outputs, labels, num_items_in_batch=None):
     loss = F.cross_entropy(outputs.logits[:, :-1].reshape(-1, VOCABULARY), labels[:, 1:].reshape(-1), ignore_index=-100, reduction="sum")
     return loss / num_items_in_batch
@@ -199,6 +210,7 @@ CASES = {
     "compute_loss_func": (transformers.Trainer, causal, texts, {"own": lambda: {"compute_loss_func": summed}}),
     "the model's loss": (transformers.Trainer, causal, texts, {}),
     "the model's loss of classes": (transformers.Trainer, classifier, classes, {}),
+    "an error that is caught": (Catches, causal, texts, {}),
     "one micro-batch": (Focal, classifier, classes, {"gradient_accumulation_steps": 1}),
     "an incomplete last step": (Focal, classifier, lambda: classes(21), {"max_steps": -1, "num_train_epochs": 1, "gradient_accumulation_steps": 4}),
 }

@@ -401,3 +401,4 @@ def test_slices_are_captured_for_each_shape():
     captured = capture(Tokens().double().train(), texts(2, 8), cache=False)
     captured.add_shape(texts(2, 9))
     assert ["sizes" in shape for shape in captured.graph["shapes"]] == [False, False]
+    assert captured.why == "programs over slices are for sequences of one length"

@@ -162,12 +162,13 @@ def test_every_key_of_the_log_is_that_of_trl(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
 def test_trainers_that_generate_do_so_with_the_trained_weights(name, tmp_path):
-    settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2}
+    settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2 if STEPS < 10 else 1e-3}
     compare(*both(name, prompts(), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
 
 
 def test_packed_documents(tmp_path):
-    settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped"}
+    """An epoch has 6 steps and one sample more."""
+    settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped", "max_steps": max(7, STEPS)}
     compare(*both("SFTTrainer", documents(), tmp_path, settings, {}, None))
 
 

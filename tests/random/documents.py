@@ -1,8 +1,10 @@
-"""Random documents and chats in files that data.text reads, and the sequences that a decoder must see of them, each by itself.
+"""Random documents and chats, arrays of them by scripts/texts_to_arrays.py, and the sequences that a decoder must see of them, each by itself.
 
 The tokens are bytes, and four special ones after them. The sequences are made here from the same pieces of text, without a tokenizer."""
 import json
 import pathlib
+import subprocess
+import sys
 
 END_OF_TEXT, USER, ASSISTANT, END = range(256, 260)
 BYTES, VOCAB = 256, 260  # vocabularies without a tokenizer and with it
@@ -52,8 +54,7 @@ def write_tokenizer(folder, chat_template=None):
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, **({"chat_template": chat_template} if chat_template else {})}))
 
 
-def tokenizer_settings(folder):
-    return [f"data.tokenizer={folder}", f"data.cache={folder}/cache"]
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/texts_to_arrays.py"
 
 
 def words(dice, most):
@@ -76,16 +77,16 @@ def write_records(folder, dice, field, values):
 
 
 def write_texts(folder, dice, longest, vocab):
-    """Settings, and documents as lists of (id, whether it is a target)."""
+    """Options of the script, and documents as lists of (id, whether it is a target)."""
     texts = [words(dice, longest - 1) for _ in range(dice.randint(4, 14))]
     settings, end = [], []
     if vocab == VOCAB:
         write_tokenizer(folder)
-        settings += tokenizer_settings(folder)
+        settings += ["--tokenizer", folder]
         if dice.random() < 0.7:
             end = [END_OF_TEXT]
         else:
-            settings.append("data.end_of_text=false")
+            settings.append("--no-end-of-text")
     write_records(folder, dice, "text", texts + [""] * (dice.random() < 0.3))
     return settings, [[(id, True) for id in ids_of(text) + end] for text in texts]
 
@@ -109,7 +110,7 @@ def write_chats(folder, dice, longest, vocab):
     write_tokenizer(folder, STYLES[style][0])
     chats = [chat(dice, style, longest) for _ in range(dice.randint(4, 10))]
     write_records(folder, dice, "messages", [messages for messages, _ in chats])
-    return [*tokenizer_settings(folder), "data.field=messages"], [tokens for _, tokens in chats]
+    return ["--tokenizer", folder, "--field", "messages"], [tokens for _, tokens in chats]
 
 
 def fewest_samples(lengths, sequence):
@@ -139,8 +140,7 @@ def sequences_of(documents, packing, sequence):
         count, begin, out = len(joined) // sequence, 0, []
         for document in documents:
             cuts = [0, *(i for i in range(1, len(document)) if (begin + i) % sequence == 0), len(document)]
-            out += [aligned(document[a:b], document[b] if b < len(document) else None) for a, b in zip(cuts, cuts[1:])
-                    if begin + b <= count * sequence]
+            out += [aligned(document[a:b]) for a, b in zip(cuts, cuts[1:]) if begin + b <= count * sequence]
             begin += len(document)
         return count, out
     alone = [aligned(document) for document in documents]
@@ -154,14 +154,16 @@ def write(folder, dice, kind, packing, sequence, vocab):
     folder = pathlib.Path(folder)
     longest = 3 * sequence if packing in ("stream", "split") else sequence
     while True:
-        settings, documents = (write_texts if kind == "texts" else write_chats)(folder, dice, longest, vocab)
+        options, documents = (write_texts if kind == "texts" else write_chats)(folder, dice, longest, vocab)
         count, sequences = sequences_of(documents, packing, sequence)
         if any(target >= 0 for _, targets in sequences for target in targets):
             break
         for path in folder.glob("*.jsonl"):
             path.unlink()
-    settings += [f"data.text={folder}/*.jsonl", f"data.packing={packing}", f"data.sequence={sequence}"]
-    return settings, count, sequences
+    subprocess.run([sys.executable, SCRIPT, *sorted(folder.glob("*.jsonl")), folder / "out", "--sequence", str(sequence), "--packing", packing, *options],
+                   check=True, stdout=subprocess.DEVNULL)
+    source = f"data.tokens={folder}/out/tokens.bin" if packing == "stream" else f"data.arrays={folder}/out"
+    return [source, f"data.sequence={sequence}"], count, sequences
 
 
 def draw(folder, dice, vocab, packings=PACKINGS, most=32):

@@ -2,14 +2,13 @@
 
   make(folder)  writes for each case: model/, data/ (input_ids.npy, labels.npy, perhaps attention_mask.npy), before.safetensors (all
                 weights), logits.safetensors, after.safetensors (the weights after one step of SGD), facts.json (with the norm of the
-                gradients and the tokens that greedy generation adds to the first sample);
+                gradients);
                 for PACKED also packed/: documents.safetensors (input_ids, labels of the previous position, document_starts),
                 gradients.safetensors and facts.json (loss, grad_norm)
   check(folder) writes for each case and each model saved by the test, saved*/: weights.safetensors (all its tensors as transformers
                 loads them), logits.safetensors
 """
 import contextlib
-import copy
 import json
 
 import numpy
@@ -18,7 +17,7 @@ import transformers
 from oracle import padding, save_step, weights_of
 from safetensors.torch import save_file
 
-LENGTH, NEW_TOKENS = 32, 10
+LENGTH = 32
 COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, max_position_embeddings=64, bos_token_id=None,
               eos_token_id=None, pad_token_id=7, initializer_range=0.3)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
@@ -34,7 +33,6 @@ CASES = {
     "qwen3": transformers.Qwen3Config(**COMMON, **HEADS, head_dim=10),
     "phi3": transformers.Phi3Config(**COMMON, num_attention_heads=3, num_key_value_heads=1, sliding_window=11, resid_pdrop=0.0,
                                     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}),
-    # Generation crosses the original positions, behind which all turns differ.
     "phi3-longrope": transformers.Phi3Config(**COMMON, **HEADS, original_max_position_embeddings=LENGTH + 4, rope_parameters={
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 4.0, 9.0]}),
     "olmo2": transformers.Olmo2Config(**COMMON, **HEADS, attention_bias=True),
@@ -143,12 +141,10 @@ def make(folder):
         numpy.save(to / "data/labels.npy", labels.numpy())
         numpy.save(to / "data/attention_mask.npy", mask.numpy())
         save_file({"logits": logits_of(model, ids, mask)}, to / "logits.safetensors")
-        # Dynamic frequencies remember the longest sequence, so a copy of the model generates.
-        tokens = copy.deepcopy(model).generate(ids[:1], attention_mask=torch.ones_like(ids[:1]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
         if case in PACKED:
             make_packed(model, to / "packed")
         loss = model(input_ids=ids, labels=labels, attention_mask=mask).loss
-        save_step(model, loss, LR, to, {"generated": tokens[0, LENGTH:].tolist(), "prompt": ids[0].tolist(), "names": names_of(model)})
+        save_step(model, loss, LR, to, {"names": names_of(model)})
         facts = json.loads((to / "facts.json").read_text())
         facts["grad_norm"] = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
         (to / "facts.json").write_text(json.dumps(facts))

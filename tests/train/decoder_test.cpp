@@ -1,5 +1,5 @@
-// Tests whole runs of every family of decoders: packed documents, reduced precision, LoRA, frozen weights, and
-// generation with and without the cache. same_bits_test has their schedules, recomputation and dropout.
+// Tests whole runs of every family of decoders: packed documents, reduced precision, LoRA and frozen weights.
+// same_bits_test has their schedules, recomputation and dropout.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 #include "tests/train/training.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/generator.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -95,26 +94,6 @@ TEST_P(EveryFamily, KeepsFrozenWeights) {
     const std::string& name = trainer.weights()[i]->name();
     const bool frozen = name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.");
     EXPECT_EQ(test::same_bits(before[i], trainer.weights()[i]->value), frozen) << name;
-  }
-}
-
-// Generation is greedy. Each token must be the choice of a new generator without a cache, given all previous tokens.
-TEST_P(EveryFamily, GeneratesTheSameWithoutACache) {
-  const ModelConfig config = config_of(1).model;
-  Generator cached(build_model(config));
-  Generator fresh(build_model(config));
-  std::vector<int64_t> all = {4, 14, 15, 9, 2, 6};
-  std::vector<int64_t> tokens;
-  cached.generate(all, 10, {.temperature = 0}, [&](int64_t token) {
-    tokens.push_back(token);
-    return true;
-  });
-  for (const int64_t expected : tokens) {
-    fresh.generate(all, 1, {.temperature = 0}, [&](int64_t token) {
-      EXPECT_EQ(token, expected) << "after " << all.size();
-      return true;
-    });
-    all.push_back(expected);
   }
 }
 

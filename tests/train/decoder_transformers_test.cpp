@@ -10,7 +10,6 @@
 #include "tests/train/transformers_fixture.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/hf_config.h"
-#include "twobp/train/generator.h"
 #include "twobp/train/weights/save_model.h"
 
 namespace twobp::TWOBP_FILE {
@@ -114,23 +113,6 @@ TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreThoseOfTransform
       EXPECT_GT(std::abs(joined.step(make_batch({fields}), joined.variant()).loss - loss), 1e-3) << "without them";
       fields["document_starts"] = documents.tensor("document_starts").clone();
     }
-  }
-}
-
-TEST_F(DecoderTransformers, GeneratesTheTokensOfTransformers) {
-  for (const std::string& name : kCases) {
-    const Config config = config_of(name, 1);
-    Generator generator(build_model(config.model));
-    load_weights(generator.parameters(), config.model.weights());
-    const auto expected = facts(name).at("generated").get<std::vector<int64_t>>();
-    std::vector<int64_t> tokens;
-    const auto take = [&](int64_t token) {
-      tokens.push_back(token);
-      return true;
-    };
-    generator.generate(facts(name).at("prompt").get<std::vector<int64_t>>(), static_cast<int64_t>(expected.size()),
-                       {.temperature = 0}, take);
-    EXPECT_EQ(tokens, expected) << name;
   }
 }
 

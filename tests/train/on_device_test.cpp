@@ -15,7 +15,6 @@
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/build_model.h"
-#include "twobp/train/generator.h"
 #include "twobp/transport/world.h"
 
 namespace twobp::TWOBP_FILE {
@@ -181,24 +180,6 @@ TEST(OnGpu, TheMeterSeesTheAllocatorsBytes) {
     std::printf("%s: the allocator's peak is %.4f of the meter's, %.2f GiB\n", std::string(policy_name(policy)).c_str(),
                 ratio, seen / (1 << 30));
     EXPECT_NEAR(ratio, 1, 0.02) << policy_name(policy);
-  }
-}
-
-TEST(OnDeviceTest, Generates) {
-  const ModelSpec model = build_model(config_of("llama", 1, "cpu"));
-  const auto tokens = [&](const Device& device) {
-    Generator generator(model, device);
-    std::vector<int64_t> made;
-    generator.generate({3, 14, 15}, 12, {.temperature = 0}, [&](int64_t token) {
-      made.push_back(token);
-      return true;
-    });
-    return made;
-  };
-  const std::vector<int64_t> expected = tokens({});
-  EXPECT_EQ(tokens(test::stand_in_device(0)), expected);
-  if (is_here("cuda")) {
-    EXPECT_EQ(tokens(Device::open("cuda", 0)), expected);
   }
 }
 

@@ -271,13 +271,14 @@ TEST(Slices, LongSequencesOfFiles) {
     tokens += static_cast<char>(i * i % 61);
     tokens += '\0';
   }
-  std::string documents;
-  int64_t left = kLong;
-  for (int64_t length = 700; left > 0; length = std::min(left, length * 3 / 2)) {
-    documents += concat("{\"text\": \"", std::string(static_cast<size_t>(length), 'a'), "\"}\n");
-    left -= length;
-  }
-  const auto losses = [&](int slices, const char* packing) {
+  const std::string shape = concat("(1, ", kLong, ")");
+  for (const char* name : {"input_ids.npy", "labels.npy"})
+    folder.write(name, test::npy_file<int32_t>("<i4", shape, std::vector<int32_t>(kLong, 'a')));
+  std::vector<int32_t> starts;
+  for (int64_t length = 700, left = kLong; left > 0; left -= length, length = std::min(left, length * 3 / 2))
+    starts.insert(starts.end(), static_cast<size_t>(length), static_cast<int32_t>(kLong - left));
+  folder.write("document_starts.npy", test::npy_file<int32_t>("<i4", shape, starts));
+  const auto losses = [&](int slices, bool packed) {
     Config config = config_of({2, 4}, {});
     test::llama_of(config).layers = 2;
     test::llama_of(config).heads = test::llama_of(config).kv_heads = 1;
@@ -285,11 +286,10 @@ TEST(Slices, LongSequencesOfFiles) {
     config.data = {};
     config.data.sequence = kLong;
     config.data.held_out = 0;
-    if (*packing == '\0') {
-      config.data.tokens = folder.write("tokens.bin", tokens);
+    if (packed) {
+      config.data.arrays = folder.path("");
     } else {
-      config.data.text = folder.write("documents.jsonl", documents);
-      config.data.packing = packing;
+      config.data.tokens = folder.write("tokens.bin", tokens);
     }
     config.pipeline.schedule = "1f1b";
     config.pipeline.micro_batches = config.pipeline.micro_batch_size = 1;
@@ -298,13 +298,13 @@ TEST(Slices, LongSequencesOfFiles) {
     if (slices > 1) config.pipeline.slice_lengths.assign(slices, static_cast<int>(kLong / slices));
     Trainer trainer(config);
     const StepResult result = trainer.step();
-    EXPECT_GE(result.tokens, kLong - 8) << packing;
-    for (const MemoryUse& rank : result.report.rank_memory) EXPECT_LT(rank.peak, kLong * kLong) << packing;
+    EXPECT_EQ(result.tokens, kLong);
+    for (const MemoryUse& rank : result.report.rank_memory) EXPECT_LT(rank.peak, kLong * kLong) << packed;
     return result.loss;
   };
-  EXPECT_NEAR(losses(8, ""), std::log(256), 0.5);
-  const double whole = losses(1, "whole");
-  EXPECT_NEAR(losses(8, "whole"), whole, 1e-5 * whole);
+  EXPECT_NEAR(losses(8, false), std::log(256), 0.5);
+  const double whole = losses(1, true);
+  EXPECT_NEAR(losses(8, true), whole, 1e-5 * whole);
 }
 
 TEST(Slices, MeasuredCosts) {

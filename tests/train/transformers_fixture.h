@@ -103,8 +103,7 @@ class TransformersTest : public ::testing::Test {
     Context context;
     context.fields = &fields;
     context.training = false;
-    context.generating = true;  // the head gives logits
-    context.capacity = config.data.sequence;
+    context.wants_logits = true;
     std::vector<Saved> saved(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(std::move(x), context, saved[i]);
     return x[0];

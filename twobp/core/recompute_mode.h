@@ -1,5 +1,5 @@
-// What a layer recomputes instead of keeping it. nn/layers/recompute.h does it, and plan/cost_model.h foresees its
-// cost.
+// What a layer recomputes instead of keeping it. models/recompute/recompute_layer.h does it, and plan/cost_model.h
+// foresees its cost.
 #pragma once
 
 #include <cstdint>

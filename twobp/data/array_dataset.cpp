@@ -112,6 +112,18 @@ void check_labels_of_padding(const NpyArray& mask, const NpyArray& labels) {
   });
 }
 
+void check_document_starts(const NpyArray& starts) {
+  const int64_t columns = starts.shape()[1];
+  for_each_row(starts, [&](int64_t row, const auto* begin) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const auto start = static_cast<int64_t>(begin[column]);
+      TWOBP_CHECK(start == column || (column > 0 && start == static_cast<int64_t>(begin[column - 1])), starts.path(),
+                  ": row ", row, ", column ", column, ": the document begins at ", start,
+                  ", but must begin here, or where that of the column before does.");
+    }
+  });
+}
+
 std::vector<int64_t> sample_sizes(const std::vector<int64_t>& sizes) {
   return {sizes.begin() + 1, sizes.end()};
 }
@@ -130,7 +142,7 @@ void check_array(const NpyArray& array, const FieldInput& field, int64_t samples
 }  // namespace
 
 ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab, LabelOf label_of,
-                           int64_t token_types)
+                           int64_t token_types, bool documents)
     : input_(open_array(folder, "input_ids.npy")), labels_(open_array(folder, "labels.npy")), label_of_(label_of) {
   check_shape(input_, sequence);
   check_shape(labels_, sequence);
@@ -146,7 +158,16 @@ ArrayDataset::ArrayDataset(const std::string& folder, int64_t sequence, int64_t 
   if (mask && label_of == LabelOf::kNextToken) check_labels_of_padding(*mask, labels_);
   if (mask) optional_.emplace("attention_mask", std::move(*mask));
   if (label_of == LabelOf::kNextToken) {
-    refuse_other_arrays(folder, {"input_ids", "labels", "attention_mask"}, "a language model");
+    std::vector<std::string> names = {"input_ids", "labels", "attention_mask"};
+    if (documents) {
+      names.emplace_back(kDocumentStarts);
+      std::optional<NpyArray> starts =
+          open_optional(folder, kDocumentStarts, sequence, "the place of a document's begin",
+                        "the positions of a sample: correct the file.");
+      if (starts) check_document_starts(*starts);
+      if (starts) optional_.emplace(kDocumentStarts, std::move(*starts));
+    }
+    refuse_other_arrays(folder, names, "a language model");
     return;
   }
   std::optional<NpyArray> types =
@@ -200,6 +221,17 @@ Fields ArrayDataset::read(const std::vector<int64_t>& indices, int64_t /*epoch*/
   }
   if (label_of_ == LabelOf::kNextToken) return to_predicting_positions(std::move(fields));
   return fields;
+}
+
+int64_t ArrayDataset::cost(int64_t sample) const {
+  const auto starts = optional_.find(kDocumentStarts);
+  if (starts == optional_.end()) return 0;
+  std::vector<int64_t> begins(static_cast<size_t>(input_.shape()[1]));
+  copy_row(starts->second, sample, begins.data());
+  // Twice the pairs of a position and an earlier one, and the positions: the sum of the documents' squares.
+  int64_t pairs = 0;
+  for (size_t at = 0; at < begins.size(); ++at) pairs += static_cast<int64_t>(at) - begins[at];
+  return 2 * pairs + static_cast<int64_t>(begins.size());
 }
 
 FieldDataset::FieldDataset(const std::string& folder, const std::vector<FieldInput>& fields) {

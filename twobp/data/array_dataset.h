@@ -24,8 +24,9 @@ enum class LabelOf : uint8_t {
 // Reads `input_ids.npy` (N, S) and `labels.npy` (N, S), of any integer type. Labels are as in `transformers`:
 // label t belongs to token t itself, and -100 is not counted. For a language model the `labels` field is
 // shifted: position t predicts label t + 1, and the last position predicts nothing. For a masked model it is
-// not shifted. The optional `attention_mask.npy` (N, S), 1 or 0, becomes a field of that name, and for a
-// masked model so does `token_type_ids.npy` (N, S).
+// not shifted. The optional `attention_mask.npy` (N, S), 1 or 0, becomes a field of that name. So does for a
+// masked model `token_type_ids.npy` (N, S), and for a model that keeps documents apart `document_starts.npy`
+// (N, S): where each position's document begins; no label crosses into another one.
 class ArrayDataset : public Dataset {
  public:
   // Throws Error if a file is missing or damaged (see NpyArray), not two-dimensional, not of integers, or of
@@ -34,10 +35,12 @@ class ArrayDataset : public Dataset {
   // type is outside [0, token_types); for a language model if a padded position has a label; or if the folder
   // has a .npy or .npz file that is not read.
   ArrayDataset(const std::string& folder, int64_t sequence, int64_t vocab, LabelOf label_of = LabelOf::kNextToken,
-               int64_t token_types = 2);
+               int64_t token_types = 2, bool documents = false);
 
   int64_t size() const override { return input_.shape()[0]; }
   Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
+  // With documents: the pairs of positions within one document, to which attention's time is in proportion.
+  int64_t cost(int64_t sample) const override;
 
  private:
   // Opens an array of the samples' shape with values in [0, values). None if the file does not exist.

@@ -17,9 +17,8 @@
 #include "twobp/data/array_dataset.h"
 #include "twobp/data/pixel_dataset.h"
 #include "twobp/data/synthetic_dataset.h"
-#include "twobp/data/text/documents.h"
 #include "twobp/data/text/masked_dataset.h"
-#include "twobp/data/text/packed_dataset.h"
+#include "twobp/data/text/plain_text.h"
 #include "twobp/data/text/token_cache.h"
 #include "twobp/data/text/token_source.h"
 #include "twobp/data/text/tokenizer.h"
@@ -45,6 +44,7 @@ class Range : public Dataset {
     }
     return whole_->read(shifted, epoch);
   }
+  int64_t cost(int64_t sample) const override { return whole_->cost(begin_ + sample); }
 
  private:
   std::shared_ptr<const Dataset> whole_;
@@ -86,79 +86,9 @@ void check_enough(const Text& text, const DataConfig& data, const TextShape& sha
               samples == 1 ? "." : ", or set data.held_out to 0.");
 }
 
-std::vector<std::string> text_files(const DataConfig& data) {
-  std::vector<std::string> files = matching_files(data.text, "data.text", ".txt");
-  TWOBP_CHECK(data.field == DataConfig().field || std::any_of(files.begin(), files.end(), has_records),
-              "data.field is \"", data.field, "\", but no file of data.text (", data.text,
-              ") is .jsonl, .ndjson or .parquet: remove it.");
-  return files;
-}
-
 // For messages.
 std::string origin_of(const std::vector<std::string>& files, const DataConfig& data) {
   return files.size() == 1 ? files[0] : concat(files.size(), " files (", data.text, ")");
-}
-
-DocumentTokens byte_documents(const DataConfig& data, const std::vector<std::string>& files) {
-  DocumentTokens text;
-  std::string bytes;
-  for_each_document(files, data.field, [&](const Document& document) {
-    TWOBP_CHECK(!document.chat, document.origin,
-                ": is a chat, which needs the chat template of a tokenizer: name its folder in "
-                "data.tokenizer.");
-    if (document.text.empty()) return;
-    bytes += document.text;
-    text.ends.push_back(static_cast<int64_t>(bytes.size()));
-  });
-  text.tokens = std::make_shared<ByteSource>(std::move(bytes), origin_of(files, data));
-  return text;
-}
-
-DocumentTokens encoded_documents(const DataConfig& data, const std::vector<std::string>& files,
-                                 const std::string& tokenizer, int64_t vocab) {
-  TokenizedText encoded = tokenize_documents(files, data.field, tokenizer, data.cache, vocab, data.end_of_text);
-  DocumentTokens text;
-  text.tokens = std::make_shared<TokenFiles>("data.text", encoded.files, encoded.type, vocab);
-  text.ends = std::move(encoded.ends);
-  if (!encoded.targets.empty()) text.targets = std::make_shared<InputFile>(encoded.targets);
-  return text;
-}
-
-// Where each document with text is: finds it by reading the files again. `count`: the documents with tokens.
-std::function<std::string(int64_t)> origins_of(std::vector<std::string> files, std::string field, int64_t count) {
-  return [=](int64_t document) {
-    int64_t number = 0;
-    std::string origin;
-    for_each_document(files, field, [&](const Document& one) {
-      if (!one.text.empty() && number++ == document) origin = one.origin;
-    });
-    // A tokenizer may make no tokens of a text.
-    return number == count ? concat("the document at ", origin) : concat("document ", document + 1);
-  };
-}
-
-// The documents of data.text, packed into samples. Those at the end are held out.
-DataSplit open_packed(const DataConfig& data, std::shared_ptr<const DocumentTokens> text) {
-  const auto packed = [&](int64_t first, int64_t last) {
-    auto part = std::make_shared<PackedDataset>(text, first, last, parse_packing(data.packing), data.sequence);
-    TWOBP_CHECK(part->size() > 0, "data.text: the ",
-                last - first == 1 ? "document" : concat(last - first, " documents"), ' ',
-                first == 0 ? "to train on" : "held out", last - first == 1 ? " has " : " have ",
-                text->end(last - 1) - text->begin(first),
-                " tokens, fewer than one sample: give more text, or make data.sequence (", data.sequence, ") shorter.");
-    return part;
-  };
-  const auto documents = static_cast<int64_t>(text->ends.size());
-  const int64_t least = data.held_out > 0 ? 2 : 1;
-  TWOBP_CHECK(documents >= least, "data.text has ", documents, documents == 1 ? " document" : " documents",
-              " with text, but ", least == 1 ? "one is" : "two are", " needed",
-              least == 1 ? "" : ", one of them to hold out",
-              least == 1 ? ": give more." : ": give more, or set data.held_out to 0.");
-  if (data.held_out == 0) return {packed(0, documents), nullptr};
-  const double kept = (1 - data.held_out) * static_cast<double>(text->ends.back());
-  const auto middle = std::upper_bound(text->ends.begin(), text->ends.end(), static_cast<int64_t>(kept));
-  const int64_t train = std::clamp<int64_t>(middle - text->ends.begin(), 1, documents - 1);
-  return {packed(0, train), packed(train, documents)};
 }
 
 void check_byte_vocab(const ModelInput& model, int64_t bytes) {
@@ -166,27 +96,6 @@ void check_byte_vocab(const ModelInput& model, int64_t bytes) {
               model.from.empty() ? "" : concat("there is no tokenizer.json in ", model.from, ", and so "),
               "data.text is read as bytes, whose vocabulary is ", bytes,
               ": name the model's tokenizer in data.tokenizer.");
-}
-
-std::shared_ptr<const DocumentTokens> open_documents(const DataConfig& data, const ModelInput& model,
-                                                     const TextShape& shape) {
-  const std::vector<std::string> files = text_files(data);
-  const std::string tokenizer = tokenizer_of(data, model);
-  if (tokenizer.empty()) check_byte_vocab(model, shape.bytes);
-  DocumentTokens text =
-      tokenizer.empty() ? byte_documents(data, files) : encoded_documents(data, files, tokenizer, model.vocab);
-  text.origin = origins_of(files, data.field, static_cast<int64_t>(text.ends.size()));
-  return std::make_shared<const DocumentTokens>(std::move(text));
-}
-
-// Joined, and cut like plain text.
-std::shared_ptr<Dataset> open_stream(const DataConfig& data, const DocumentTokens& text, const TextShape& shape) {
-  TWOBP_CHECK(!text.targets,
-              "data.text has chats, but data.packing \"stream\" does not keep the assistant's turns apart from "
-              "others: set data.packing to none, split or whole.");
-  auto stream = std::make_shared<TokenDataset>(text.tokens, shape.sequence);
-  check_enough(*stream, data, shape, "data.text", "tokens");
-  return stream;
 }
 
 std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& model, const TextShape& shape) {
@@ -208,7 +117,8 @@ std::shared_ptr<Dataset> open_bytes(const DataConfig& data, const ModelInput& mo
 
 std::shared_ptr<Dataset> open_tokenized(const DataConfig& data, const ModelInput& model, const std::string& tokenizer,
                                         const TextShape& shape) {
-  const TokenizedText text = tokenize_text(text_files(data), tokenizer, data.cache, model.vocab, data.end_of_text);
+  const TokenizedText text = tokenize_text(matching_files(data.text, "data.text", ".txt"), tokenizer, data.cache,
+                                           model.vocab, data.end_of_text);
   auto tokens = std::make_shared<TokenDataset>("data.text", text.files, text.type, shape.sequence, model.vocab);
   check_enough(*tokens, data, shape, "data.text", "tokens");
   return tokens;
@@ -226,9 +136,6 @@ std::shared_ptr<Dataset> open_tokens(const DataConfig& data, const ModelInput& m
 std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& model, const TextShape& shape,
                                    uint64_t seed) {
   if (!data.text.empty()) {
-    const std::vector<std::string> files = text_files(data);
-    if (std::any_of(files.begin(), files.end(), has_records))
-      return open_stream(data, *open_documents(data, model, shape), shape);
     const std::string tokenizer = tokenizer_of(data, model);
     return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
   }
@@ -263,18 +170,16 @@ std::shared_ptr<Dataset> open_masked(const DataConfig& data, const ModelInput& m
 }
 
 std::shared_ptr<Dataset> open_next_token(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  if (!data.arrays.empty()) return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab);
+  if (!data.arrays.empty()) {
+    return std::make_shared<ArrayDataset>(data.arrays, data.sequence, model.vocab, LabelOf::kNextToken, 0,
+                                          model.documents);
+  }
   return open_text(data, model, text_shape(data, /*masked=*/false), seed);
-}
-
-DataSplit open_tokens_to_predict(const DataConfig& data, const ModelInput& model, uint64_t seed) {
-  if (data.text.empty() || data.packing == "stream") return hold_out(open_next_token(data, model, seed), data.held_out);
-  return open_packed(data, open_documents(data, model, text_shape(data, /*masked=*/false)));
 }
 
 DataSplit open_fields(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   if (!data.arrays.empty()) return hold_out(std::make_shared<FieldDataset>(data.arrays, model.fields), data.held_out);
-  DataSplit split = open_tokens_to_predict(data, model, seed);
+  DataSplit split = hold_out(open_next_token(data, model, seed), data.held_out);
   for (auto* part : {&split.train, &split.held_out}) {
     if (*part) *part = std::make_shared<UnshiftedLabels>(*part);
   }
@@ -315,7 +220,7 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
   check_data(data, model);
   switch (model.kind) {
     case InputKind::kTokens:
-      return open_tokens_to_predict(data, model, seed);
+      return hold_out(open_next_token(data, model, seed), data.held_out);
     case InputKind::kMaskedTokens:
       return hold_out(open_masked(data, model, seed), data.held_out);
     case InputKind::kImages:

@@ -98,8 +98,6 @@ const std::vector<KeyUse>& key_uses() {
        keeps_in_cache,
        " with a tokenizer, or for a captured model"},
       {"end_of_text", {"data.text"}, has_tokenizer, " with a tokenizer"},
-      {"field", {"data.text"}},
-      {"packing", {"data.text"}},
       {"token_type", {"data.tokens"}},
       {"sequence",
        {"data.text", "data.tokens", "data.arrays of tokens", "data.synthetic tokens", "data.synthetic vectors"}},
@@ -133,11 +131,6 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
               "\" needs to know which tokens are special: name their tokenizer.json in data.tokenizer.");
   TWOBP_CHECK(!masked || data.sequence >= 3, "data.sequence is ", data.sequence,
               ", but a sample of a masked language model has at least 3 tokens: the first and the last are special.");
-  TWOBP_CHECK(!masked || data.packing == "stream", "data.packing is \"", data.packing, "\", but model.type \"",
-              model.type, "\" masks tokens of one stream: set it to stream.");
-  TWOBP_CHECK(data.packing == "stream" || data.packing == "none" || model.documents, "data.packing is \"", data.packing,
-              "\", but model.type \"", model.type,
-              "\" does not keep the documents of a sample apart: set it to stream or none.");
   const int64_t bytes = masked ? kMaskedByteVocab : 256;
   TWOBP_CHECK(data.text.empty() || !data.tokenizer.empty() || !model.from.empty() || model.vocab == bytes,
               "model.vocab is ", model.vocab, ", but data.text is read as bytes, whose vocabulary is ", bytes,
@@ -150,17 +143,7 @@ void check_text(const std::string& source, const DataConfig& data, const ModelIn
 const Section& data_section() {
   static const Section section = make_section<DataConfig>(
       "data",
-      {TWOBP_KEY(DataConfig, text,
-                 "glob of text files, or of .jsonl, .ndjson or .parquet files with a document in each record; read "
-                 "as bytes unless there is a tokenizer")
-           .path(),
-       TWOBP_KEY(DataConfig, field,
-                 "field of the records in .jsonl, .ndjson and .parquet files with the text, or with the list of "
-                 "messages of a chat"),
-       TWOBP_KEY(DataConfig, packing,
-                 "how documents become samples: stream joins all and cuts; none pads each; split and whole keep "
-                 "the documents of a sample apart: split cuts them where it ends, whole chooses them by best fit")
-           .one_of({"stream", "none", "split", "whole"}),
+      {TWOBP_KEY(DataConfig, text, "glob of text files; read as bytes unless there is a tokenizer").path(),
        TWOBP_KEY(DataConfig, tokenizer,
                  "tokenizer.json, or a folder with one, for data.text; \"\": that of model.from, else tokens "
                  "are bytes")
@@ -169,7 +152,7 @@ const Section& data_section() {
                  "folder for tokenized text and captured models; \"\": $XDG_CACHE_HOME/twobp, or else "
                  "~/.cache/twobp")
            .path(),
-       TWOBP_KEY(DataConfig, end_of_text, "the tokenizer's end-of-text token, if it has one, follows each document")
+       TWOBP_KEY(DataConfig, end_of_text, "the tokenizer's end-of-text token, if it has one, follows each file")
            .free_on_resume(),
        TWOBP_KEY(DataConfig, tokens, "glob of token files: little-endian numbers, also after llm.c's header").path(),
        TWOBP_KEY(DataConfig, token_type,

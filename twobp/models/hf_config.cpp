@@ -1,9 +1,7 @@
 #include "twobp/models/hf_config.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
-#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -20,25 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
-
-// Settings of generation_config.json that change no token, or that generate reads or has as options.
-constexpr std::array<const char*, 16> kAnyGeneration = {"_from_model_config",
-                                                        "transformers_version",
-                                                        "bos_token_id",
-                                                        "eos_token_id",
-                                                        "pad_token_id",
-                                                        "decoder_start_token_id",
-                                                        "do_sample",
-                                                        "temperature",
-                                                        "top_p",
-                                                        "max_length",
-                                                        "max_new_tokens",
-                                                        "use_cache",
-                                                        "cache_implementation",
-                                                        "cache_config",
-                                                        "return_dict_in_generate",
-                                                        "return_legacy_cache"};
-constexpr std::array<const char*, 5> kSampling = {"top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"};
 
 // Null: the model_type is not supported.
 const ModelType* find_type(const CheckedJson& file) {
@@ -133,39 +112,6 @@ bool has_layers(const std::string& config) {
   if (name == nullptr || !name->is_string()) return true;  // read_hf_config says what is wrong
   const ModelType* type = find_type(file);
   return type != nullptr && has_class(file, *type);
-}
-
-std::vector<int64_t> read_end_of_text(const std::string& directory) {
-  const std::string generation = (std::filesystem::path(directory) / "generation_config.json").string();
-  std::error_code missing;
-  const std::string path = std::filesystem::exists(generation, missing) ? generation : config_path(directory);
-  const json root = read_json_object(path, kMaxDepth);
-  const json* ids = CheckedJson{root, path}.find("eos_token_id");
-  std::vector<int64_t> out;
-  if (!ids) return out;
-  for (const json& id : ids->is_array() ? *ids : json::array({*ids})) {
-    TWOBP_CHECK(id.is_number_integer() && id >= 0 && id <= std::numeric_limits<uint32_t>::max(), path,
-                ": eos_token_id is ", shown(*ids), ": give a token's id or a list of ids, or remove it.");
-    out.push_back(id.get<int64_t>());
-  }
-  return out;
-}
-
-std::vector<std::string> unused_generation_settings(const std::string& directory, bool greedy) {
-  const std::string path = (std::filesystem::path(directory) / "generation_config.json").string();
-  std::error_code missing;
-  std::vector<std::string> unused;
-  if (!std::filesystem::exists(path, missing)) return unused;
-  const json file = read_json_object(path, kMaxDepth);
-  for (const auto& [key, value] : file.items()) {
-    const bool any = std::find(kAnyGeneration.begin(), kAnyGeneration.end(), key) != kAnyGeneration.end() ||
-                     key.starts_with("output_") ||
-                     (greedy && std::find(kSampling.begin(), kSampling.end(), key) != kSampling.end());
-    const bool neutral =
-        value.empty() || value == json("") || value == json(false) || value == json(0) || value == json(1);
-    if (!any && !neutral) unused.push_back(key);
-  }
-  return unused;
 }
 
 void name_classes(json& config, const std::vector<std::string>& names) {

@@ -25,14 +25,6 @@ ModelOptions read_hf_config(const std::string& directory);
 // Whether the model_type and a class of this config.json are supported. Throws Error if it is not JSON.
 bool has_layers(const std::string& config);
 
-// The ids that end a text, as transformers' generate() reads them: eos_token_id of generation_config.json or, without
-// that file, of config.json. Empty if it names none. Throws Error if it is no id and no list of ids.
-std::vector<int64_t> read_end_of_text(const std::string& directory);
-
-// The settings of generation_config.json by which transformers' generate() would change the text, and for which `twobp
-// generate` has no option: "repetition_penalty". Of a `greedy` text, without those of sampling.
-std::vector<std::string> unused_generation_settings(const std::string& directory, bool greedy);
-
 // Whether a key of `type` describes weights, so that a loaded model determines it.
 bool comes_with_weights(const ModelType& type, const std::string& key);
 

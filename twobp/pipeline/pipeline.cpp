@@ -322,7 +322,7 @@ void Pipeline::check_graph(const UnderWay& step) const {
   const auto has_documents = [](const Fields& fields) { return fields.contains(kDocumentStarts); };
   TWOBP_CHECK(std::ranges::none_of(step.batch.micro_batches, has_documents),
               "pipeline.graphs is set, but samples hold several documents, whose places the host checks in "
-              "every step: set it to false, or data.packing to none or stream");
+              "every step: set it to false, or give no document_starts.npy");
   TWOBP_CHECK(under_way_.empty(),
               "a step that is launched as a graph cannot overlap another step: finish the other step first");
 }

@@ -7,7 +7,7 @@
 
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
-#include "twobp/models/recompute.h"
+#include "twobp/models/recompute/recompute_rules.h"
 #include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/pipeline/step_plan.h"

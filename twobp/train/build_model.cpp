@@ -1,7 +1,7 @@
 #include "twobp/train/build_model.h"
 
 #include "twobp/core/check.h"
-#include "twobp/models/recompute.h"
+#include "twobp/models/recompute/recompute_rules.h"
 #include "twobp/train/trainer.h"
 #include "twobp/transport/start.h"
 

@@ -8,7 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
-#include "twobp/models/recompute.h"
+#include "twobp/models/recompute/recompute_rules.h"
 #include "twobp/nn/device/gpu.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/profile/profile.h"

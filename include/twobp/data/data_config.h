@@ -46,18 +46,16 @@ struct ModelInput {
 };
 
 struct DataConfig {
-  std::string text;                // glob of plain text files, .jsonl or .parquet
-  std::string field = "text";      // of the records of .jsonl and .parquet files
-  std::string packing = "stream";  // of documents into samples: stream, none, split, whole
-  std::string tokenizer;           // tokenizer.json, or a folder with one, for data.text;
-                                   // empty: that of model.from if it has one, else tokens are bytes
-  std::string cache;               // folder for tokenized text; empty: twobp in the user's cache folder
-  bool end_of_text = true;         // the tokenizer's end-of-text token follows each document, if it has one
-  std::string tokens;              // glob of token files: numbers of token_type one after the other, little-endian
-  std::string token_type;          // uint16, uint32; empty: that of the files' headers, else uint16
-  std::string arrays;              // folder with input_ids.npy or pixel_values.npy, and labels.npy
-  std::string synthetic;           // "tokens", "images" or "vectors": seeded random input, for benchmarks
-  int64_t sequence = 256;          // tokens
+  std::string text;         // glob of plain text files
+  std::string tokenizer;    // tokenizer.json, or a folder with one, for data.text;
+                            // empty: that of model.from if it has one, else tokens are bytes
+  std::string cache;        // folder for tokenized text; empty: twobp in the user's cache folder
+  bool end_of_text = true;  // the tokenizer's end-of-text token follows each file, if it has one
+  std::string tokens;       // glob of token files: numbers of token_type one after the other, little-endian
+  std::string token_type;   // uint16, uint32; empty: that of the files' headers, else uint16
+  std::string arrays;       // folder with input_ids.npy or pixel_values.npy, and labels.npy
+  std::string synthetic;    // "tokens", "images" or "vectors": seeded random input, for benchmarks
+  int64_t sequence = 256;   // tokens
   bool shuffle = true;
   double held_out = 0.05;          // fraction of the samples kept for evaluation: of text from the end, of pictures
                                    // from each class, unless data.arrays/held_out has others

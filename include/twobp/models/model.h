@@ -24,8 +24,6 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;
   int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
   TargetCount count_targets;  // of a micro-batch; empty: its counted labels
-  int64_t cache_until = 0;    // after this many positions, generation computes them all again, once, because their
-                              // values change for longer sequences; 0: never
 };
 
 }  // namespace twobp

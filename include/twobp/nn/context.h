@@ -77,11 +77,8 @@ struct Context {
   LossFactor loss_weight = 1;
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
-  int64_t past = 0;  // positions of the sequences before those of this call: of earlier slices, or generated
-  // Generation computes a few positions per call. Attention finds the positions before `past` in its cache, which has
-  // room for `capacity` positions. The loss layer returns the logits.
-  bool generating = false;
-  int64_t capacity = 0;
+  int64_t past = 0;           // positions of the sequences in earlier slices
+  bool wants_logits = false;  // the loss layer returns the logits: for tests
 
   bool sliced() const { return slice.sequences != nullptr; }
   // Whether layers save what the backward pass needs.

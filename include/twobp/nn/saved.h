@@ -34,9 +34,6 @@ class Saved {
   const Context& context() const;
   bool has_context() const { return context_ != nullptr; }
 
-  // Generation's data about earlier positions. Survives release().
-  at::Tensor cache;
-
   // Tensors that pass between the slices of a sequence (Context::slice), each of which has its own Saved. F puts into
   // `to_later` the tensors that the F and I of later slices read. I of later slices adds to `from_later`, a gradient
   // that this slice's I takes over. Both survive release(). The layer drops them in I, or forget_slice() does if no I

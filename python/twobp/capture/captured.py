@@ -186,7 +186,10 @@ class Captured:
         """Yields what programs for many shapes may be captured for, with the fields for it: generic ones, or if their
         programs do not serve the batch, the batch."""
         variant = self.variant
-        if self.slices or not variant.shapes or variant.one_by_one or getattr(self.module, "one_by_one", False):
+        if not variant.shapes or variant.one_by_one:
+            return
+        if why := "programs over slices are for sequences of one length" if self.slices else self._one_by_one():
+            self.why = why
             return
         if variant.groups >= MOST_MANY:
             self.why = f"the module was captured for {MOST_MANY} groups of shapes"
@@ -203,6 +206,10 @@ class Captured:
             if own is not None and variant.serving(own) is None:
                 variant.groups += 1
                 yield Many(which, fields), own
+
+    def _one_by_one(self) -> str:
+        """Returns why the module says that its programs are for one shape, or ''."""
+        return getattr(self.module, "one_by_one", "")
 
     def _which(self, fields: dict[str, torch.Tensor]) -> tuple[Dimensions, bool]:
         """Returns the dimensions whose sizes may differ between batches: samples, positions of ids, and those that have
@@ -352,6 +359,7 @@ class Captured:
         served = asked.many and example and numbers_if_served(self.variant.shapes[-1], example)[0] is not None
         if served and self._chain().count(example) > 0:
             self._dry_run(example)
+        _native.release_memory()  # of its gradients
         return dataclasses.asdict(errors)
 
     def _to_compare(self, fields: dict[str, torch.Tensor], check: bool) -> bool:

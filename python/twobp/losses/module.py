@@ -27,7 +27,8 @@ class LossModule(nn.Module):
             self.add_module(name, module)
         self.signatures = script.signatures
         self.not_compared, self.only_trains = {TAKEN}, True  # the trainer itself evaluates
-        self.one_by_one = script.own  # shapes: a course is known for one
+        # A walk of Python is known for one shape.
+        self.one_by_one = "programs hold what the Python of compute_loss took from a batch" if script.own else ""
         if script.own:
             width = max(ROW, 4 * (sum(one.size for one in plan.in_row) + len(plan.guarded)))
             self.register_buffer(TAKEN, torch.zeros(micro_batches, width, dtype=torch.float64), persistent=False)

@@ -517,8 +517,7 @@ class Trainer(transformers.Trainer):
             dist.all_reduce(by_any, dist.ReduceOp.MAX)
             needed = bool(by_any)
         if needed:
-            # Layers of bitsandbytes have in their state what they do not load.
-            self.__module.load_state_dict(self.pipeline.state_dict(), strict=False)
+            self.pipeline._load_into_module()
             self.__stale = False
 
 

@@ -12,8 +12,6 @@ namespace twobp {
 struct TokenizedText {
   std::vector<std::string> files;  // one token file; none if the texts have no tokens
   TokenType type = TokenType::kUInt16;
-  std::vector<int64_t> ends{};  // of the documents; empty: not asked for
-  std::string targets{};        // a file with one byte for each token: whether it is a target; empty: all are
 };
 
 // Encodes `texts` (file names), one after the other, with a tokenizer.json (or the one in that folder), see
@@ -29,12 +27,5 @@ struct TokenizedText {
 // `vocab` (the model's), a folder that cannot be written, or a full disk. Also throws what Tokenizer throws.
 TokenizedText tokenize_text(const std::vector<std::string>& texts, const std::string& tokenizer,
                             const std::string& cache, int64_t vocab, bool end_of_text);
-
-// The same for the documents in the files (for_each_document), which keep their ends. Of chats, which the
-// tokenizer's template renders (chat.h), the tokens of the assistant's turns are targets. Documents without a
-// token are left out. Also throws what these throw, and Error for files with both texts and chats.
-TokenizedText tokenize_documents(const std::vector<std::string>& files, const std::string& field,
-                                 const std::string& tokenizer, const std::string& cache, int64_t vocab,
-                                 bool end_of_text);
 
 }  // namespace twobp

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 #include <thread>
 
@@ -16,7 +15,6 @@
 namespace twobp {
 
 extern const char* const kTokenizerScript;  // contents of tokenizer.py, inserted by CMake
-extern const char* const kChatScript;       // contents of chat.py, inserted by CMake
 
 namespace {
 
@@ -46,16 +44,6 @@ int64_t number(const json& answer, const char* key, int64_t largest, const std::
   return value;
 }
 
-void send(PythonProcess& python, const json& request, const std::string& path) {
-  std::string line;
-  try {
-    line = request.dump();
-  } catch (const json::exception&) {
-    fail(path, ": the text to encode is not UTF-8.");
-  }
-  python.write(line + "\n");
-}
-
 // True for any byte of a UTF-8 character but the first.
 bool is_continuation(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
@@ -81,17 +69,6 @@ size_t cut(std::string_view text) {
 // The package encodes the pieces of a request in parallel.
 size_t encoded_together() {
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 8);
-}
-
-using nlohmann::json;
-
-constexpr double kChatTimeout = 300;  // importing transformers takes a while
-
-json receive_chat(PythonProcess& python, const std::string& origin) {
-  const json answer = json::parse(python.read_line(), nullptr, /*allow_exceptions=*/false);
-  TWOBP_CHECK(answer.is_object(), origin, ": the Python process that renders chats returned no JSON object.");
-  if (answer.contains("error")) fail(origin, ": ", answer["error"].get<std::string>(), ".");
-  return answer;
 }
 
 }  // namespace
@@ -129,83 +106,14 @@ Tokenizer::Tokenizer(const std::string& path, double timeout)
 
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int64_t> Tokenizer::encode(std::string_view text, bool special) {
-  send(*python_, {{"encode", text}, {"special", special}}, path_);
-  const json answer = receive(*python_, path_);
-  try {
-    return answer.at("ids").get<std::vector<int64_t>>();
-  } catch (const json::exception&) {
-    fail(path_, ": the tokenizer's Python process returned no valid \"ids\".");
-  }
-}
-
-std::string Tokenizer::decode(std::span<const int64_t> ids, bool special) {
-  for (const int64_t id : ids) {
-    TWOBP_CHECK(id >= 0 && id <= std::numeric_limits<uint32_t>::max(), path_, ": ", id, " is no token id.");
-  }
-  send(*python_, {{"decode", std::vector<int64_t>(ids.begin(), ids.end())}, {"special", special}}, path_);
-  const json answer = receive(*python_, path_);
-  const auto text = answer.find("text");
-  TWOBP_CHECK(text != answer.end() && text->is_string(), path_,
-              ": the tokenizer's Python process returned no valid \"text\".");
-  return text->get<std::string>();
-}
-
-Tokenizer::Encoded Tokenizer::encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
-                                            const std::function<void(int64_t)>& not_utf8) {
-  const int64_t width = token_bytes(token_type_for(vocab_));
-  send(*python_, {{"pieces", lengths}, {"width", width}}, path_);
+std::string Tokenizer::encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
+                                     const std::function<void(int64_t)>& not_utf8) {
+  python_->write(json{{"pieces", lengths}, {"width", token_bytes(token_type_for(vocab_))}}.dump() + "\n");
   python_->write(bytes);
   const json answer = receive(*python_, path_);
   if (answer.contains("not_utf8")) not_utf8(number(answer, "not_utf8", kMostTokens, path_));
-  Encoded out;
-  const auto tokens = answer.find("tokens");
-  int64_t sum = 0;
-  for (size_t i = 0; tokens != answer.end() && tokens->is_array() && i < tokens->size(); ++i) {
-    const json& count = (*tokens)[i];
-    out.counts.push_back(count.is_number_unsigned() ? count.get<int64_t>() : -1);
-    if (out.counts.back() < 0 || out.counts.back() > kMostTokens) out.counts.clear();
-    sum += out.counts.empty() ? 0 : out.counts.back();
-  }
-  TWOBP_CHECK(out.counts.size() == lengths.size() && sum <= kMostTokens, path_,
-              ": the tokenizer's Python process returned no valid \"tokens\".");
-  out.ids = python_->read(static_cast<size_t>(sum * width));
-  return out;
-}
-
-Tokenizer::Encoded Tokenizer::encode_documents(std::span<const Document> documents) {
-  const size_t most = 2 * kPiece * encoded_together();
-  Encoded out;
-  out.counts.assign(documents.size(), 0);
-  std::string bytes;
-  std::vector<size_t> lengths;
-  std::vector<size_t> owners;  // the documents of the pieces
-  const auto encode = [&] {
-    if (lengths.empty()) return;
-    const Encoded part = encode_pieces(bytes, lengths, [&](int64_t at) {
-      size_t piece = 0;
-      for (auto left = static_cast<size_t>(at); piece + 1 < lengths.size() && left >= lengths[piece]; ++piece)
-        left -= lengths[piece];
-      fail(documents[owners[piece]].origin, ": is not UTF-8: convert it, for instance with iconv, or remove it.");
-    });
-    for (size_t i = 0; i < owners.size(); ++i) out.counts[owners[i]] += part.counts[i];
-    out.ids += part.ids;
-    bytes.clear();
-    lengths.clear();
-    owners.clear();
-  };
-  for (size_t i = 0; i < documents.size(); ++i) {
-    for (std::string_view rest = documents[i].text; !rest.empty();) {
-      const size_t length = cut(rest);
-      bytes += rest.substr(0, length);
-      lengths.push_back(length);
-      owners.push_back(i);
-      rest.remove_prefix(length);
-      if (bytes.size() >= most) encode();
-    }
-  }
-  encode();
-  return out;
+  const int64_t tokens = number(answer, "tokens", kMostTokens, path_);
+  return python_->read(static_cast<size_t>(tokens * token_bytes(token_type_for(vocab_))));
 }
 
 void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink) {
@@ -221,81 +129,12 @@ void Tokenizer::encode_all(const InputFile& text, const std::function<void(std::
       lengths.push_back(cut(rest.substr(end)));
       end += lengths.back();
     }
-    const Encoded part = encode_pieces(rest.substr(0, end), lengths, [&](int64_t at) {
+    sink(encode_pieces(rest.substr(0, end), lengths, [&](int64_t at) {
       fail(text.path(), ": byte ", static_cast<int64_t>(begin) + at,
            " is not UTF-8: convert the text, for instance with iconv, or remove it.");
-    });
-    sink(part.ids);
+    }));
     begin += end;
   }
-}
-
-std::string TokenStream::advance(bool whole) {
-  // Tokens decode differently at the beginning of a text (a leading space disappears). So the new tokens are
-  // decoded after earlier ones, whose text is then cut off.
-  const std::span<const int64_t> ids(ids_);
-  const std::string before = tokenizer_.decode(ids.subspan(context_, written_ - context_));
-  const std::string all = tokenizer_.decode(ids.subspan(context_));
-  const bool partial = all.ends_with("\uFFFD");
-  auto same =
-      static_cast<size_t>(std::mismatch(before.begin(), before.end(), all.begin(), all.end()).first - before.begin());
-  while (same > 0 && same < all.size() && is_continuation(all[same])) --same;
-  if (same == all.size()) {
-    ids_.resize(written_);  // these give no text: they are special or unknown to the tokenizer
-    return "";
-  }
-  if (partial && !whole) return "";
-  // If half a character is output as it is, the next token must not complete it.
-  context_ = partial ? ids_.size() : written_;
-  written_ = ids_.size();
-  return all.substr(same);
-}
-
-std::string TokenStream::add(int64_t id) {
-  ids_.push_back(id);
-  // No character has more than 4 bytes, so more held-back tokens than that are not a character.
-  return advance(/*whole=*/ids_.size() - written_ > 4);
-}
-
-std::string TokenStream::finish() {
-  return advance(/*whole=*/true);
-}
-
-std::vector<std::string> additional_chat_templates(const std::string& folder) {
-  const std::string within = "additional_chat_templates/";
-  std::vector<std::string> names;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::path(folder) / within, none)) {
-    if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-ChatEncoder::ChatEncoder(const std::string& tokenizer) {
-  const std::string folder = std::filesystem::absolute(tokenizer).parent_path().string();
-  python_ = std::make_unique<PythonProcess>(folder, kChatScript, std::vector{folder}, kChatTimeout);
-  receive_chat(*python_, folder);
-}
-
-ChatEncoder::~ChatEncoder() = default;
-
-EncodedChat ChatEncoder::encode(const Document& chat) {
-  const std::string tools = chat.tools.empty() ? "[]" : chat.tools;
-  python_->write(concat(R"({"messages": )", chat.text, R"(, "tools": )", tools, "}\n"));
-  const json answer = receive_chat(*python_, chat.origin);
-  EncodedChat out;
-  try {
-    out.ids = answer.at("ids").get<std::vector<int64_t>>();
-    out.counted = answer.at("counted").get<std::vector<std::pair<int64_t, int64_t>>>();
-  } catch (const json::exception&) {
-    fail(chat.origin, ": the Python process that renders chats returned no valid answer.");
-  }
-  for (const auto& [begin, end] : out.counted) {
-    TWOBP_CHECK(begin >= 0 && begin < end && end <= static_cast<int64_t>(out.ids.size()), chat.origin,
-                ": the Python process that renders chats returned no valid answer.");
-  }
-  return out;
 }
 
 }  // namespace twobp

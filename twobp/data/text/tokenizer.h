@@ -1,17 +1,14 @@
-// Converts text to token ids and back with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
+// Converts text to token ids with a Hugging Face tokenizer.json, by the Python package `tokenizers`.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "twobp/data/text/documents.h"
 #include "twobp/data/text/token_source.h"
 #include "twobp/files/input_file.h"
 
@@ -46,87 +43,21 @@ class Tokenizer {
   // usual name (<|endoftext|>, </s>).
   std::optional<int64_t> end_of_text() const { return end_of_text_; }
 
-  // Names of special tokens in the text become those tokens. With `special`, the result also has the tokens
-  // that the tokenizer puts around a text, such as its beginning-of-text token.
-  std::vector<int64_t> encode(std::string_view text, bool special = false);
-  // Bytes that are not UTF-8 become U+FFFD. Ids that the tokenizer does not know are ignored. With `special`,
-  // special tokens are written by name; otherwise they are left out.
-  std::string decode(std::span<const int64_t> ids, bool special = false);
-
   // Encodes a whole text of any length in bounded memory, and passes the ids to `sink` part by part, as
   // numbers of token_type_for(vocab()). The text is cut about every 256 KiB, after a newline if there is one
   // (else at a space), and the pieces are encoded separately. Nothing is added to the pieces, but a tokenizer
   // that begins every text with a space begins every piece with one.
   void encode_all(const InputFile& text, const std::function<void(std::string_view)>& sink);
 
-  struct Encoded {
-    std::string ids;              // of all texts, one after the other, as numbers of token_type_for(vocab())
-    std::vector<int64_t> counts;  // of each text
-  };
-  // Encodes several documents. Long ones are cut as above.
-  Encoded encode_documents(std::span<const Document> documents);
-
  private:
-  // Encodes `bytes`, cut into pieces of these lengths. `not_utf8` is called with the offset of a wrong byte.
-  Encoded encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
-                        const std::function<void(int64_t)>& not_utf8);
+  // The ids of `bytes`, cut into pieces of these lengths. `not_utf8` is called with the offset of a wrong byte.
+  std::string encode_pieces(std::string_view bytes, const std::vector<size_t>& lengths,
+                            const std::function<void(int64_t)>& not_utf8);
 
   std::string path_;
   std::unique_ptr<PythonProcess> python_;
   int64_t vocab_ = 0;
   std::optional<int64_t> end_of_text_;
-};
-
-// Decodes token by token, for streaming output. A character whose bytes are spread over several tokens is
-// held back until it is complete.
-class TokenStream {
- public:
-  // `before` is the preceding text, such as a prompt. It is not part of the output.
-  explicit TokenStream(Tokenizer& tokenizer, std::vector<int64_t> before = {})
-      : tokenizer_(tokenizer), ids_(std::move(before)), written_(ids_.size()) {}
-  // Returns the text that this token completes: often a word, sometimes nothing.
-  std::string add(int64_t id);
-  // Returns the text that is still held back, at the end.
-  std::string finish();
-
- private:
-  std::string advance(bool whole);
-
-  Tokenizer& tokenizer_;
-  std::vector<int64_t> ids_;
-  size_t context_ = 0;  // earlier ids do not influence the text of the next id
-  size_t written_ = 0;  // earlier ids have been output
-};
-
-// Encodes chats with the chat template of a model's tokenizer, by Python's package transformers.
-class PythonProcess;
-
-// A tokenizer's chat templates besides its main one, in its folder: "additional_chat_templates/NAME.jinja",
-// by name. transformers takes the one named tool_use for chats with tools.
-std::vector<std::string> additional_chat_templates(const std::string& folder);
-
-struct EncodedChat {
-  std::vector<int64_t> ids;
-  std::vector<std::pair<int64_t, int64_t>> counted;  // [begin, end) of the tokens of the assistant's turns
-};
-
-// The assistant's turns are those between the template's {% generation %} marks, or else from the prompt to
-// answer (add_generation_prompt) to the end of their content and what the template adds to end a turn.
-class ChatEncoder {
- public:
-  // `tokenizer`: its tokenizer.json, whose folder also has the template. Throws Error if Python or the
-  // package is missing, or there is no template.
-  explicit ChatEncoder(const std::string& tokenizer);
-  ~ChatEncoder();
-  ChatEncoder(const ChatEncoder&) = delete;
-  ChatEncoder& operator=(const ChatEncoder&) = delete;
-
-  // Throws Error that names the chat's origin for one that the template cannot render, and for one without a
-  // turn of the assistant. It can then go on with another.
-  EncodedChat encode(const Document& chat);
-
- private:
-  std::unique_ptr<PythonProcess> python_;
 };
 
 }  // namespace twobp

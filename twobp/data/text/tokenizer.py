@@ -1,13 +1,11 @@
-"""Encodes and decodes text with a tokenizer.json: the part of twobp/data/text/tokenizer.cpp that needs Python.
+"""Encodes text with a tokenizer.json: the part of twobp/data/text/tokenizer.cpp that needs Python.
 
 The script is compiled into the library and started with `python -c`; its argument is the path of the tokenizer.json.
 It reads requests from stdin, one JSON object per line. It writes one answer per request to stdout in the same format,
 and a first answer when it has started:
 
   (start)                              {"vocab": largest id + 1, "end_of_text": id or null}
-  {"encode": text, "special": bool}    {"ids": [...]}
-  {"decode": [id...], "special": bool} {"text": ...}
-  {"pieces": [length...], "width": 2}  {"tokens": [n...]} of each piece, then their little-endian numbers of 2 or 4 bytes
+  {"pieces": [length...], "width": 2}  {"tokens": n}, then their little-endian numbers of 2 or 4 bytes,
   and the pieces' UTF-8, one after     or {"not_utf8": offset in the bytes}
   the other
   any error                            {"error": message}
@@ -77,23 +75,11 @@ def encode_pieces(tokenizer, request):
             return answer({"not_utf8": offset})
     encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # this variant computes no offsets
     ids = array.array("H" if request["width"] == 2 else "I")
-    counts = []
     for encoding in encode(texts, add_special_tokens=False):
         ids.extend(encoding.ids)
-        counts.append(len(encoding.ids))
     if sys.byteorder == "big":
         ids.byteswap()
-    return answer({"tokens": counts}, ids.tobytes())
-
-
-def handle(tokenizer, request):
-    if "encode" in request:
-        ids = tokenizer.encode(request["encode"], add_special_tokens=request["special"]).ids
-        answer({"ids": ids})
-    elif "decode" in request:
-        answer({"text": tokenizer.decode(request["decode"], skip_special_tokens=not request["special"])})
-    else:
-        encode_pieces(tokenizer, request)
+    return answer({"tokens": len(ids)}, ids.tobytes())
 
 
 def main():
@@ -102,7 +88,7 @@ def main():
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     answer({"vocab": max(ids, default=-1) + 1, "end_of_text": end_of_text(tokenizer, os.path.dirname(path))})
     for line in sys.stdin.buffer:
-        handle(tokenizer, json.loads(line))
+        encode_pieces(tokenizer, json.loads(line))
 
 
 try:

@@ -219,7 +219,6 @@ ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& given, cons
   TWOBP_CHECK(o.layers >= 1 && o.dim >= 1 && o.vocab >= 1 && o.hidden >= 1, "a ", family.name,
               " needs at least one layer, dim, vocab and hidden of at least 1");
   ModelSpec model;
-  if (o.rope_scaling == "longrope") model.cache_until = static_cast<int64_t>(o.rope_original_positions);
   model.layers.push_back({family.names.embedding, "embedding", [d] { return d.embedding(); }});
   for (int64_t i = 0; i < o.layers; ++i) {
     const std::string block = family.names.blocks + std::to_string(i);

@@ -37,8 +37,6 @@ void Attention::prepare_rope(int64_t positions, at::Device device) {
   const bool same = cos_.defined() && shape_.rope.beyond(length_) == shape_.rope.beyond(positions);
   length_ = positions;
   if (same && cos_.size(0) >= positions && cos_.device() == device) return;
-  // Doubles the size, because generation adds one position at a time.
-  if (same) positions = std::max(positions, 2 * cos_.size(0));
   const at::Tensor angle = at::outer(at::arange(positions, at::TensorOptions().dtype(at::kDouble)),
                                      rope_frequencies(shape_.rope, shape_.rotary_dims(), length_));
   const double magnitude = rope_magnitude(shape_.rope);
@@ -61,8 +59,7 @@ PackedAttention Attention::form(const Context& context, const at::Tensor& paddin
   auto documents = documents_of(context, packed.size(0), packed.size(1));
   TWOBP_CHECK(!documents || shape_.rope.beyond(length_) == 0, "beyond ", shape_.rope.original_positions,
               " positions, this model's rotary embedding depends on the length of the whole sequence, so it "
-              "cannot keep packed documents apart: shorten data.sequence to that, or set data.packing to "
-              "none or stream");
+              "cannot keep the documents of a sample apart: shorten data.sequence to that");
   const at::TensorOptions wide = packed.options().dtype(compute_type(dtype_));
   PackedAttention attention = shape_.causal(shift_of(padding, wide), rate_.mask(context), std::move(documents));
   if (!context.sliced()) return attention;
@@ -98,7 +95,6 @@ Values Attention::forward(Values values, Context& context, Saved& saved) {
     prepare_rope(context.sliced() ? context.slice.positions : past + positions, packed.device());
   }
   rotate(packed, past, /*back=*/false);
-  if (context.generating) return {with_cache(packed, context, saved)};
   if (context.sliced()) leave_keys(packed, shape_.causal(), context.keeps(), saved);
   auto [y, log_sum_exp] = attend(packed, context, saved);
   if (context.keeps()) {
@@ -124,46 +120,6 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
-}
-
-at::Tensor Attention::with_cache(const at::Tensor& packed, Context& context, Saved& saved) const {
-  at::Tensor& cache = saved.cache;
-  const int64_t batch = packed.size(0);
-  const int64_t positions = packed.size(1);
-  const int64_t past = context.past;
-  TWOBP_CHECK(past == 0 || positions == 1, "generation takes one position per call after the prompt, got ", positions);
-  TWOBP_CHECK(past + positions <= context.capacity, "generation at position ", past + positions,
-              " is beyond the cache of ", context.capacity);
-  const int64_t kv = shape_.kv_heads;
-  const int64_t head_dim = shape_.head_dim;
-  if (past == 0) cache = at::empty({2, batch, kv, context.capacity, head_dim}, packed.options());
-  // The heads of the row from a number on, (B, heads, positions, D).
-  const auto part = [&](int64_t column, int64_t heads) {
-    const int64_t step = shape_.interleaved ? 3 * head_dim : head_dim;
-    return packed.narrow(2, column, packed.size(2) - column)
-        .as_strided({batch, heads, positions, head_dim}, {packed.stride(0), step, packed.stride(1), 1});
-  };
-  const PackedAttention columns = shape_.causal();
-  cache.select(0, 0).narrow(2, past, positions).copy_(part(columns.k_column(0), kv));
-  cache.select(0, 1).narrow(2, past, positions).copy_(part(columns.v_column(0), kv));
-  if (past == 0) return attend(packed, context, saved).first;
-  // The queries of a group count as additional positions of their key-value head, so nothing is repeated.
-  const at::Tensor q = part(columns.q_column(0), shape_.heads).reshape({batch, kv, shape_.heads / kv, head_dim});
-  const int64_t first = shape_.window > 0 ? std::max<int64_t>(0, past + 1 - shape_.window) : 0;
-  const at::Tensor seen = cache.narrow(3, first, past + 1 - first);
-  return attend_one(q, seen.select(0, 0), seen.select(0, 1)).reshape({batch, 1, shape_.heads * head_dim});
-}
-
-at::Tensor Attention::attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
-  const double scale = shape_.scale > 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
-  if (shape_.cap == 0 && q.is_cpu()) {
-    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, /*is_causal=*/false,
-                                                                       /*attn_mask=*/{}, scale));
-  }
-  const at::ScalarType type = compute_type(dtype_);
-  at::Tensor scores = at::matmul(q.to(type), k.to(type).transpose(2, 3)).mul_(scale);
-  if (shape_.cap > 0) scores.div_(shape_.cap).tanh_().mul_(shape_.cap);
-  return at::matmul(scores.softmax(-1), v.to(type)).to(dtype_);
 }
 
 Values Attention::backward_p1(Values values, Context& context, Saved& saved) {

@@ -45,11 +45,6 @@ class Attention : public Layer {
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
   // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
   std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context, const Saved& saved) const;
-  // For generation: copies k and v of `packed`, already rotated, into the cache (2, B, K, capacity, D). Then attends to
-  // all positions up to the last one of `packed`.
-  at::Tensor with_cache(const at::Tensor& packed, Context& context, Saved& saved) const;
-  // The output (B, K, H / K, D) for one query of each head, with all of k and v (B, K, positions, D).
-  at::Tensor attend_one(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const;
   // Attention's form for this micro-batch.
   PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,
                        const Saved& saved) const;

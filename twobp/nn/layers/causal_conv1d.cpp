@@ -56,16 +56,6 @@ Values CausalConv1d::forward(Values values, Context& context, Saved& saved) {
               channels_, "), got ", x.sizes());
   TWOBP_CHECK(x.scalar_type() == dtype_, "CausalConv1d ", weight_.name(), " has dtype ", c10::toString(dtype_),
               ", got ", c10::toString(x.scalar_type()));
-  if (context.generating) {
-    const int64_t before = kernel_ - 1;
-    const at::Tensor past =
-        context.past == 0 || before == 0 ? at::zeros({x.size(0), before, channels_}, x.options()) : saved.cache;
-    TWOBP_CHECK(past.defined() && past.size(0) == x.size(0), "CausalConv1d ", weight_.name(), " continues at position ",
-                context.past, ", but has no inputs of the earlier positions");
-    const at::Tensor all = at::cat({past, x}, 1);
-    saved.cache = all.narrow(1, all.size(1) - before, before).clone();
-    return {convolve(all, at::empty(all.sizes(), all.options())).narrow(1, before, x.size(1)).contiguous()};
-  }
   at::Tensor y = convolve(x, at::empty(x.sizes(), x.options()));
   if (context.sliced()) go_on(x, y, saved);
   if (context.keeps()) saved.keep_until_p1(std::move(x));

@@ -26,8 +26,8 @@ class Embedding : public Layer {
 };
 
 // y = x + P[position]: x (B, S, C), a learned vector for each position (GPT-2). Positions count from the first column,
-// or from where a packed document begins (documents.h), and in generation from what came before. Backward-p1 adds the
-// sum over the batch to the vectors' gradient, so no work remains for backward-p2.
+// or from where a packed document begins (documents.h). Backward-p1 adds the sum over the batch to the vectors'
+// gradient, so no work remains for backward-p2.
 class LearnedPositions : public Layer {
  public:
   LearnedPositions(std::string name, int64_t positions, int64_t dim, double init_std, at::ScalarType dtype);

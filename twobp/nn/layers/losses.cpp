@@ -17,7 +17,7 @@ int64_t count_right(const at::Tensor& logits, const at::Tensor& labels) {
 
 Values CrossEntropy::forward(Values values, Context& context, Saved& saved) {
   at::Tensor logits = std::move(values[0]);
-  if (context.generating) {  // it needs the logits
+  if (context.wants_logits) {
     if (form_.scale != 1) logits = logits * form_.scale;
     if (form_.cap > 0) soft_cap(logits = own_even_rows(std::move(logits)), form_.cap);
     return {std::move(logits)};
@@ -42,7 +42,7 @@ Values CrossEntropy::backward_p1(Values, Context&, Saved& saved) {
 }
 
 Values CountedPositions::forward(Values values, Context& context, Saved& saved) {
-  if (context.generating) return branch_->forward(std::move(values), context, saved.child(0));
+  if (context.wants_logits) return branch_->forward(std::move(values), context, saved.child(0));
   at::Tensor x = std::move(values[0]);
   const at::Tensor& labels = context.field("labels");
   TWOBP_CHECK(labels.scalar_type() == at::kLong && x.dim() == 3 && labels.sizes() == x.sizes().slice(0, 2), "labels ",

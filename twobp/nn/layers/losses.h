@@ -1,7 +1,7 @@
 // Next-token loss: logits (B, S, V) against the batch's `labels` (B, S) int64. A label of -100 is not counted. The
 // value is this micro-batch's share of the mean over all counted targets of the global batch (Context::loss_weight), a
 // float64 scalar. The forward pass writes the logits' gradient over the logits, so they are read once. The logits may
-// be scaled and capped first; generation gets them so.
+// be scaled and capped first.
 #pragma once
 
 #include <memory>

@@ -17,8 +17,7 @@ class CausalConv1d : public Layer {
   // `name`.weight (channels, 1, kernel) and `name`.bias (channels), as in Hugging Face.
   CausalConv1d(const std::string& name, int64_t channels, int64_t kernel, at::ScalarType dtype);
 
-  // x may be a part of a wider matrix, so its rows may lie apart. In generation, Saved::cache holds the last kernel - 1
-  // inputs.
+  // x may be a part of a wider matrix, so its rows may lie apart.
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   // As backward_p1, for a container that owns x's memory: dx, of x's shape, may overwrite x.
@@ -63,7 +62,7 @@ class SelectiveScan : public Layer {
   SelectiveScan(const std::string& mixer, int64_t channels, int64_t state, at::ScalarType dtype);
 
   // x, raw, (B | C), z -> y. x, raw, y and z are (batch, sequence, channels); (B | C) is (batch, sequence, 2 state).
-  // Rows of the inputs may lie apart. In generation, Saved::cache holds the states after the last position.
+  // Rows of the inputs may lie apart.
   Values forward(Values values, Context& context, Saved& saved) override;
   // dL/dy -> the gradients of x, raw, (B | C) and z.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;

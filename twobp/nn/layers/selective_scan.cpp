@@ -101,19 +101,15 @@ Values SelectiveScan::forward(Values values, Context& context, Saved& saved) {
   const ScanSize size = {in.x.size(1), channels_, state_};
   const int64_t batch = in.x.size(0);
   at::Tensor y = at::empty(in.x.sizes(), in.x.options());
-  const bool going_on = context.generating && context.past > 0;
-  if (context.generating && !going_on) saved.cache = at::empty({batch, state_, channels_}, in.a.options());
-  TWOBP_CHECK(!going_on || (saved.cache.defined() && saved.cache.size(0) == batch), "SelectiveScan ", a_log_.name(),
-              " continues at position ", context.past, ", but has no states of the earlier positions");
   at::Tensor borders;
   if (context.keeps()) borders = at::empty({batch, size.borders(), state_, channels_}, in.a.options());
-  at::Tensor states = context.generating ? saved.cache : at::Tensor();
+  at::Tensor states;
   const at::Tensor before = states_before(saved);
   if (context.sliced()) {
     states = before.defined() ? before.clone() : at::empty({batch, state_, channels_}, in.a.options());
     saved.to_later = {states};
   }
-  const bool from_states = going_on || before.defined();
+  const bool from_states = before.defined();
   if (by_operators(in.x)) {
     operators::scan_forward(in, y, borders, from_states ? states : at::Tensor(), states);
   } else {

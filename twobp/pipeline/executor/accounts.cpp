@@ -5,7 +5,7 @@
 
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
-#include "twobp/nn/layers/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
 #include "twobp/pipeline/memory/block_cache.h"
 
 namespace twobp {

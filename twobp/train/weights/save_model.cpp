@@ -50,6 +50,18 @@ constexpr std::array kTokenizerFiles = {"tokenizer.json",
                                         "vocab.txt"};
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json", "processor_config.json"};
 
+// A tokenizer's chat templates besides its main one, in its folder: "additional_chat_templates/NAME.jinja", by name.
+std::vector<std::string> additional_chat_templates(const fs::path& folder) {
+  const std::string within = "additional_chat_templates/";
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder / within, none)) {
+    if (entry.path().extension() == ".jinja") names.push_back(within + entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 // The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
 // there.
 std::vector<std::string> tokenizer_files(const fs::path& folder) {

@@ -320,6 +320,7 @@ def export(
                 program = torch.export.export(whole, (fields,), strict=False, dynamic_shapes=shapes)
             casts = inline_regions(program.graph_module)  # later steps lose the places where gradients stop
             drops = number_draws(program.graph_module.graph)
+            drop_failed(program.graph_module.graph)
             program.graph_module.recompile()
             program = program.run_decompositions({})
     except CaptureError:
@@ -334,6 +335,14 @@ def export(
     forward = with_meaning(program, whole, fields, drops, buffers, asserted)
     forward.casts = casts
     return forward
+
+
+def drop_failed(graph: fx.Graph) -> None:
+    """Removes calls that raised an error, which Python caught. They have no value, and would raise it again."""
+    for node in list(graph.nodes):
+        returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
+        if returns and not node.users and node.meta.get("val") is None:
+            graph.erase_node(node)
 
 
 def take_checks(graph: fx.Graph) -> list[str]:

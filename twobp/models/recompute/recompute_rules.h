@@ -1,11 +1,11 @@
-// Selects the layers of a model that recompute instead of keeping (see nn/layers/recompute.h).
+// Selects the layers of a model that recompute instead of keeping (see models/recompute/recompute_layer.h).
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "twobp/models/model.h"
-#include "twobp/nn/layers/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
 
 namespace twobp {
 

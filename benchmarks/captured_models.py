@@ -6,7 +6,7 @@ weights after 5 steps of AdamW have the same bits on 1, 2 and 3 ranks under seve
 is about batches of other sizes in float64: the captures that they took, the worst error of all, and what was captured
 on its own.
 
-    PYTHONPATH=build/release/python python/tools/coverage.py [--train | --shapes] [CLASS ...]
+    PYTHONPATH=build/release/python benchmarks/captured_models.py [--train | --shapes] [CLASS ...]
 """
 
 import argparse

@@ -3,7 +3,7 @@
 table: the worst relative error of loss, gradients and buffers after one step against autograd, or the reason why the
 module is refused. Dropout is compared by the dry run of capture alone, since the runtime draws other masks.
 
-    PYTHONPATH=build/release/python python/tools/layers.py [NAME ...]
+    PYTHONPATH=build/release/python benchmarks/captured_layers.py [NAME ...]
 """
 
 import argparse

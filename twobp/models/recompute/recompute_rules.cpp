@@ -1,4 +1,4 @@
-#include "twobp/models/recompute.h"
+#include "twobp/models/recompute/recompute_rules.h"
 
 #include <charconv>
 #include <numeric>

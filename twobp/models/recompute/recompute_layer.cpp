@@ -1,4 +1,4 @@
-#include "twobp/nn/layers/recompute.h"
+#include "twobp/models/recompute/recompute_layer.h"
 
 #include <utility>
 
