@@ -50,7 +50,7 @@ def samples(kind: str, count: int) -> list[dict]:
 
 
 class Turns:
-    """Lets two threads take steps in turn."""
+    """Lets two threads run in turn, a step each. Nothing of the other runs meanwhile: accelerate has one state for a process."""
 
     def __init__(self):
         self.turn, self.changed = 0, threading.Condition()
@@ -78,13 +78,12 @@ def compare(kind: str, steps: int) -> None:
             self.number, self.turns, self.seconds = number, turns, []
 
         def on_step_begin(self, *_, **__):
-            self.turns.wait(self.number)
-            torch.set_num_threads(CORES)
             self.begin = time.monotonic()
 
         def on_step_end(self, *_, **__):
             self.seconds.append(time.monotonic() - self.begin)
             self.turns.give(1 - self.number)
+            self.turns.wait(self.number)
 
     configs, kinds = {"sft": trl.SFTConfig, "dpo": trl.DPOConfig}, {"sft": "SFTTrainer", "dpo": "DPOTrainer"}
     data, turns, trainers, timed = datasets.Dataset.from_list(samples(kind, SAMPLES * MICRO_BATCHES * steps)), Turns(), [], []
@@ -98,7 +97,16 @@ def compare(kind: str, steps: int) -> None:
                 own = {**own, "ref_model": model()}
             trainers.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[timed[-1]], **own))
             trainers[-1].remove_callback(transformers.PrinterCallback)
-        threads = [threading.Thread(target=trainer.train) for trainer in trainers]
+
+        def train(number):
+            turns.wait(number)
+            torch.set_num_threads(CORES)
+            try:
+                trainers[number].train()
+            finally:
+                turns.give(1 - number)
+
+        threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

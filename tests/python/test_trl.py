@@ -186,6 +186,17 @@ def test_what_the_pipeline_does_not_have_is_named(settings, message, tmp_path):
         train(twobp.trl.DPOTrainer, tmp_path, pairs(), settings, {"ref_model": lambda: causal(5)}, None, {"ranks": 2})
 
 
+def test_bf16_is_that_of_trl(tmp_path):
+    """TRL sets bf16 by default."""
+    theirs, ours = both("DPOTrainer", pairs(), tmp_path, {"bf16": True, "max_steps": 2})
+    for expected, line in zip(theirs.state.log_history[:2], ours.state.log_history[:2], strict=True):
+        assert line.keys() == expected.keys()
+        for key in ("loss", "entropy", "logps/chosen", "logits/rejected", "rewards/margins"):
+            assert line[key] == pytest.approx(expected[key], rel=1e-4, abs=2e-4), key  # logps: a sum over tokens
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+    assert {one.dtype for one in ours.model.parameters()} == {torch.float32}
+
+
 def test_the_names_are_those_of_trl():
     for name in twobp.trl.__all__:
         assert getattr(twobp.trl, name).__mro__[1] is original(name) and issubclass(getattr(twobp.trl, name), twobp.transformers.Trainer)
