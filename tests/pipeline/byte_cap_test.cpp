@@ -215,25 +215,6 @@ TEST(AutoCap, GivesEachRankTheTotalOfTheFullest) {
   EXPECT_EQ(auto_caps({100, 300, 50}, {1000, 900, 10}, 1.5), (std::vector<int64_t>{800, 900, 1790}));
 }
 
-// A cap below the need of one layer delays no op: W runs first, and then the op runs anyway.
-TEST(ByteCap, ATinyCapGivesTheSameBits) {
-  for (const SplitModel& c : cases()) {
-    Pipeline pipeline = test::measured_pipeline(c);
-    const auto batch = random_batch(4);
-    pipeline.run(pipeline.plan("gpipe", 4, P2Policy::kOff), batch, step_request());
-    const auto expected = take_gradients(pipeline);
-    for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
-      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-        for (const int64_t cap : {int64_t{1}, int64_t{5000}}) {
-          SCOPED_TRACE(concat(c.name, ", ", schedule, " ", policy_name(policy), ", cap ", cap));
-          pipeline.run(pipeline.plan(schedule, 4, policy, {P2Batching::kLoop, cap}), batch, step_request());
-          test::expect_same_bits(expected, take_gradients(pipeline));
-        }
-      }
-    }
-  }
-}
-
 // With a cap of one byte nothing is kept for later: the bytes are those with p2 off, except for the stash of one layer.
 TEST(ByteCap, ATinyCapLeavesNothingPending) {
   const ModelSpec model = test::small_mlp(4);

@@ -55,64 +55,6 @@ constexpr Op B = Op::kBackward;
 constexpr Op I = Op::kBackwardP1;
 constexpr Op W = Op::kBackwardP2;
 
-// The head is on the first rank. Stages 0 and 3 are on rank 0, stages 1 and 2 on rank 1. Stages 1 and 2 hand over to
-// each other without a message.
-Schedule v_shape() {
-  return four_stages({0, 1, 1, 0}, 3,
-                     {{{F, 0, 0},
-                       {F, 0, 1},
-                       {F, 3, 0},
-                       {B, 3, 0},
-                       {F, 0, 2},
-                       {F, 3, 1},
-                       {B, 3, 1},
-                       {B, 0, 0},
-                       {F, 3, 2},
-                       {B, 3, 2},
-                       {B, 0, 1},
-                       {B, 0, 2}},
-                      {{F, 1, 0},
-                       {F, 2, 0},
-                       {F, 1, 1},
-                       {F, 2, 1},
-                       {B, 2, 0},
-                       {B, 1, 0},
-                       {F, 1, 2},
-                       {F, 2, 2},
-                       {B, 2, 1},
-                       {B, 1, 1},
-                       {B, 2, 2},
-                       {B, 1, 2}}});
-}
-
-Schedule interleaved() {
-  return four_stages({0, 1, 0, 1}, 2,
-                     {{{F, 0, 0}, {F, 0, 1}, {F, 2, 0}, {F, 2, 1}, {B, 2, 0}, {B, 2, 1}, {B, 0, 0}, {B, 0, 1}},
-                      {{F, 1, 0}, {F, 1, 1}, {F, 3, 0}, {B, 3, 0}, {F, 3, 1}, {B, 3, 1}, {B, 1, 0}, {B, 1, 1}}});
-}
-
-TEST(Executor, VShapedPlacementIsBitwiseEqualToOneStage) {
-  const ModelSpec model = small_llama(3);  // 8 layers
-  const Result expected = one_stage(model, 3);
-  for (const P2Policy policy : kPolicies) {
-    SCOPED_TRACE(policy_name(policy));
-    const Result actual = run(model, options_of({2, 1, 3, 2}, {0, 1, 1, 0}), finished(v_shape(), policy));
-    EXPECT_EQ(expected.loss, actual.loss);
-    expect_same_bits(expected.gradients, actual.gradients);
-  }
-}
-
-TEST(Executor, InterleavedPlacementIsBitwiseEqualToOneStage) {
-  const ModelSpec model = small_llama(3);
-  const Result expected = one_stage(model, 2);
-  for (const P2Policy policy : kPolicies) {
-    SCOPED_TRACE(policy_name(policy));
-    const Result actual = run(model, options_of({2, 1, 3, 2}, {0, 1, 0, 1}), finished(interleaved(), policy));
-    EXPECT_EQ(expected.loss, actual.loss);
-    expect_same_bits(expected.gradients, actual.gradients);
-  }
-}
-
 TEST(Executor, RunsAllStagesOnOneRank) {
   const ModelSpec model = small_llama(3);
   const Result expected = one_stage(model, 2);

@@ -16,7 +16,12 @@ os.environ.pop("TWOBP_CACHE", None)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", choices=["first", "others"], help="of a test with parameters, run the first case alone, or all others")
+    parser.addoption("--cases", choices=["first", "others"],
+                     help="of a test with parameters, run the first case alone, and no test that is marked slow; or all others")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes over 5 s of a core")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -24,8 +29,10 @@ def pytest_collection_modifyitems(config, items):
         first = {}
         for item in items:
             first.setdefault((item.path, item.originalname), item)
-        first = set(first.values())
-        items[:] = [item for item in items if (item in first) == (which == "first")]
+        first = {item for item in first.values() if item.get_closest_marker("slow") is None}
+        chosen = [item for item in items if (item in first) == (which == "first")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
 
 def pytest_collection_finish():

@@ -234,6 +234,7 @@ def test_refusals(change, message):
         capture(module, batch, loss_fn=loss_fn)
 
 
+@pytest.mark.slow
 def test_random_small_graphs():
     """Modules of random operations: a chain of residual, gated and shared pieces, some frozen."""
     class Random_(nn.Module):

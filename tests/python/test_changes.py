@@ -454,6 +454,7 @@ def test_gradients_and_the_optimizer_s_state_go_on(made):
         assert torch.allclose(one, net.state_dict()[name], rtol=1e-9, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_an_annealed_closure_is_right_warned_of_and_bounded(made):
     beta = 0.0
 

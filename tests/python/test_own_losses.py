@@ -235,6 +235,7 @@ class Anneals(transformers.Trainer):
     weight = 0.1
 
 
+@pytest.mark.slow
 def test_values_of_python_that_change_between_steps(tmp_path):
     trainers = both(Anneals, causal, texts(), tmp_path, max_steps=4)
     compare(*trainers)
@@ -261,6 +262,7 @@ def test_whole_numbers_beyond_float32_are_exact(tmp_path):
     assert ours.large == theirs.large == 30 * ((1 << 24) + 1)
 
 
+@pytest.mark.slow
 def test_other_rows_scalars_and_other_values_in_the_inputs(tmp_path):
     """Documents in one row with where they begin, a scalar, and a number that is no tensor."""
     def collate(samples):
@@ -281,6 +283,7 @@ def test_other_rows_scalars_and_other_values_in_the_inputs(tmp_path):
     compare(*both(Documents, causal, texts(), tmp_path, prepare=prepare))
 
 
+@pytest.mark.slow
 def test_sizes_that_the_fields_decide(tmp_path):
     class Picks(transformers.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -307,11 +310,13 @@ class Drops(transformers.Trainer):
         return outputs.loss + 0.1 * F.kl_div(F.log_softmax(outputs.logits, -1), target, reduction="batchmean")
 
 
+@pytest.mark.slow
 def test_a_model_that_is_also_called_without_gradients(tmp_path):
     """No gradient comes through these calls, though the weights are those that are trained."""
     compare(*both(Drops, causal, texts(), tmp_path))
 
 
+@pytest.mark.slow
 def test_a_loss_in_evaluation_is_that_of_the_trainer(tmp_path):
     trainers = both(Focal, classifier, classes(), tmp_path)
     theirs, ours = (trainer.evaluate(classes(6, seed=1)) for trainer in trainers)
@@ -325,6 +330,7 @@ def test_a_mean_that_claims_to_be_divided_is_warned_of(tmp_path):
     compare(*both(kind, classifier, classes(), tmp_path))
 
 
+@pytest.mark.slow
 def test_one_capture_for_one_shape_and_the_cache(tmp_path):
     """Another process would find the programs by the code and the values of the loss."""
     first = train(pipelined(Focal), classifier, classes(), tmp_path)
@@ -458,6 +464,7 @@ def test_sums_of_tensors_are_refused(tmp_path):
         train(pipelined(AddsTensors), causal, texts(), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_reference_that_changes_is_refused(tmp_path):
     teacher = causal(3)
 
@@ -492,6 +499,7 @@ def test_pipelined_takes_subclasses_of_the_trainer():
 
 # Arguments.
 
+@pytest.mark.slow
 def test_noise_of_neftune(tmp_path):
     """The noise is drawn by the programs, with the size that transformers gives it."""
     quiet, loud = (train(twobp.transformers.Trainer, causal, texts(), tmp_path, max_steps=2, learning_rate=0.0, neftune_noise_alpha=alpha)
@@ -502,6 +510,7 @@ def test_noise_of_neftune(tmp_path):
     assert not loud.model.get_input_embeddings()._forward_hooks
 
 
+@pytest.mark.slow
 def test_names_of_adamw_with_small_states_and_torch_compile_are_warned_of(tmp_path):
     with pytest.warns(UserWarning, match="optim is 'paged_adamw_8bit': the pipeline's AdamW has its state in 32 bits"):
         small = train(twobp.transformers.Trainer, causal, texts(), tmp_path, optim="paged_adamw_8bit")
@@ -517,6 +526,7 @@ def test_gradient_checkpointing_is_recomputation(tmp_path):
     assert trainer.pipeline.config["pipeline"]["recompute"] == ["activations"]
 
 
+@pytest.mark.slow
 def test_tokens_that_are_counted_and_data_that_streams(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [{name: one.tolist() for name, one in row.items()} for row in texts()]
@@ -528,6 +538,7 @@ def test_tokens_that_are_counted_and_data_that_streams(tmp_path):
     assert [one["loss"] for one in logs[1][:3]] == pytest.approx([one["loss"] for one in logs[0][:3]], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_smaller_batch_after_running_out_of_memory(tmp_path, monkeypatch):
     sizes, step = [], twobp.Trainer.step
 
@@ -542,6 +553,7 @@ def test_a_smaller_batch_after_running_out_of_memory(tmp_path, monkeypatch):
     assert sizes[0] == 4 and 4 not in sizes[1:] and len(sizes) == 4 and trainer.state.global_step == 3
 
 
+@pytest.mark.slow
 def test_a_trainer_that_generates_to_evaluate(tmp_path):
     torch.manual_seed(1)
     config = transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2, dropout_rate=0.0,

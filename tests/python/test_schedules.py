@@ -169,6 +169,7 @@ def run_in_root(code, **environment):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_root_s_folder_of_sources_is_not_taken_for_the_package():
     none = run_in_root("import sys; sys.path[1:] = [one for one in sys.path[1:] if 'site-packages' not in one]; import twobp")
     assert none.returncode == 1 and "ModuleNotFoundError" in none.stderr and "pip install" in none.stderr

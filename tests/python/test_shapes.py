@@ -139,6 +139,7 @@ def test_gradients_at_all_shapes_are_autograd_s(name, wide):
     assert trainer.captures == 2
 
 
+@pytest.mark.slow
 def test_dropout_at_all_shapes(wide):
     """The module gets the programs' masks."""
     torch.manual_seed(0)
@@ -219,6 +220,7 @@ def test_guards_choose_the_programs():
     assert trainer.captures == 3
 
 
+@pytest.mark.slow
 def test_a_module_that_specialises_is_captured_for_each_size():
     module = Looped().double().train()
     trainer = trainer_of(module, texts(2, 4))
@@ -268,6 +270,7 @@ class Windowed(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [40, 1000])
 def test_a_mask_is_what_it_is_for_long_sequences(window):
     """At the sizes of the captures, the window of 40 hides nothing."""

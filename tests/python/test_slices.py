@@ -117,6 +117,7 @@ def test_programs_for_slices_have_the_bits_of_others_on_whole_sequences(model, t
         twobp.Trainer(model={"from": str(tmp_path / "False")}, example=example, slices=2)
 
 
+@pytest.mark.slow
 def test_costs_decide_where_sequences_are_cut():
     module, batch = made(MODELS["LLaMa"]), tokens()
     trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, slices=3, optimizer=twobp.SGD(lr=0.1))
@@ -125,6 +126,7 @@ def test_costs_decide_where_sequences_are_cut():
         twobp.Trainer(module, batch, ranks=2, micro_batches=1, slices=4)
 
 
+@pytest.mark.slow
 def test_other_batches_and_lengths_and_a_bundle(tmp_path):
     module, batch = made(MODELS["GPT-2"]), tokens()
     shorter = [{name: tensor[:1, :16] for name, tensor in batch.items()}] * 4
@@ -328,6 +330,7 @@ def test_masks_of_padding_at_the_end(model, lengths):
         assert_close(sliced, whole)
 
 
+@pytest.mark.slow
 def test_other_masks_of_padding_are_refused():
     def trainer(batch, module=None, slices=2):
         return twobp.Trainer(module or made(MODELS["LLaMa"]), {name: tensor[:2] for name, tensor in batch.items()}, ranks=1, micro_batches=2, slices=slices)
@@ -354,6 +357,7 @@ def test_other_masks_of_padding_are_refused():
         trainer(batch, Own().train())
 
 
+@pytest.mark.slow
 def test_micro_batches_of_other_lengths_in_one_step():
     module, batch = made(MODELS["GPT-2"]), exact(tokens())
     parts = [{name: tensor[2 * i:2 * i + 2, :length] for name, tensor in batch.items()} for i, length in enumerate((POSITIONS, 7))]
@@ -368,6 +372,7 @@ def test_micro_batches_of_other_lengths_in_one_step():
     assert results[2][:2] == results[3][:2] and all(torch.equal(tensor, results[3][2][name]) for name, tensor in results[2][2].items())
 
 
+@pytest.mark.slow
 def test_programs_over_slices_are_compared_with_autograd(monkeypatch):
     module, batch = made(MODELS["GPT-2 with dropout"]), exact(tokens())
     run, = capture(module, batch, loss_fn=exact_loss, cache=False).dry_runs
@@ -392,6 +397,7 @@ def test_a_trainer_without_slices_captures_whole_sequences_alone():
     assert {row.slices for row in twobp.plan(trainer, ranks=2, seconds=0.05)} == {1}
 
 
+@pytest.mark.slow
 def test_a_capture_for_slices_serves_whole_sequences(tmp_path):
     module, batch = made(MODELS["GPT-2"]), tokens()
     states = [capture(module, batch, slices=slices, cache=tmp_path / first).cached for first, order in (("whole", (False, True, False)), ("slices", (True, False)))

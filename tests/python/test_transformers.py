@@ -167,6 +167,7 @@ def test_the_checkpoints_have_the_files_of_transformers(pair):
     assert "checkpoint-6/model.safetensors" in ours and "checkpoint-2/model.safetensors" not in ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [gpt2], indirect=True, ids=["GPT-2"])
 @pytest.mark.parametrize("first, second", [(transformers.Trainer, twobp.transformers.Trainer), (twobp.transformers.Trainer, transformers.Trainer)],
                          ids=["theirs-ours", "ours-theirs"])
@@ -198,6 +199,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
     assert [line["loss"] for line in resumed.state.log_history[:-1]] == [line["loss"] for line in whole.state.log_history[:-1]]
 
 
+@pytest.mark.slow
 def test_batches_padded_to_different_lengths(tmp_path):
     trainers, logs = both(qwen3, tmp_path, max_steps=2, data=texts(lengths=(12, 12, 12, 7, 8, 8, 8, 8)), data_collator=pad,
                           train_sampling_strategy="group_by_length", optim="sgd", optim_args="momentum=0.9", learning_rate=0.1,
@@ -220,6 +222,7 @@ def test_a_batch_without_a_counted_label(tmp_path):
     compare_weights(trainers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [gpt2, qwen3])
 def test_slices_of_what_a_collator_pads(model, tmp_path):
     trainers, logs = both(model, tmp_path, max_steps=3, data=texts(lengths=(12, 9, 12, 7, 12, 12, 8, 6)), data_collator=pad, slices=2, slice_lengths=[5, 7], loss_reduction="targets",
@@ -229,6 +232,7 @@ def test_slices_of_what_a_collator_pads(model, tmp_path):
     assert trainers[1].pipeline.captures > 1 and trainers[1].pipeline.config["pipeline"]["slice_lengths"] == [5, 7]
 
 
+@pytest.mark.slow
 def test_an_adapter_of_peft(tmp_path):
     peft = pytest.importorskip("peft")
 
@@ -408,6 +412,7 @@ class Steps:
         return super().training_step(model, {**inputs, "labels": inputs["labels"].flip(0)}, num_items_in_batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixin", [PreparesInputs, PreparesInput, ReadsTheModel, OrdersBatches, ReplacesBatches, Steps])
 def test_methods_of_a_subclass_between_a_batch_and_its_loss_are_called(mixin, tmp_path):
     trainers, logs = both(qwen3, tmp_path, mixin, max_steps=3, train_sampling_strategy="sequential", optim="sgd", learning_rate=0.1)
@@ -470,6 +475,7 @@ class Anneals(transformers.TrainerCallback):
         model.beta = 1.0 / (1 + state.global_step)
 
 
+@pytest.mark.slow
 def test_a_callback_that_anneals_an_attribute(tmp_path):
     def model():
         made = gpt2()
@@ -563,6 +569,7 @@ def t5():
         vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2, dropout_rate=0.0, decoder_start_token_id=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [counts_the_first_label, t5])
 def test_models_whose_labels_transformers_counts_in_another_way(model, tmp_path):
     trainers, logs = both(model, tmp_path, data_collator=pad, data=texts(lengths=(6, 6, 12, 12)), train_sampling_strategy="sequential", max_steps=2)
@@ -570,6 +577,7 @@ def test_models_whose_labels_transformers_counts_in_another_way(model, tmp_path)
     compare_weights(trainers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [True, False])
 def test_the_mean_over_counted_targets_by_an_argument(targets, tmp_path):
     """Of T5, transformers adds means of micro-batches. All labels together have another mean."""
@@ -589,6 +597,7 @@ def mixtral():
         num_local_experts=4, max_position_embeddings=LENGTH, output_router_logits=True, router_aux_loss_coef=0.02))
 
 
+@pytest.mark.slow
 def test_an_auxiliary_loss_is_added_for_each_micro_batch(tmp_path):
     trainers, logs = both(mixtral, tmp_path, max_steps=2)
     compare(logs)
@@ -859,6 +868,7 @@ def rope_batches(lengths):
         yield {"input_ids": ids, "labels": ids}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
 def test_wavelengths_that_follow_from_the_length_of_a_sequence(kind):
     """LongRoPE has others beyond 8 positions, which it makes at the first such call and writes into a buffer."""

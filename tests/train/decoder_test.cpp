@@ -1,91 +1,27 @@
-// Tests whole runs of every family of decoders. The bits do not depend on schedules, cuts and recomputation, with
-// padding and with windows that are shorter than the sequence. Also tests reduced precision, LoRA, frozen weights and
-// dropout.
+// Tests whole runs of every family of decoders: packed documents, reduced precision, LoRA and frozen weights.
+// same_bits_test has their schedules, recomputation and dropout.
 #include <cmath>
 
 #include <gtest/gtest.h>
 
+#include "tests/train/family_config.h"
 #include "tests/train/training.h"
-#include "twobp/models/decoder/family.h"
 #include "twobp/nn/layers/lora_linear.h"
 #include "twobp/train/build_model.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
-using test::expect_same_bits;
 using test::Outcome;
 
 class EveryFamily : public ::testing::TestWithParam<std::string> {
  protected:
-  // The configuration uses the family's features: windows on some layers, layers without rotary embedding, caps,
-  // multipliers.
   static Config config_of(int stages, const std::vector<std::string>& more = {}) {
-    const DecoderFamily& family = decoder_family(GetParam());
-    std::vector<std::string> keys = {"model.type=" + family.name,
-                                     "model.dim=24",
-                                     "model.layers=3",
-                                     "model.heads=3",
-                                     "model.hidden=40",
-                                     concat("model.vocab=", test::kVocab),
-                                     "model.init_std=0.2",
-                                     "data.synthetic=tokens",
-                                     concat("data.sequence=", test::kSequence),
-                                     "data.held_out=0",
-                                     "pipeline.micro_batches=3",
-                                     "pipeline.micro_batch_size=2",
-                                     "pipeline.pin=false",
-                                     concat("pipeline.stages=", stages),
-                                     "optimizer.schedule=constant",
-                                     "optimizer.lr=0.01",
-                                     "train.steps=2",
-                                     "train.clip_norm=1"};
-    for (const auto& [option, value] : {std::pair{"kv_heads", "1"},
-                                        {"windows", "5,0"},
-                                        {"rope_layers", "1,0"},
-                                        {"attention_bias", "true"},
-                                        {"attention_cap", "2"},
-                                        {"logit_cap", "3"},
-                                        {"residual_scale", "0.5"},
-                                        {"positions", "40"},
-                                        {"rope_part", "0.5"},
-                                        {"attention_scale", "0.4"},
-                                        {"pad_token", "3"}}) {
-      const bool one_window = std::string(option) == "windows" && family.windows == WindowsInFile::kEvery;
-      if (has_option(family, option)) keys.push_back(concat("model.", option, "=", one_window ? "5" : value));
-    }
-    keys.insert(keys.end(), more.begin(), more.end());
-    return load_config("", keys);
+    return test::family_config(decoder_family(GetParam()), stages, more);
   }
   static std::vector<Batch> batches() { return test::padded(test::random_batches(2, 3)); }
   static Outcome run(const Config& config, const Variant& variant) { return test::train(config, batches(), variant); }
 };
-
-TEST_P(EveryFamily, HasTheSameBitsForEveryScheduleAndCut) {
-  const Outcome expected = run(config_of(1), {"gpipe", P2Policy::kOff});
-  for (const double loss : expected.losses) EXPECT_TRUE(std::isfinite(loss));
-  EXPECT_NE(expected.losses[0], expected.losses[1]);
-  expect_same_bits(expected, run(config_of(2), {"1f1b", P2Policy::kFill}), "two stages");
-  Config uneven = config_of(4);
-  uneven.pipeline.split = {2, 3, 1, 2};  // stages end between the halves of a block
-  expect_same_bits(expected, run(uneven, {"1f1b", P2Policy::kCooldown}), "four stages");
-  Config recomputing = config_of(2);
-  recomputing.pipeline.recompute = {"both"};
-  expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kEnd}), "recomputed");
-}
-
-TEST_P(EveryFamily, TrainsWithDropoutToTheSameBits) {
-  const auto config = [](int stages) {
-    std::vector<std::string> keys = {"model.attention_dropout=0.2"};
-    if (has_option(decoder_family(GetParam()), "dropout")) keys.emplace_back("model.dropout=0.1");
-    return config_of(stages, keys);
-  };
-  const Outcome expected = run(config(1), {"gpipe", P2Policy::kOff});
-  EXPECT_NE(expected.losses[0], run(config_of(1), {"gpipe", P2Policy::kOff}).losses[0]);
-  Config recomputing = config(3);
-  recomputing.pipeline.recompute = {"both"};
-  expect_same_bits(expected, run(recomputing, {"1f1b", P2Policy::kFill}), "three stages");
-}
 
 // The same documents stand in one sample with padding after them, and each in a sample of its own.
 TEST_P(EveryFamily, KeepsPackedDocumentsApart) {

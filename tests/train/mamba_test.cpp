@@ -1,7 +1,4 @@
-// Tests training of a Mamba. The bits are the same for every schedule, policy, split and memory cap. Also tests
-// threads, adapters and freezing, and the accepted contents of config.json.
-#include <set>
-
+// Tests training of a Mamba: learning, concatenation, freezing, and the accepted contents of config.json.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -17,17 +14,10 @@ namespace {
 
 using nlohmann::json;
 using test::expect_error;
-using test::expect_same_bits;
 using test::Outcome;
 using test::random_batches;
 
-constexpr int kSteps = 3;
 constexpr int kLayers = 10;  // embedding, 4 blocks of two, head
-
-// Stages end between blocks and within them.
-const std::vector<std::vector<int>> kSplits = {{10}, {4, 6}, {1, 8, 1}, {3, 3, 2, 2}, {2, 1, 2, 1, 3, 1}};
-const std::vector<std::string> kSchedules = {"naive", "gpipe", "1f1b"};
-const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
 
 // The 260 channels make two groups in the scan.
 Config config_of(bool tied, const std::vector<int>& split) {
@@ -41,76 +31,6 @@ Config config_of(bool tied, const std::vector<int>& split) {
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;
   return config;
-}
-
-std::string name_of(const std::vector<int>& split, const Variant& variant) {
-  return concat("split ", ::testing::PrintToString(split), ", ", variant.schedule, ", p2 ", policy_name(variant.policy),
-                ", cap ", variant.memory_cap);
-}
-
-class MambaBitwise : public ::testing::TestWithParam<std::tuple<bool, int>> {};
-
-TEST_P(MambaBitwise, SameForEveryScheduleAndPolicyAndSplit) {
-  const auto [tied, micro_batches] = GetParam();
-  const auto batches = random_batches(kSteps, micro_batches);
-  const Outcome expected = test::train(config_of(tied, {kLayers}), batches, {"gpipe", P2Policy::kOff});
-  EXPECT_NE(expected.losses[0], expected.losses[2]);
-  for (const auto& split : kSplits) {
-    for (const auto& schedule : kSchedules) {
-      for (const P2Policy policy : kPolicies) {
-        const Variant variant{schedule, policy};
-        expect_same_bits(expected, test::train(config_of(tied, split), batches, variant), name_of(split, variant));
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, MambaBitwise, ::testing::Combine(::testing::Bool(), ::testing::Values(1, 3)),
-                         [](const auto& info) {
-                           return concat(std::get<0>(info.param) ? "TiedM" : "UntiedM", std::get<1>(info.param));
-                         });
-
-TEST(Mamba, SameWithPadding) {
-  const auto plain = random_batches(kSteps, 3);
-  const auto batches = test::padded(plain);
-  const Variant standard{"gpipe", P2Policy::kOff};
-  const Outcome expected = test::train(config_of(true, {kLayers}), batches, standard);
-  EXPECT_FALSE(test::same_bits(expected.losses, test::train(config_of(true, {kLayers}), plain, standard).losses));
-  for (const auto& split : kSplits) {
-    for (const P2Policy policy : kPolicies) {
-      const Variant variant{"1f1b", policy};
-      expect_same_bits(expected, test::train(config_of(true, split), batches, variant), name_of(split, variant));
-    }
-  }
-}
-
-TEST(Mamba, SameUnderAnyMemoryCap) {
-  const auto batches = random_batches(kSteps, 4);
-  const Outcome expected = test::train(config_of(true, {kLayers}), batches, {"gpipe", P2Policy::kOff});
-  for (const P2Policy policy : kPolicies) {
-    for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(1), MemoryCap(400'000), MemoryCap::automatic()}) {
-      const Variant variant{"1f1b", policy, P2Batching::kLoop, cap};
-      expect_same_bits(expected, test::train(config_of(true, {4, 4, 2}), batches, variant),
-                       name_of({4, 4, 2}, variant));
-    }
-  }
-}
-
-// The scan and the convolution give the same bits for any number of threads. A GEMM of the library may not, so both
-// sides use two threads.
-TEST(Mamba, SameWithSeveralThreadsARank) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
-#endif
-  const auto batches = random_batches(kSteps, 3);
-  Config one = config_of(true, {kLayers});
-  Config three = config_of(true, {4, 4, 2});
-  one.pipeline.threads = three.pipeline.threads = 2;
-  const Outcome expected = test::train(one, batches, {"gpipe", P2Policy::kOff});
-  for (const P2Policy policy : kPolicies) {
-    const Variant variant{"1f1b", policy};
-    expect_same_bits(expected, test::train(three, batches, variant), name_of({4, 4, 2}, variant));
-  }
 }
 
 TEST(Mamba, LearnsARepeatedBatch) {
@@ -133,7 +53,7 @@ TEST(Mamba, ConcatenatedWGivesTheSameUpToRounding) {
   EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
 }
 
-TEST(Mamba, TrainsFrozenAndAdaptedProjections) {
+TEST(Mamba, KeepsFrozenProjections) {
   const auto batches = random_batches(2, 2);
   Config frozen = config_of(true, {4, 6});
   frozen.model.freeze = {"*.A_log", "*in_proj*", "*conv1d*"};
@@ -147,14 +67,6 @@ TEST(Mamba, TrainsFrozenAndAdaptedProjections) {
                        weights[i]->name().find("conv1d") != std::string::npos;
     EXPECT_EQ(test::same_bits(weights[i]->value, before[i]), stays) << weights[i]->name();
   }
-  Config lora = config_of(true, {4, 6});
-  lora.model.lora = 2;
-  lora.model.lora_targets = {"in_proj", "x_proj", "out_proj"};
-  Config alone = lora;
-  alone.pipeline.stages = 1;
-  alone.pipeline.split = {kLayers};
-  expect_same_bits(test::train(alone, batches, {"gpipe", P2Policy::kOff}),
-                   test::train(lora, batches, {"1f1b", P2Policy::kFill}), "adapters");
 }
 
 json mamba_json() {

@@ -1,5 +1,4 @@
-// Tests training in reduced precision. The promise of equal bits holds, losses stay close to float32's, and float16
-// skips the steps that overflow.
+// Tests training in reduced precision. Losses stay close to float32's, and float16 skips the steps that overflow.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -23,25 +22,6 @@ Config config_of(const std::string& precision, int stages = 1) {
 }
 
 class Reduced : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(Reduced, SameBitsForEveryStageCountScheduleAndPolicy) {
-  const auto batches = random_batches(3, 3);
-  for (const bool tied : {false, true}) {
-    Config config = config_of(GetParam());
-    test::llama_of(config).tied = tied;
-    config.train.clip_norm = 0.5;
-    const auto expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
-    for (const int stages : {1, 2, 3, 5}) {
-      for (const std::string schedule : {"naive", "gpipe", "1f1b"}) {
-        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
-          config.pipeline.stages = stages;
-          test::expect_same_bits(expected, test::train(config, batches, {schedule, policy}),
-                                 concat(stages, " ", schedule, " ", policy_name(policy), tied ? " tied" : ""));
-        }
-      }
-    }
-  }
-}
 
 TEST_P(Reduced, LossesStayCloseToFloat32) {
   const auto batches = random_batches(20, 2);

@@ -1,6 +1,5 @@
-// Tests whole runs with recomputation. Losses, norms, weights and running statistics are those of a run without it, to
-// the bit, for every model type, mode, policy and number of stages. Also tests adapters, frozen layers, concatenation,
-// reduced precision, a run that changes the mode, and settings that are refused.
+// Tests whole runs with recomputation: running statistics, concatenation, evaluation, a run that changes the mode, and
+// settings that are refused. same_bits_test has all models and modes.
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -43,61 +42,7 @@ std::vector<Batch> batches_for(const Config& config) {
                                               : test::random_batches(kStepsOfRun, kMicroBatches);
 }
 
-struct Case {
-  std::string name;
-  Config config;
-  std::vector<std::vector<int>> splits;
-  std::vector<std::string> mixed;  // neighbouring layers with all modes
-};
-
-std::vector<Case> cases() {
-  Config tied = llama_config();
-  test::llama_of(tied).tied = true;
-  tied.train.clip_norm = 0.5;
-  const std::vector<std::string> by_layer = {"both", "*1*=activations", "*2*=derivatives"};
-  // The modes of stages.0.layers.0 to stages.1.layers.1 are derivatives, both, derivatives and activations.
-  const std::vector<std::string> by_block = {"both", "*.stages.1.*=activations", "*.layers.0=derivatives"};
-  return {{"Llama", llama_config(), {{8}, {3, 5}, {3, 2, 3}}, by_layer},
-          {"TiedLlama", tied, {{8}, {2, 3, 3}}, by_layer},
-          {"Bert", bert_config(), {{8}, {3, 5}, {3, 2, 3}}, by_layer},
-          {"Mamba", mamba_config(), {{8}, {4, 4}, {2, 4, 2}}, by_layer},
-          {"Resnet", test::tiny_resnet("bottleneck"), {{6}, {3, 3}, {2, 2, 2}}, by_block},
-          {"BasicResnet", test::tiny_resnet("basic", false), {{6}, {1, 2, 3}}, by_block}};
-}
-
-// These are settings of pipeline.recompute: each mode for the blocks, and each mode for every layer.
-const std::vector<std::vector<std::string>> kSettings = {{"activations"},   {"derivatives"},   {"both"},
-                                                         {"*=activations"}, {"*=derivatives"}, {"*=both"}};
-
-class RecomputeRuns : public ::testing::TestWithParam<Case> {};
-
-TEST_P(RecomputeRuns, TrainToTheSameBits) {
-  Config config = GetParam().config;
-  const auto batches = batches_for(config);
-  config.pipeline.split = GetParam().splits[0];
-  Trainer plain(config);
-  const Outcome expected = test::train(plain, batches, {"gpipe", P2Policy::kOff});
-  std::vector<std::vector<std::string>> settings = kSettings;
-  settings.push_back(GetParam().mixed);
-  for (const auto& setting : settings) {
-    config.pipeline.recompute = setting;
-    for (const auto& split : GetParam().splits) {
-      config.pipeline.split = split;
-      config.pipeline.stages = static_cast<int>(split.size());
-      for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kFill}) {
-        const std::string what =
-            concat(::testing::PrintToString(setting), ", ", split.size(), " stages, p2 ", policy_name(policy));
-        Trainer trainer(config);
-        expect_same_bits(expected, test::train(trainer, batches, {"1f1b", policy}), what);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, RecomputeRuns, ::testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
-
-// copies_of above includes buffers. This test checks that they exist and that they move.
+// same_bits_test compares all weights, which include buffers. This test checks that they exist and that they move.
 TEST(RecomputeResnet, RunningStatisticsAreTheSame) {
   Config config = test::tiny_resnet("bottleneck");
   const auto batches = test::image_batches(config, kStepsOfRun, kMicroBatches);
@@ -113,39 +58,6 @@ TEST(RecomputeResnet, RunningStatisticsAreTheSame) {
     Trainer trainer(config);
     test::train(trainer, batches, {"1f1b", P2Policy::kFill});
     test::expect_same(test::copies_by_name(trainer.weights(), /*buffers_only=*/true), expected, mode);
-  }
-}
-
-// Checks a configuration and a variation of it for each mode, with and without recomputation.
-void expect_modes_change_nothing(Config config, const Variant& variant) {
-  const auto batches = batches_for(config);
-  const Outcome expected = test::train(config, batches, variant);
-  for (const char* mode : {"activations", "derivatives", "both", "*=both"}) {
-    config.pipeline.recompute = {mode};
-    expect_same_bits(expected, test::train(config, batches, variant), mode);
-  }
-}
-
-TEST(RecomputeRuns, WithAdaptersAndFrozenLayers) {
-  Config lora = llama_config();
-  lora.pipeline.stages = 2;
-  lora.model.lora = 3;
-  lora.model.lora_targets = {"q_proj", "v_proj", "down_proj"};
-  expect_modes_change_nothing(lora, {"1f1b", P2Policy::kFill});
-  Config frozen = llama_config();
-  frozen.pipeline.stages = 2;
-  frozen.model.freeze = {"model.embed_tokens.*", "model.layers.0.*", "*.1.self_attn.*", "*.2.mlp.*",
-                         "*.input_layernorm.weight"};
-  expect_modes_change_nothing(frozen, {"1f1b", P2Policy::kFill});
-  expect_modes_change_nothing(frozen, {"gpipe", P2Policy::kEnd});
-}
-
-TEST(RecomputeRuns, InReducedPrecision) {
-  for (const char* precision : {"bf16", "fp16"}) {
-    Config config = llama_config();
-    config.pipeline.stages = 2;
-    config.train.precision = precision;
-    expect_modes_change_nothing(config, {"1f1b", P2Policy::kFill});
   }
 }
 

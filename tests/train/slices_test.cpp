@@ -1,5 +1,5 @@
-// Tests sequences in slices. With the same slices, losses, norms and weights are the same to the bit for every
-// schedule, policy, split, cap and number of ranks. They equal those of whole sequences within rounding.
+// Tests sequences in slices. Losses, norms and weights equal those of whole sequences within rounding. Also tests how
+// sequences are cut, plans and costs of slices. same_bits_test has their schedules.
 #include "twobp/pipeline/profile/slices.h"
 
 #include <cmath>
@@ -48,35 +48,6 @@ Outcome train(const Config& config, const std::vector<Batch>& batches, const std
   Config with = config;
   with.pipeline.schedule = schedule;
   return test::train(with, batches, {schedule, policy, batching, cap});
-}
-
-TEST(Slices, HaveTheSameBitsForEverySchedule) {
-  for (const int micro_batches : {1, 3}) {
-    const auto batches = test::random_batches(kSteps, micro_batches);
-    for (const auto& lengths : kLengths) {
-      const Outcome expected = train(config_of({8}, lengths), batches, "gpipe", P2Policy::kOff);
-      for (const char* schedule : {"naive", "gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"}) {
-        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-          expect_same_bits(expected, train(config_of({3, 2, 3}, lengths), batches, schedule, policy),
-                           concat(schedule, ", p2 ", policy_name(policy), ", M ", micro_batches));
-        }
-      }
-      for (const char* schedule : {"zb-h1", "zb-h2"}) {
-        expect_same_bits(expected, train(config_of({3, 5}, lengths), batches, schedule, P2Policy::kPlaced),
-                         concat(schedule, " placed, M ", micro_batches));
-      }
-      for (const char* schedule : {"zb-v", "v-half", "v-min", "interleaved-1f1b", "interleaved-zb", "looped-bfs"}) {
-        for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
-          expect_same_bits(expected, train(config_of({2, 2, 1, 3}, lengths, 2), batches, schedule, policy),
-                           concat(schedule, ", p2 ", policy_name(policy), ", M ", micro_batches));
-        }
-      }
-      for (const int64_t cap : {0, 1, 20000}) {
-        expect_same_bits(expected, train(config_of({3, 5}, lengths), batches, "1f1b", P2Policy::kFill, cap),
-                         concat("cap ", cap));
-      }
-    }
-  }
 }
 
 // A sum over positions is cut in other places, which costs a few roundings of float32.
@@ -243,28 +214,6 @@ TEST(Slices, AreCutByCost) {
                                  cuts[3] - cuts[2], "] in the checkpoint")),
             std::string::npos)
       << notes[0];
-}
-
-// A searched schedule: the same bits, under the automatic cap and without one.
-TEST(Slices, SearchedSchedule) {
-  const auto batches = test::random_batches(kSteps, 3);
-  for (const auto& lengths : kLengths) {
-    const Outcome expected = train(config_of({8}, lengths), batches, "gpipe", P2Policy::kOff);
-    for (const auto& [split, ranks] :
-         {std::pair<std::vector<int>, int>{{3, 5}, 2}, {{2, 2, 1, 3}, 2}, {{3, 2, 3}, 3}}) {
-      for (const char* cap : {"auto", "0"}) {
-        Config config = config_of(split, lengths, ranks);
-        config.pipeline.schedule = "auto";
-        config.pipeline.memory_cap = cap;
-        config.pipeline.micro_batches = 3;
-        Trainer trainer(config);
-        const Variant variant = trainer.variant();
-        ASSERT_NE(variant.schedule.written(), nullptr);
-        EXPECT_EQ(variant.schedule.written()->slices, config.pipeline.slices);
-        expect_same_bits(expected, test::train(trainer, batches, variant), variant.schedule.name());
-      }
-    }
-  }
 }
 
 // The bytes of activations and stash that a plan predicts are those of training: to the byte on one rank;
