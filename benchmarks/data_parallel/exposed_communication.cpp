@@ -128,16 +128,15 @@ class SumsAlone : public StepUpdate {
  public:
   SumsAlone(Pipeline& pipeline, const std::vector<std::unique_ptr<GradientReducer>>& reducers, double timeout)
       : pipeline_(pipeline), reducers_(reducers), timeout_(timeout) {}
-  UpdateTimes run(int rank) override {
-    const double begin = now_seconds();
-    reducers_[rank]->finish(timeout_);
-    const double end = now_seconds();
+  std::vector<Waited> run(int rank) override {
+    std::vector<Waited> waits;
+    reducers_[rank]->finish({timeout_, &waits});
     for (const auto& stage : pipeline_.rank(rank).stages()) {
       for (int i = 0; i < stage->layer_count(); ++i) {
         for (Parameter* parameter : stage->parameters(i)) parameter->forget_grad();
       }
     }
-    return {0, {{begin, end}}, end - begin};
+    return waits;
   }
   Settled settle(int) override { return {}; }
 

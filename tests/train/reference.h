@@ -11,6 +11,7 @@
 #include <ATen/ATen.h>
 
 #include "twobp/data/data.h"
+#include "twobp/models/decoder/options.h"
 #include "twobp/nn/parameter.h"
 #include "twobp/train/config.h"
 
