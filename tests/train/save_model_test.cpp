@@ -445,12 +445,12 @@ TEST_F(SaveModel, RefusesLinksOutOfTheFolderBeforeTraining) {
   std::filesystem::create_symlink(secret, link);
   test::expect_error([&] { check_save(to, config_.model, ""); }, {link, secret, "outside of its folder"});
   test::expect_error([&] { save(to.model); }, {link, "outside of its folder"});
+  EXPECT_FALSE(std::filesystem::exists(to.model));
+  std::filesystem::remove(link);
   const std::string tokenizer = from + "/tokenizer.json";
   std::filesystem::create_symlink(secret, tokenizer);
   test::expect_error([&] { check_save(to, config_.model, tokenizer); }, {tokenizer, "outside of its folder"});
   std::filesystem::remove(tokenizer);
-  EXPECT_FALSE(std::filesystem::exists(to.model));
-  std::filesystem::remove(link);
   std::filesystem::create_directory(folder_.path("templates"));
   folder_.write("templates/tool_use.jinja", "of the user");
   std::filesystem::create_directory_symlink(folder_.path("templates"), from + "/additional_chat_templates");
