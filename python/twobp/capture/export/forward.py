@@ -418,15 +418,15 @@ def check_values(graph: fx.Graph) -> None:
 def refusal(error: Exception) -> CaptureError:
     reason = str(error).strip().split("\n\n")[0].strip() or type(error).__name__
     advice = "Only operations whose course does not depend on the values of tensors can be captured"
-    if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
+    if "dynamic_frequency_update" in (line := user_line(error)):
+        advice = DYNAMIC
+    elif "data-dependent" in str(error).lower() or "GuardOnDataDependent" in type(error).__name__:
         return CaptureError(
-            f"the module branches on the value of a tensor, or checks it{user_line(error)}. Leave out a check. Of a "
+            f"the module branches on the value of a tensor, or checks it{line}. Leave out a check. Of a "
             "branch, compute both sides and choose: y = torch.where(condition, a, b)"
         )
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"
-    if "dynamic_frequency_update" in (line := user_line(error)):
-        advice = DYNAMIC
     return CaptureError(f"torch.export cannot take the module: {type(error).__name__}: {reason}{line}. {advice}")
 
 
