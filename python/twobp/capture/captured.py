@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import math
 import os
 import pathlib
 import warnings
@@ -607,6 +608,7 @@ class Captured:
         _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
         worst, where = worst_of(gradients, wanted, scale)
+        floor = self._change_of_loss(wanted)
         for name in gradients.keys() - wanted.keys():
             if gradients[name].count_nonzero() > 0:
                 raise CaptureError(
@@ -616,11 +618,11 @@ class Captured:
                 )
         compared = changed.keys() - {ROWS, *getattr(self.module, "not_compared", ())}
         result = DryRun(
-            relative(loss * scale, expected),
+            relative(loss * scale, expected, floor),
             worst,
             where,
             max((relative(new_buffers.get(n, self.buffers[n]), changed[n]) for n in compared), default=0.0),
-            0.0 if evaluated is None else relative(evaluated * scale, in_evaluation),
+            0.0 if evaluated is None else relative(evaluated * scale, in_evaluation, floor),
         )
         limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
         if dtypes & {torch.bfloat16, torch.float16}:
@@ -691,9 +693,16 @@ class Captured:
             loss, gradients = chain.over_slices(
                 fields, weight, masks, [positions // 2, 1, positions - positions // 2 - 1]
             )
-        of_loss = relative(loss * scale, expected[0])
+        of_loss = relative(loss * scale, expected[0], self._change_of_loss(expected[1]))
         error, name = worst_of(gradients, expected[1], scale)
         return (of_loss, "the loss") if not of_loss <= error else (error, f"the gradient of '{name}'")
+
+    def _change_of_loss(self, gradients: dict[str, torch.Tensor]) -> float:
+        """Returns by how much the loss changes if a parameter changes by 1e-4 of itself. A loss that is a difference,
+        as the sum of advantages in GRPO, may be far smaller, and is then all rounding. Times the tolerance, this is
+        what a few roundings of the parameter change."""
+        changes = [1e-4 * (one.norm() * self.parameters[name].norm()).item() for name, one in gradients.items()]
+        return max((one for one in changes if math.isfinite(one)), default=0.0)
 
 
 def worst_of(gradients: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], scale: float) -> tuple[float, str]:
