@@ -39,6 +39,14 @@ std::vector<int> tree_of(int rank, int ranks) {
   return all;
 }
 
+int64_t size_of_tree(int rank, int ranks) {
+  int64_t size = 0;
+  for (int first = rank, last = rank; first < ranks; first = 2 * first + 1, last = 2 * last + 2) {
+    size += std::min(last, ranks - 1) - first + 1;
+  }
+  return size;
+}
+
 int levels_below(int rank, int ranks) {
   int levels = 0;
   while ((rank = 2 * rank + 1) < ranks) ++levels;
@@ -174,12 +182,10 @@ bool AllReduce::advance_in_tree(double deadline) {
   const std::vector<int> children = children_of(rank, ranks);
   if (!added_) {
     for (const int child : children) {
-      const auto below = static_cast<int64_t>(tree_of(child, ranks).size());
+      if (!parts_[child].empty()) continue;
       grace_ = kGraceOfLevel * levels_below(child, ranks);
-      if (parts_[child].empty() &&
-          !take(child, MessageKind::kPart, deadline, {flat_.expand({below, flat_.numel()})}, parts_[child])) {
-        return false;
-      }
+      const at::Tensor like = flat_.expand({size_of_tree(child, ranks), flat_.numel()});
+      if (!take(child, MessageKind::kPart, deadline, {like}, parts_[child])) return false;
     }
     std::vector<at::Tensor> all{flat_};
     for (const int child : children) all.push_back(parts_[child][0]);
