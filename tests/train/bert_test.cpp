@@ -2,6 +2,7 @@
 // bert_transformers_test compares them with autograd without the pipeline.
 #include <gtest/gtest.h>
 
+#include "tests/train/bert_batches.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
@@ -23,27 +24,10 @@ Config config_of(bool tied, double dropout, const std::vector<int>& split) {
   return config;
 }
 
-// Makes batches with padding and token types. Only a few labels count.
-std::vector<Batch> batches_of(int micro_batches) {
-  std::vector<Batch> batches = test::random_batches(kSteps, micro_batches);
-  int64_t length = 3;
-  for (Batch& batch : batches) {
-    for (Fields& fields : batch.micro_batches) {
-      const at::Tensor& ids = fields.at("input_ids");
-      at::Tensor mask = at::ones_like(ids);
-      length = 3 + (length + 5) % (ids.size(1) - 3);
-      mask[0].narrow(0, length, ids.size(1) - length).zero_();
-      fields["attention_mask"] = mask;
-      fields["token_type_ids"] = ids.remainder(2);
-    }
-  }
-  return batches;
-}
-
 TEST(BertRuns, EvaluationLeavesTrainingUntouched) {
   Config config = config_of(true, 0.2, {3, 5});
   config.data.held_out = 0.2;
-  const auto batches = batches_of(2);
+  const auto batches = test::bert_batches(kSteps, 2);
   const Variant variant{"1f1b", P2Policy::kFill};
   const Outcome expected = test::train(config, batches, variant);
   Trainer trainer(config);
@@ -70,7 +54,7 @@ TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsUpToRounding) {
   Config config = config_of(true, 0.2, {3, 5});
   test::make_plain_sgd(config);
   config.train.clip_norm = 0;
-  const Batch batch = batches_of(3).front();
+  const Batch batch = test::bert_batches(kSteps, 3).front();
   const auto gradients = [&](P2Batching batching) {
     return test::gradients_of(config, batch, {"1f1b", P2Policy::kEnd, batching});
   };
@@ -91,7 +75,7 @@ TEST(BertRuns, ConcatenatedP2GivesTheSameGradientsUpToRounding) {
 
 TEST(BertRuns, LossFalls) {
   Config config = config_of(true, 0.1, {3, 5});
-  const auto batches = batches_of(2);
+  const auto batches = test::bert_batches(kSteps, 2);
   Trainer trainer(config);
   const Variant variant{"1f1b", P2Policy::kFill};
   const double first = trainer.step(batches[0], variant).loss;
@@ -101,7 +85,7 @@ TEST(BertRuns, LossFalls) {
 }
 
 TEST(BertRuns, ReducedPrecisionIsClose) {
-  const auto batches = batches_of(2);
+  const auto batches = test::bert_batches(kSteps, 2);
   const Variant variant{"1f1b", P2Policy::kFill};
   Config config = config_of(true, 0.2, {3, 5});
   const double exact = test::train(config, batches, variant).losses[0];
@@ -115,7 +99,7 @@ TEST(BertRuns, LoraTrainsOnlyTheAdapters) {
   Config config = config_of(true, 0.2, {3, 5});
   config.model.lora = 2;
   config.model.lora_targets = {"query", "value", "output.dense"};
-  const auto batches = batches_of(2);
+  const auto batches = test::bert_batches(kSteps, 2);
   Trainer trainer(config);
   const auto before = test::copies_of(trainer.weights());
   for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});

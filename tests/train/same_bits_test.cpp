@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/train/bert_batches.h"
 #include "tests/train/family_config.h"
 #include "tests/train/resnet_training.h"
 #include "tests/train/ways.h"
@@ -85,24 +86,8 @@ Make padded(int steps, int micro_batches) {
   return [=](const Config&) { return test::padded(test::random_batches(steps, micro_batches)); };
 }
 
-// Batches with padding and token types. Only a few labels count. `without` is a field that they lack.
 Make of_bert(int steps, int micro_batches, const std::string& without = "") {
-  return [=](const Config&) {
-    std::vector<Batch> batches = test::random_batches(steps, micro_batches);
-    int64_t length = 3;
-    for (Batch& batch : batches) {
-      for (Fields& fields : batch.micro_batches) {
-        const at::Tensor& ids = fields.at("input_ids");
-        at::Tensor mask = at::ones_like(ids);
-        length = 3 + (length + 5) % (ids.size(1) - 3);
-        mask[0].narrow(0, length, ids.size(1) - length).zero_();
-        fields["attention_mask"] = mask;
-        fields["token_type_ids"] = ids.remainder(2);
-        fields.erase(without);
-      }
-    }
-    return batches;
-  };
+  return [=](const Config&) { return test::bert_batches(steps, micro_batches, without); };
 }
 
 // The last batch of an epoch has fewer micro-batches, and its last micro-batch has fewer samples.
