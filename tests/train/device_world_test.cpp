@@ -1,6 +1,7 @@
 // Tests whole runs of processes that were started without MPI. Their messages go through the store where they met, and
 // their tensors through the stand-in for NCCL. They give the bits of a run in one process.
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <thread>
 
@@ -72,6 +73,50 @@ TEST_P(WithoutMpi, ThroughTheStore) {
                            place.size = processes;
                            return make_store_transport(std::make_shared<StoreConnection>(place, 60));
                          }));
+}
+
+// A store that counts: what processes ask of it until their trainers are made.
+TEST(StoreRequests, AtTheStartGrowWithTheNumberOfProcesses) {
+  constexpr int kProcesses = 48;
+  Config config = test::tiny_config();
+  config.pipeline.ranks = kProcesses;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 2;
+  config.train.clip_norm = 1;
+  test::llama_of(config).dim = test::llama_of(config).hidden = 8;
+  test::llama_of(config).heads = test::llama_of(config).kv_heads = 1;
+  test::llama_of(config).layers = kProcesses / 2;
+  const int port = test::free_port();
+  std::vector<std::shared_ptr<StoreConnection>> connections(kProcesses);
+  std::vector<World> worlds = worlds_of(config, [&](int rank, int processes) -> End {
+    const StorePlace place{.address = "127.0.0.1", .port = port, .rank = rank, .size = processes};
+    connections[rank] = std::make_shared<StoreConnection>(place, 60);
+    return make_store_transport(connections[rank]);
+  });
+  const auto requests = [&] {
+    int64_t sum = 0;
+    for (const auto& connection : connections) sum += connection->requests();
+    return sum;
+  };
+  std::barrier together(kProcesses);
+  std::atomic<int64_t> begun = 0, second = 0, third = 0;
+  run_worlds(std::move(worlds), [&](World world) {
+    Trainer trainer(config, std::move(world));
+    together.arrive_and_wait();
+    begun = requests();
+    together.arrive_and_wait();
+    trainer.step();  // agrees on caps
+    together.arrive_and_wait();
+    second = requests();
+    together.arrive_and_wait();
+    trainer.step();
+    together.arrive_and_wait();
+    third = requests();
+    together.arrive_and_wait();
+  });
+  EXPECT_LE(begun, 40 * kProcesses);
+  // Control, and F and I, each pushed and popped.
+  EXPECT_LE(third - second, 2 * (4 * kProcesses + 2 * 2 * kProcesses));
 }
 
 TEST_P(WithoutMpi, ThroughTheStandInForNccl) {

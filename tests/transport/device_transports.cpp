@@ -51,9 +51,9 @@ class ByWayOf : public Transport {
     const OnStream here(device_.compute());
     inner_->progress();
   }
-  void flush(double timeout) override {
+  std::optional<int> unsent_to() override {
     const OnStream here(device_.compute());
-    inner_->flush(timeout);
+    return inner_->unsent_to();
   }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 

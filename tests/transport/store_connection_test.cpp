@@ -136,8 +136,7 @@ TEST(StoreConnection, NamesFewOfManyMissingRanks) {
   }
 }
 
-// A rank does not ask for each of the others. A rank also polls while it waits, so we take the one that waited least:
-// how long each waits is up to the machine.
+// A rank does not ask for each of the others, and does not poll.
 TEST(StoreConnection, ARankAsksLittleOfTheStore) {
   constexpr int kRanks = 48;
   const int port = test::free_port();
@@ -146,7 +145,7 @@ TEST(StoreConnection, ARankAsksLittleOfTheStore) {
     const StoreConnection connection(place_at(port, rank, kRanks), kLong);
     requests[rank] = connection.requests();
   });
-  EXPECT_LT(*std::min_element(requests.begin(), requests.end()), kRanks);
+  EXPECT_LE(*std::max_element(requests.begin(), requests.end()), 10);
 }
 
 TEST(StoreConnection, SaysThatTheStoreIsGone) {

@@ -101,10 +101,11 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   const CoreShare share = share_cores(*world_.processes, static_cast<int>(here.size()), timeout_);
   threads_ = std::make_unique<RankThreads>(here, options.threads, share, *meter_);
   clock_ahead_.assign(world_.processes_of_replica(), 0);
-  if (world_.replica == 0) {
-    for (int process = 1; process < world_.processes_of_replica(); ++process) {
-      if (world_.is_first() || world_.process() == process)
-        clock_ahead_[process] = clock_ahead(*world_.processes, process, timeout_);
+  for (int process = 1; world_.replica == 0 && process < world_.processes_of_replica(); ++process) {
+    if (const int first = share.clocks[process]; first < process) {
+      clock_ahead_[process] = clock_ahead_[first];
+    } else if (world_.is_first() || world_.process() == process) {
+      clock_ahead_[process] = clock_ahead(*world_.processes, process, timeout_);
     }
   }
   executors_.resize(ranks);
@@ -333,7 +334,7 @@ void Pipeline::forget_steps() {
   under_way_.clear();
 }
 
-StepReport Pipeline::finish(at::Tensor numbers) {
+StepReport Pipeline::finish(const std::vector<at::Tensor>& numbers) {
   TWOBP_CHECK(!under_way_.empty(), "no step is running: call submit() before finish()");
   const MemoryMeter::Watch watch(*meter_);  // messages may be allocated or freed while this thread receives
   try {
@@ -392,9 +393,8 @@ StepReport Pipeline::report_of(UnderWay& step) const {
   return report;
 }
 
-void Pipeline::complete(StepReport& report, const UnderWay& step, at::Tensor& numbers) {
+void Pipeline::complete(StepReport& report, const UnderWay& step, const std::vector<at::Tensor>& numbers) {
   const StepRequest& input = step.request;
-  Transport& processes = *world_.processes;
   const int of_replica = world_.processes_of_replica();
   const auto parts_of = [&](int process) {
     std::pair<std::vector<int>, std::vector<int>> parts;
@@ -406,17 +406,16 @@ void Pipeline::complete(StepReport& report, const UnderWay& step, at::Tensor& nu
     }
     return parts;
   };
-  const auto tag_of = [&](int process) { return Tag{input.step, 0, process, MessageKind::kStepReport}; };
+  Values packed(input.want_events ? 3 : 1, at::empty({0}, at::kDouble));
+  if (input.want_events) packed[2] = at::empty({0}, at::kByte);
   if (world_.replica == 0 && !world_.is_first()) {
     const auto [ranks_here, stages_here] = parts_of(world_.process());
-    processes.isend(0, tag_of(world_.process()), pack_report(report, ranks_here, stages_here));
+    packed = pack_report(report, ranks_here, stages_here);
   }
-  // First, because every process waits for all others here: if one is missing, all miss the same one.
-  sum_report(processes, timeout_, report, numbers);
+  const std::vector<Values> reports = exchange_report(world_, timeout_, report, packed, numbers);
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
-    const Values packed = processes.receive(process, tag_of(process), timeout_);
     const auto [ranks_there, stages_there] = parts_of(process);
-    unpack_report(packed, ranks_there, stages_there, clock_ahead_[process], report);
+    unpack_report(reports[process], ranks_there, stages_there, clock_ahead_[process], report);
   }
   if (step.begun_early) report.begin = last_end_;
   // A rank that ends its part early goes on with the next step, if that is already submitted.

@@ -67,9 +67,9 @@ class Pipeline {
   // run() in two parts: submit() starts a step, and finish() waits for it. Every rank begins the step when it has ended
   // the previous one, whatever the other ranks do. Two steps can be under way at once, without events.
   void submit(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request);
-  // Waits for the oldest step under way and returns its report. `numbers` (float64, or undefined) become their sums
-  // over processes: a step has one exchange.
-  StepReport finish(at::Tensor numbers = {});
+  // Waits for the oldest step under way and returns its report. `numbers` (float64) become their sums over
+  // processes: a step has one Exchange.
+  StepReport finish(const std::vector<at::Tensor>& numbers = {});
   // Waits for all steps and drops their reports. Returns the first error that is not the echo of another rank's.
   std::exception_ptr drain() noexcept;
   // Aborts the steps under way in all processes. Then this pipeline can no longer be used. Does nothing if no step is
@@ -141,7 +141,7 @@ class Pipeline {
   // The report of this process's ranks.
   StepReport report_of(UnderWay& step) const;
   // Completes the report: sums and gathers over processes, adds the idle time at both ends of the step.
-  void complete(StepReport& report, const UnderWay& step, at::Tensor& numbers);
+  void complete(StepReport& report, const UnderWay& step, const std::vector<at::Tensor>& numbers);
 
   ModelSpec model_;
   std::vector<int> split_;

@@ -108,7 +108,7 @@ std::vector<int64_t> Pipeline::fixed_bytes() const {
     fixed[world_.replica].mutable_data_ptr<int64_t>()[rank] = use.total() - use.held();
   }
   const bool together = world_.processes->size() > 1;
-  if (together) all_reduce_sum(*world_.processes, fixed, timeout_);
+  if (together) sum_on_the_way(*world_.processes, fixed, timeout_);
   // The highest of any replica, so that all plan alike: replicas may hold different shards of the optimizer.
   const at::Tensor most = std::get<0>(fixed.max(0));
   const int64_t* values = most.const_data_ptr<int64_t>();

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <pthread.h>
 #include <sched.h>
@@ -37,11 +39,21 @@ std::vector<int> usable_cores() {
   return cores;
 }
 
-// A number that differs between machines and is the same for all processes of one machine.
-int64_t machine_number() {
+// Differs between machines and is the same for all processes of one machine.
+std::string machine_id() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
   std::getline(file, id);
+  return id;
+}
+
+// Differs between monotonic clocks: those of machines, and of containers that were given a time of their own.
+std::string clock_id() {
+  std::error_code none;
+  return machine_id() + std::filesystem::read_symlink("/proc/self/ns/time", none).string();
+}
+
+int64_t number_of(const std::string& id) {
   return static_cast<int64_t>(Hash().add(id).value());
 }
 
@@ -115,18 +127,21 @@ CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {
   CPU_ZERO(&set);
   sched_getaffinity(0, sizeof(set), &set);
   constexpr int64_t kWords = sizeof(set) / sizeof(int64_t);
-  at::Tensor mine = at::zeros({2 + kWords}, at::kLong);
+  at::Tensor mine = at::zeros({3 + kWords}, at::kLong);
   int64_t* words = mine.mutable_data_ptr<int64_t>();
   words[0] = ranks_here;
-  words[1] = machine_number();
-  std::memcpy(words + 2, &set, kWords * sizeof(int64_t));
-  at::Tensor all = at::zeros({processes.size(), 2 + kWords}, at::kLong);
+  words[1] = number_of(clock_id());
+  words[2] = number_of(machine_id());
+  std::memcpy(words + 3, &set, kWords * sizeof(int64_t));
+  at::Tensor all = at::zeros({processes.size(), 3 + kWords}, at::kLong);
   all[processes.rank()].copy_(mine);
-  all_reduce_sum(processes, all, timeout);
+  sum_on_the_way(processes, all, timeout);
   CoreShare share{0, 0};
+  std::map<int64_t, int> first_with;  // by clock
   for (int process = 0; process < processes.size(); ++process) {
     const at::Tensor row = all[process];
-    if (!at::equal(row.narrow(0, 1, 1 + kWords), mine.narrow(0, 1, 1 + kWords))) continue;
+    share.clocks.push_back(first_with.try_emplace(row.const_data_ptr<int64_t>()[1], process).first->second);
+    if (!at::equal(row.narrow(0, 2, 1 + kWords), mine.narrow(0, 2, 1 + kWords))) continue;
     const auto ranks = static_cast<int>(row.const_data_ptr<int64_t>()[0]);
     if (process < processes.rank()) share.first += ranks;
     share.all += ranks;

@@ -21,8 +21,9 @@ struct ThreadOptions {
 struct CoreShare {
   int first = 0;
   int all = 1;
+  std::vector<int> clocks{};  // by process: the first one that reads the same clock
 };
-// Exchanges core sets with the other processes. Processes of one machine that may use the same cores share them. A
+// Exchanges core sets and clocks with the other processes. Processes of one machine that may use the same cores share them. A
 // launcher may instead give each process its own cores.
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout);
 

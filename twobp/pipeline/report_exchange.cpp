@@ -170,20 +170,37 @@ void unpack_report(const Values& packed, const std::vector<int>& ranks, const st
   }
 }
 
-void sum_report(Transport& processes, double timeout, StepReport& report, at::Tensor& numbers) {
-  if (processes.size() == 1) return;
-  at::Tensor sums = at::zeros({4 + (numbers.defined() ? numbers.numel() : 0)}, at::kDouble);
-  if (numbers.defined()) sums.narrow(0, 4, numbers.numel()).copy_(numbers);
-  auto* values = sums.mutable_data_ptr<double>();
-  values[0] = report.loss;
-  values[1] = static_cast<double>(report.right.value_or(0));
-  values[2] = report.right ? 1 : 0;
-  values[3] = report.stop ? 1 : 0;
-  all_reduce_sum(processes, sums, timeout);
-  report.loss = values[0];
-  if (values[2] > 0) report.right = static_cast<int64_t>(values[1]);
-  report.stop = values[3] > 0;
-  if (numbers.defined()) numbers.copy_(sums.narrow(0, 4, numbers.numel()));
+std::vector<Values> exchange_report(const World& world, double timeout, StepReport& report, const Values& packed,
+                                    const std::vector<at::Tensor>& numbers) {
+  Transport& processes = *world.processes;
+  if (processes.size() == 1) return {};
+  // Each replica's loss has a place of its own, so that the sum is in their order.
+  std::vector<at::Tensor> all = {at::zeros({world.replicas + 3}, at::kDouble)};
+  auto* own = all[0].mutable_data_ptr<double>();
+  own[world.replica] = report.loss;
+  own += world.replicas;
+  own[0] = static_cast<double>(report.right.value_or(0));
+  own[1] = report.right ? 1 : 0;
+  own[2] = report.stop ? 1 : 0;
+  std::vector<int64_t> lengths = {all[0].numel()};
+  for (const at::Tensor& one : numbers) {
+    all.push_back(one);
+    lengths.push_back(one.numel());
+  }
+  const at::Tensor sums = at::cat(all);
+  // The first ranks have most to send when they sum the norm (RankUpdate), so here the last ones have.
+  std::vector<int> order = {0};
+  for (int process = processes.size() - 1; process > 0; --process) order.push_back(process);
+  Exchange exchange(processes, sums, 0, WaitCause::kMessage, Exchange::Adds::kOnTheWay, packed, std::move(order));
+  wait_for(exchange, timeout);
+  const std::vector<at::Tensor> parts = sums.split_with_sizes(lengths);
+  const auto* values = parts[0].const_data_ptr<double>();
+  report.loss = 0;
+  for (int replica = 0; replica < world.replicas; ++replica) report.loss += *values++;
+  if (values[1] > 0) report.right = static_cast<int64_t>(values[0]);
+  report.stop = values[2] > 0;
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i].copy_(parts[1 + i]);
+  return exchange.notes();
 }
 
 }  // namespace twobp

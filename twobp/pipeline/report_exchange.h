@@ -5,7 +5,7 @@
 
 #include "twobp/nn/values.h"
 #include "twobp/pipeline/observer.h"
-#include "twobp/transport/transport.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 
@@ -17,8 +17,9 @@ Values pack_report(const StepReport& report, const std::vector<int>& ranks, cons
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
 
-// Sums loss, correct predictions and `numbers` (float64, or undefined) over all processes; `stop` is true if any
-// process wants to stop.
-void sum_report(Transport& processes, double timeout, StepReport& report, at::Tensor& numbers);
+// Sums loss, correct predictions and `numbers` over all processes; `stop` is true if any process wants to stop. The sums
+// are an Exchange, in which the first process gets the others' `packed` reports. Returns them there, by process.
+std::vector<Values> exchange_report(const World& world, double timeout, StepReport& report, const Values& packed,
+                                    const std::vector<at::Tensor>& numbers);
 
 }  // namespace twobp

@@ -216,6 +216,7 @@ void Trainer::make_loader() {
   options.shuffle = config_.data.shuffle;
   options.seed = config_.train.seed;
   options.first_batch = batches_;
+  next_.reset();
   loader_ = std::make_unique<Loader>(data_.train, micro_batches_, config_.pipeline.micro_batch_size, options);
 }
 

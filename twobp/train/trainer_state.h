@@ -18,6 +18,15 @@ struct Trainer::StepUnderWay {
   bool from_loader = false;
 };
 
+// A batch that was read before its step begins, so that replicas count its labels with the sums of the step before.
+struct Trainer::NextBatch {
+  Batch batch;
+  bool counted = false;
+  int64_t targets = 0;  // of all replicas
+  int64_t tokens = 0;
+  double late_by = 0;  // seconds after the end of the step before
+};
+
 struct Trainer::KeptPlan {
   Variant variant;
   int micro_batches = 0;

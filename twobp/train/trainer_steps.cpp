@@ -114,7 +114,7 @@ void Trainer::give_back_batch() {
 }
 
 bool Trainer::begin_next() {
-  const double begin_seconds = now_seconds();
+  const double begin_seconds = now_seconds() - (next_ ? next_->late_by : 0);
   if (faults_) faults_->begin_step(next_step());
   auto step = std::make_unique<StepUnderWay>();
   step->may_give_up = may_give_up(next_step());
@@ -134,7 +134,7 @@ void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
     values[0] = targets;
     values[1] = tokens;
   }
-  all_reduce_sum(*pipeline_->world().processes, counts, config_.pipeline.timeout);
+  sum_on_the_way(*pipeline_->world().processes, counts, config_.pipeline.timeout);
   targets = values[0];
   tokens = values[1];
 }
@@ -149,9 +149,15 @@ bool Trainer::read_batch_for(StepUnderWay& step) {
   const int64_t in_epoch = loader_->batches_per_epoch();
   for (int64_t tried = 0; tried < in_epoch; ++tried) {
     if (step.may_give_up && !loader_->wait(stop_)) return false;
-    step.batch = loader_->next();
+    const std::unique_ptr<NextBatch> read = std::move(next_);
+    step.batch = read ? std::move(read->batch) : loader_->next();
     const int64_t batch = batches_++;
-    count(step);
+    if (read && read->counted) {
+      step.targets = read->targets;
+      step.result.tokens = read->tokens;
+    } else {
+      count(step);
+    }
     if (step.targets > 0) return true;
     if (++left_out_ > kMostNamed) continue;
     const int64_t size = data_.train->size();
@@ -201,9 +207,39 @@ StepResult Trainer::end() {
   return result;
 }
 
+void Trainer::wait_for_report(StepUnderWay& step) {
+  std::vector<at::Tensor> numbers = update_->to_sum(*loss_scale_, step.update);
+  if (world().replicas == 1 || !step.from_loader || next_ || next_step() > config_.train.steps) {
+    step.result.report = pipeline_->finish(numbers);
+    return;
+  }
+  const at::Tensor counts = at::zeros({3}, at::kDouble);  // targets, tokens, processes without a batch
+  auto* values = counts.mutable_data_ptr<double>();
+  auto read = std::make_unique<NextBatch>();
+  try {
+    read->batch = loader_->next();
+    if (world().is_first_of_replica()) {
+      values[0] = static_cast<double>(read->batch.targets);
+      values[1] = static_cast<double>(read->batch.tokens);
+    }
+  } catch (const std::exception&) {  // begin_next() meets it again: this step is still whole
+    values[2] = 1;
+    read.reset();
+  }
+  const double there = now_seconds();
+  numbers.push_back(counts);
+  step.result.report = pipeline_->finish(numbers);
+  if (!read) return;
+  read->late_by = std::max(0.0, there - step.result.report.end);
+  read->counted = values[2] == 0;
+  read->targets = std::llround(values[0]);
+  read->tokens = std::llround(values[1]);
+  next_ = std::move(read);
+}
+
 void Trainer::finish(StepUnderWay& step) {
   StepResult& result = step.result;
-  result.report = pipeline_->finish(update_->to_sum(*loss_scale_, step.update));
+  wait_for_report(step);
   if (result.report.given_up) {
     result.given_up = stopping_ = true;
     result.step = step_;

@@ -18,44 +18,36 @@ constexpr int kMostEachToEach = 4;
 constexpr int64_t kTreeBytes = 1 << 20;
 constexpr double kGraceOfLevel = 0.25;  // seconds
 
-// The binary tree of ranks with root 0.
-int parent_of(int rank) {
-  return (rank - 1) / 2;
+// The binary tree of places with root 0.
+int parent_of(int place) {
+  return (place - 1) / 2;
 }
 
-std::vector<int> children_of(int rank, int ranks) {
+std::vector<int> children_of(int place, int ranks) {
   std::vector<int> children;
-  for (int child = 2 * rank + 1; child <= 2 * rank + 2 && child < ranks; ++child) children.push_back(child);
+  for (int child = 2 * place + 1; child <= 2 * place + 2 && child < ranks; ++child) children.push_back(child);
   return children;
 }
 
-// The ranks at and below this one, in the order in which their values travel.
-std::vector<int> tree_of(int rank, int ranks) {
-  std::vector<int> all{rank};
-  for (const int child : children_of(rank, ranks)) {
+// The places at and below this one, in the order in which their values are joined.
+std::vector<int> tree_of(int place, int ranks) {
+  std::vector<int> all{place};
+  for (const int child : children_of(place, ranks)) {
     const std::vector<int> below = tree_of(child, ranks);
     all.insert(all.end(), below.begin(), below.end());
   }
   return all;
 }
 
-int64_t size_of_tree(int rank, int ranks) {
-  int64_t size = 0;
-  for (int first = rank, last = rank; first < ranks; first = 2 * first + 1, last = 2 * last + 2) {
-    size += std::min(last, ranks - 1) - first + 1;
-  }
-  return size;
-}
-
-int levels_below(int rank, int ranks) {
+int levels_below(int place, int ranks) {
   int levels = 0;
-  while ((rank = 2 * rank + 1) < ranks) ++levels;
+  while ((place = 2 * place + 1) < ranks) ++levels;
   return levels;
 }
 
-int levels_above(int rank) {
+int levels_above(int place) {
   int levels = 0;
-  for (; rank > 0; rank = parent_of(rank)) ++levels;
+  for (; place > 0; place = parent_of(place)) ++levels;
   return levels;
 }
 
@@ -95,26 +87,30 @@ void SumOfRanks::block(double seconds) {
 }
 
 void SumOfRanks::fail(double timeout) const {
-  if (group_) group_->fail(timeout);
-  if (grace_ > 0) transport_->receive(from_, tag_of(awaited_, number_), grace_);  // throws
-  fail_waiting(transport_->rank(), timeout, tag_of(awaited_, number_), from_);
+  if (instead_) instead_->fail(timeout);
+  MessageWait missing(*transport_, from_, tag_of(awaited_, number_));
+  if (grace_ > 0) wait_for(missing, grace_);  // throws, mostly what a rank says that knows better
+  missing.fail(timeout);
 }
 
-bool SumOfRanks::group_ended(double deadline) {
-  if (deadline <= 0) return group_->ready();
-  group_->block(std::max(deadline - awake_seconds(), 0.0));
+bool SumOfRanks::instead_ended(double deadline) {
+  if (deadline > 0) instead_->block(std::max(deadline - awake_seconds(), 1e-3));
+  return instead_->ready();
+}
+
+bool SumOfRanks::take(int from, MessageKind kind, double deadline, Values& into) {
+  from_ = from;
+  awaited_ = kind;
+  const Tag tag = tag_of(kind, number_);
+  if (transport_->try_receive(from, tag, into)) return true;
+  if (deadline <= 0) return false;
+  into = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3) + grace_);
   return true;
 }
 
 bool SumOfRanks::take(int from, MessageKind kind, double deadline, const Values& like, Values& into) {
-  from_ = from;
-  awaited_ = kind;
-  const Tag tag = tag_of(kind, number_);
   Values values;
-  if (!transport_->try_receive(from, tag, values)) {
-    if (deadline <= 0) return false;
-    values = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3) + grace_);
-  }
+  if (!take(from, kind, deadline, values)) return false;
   const int rank = transport_->rank();
   TWOBP_CHECK(values.size() == like.size(), "ranks disagree on what they sum: rank ", from, " sent ", values.size(),
               " tensors, but rank ", rank, " has ", like.size());
@@ -138,27 +134,134 @@ bool SumOfRanks::take_parts(double deadline, const Values& mine) {
   return true;
 }
 
+Exchange::Exchange(Transport& transport, at::Tensor numbers, int number, WaitCause cause, Adds adds, Values notes,
+                   std::vector<int> order)
+    : SumOfRanks(transport, number, cause), adds_(adds), order_(std::move(order)), joined_(notes.size()) {
+  TWOBP_CHECK(numbers.is_contiguous(), "a sum over ranks needs a dense tensor");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
+  numbers_ = numbers.view({-1});
+  if (order_.empty()) {
+    order_.resize(transport.size());
+    std::iota(order_.begin(), order_.end(), 0);
+  }
+  place_ = static_cast<int>(std::find(order_.begin(), order_.end(), transport.rank()) - order_.begin());
+  sum_ = adds == Adds::kOnTheWay ? numbers_.clone() : numbers_;
+  for (size_t i = 0; i < notes.size(); ++i) {
+    lengths_.push_back(notes[i].numel());
+    joined_[i] = {notes[i].view({-1})};
+  }
+}
+
+void Exchange::join(const Values& part, int from) {
+  TWOBP_CHECK(part.size() == 1 + (joined_.empty() ? 0 : 1 + joined_.size()) && part[0].dim() == 1 &&
+                  part[0].scalar_type() == numbers_.scalar_type() &&
+                  (adds_ == Adds::kInRankOrder || part[0].numel() == numbers_.numel()),
+              "ranks disagree on what they sum: rank ", transport_->named(from), " sent ", part.size(),
+              " tensors, the first of ", part.empty() ? 0 : part[0].numel(), " numbers of ",
+              part.empty() ? "no type" : toString(part[0].scalar_type()), ", but rank ",
+              transport_->named(transport_->rank()), " has ", numbers_.numel(), " of ",
+              toString(numbers_.scalar_type()));
+  if (adds_ == Adds::kOnTheWay) {
+    sum_.add_(part[0]);
+  } else {
+    sum_ = at::cat({sum_, part[0]});
+  }
+  if (joined_.empty()) return;
+  const int64_t* const lengths = part[1].const_data_ptr<int64_t>();
+  lengths_.insert(lengths_.end(), lengths, lengths + part[1].numel());
+  for (size_t i = 0; i < joined_.size(); ++i) joined_[i].push_back(part[2 + i]);
+}
+
+bool Exchange::go_up(double deadline) {
+  const int ranks = transport_->size();
+  const std::vector<int> children = children_of(place_, ranks);
+  for (; children_ < children.size(); ++children_) {
+    grace_ = kGraceOfLevel * levels_below(children[children_], ranks);
+    const int from = order_[children[children_]];
+    Values part;
+    if (!take(from, MessageKind::kPart, deadline, part)) return false;
+    join(part, from);
+  }
+  if (place_ == 0) return true;
+  Values up{sum_};
+  if (!joined_.empty()) {
+    up.push_back(at::tensor(lengths_, at::kLong));
+    for (const Values& parts : joined_) up.push_back(at::cat(parts));
+  }
+  transport_->isend(order_[parent_of(place_)], tag_of(MessageKind::kPart, number_), std::move(up));
+  return true;
+}
+
+// The ranks were joined in the tree's order.
+void Exchange::read_notes() {
+  const int ranks = transport_->size();
+  notes_of_.resize(ranks);
+  const std::vector<int> places = tree_of(0, ranks);
+  TWOBP_CHECK(lengths_.size() == places.size() * joined_.size(), "ranks disagree on what they exchange: ",
+              lengths_.size(), " notes came of ", ranks, " ranks");
+  for (size_t note = 0; note < joined_.size(); ++note) {
+    const at::Tensor all = at::cat(joined_[note]);
+    int64_t begin = 0;
+    for (size_t i = 0; i < places.size(); ++i) {
+      const int64_t length = lengths_[i * joined_.size() + note];
+      TWOBP_CHECK(length >= 0 && length <= all.numel() - begin, "a note of rank ",
+                  transport_->named(order_[places[i]]), " is cut off");
+      notes_of_[order_[places[i]]].push_back(all.narrow(0, begin, length));
+      begin += length;
+    }
+  }
+}
+
+bool Exchange::advance(double deadline) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (!went_up_) went_up_ = go_up(deadline);
+  if (!went_up_) return false;
+  const int ranks = transport_->size();
+  Values sum;
+  if (place_ > 0) {
+    grace_ = kGraceOfLevel * (levels_below(0, ranks) + levels_above(place_));
+    if (!take(order_[parent_of(place_)], MessageKind::kSum, deadline, {numbers_}, sum)) return false;
+  } else {
+    if (!joined_.empty()) read_notes();
+    sum = {sum_};
+    if (adds_ == Adds::kInRankOrder && ranks > 1) {
+      TWOBP_CHECK(sum_.numel() == ranks * numbers_.numel(), "ranks disagree on what they sum: ", sum_.numel(),
+                  " numbers came of ", ranks, " ranks, but rank ", transport_->named(transport_->rank()), " has ",
+                  numbers_.numel());
+      const std::vector<at::Tensor> rows = sum_.view({ranks, -1}).unbind(0);
+      const std::vector<int> places = tree_of(0, ranks);
+      std::vector<Values> by_rank(ranks);
+      for (int i = 0; i < ranks; ++i) by_rank[order_[places[i]]] = {rows[i]};
+      sum = {sum_of(by_rank, 0)};
+    }
+  }
+  for (const int child : children_of(place_, ranks))
+    transport_->isend(order_[child], tag_of(MessageKind::kSum, number_), sum);
+  numbers_.copy_(sum[0]);
+  return true;
+}
+
 AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause)
-    : SumOfRanks(transport, number, cause), tensor_(std::move(tensor)) {
-  TWOBP_CHECK(tensor_.is_contiguous(), "a sum over ranks needs a dense tensor");
+    : SumOfRanks(transport, number, cause) {
+  TWOBP_CHECK(tensor.is_contiguous(), "a sum over ranks needs a dense tensor");
   const int ranks = transport.size();
   const int rank = transport.rank();
-  if (ranks == 1 || tensor_.numel() == 0) {
+  if (ranks == 1 || tensor.numel() == 0) {
     done_ = true;
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // views need no autograd graph
-  if (GroupSums* const sums = group_sums_for(transport, tensor_)) {
-    group_.emplace(*sums, sums->all_reduce(tensor_));
+  if (GroupSums* const sums = group_sums_for(transport, tensor)) {
+    instead_ = std::make_unique<GroupSum>(*sums, sums->all_reduce(tensor));
     return;
   }
-  flat_ = tensor_.view({-1});
-  const auto bytes = static_cast<int64_t>(tensor_.nbytes());
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
   if (ranks > kMostEachToEach && bytes <= std::min(kWholeBytes, kTreeBytes / ranks)) {
-    way_ = Way::kTree;
+    instead_ = std::make_unique<Exchange>(transport, std::move(tensor), number, cause, Exchange::Adds::kInRankOrder);
     return;
   }
-  if (ranks <= kMostEachToEach && bytes <= kWholeBytes) way_ = Way::kEachToEach;
+  flat_ = tensor.view({-1});
+  whole_ = ranks <= kMostEachToEach && bytes <= kWholeBytes;
   summed_there_.assign(ranks, false);
   summed_there_[rank] = true;
   for (int step = 1; step < ranks; ++step) {
@@ -166,53 +269,19 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCa
     // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole tensor is
     // overwritten with the sum even if the others have not read it yet, so they get a copy.
     at::Tensor part = part_for(to);
-    transport.isend(to, tag_of(MessageKind::kPart, number_), {way_ == Way::kSlices ? part : part.clone()});
+    transport.isend(to, tag_of(MessageKind::kPart, number_), {whole_ ? part.clone() : part});
   }
 }
 
 at::Tensor AllReduce::part_for(int rank) const {
-  if (way_ == Way::kEachToEach) return flat_;
+  if (whole_) return flat_;
   const auto [first, count] = slice_of(flat_.numel(), transport_->size(), rank);
   return flat_.narrow(0, first, count);
 }
 
-bool AllReduce::advance_in_tree(double deadline) {
-  const int ranks = transport_->size();
-  const int rank = transport_->rank();
-  const std::vector<int> children = children_of(rank, ranks);
-  if (!added_) {
-    for (const int child : children) {
-      if (!parts_[child].empty()) continue;
-      grace_ = kGraceOfLevel * levels_below(child, ranks);
-      const at::Tensor like = flat_.expand({size_of_tree(child, ranks), flat_.numel()});
-      if (!take(child, MessageKind::kPart, deadline, {like}, parts_[child])) return false;
-    }
-    std::vector<at::Tensor> all{flat_};
-    for (const int child : children) all.push_back(parts_[child][0]);
-    parts_ = {{at::cat(all)}};
-    if (rank > 0) transport_->isend(parent_of(rank), tag_of(MessageKind::kPart, number_), parts_[0]);
-    added_ = true;
-  }
-  Values sum;
-  if (rank == 0) {
-    const std::vector<at::Tensor> rows = parts_[0][0].view({ranks, -1}).unbind(0);
-    const std::vector<int> order = tree_of(0, ranks);
-    std::vector<Values> by_rank(ranks);
-    for (int i = 0; i < ranks; ++i) by_rank[order[i]] = {rows[i]};
-    sum = {sum_of(by_rank, 0)};
-  } else {
-    grace_ = kGraceOfLevel * (levels_below(0, ranks) + levels_above(rank));
-    if (!take(parent_of(rank), MessageKind::kSum, deadline, {flat_}, sum)) return false;
-  }
-  for (const int child : children) transport_->isend(child, tag_of(MessageKind::kSum, number_), sum);
-  flat_.copy_(sum[0]);
-  return true;
-}
-
 bool AllReduce::advance(double deadline) {
-  if (group_) return group_ended(deadline);
+  if (instead_) return instead_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (way_ == Way::kTree) return advance_in_tree(deadline);
   const int ranks = transport_->size();
   const int rank = transport_->rank();
   at::Tensor mine = part_for(rank);
@@ -222,7 +291,7 @@ bool AllReduce::advance(double deadline) {
     mine.copy_(sum);
     parts_.assign(ranks, {});
     added_ = true;
-    if (way_ == Way::kEachToEach) return true;
+    if (whole_) return true;
     for (int step = 1; step < ranks; ++step) {
       transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
     }
@@ -250,7 +319,7 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
     return;
   }
   if (GroupSums* const sums = group_sums_for(transport, tensors[0])) {
-    group_.emplace(*sums, sums->reduce(tensors, owners));
+    instead_ = std::make_unique<GroupSum>(*sums, sums->reduce(tensors, owners));
     return;
   }
   std::vector<Values> by_owner(ranks);
@@ -264,7 +333,7 @@ ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tenso
 }
 
 bool ReduceScatter::advance(double deadline) {
-  if (group_) return group_ended(deadline);
+  if (instead_) return instead_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!take_parts(deadline, mine_)) return false;
   for (size_t i = 0; i < mine_.size(); ++i) mine_[i].copy_(sum_of(parts_, i));
@@ -279,21 +348,35 @@ void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& pa
   if (!dense.is_same(tensor)) tensor.copy_(dense);
 }
 
-void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout) {
+void sum_on_the_way(Transport& transport, const at::Tensor& numbers, const Patience& patience, WaitCause cause) {
+  Exchange sum(transport, numbers, 0, cause);
+  wait_for(sum, patience);
+}
+
+namespace {
+
+Values receive(Transport& transport, int from, const Tag& tag, const Patience& patience) {
+  MessageWait message(transport, from, tag);
+  wait_for(message, patience);
+  return std::move(message.values);
+}
+
+}  // namespace
+
+void broadcast(Transport& transport, at::Tensor& tensor, int root, const Patience& patience) {
   const Tag tag = tag_of(MessageKind::kBroadcast, root);
   const int ranks = transport.size();
   const int place = (transport.rank() - root + ranks) % ranks;  // in the tree, whose root is `root`
   const auto rank_at = [&](int other) { return (other + root) % ranks; };
+  Patience longer = patience;
+  if (place > 0) longer.timeout += kGraceOfLevel * levels_above(parent_of(place));
   const at::Tensor sent =
-      place == 0
-          ? tensor.clone()
-          : transport.receive(rank_at(parent_of(place)), tag, timeout + kGraceOfLevel * levels_above(parent_of(place)))
-                .at(0);
+      place == 0 ? tensor.clone() : receive(transport, rank_at(parent_of(place)), tag, longer).at(0);
   for (const int child : children_of(place, ranks)) transport.isend(rank_at(child), tag, {sent});
   if (place > 0) tensor = sent.clone();
 }
 
-std::vector<Values> gather(Transport& transport, Values values, int root, double timeout) {
+std::vector<Values> gather(Transport& transport, Values values, int root, const Patience& patience) {
   const Tag tag = tag_of(MessageKind::kGather, root);
   std::vector<Values> all;
   if (transport.rank() != root) {
@@ -301,23 +384,17 @@ std::vector<Values> gather(Transport& transport, Values values, int root, double
     return all;
   }
   all.resize(transport.size());
-  const double deadline = awake_seconds() + timeout;
+  const double deadline = awake_seconds() + patience.timeout;
   for (int from = 0; from < transport.size(); ++from) {
-    all[from] =
-        from == root ? std::move(values) : transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
+    all[from] = from == root ? std::move(values)
+                             : receive(transport, from, tag,
+                                       {std::max(deadline - awake_seconds(), 1e-3), patience.waits});
   }
   return all;
 }
 
-void barrier(Transport& transport, double timeout) {
-  const Tag tag = tag_of(MessageKind::kBarrier, 0);
-  const double deadline = awake_seconds() + timeout;
-  for (int to = 0; to < transport.size(); ++to) {
-    if (to != transport.rank()) transport.isend(to, tag, {});
-  }
-  for (int from = 0; from < transport.size(); ++from) {
-    if (from != transport.rank()) transport.receive(from, tag, std::max(deadline - awake_seconds(), 1e-3));
-  }
+void barrier(Transport& transport, const Patience& patience) {
+  sum_on_the_way(transport, at::zeros({1}), patience);
 }
 
 }  // namespace twobp

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -71,17 +71,18 @@ class SumOfRanks : public Wait {
       : transport_(&transport), number_(number), cause_(cause), parts_(transport.size()) {}
   // Whether all is there. Waits for it until the deadline, unless that is 0.
   virtual bool advance(double deadline) = 0;
-  // The same of `group_`.
-  bool group_ended(double deadline);
-  // Takes the message of a rank whose values have the shapes of `like`. Returns whether it is there.
+  // The same of `instead_`.
+  bool instead_ended(double deadline);
+  // Receives a message. The second one checks that it fits these tensors of this rank, and makes it flat.
+  bool take(int from, MessageKind kind, double deadline, Values& into);
   bool take(int from, MessageKind kind, double deadline, const Values& like, Values& into);
-  // Takes the other ranks' parts of what this rank sums. Returns whether all are there.
+  // Receives the others' parts of what this rank sums. Returns whether all are there.
   bool take_parts(double deadline, const Values& mine);
 
   Transport* transport_;
   int number_;
   WaitCause cause_;
-  std::optional<GroupSum> group_;  // instead of messages
+  std::unique_ptr<Wait> instead_;  // another way to the same sum
   std::vector<Values> parts_;      // by rank: its values of what this rank sums
   MessageKind awaited_ = MessageKind::kPart;
   int from_ = 0;      // the rank whose message is awaited
@@ -89,10 +90,48 @@ class SumOfRanks : public Wait {
   bool done_ = false;
 };
 
+// One exchange of all ranks over a binary tree: values go up to the root, and a sum comes down. All ranks together send
+// 2 (n - 1) messages, and one of them three at most. Messages of other ranks are as long as those of few.
+class Exchange : public SumOfRanks {
+ public:
+  enum class Adds : uint8_t {
+    // On the way up. So the order must not show: each number is zero on all ranks but one, or all are whole, at most
+    // 2^53.
+    kOnTheWay,
+    kInRankOrder,  // the root adds, and receives the tensors of all ranks
+  };
+  // Sums `numbers`, dense and of one shape and dtype, in place. They are read until they are the sum. `notes` go to the
+  // root; every rank has as many, of the same dtypes, of any length. `order`: the ranks by their places in the tree,
+  // the root first; empty: rising.
+  Exchange(Transport& transport, at::Tensor numbers, int number, WaitCause cause, Adds adds = Adds::kOnTheWay,
+           Values notes = {}, std::vector<int> order = {});
+
+  // By rank: what it noted, flat. Only on the root, when the exchange is done.
+  const std::vector<Values>& notes() const { return notes_of_; }
+
+ private:
+  bool advance(double deadline) override;
+  // Whether the parts of all children have been joined and sent on.
+  bool go_up(double deadline);
+  void join(const Values& part, int from);
+  void read_notes();
+
+  at::Tensor numbers_;
+  Adds adds_;
+  std::vector<int> order_;
+  int place_ = 0;
+  at::Tensor sum_;  // of this rank and those below it
+  // Of the same ranks, in the order in which they were joined: each note's lengths, and the notes joined to one tensor.
+  std::vector<int64_t> lengths_;
+  std::vector<Values> joined_;  // by note
+  size_t children_ = 0;         // those joined
+  bool went_up_ = false;
+  std::vector<Values> notes_of_;
+};
+
 // An element-wise sum. Every rank owns a slice. It receives the others' parts of the slice, adds them in rank order and
 // sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. A few ranks send small tensors whole
-// to each other. More ranks send them up a binary tree to rank 0, which adds them in rank order, and the sum down: a
-// rank sends at most three messages, all of them 2 (n - 1).
+// to each other. More ranks make an Exchange of them.
 class AllReduce : public SumOfRanks {
  public:
   // Starts the sum. `tensor` is dense and has the same shape and dtype on every rank. It is read until it contains the
@@ -100,18 +139,14 @@ class AllReduce : public SumOfRanks {
   AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause = WaitCause::kGradients);
 
  private:
-  enum class Way : uint8_t { kSlices, kEachToEach, kTree };
-
   // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
   bool advance(double deadline) override;
-  bool advance_in_tree(double deadline);
 
-  at::Tensor tensor_;
   at::Tensor flat_;
-  Way way_ = Way::kSlices;
+  bool whole_ = false;              // each rank sends its whole tensor to each other
   std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
-  bool added_ = false;              // this rank's slice is summed, or what it has of the tree is sent to its parent
+  bool added_ = false;              // this rank's slice is summed
 };
 
 // Element-wise sums of tensors that have one owner each. A rank sends its values of a tensor to the tensor's owner,
@@ -137,14 +172,18 @@ GroupSums* group_sums_for(Transport& transport, const at::Tensor& tensor);
 void all_reduce_sum(Transport& transport, at::Tensor& tensor, const Patience& patience,
                     WaitCause cause = WaitCause::kGradients);
 
+// An Exchange of `numbers` alone, by way of Adds::kOnTheWay.
+void sum_on_the_way(Transport& transport, const at::Tensor& numbers, const Patience& patience,
+                    WaitCause cause = WaitCause::kMessage);
+
 // Copies `tensor` of rank `root` to every rank, down a binary tree. It may have any shape and dtype, which the other
 // ranks need not know.
-void broadcast(Transport& transport, at::Tensor& tensor, int root, double timeout);
+void broadcast(Transport& transport, at::Tensor& tensor, int root, const Patience& patience);
 
 // Returns the values by rank on `root`, and nothing elsewhere. Shapes may differ.
-std::vector<Values> gather(Transport& transport, Values values, int root, double timeout);
+std::vector<Values> gather(Transport& transport, Values values, int root, const Patience& patience);
 
 // Returns when every rank has called it.
-void barrier(Transport& transport, double timeout);
+void barrier(Transport& transport, const Patience& patience);
 
 }  // namespace twobp

@@ -36,6 +36,14 @@ GroupSums* Subgroup::sums_of(const std::vector<int>& ranks) {
   return parent_.sums_of(of_parent);
 }
 
+// What the parent has sent to others counts, too: they share its connections.
+std::optional<int> Subgroup::unsent_to() {
+  const std::optional<int> to = parent_.unsent_to();
+  if (!to) return std::nullopt;
+  const auto member = std::find(members_.begin(), members_.end(), *to);
+  return member == members_.end() ? rank_ : static_cast<int>(member - members_.begin());
+}
+
 Tag Subgroup::of_group(Tag tag) const {
   tag.group = static_cast<uint8_t>(group_);
   return tag;

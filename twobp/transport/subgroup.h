@@ -1,5 +1,5 @@
-// Some ranks of a transport as a transport of their own: the ranks of one pipeline, or the same rank of all
-// data-parallel replicas.
+// Some ranks of a transport as a transport of their own: the ranks of one pipeline, the same rank of all
+// data-parallel replicas, or all of both.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 namespace twobp {
 
 // The purpose of a message between two ranks. Each group has its own tags.
-enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3 };
+enum class Group : uint8_t { kPipeline = 1, kReplicas = 2, kProcesses = 3, kRun = 4 };
 
 // The processes' group is for the thread that runs the program, which shares its core with a rank. So its waits only
 // poll now and then.
@@ -27,7 +27,8 @@ class Subgroup : public Transport {
   bool try_receive(int from, const Tag& tag, Values& values) override;
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override { parent_.progress(); }
-  void flush(double timeout) override { parent_.flush(timeout); }
+  std::optional<int> unsent_to() override;
+  int named(int rank) const override { return group_ == Group::kProcesses ? rank : parent_.named(members_.at(rank)); }
   GroupSums* sums_of(const std::vector<int>& ranks) override;
   void abort(const std::string& reason) override { parent_.abort(reason); }
 

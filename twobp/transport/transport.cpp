@@ -23,8 +23,6 @@ std::string to_string(const Tag& tag) {
       return concat("a gradient of a weight that stages share, step ", tag.step);
     case MessageKind::kWeights:
       return concat("updated weights, step ", tag.step);
-    case MessageKind::kStepReport:
-      return concat("the report of step ", tag.step);
     case MessageKind::kClock:
       return "a reading of the clock";
     case MessageKind::kPart:
@@ -34,8 +32,6 @@ std::string to_string(const Tag& tag) {
       return "a broadcast (a collective)";
     case MessageKind::kGather:
       return "a gathering (a collective)";
-    case MessageKind::kBarrier:
-      return "a barrier (a collective)";
     case MessageKind::kEndOfWork:
       return "the end of work (a collective)";
     case MessageKind::kVerdict:
@@ -83,7 +79,33 @@ void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
 }
 
 void MessageWait::fail(double timeout) const {
-  fail_waiting(transport_.rank(), timeout, tag_, from_);
+  fail_waiting(transport_.named(transport_.rank()), timeout, tag_, transport_.named(from_));
+}
+
+namespace {
+
+class SentWait : public Wait {
+ public:
+  explicit SentWait(Transport& transport) : transport_(transport) {}
+  WaitCause cause() const override { return WaitCause::kMessage; }
+  bool ready() override {
+    to_ = transport_.unsent_to();
+    return !to_;
+  }
+  [[noreturn]] void fail(double timeout) const override {
+    fail_sending(transport_.named(transport_.rank()), timeout, transport_.named(*to_));
+  }
+
+ private:
+  Transport& transport_;
+  std::optional<int> to_;
+};
+
+}  // namespace
+
+void Transport::flush(double timeout) {
+  SentWait sent(*this);
+  wait_for(sent, timeout);
 }
 
 void fail_summing(int rank, double timeout, const std::vector<int>& ranks) {

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -14,18 +15,22 @@ namespace twobp {
 World::~World() {
   pipeline.clear();
   data.clear();
+  run.clear();
   processes.reset();
 }
 
 void World::add_rank(Transport& end) {
   const int rank = end.rank() % ranks;
-  std::vector<int> of_replica, same_place;
+  std::vector<int> of_replica, same_place, all(replicas * ranks);
+  std::iota(all.begin(), all.end(), 0);
   for (int r = 0; r < ranks; ++r) of_replica.push_back(replica * ranks + r);
   for (int r = 0; r < replicas; ++r) same_place.push_back(r * ranks + rank);
   pipeline.resize(ranks);
   data.resize(ranks);
+  run.resize(ranks);
   pipeline[rank] = std::make_unique<Subgroup>(end, of_replica, Group::kPipeline);
   data[rank] = std::make_unique<Subgroup>(end, same_place, Group::kReplicas);
+  run[rank] = std::make_unique<Subgroup>(end, std::move(all), Group::kRun);
 }
 
 std::vector<int> World::local_ranks() const {

@@ -138,6 +138,7 @@ class Trainer {
   void load(const Config& config);
 
   struct StepUnderWay;
+  struct NextBatch;
   struct KeptPlan;
   class UpdateOfStep;
   void make_loader();
@@ -159,6 +160,8 @@ class Trainer {
   // Ends the oldest step under way.
   StepResult end();
   void finish(StepUnderWay& step);
+  // Waits for the step's ranks. Meanwhile, replicas read the batch of the step that begins next.
+  void wait_for_report(StepUnderWay& step);
   // Whether the step may begin while the previous step is under way.
   bool may_run_ahead(int64_t step) const;
   int64_t next_step() const { return step_ + static_cast<int64_t>(under_way_.size()) + 1; }
@@ -177,6 +180,7 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
+  std::unique_ptr<NextBatch> next_;  // of the loader; it counts as taken when its step begins
   std::unique_ptr<Variant> variant_;  // used by step(); a schedule in a file is read once
   std::unique_ptr<RunAhead> run_ahead_;
   std::vector<std::unique_ptr<KeptPlan>> plans_;  // of all variants so far

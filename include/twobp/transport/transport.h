@@ -23,14 +23,12 @@ enum class MessageKind : uint8_t {
   kEvaluation,    // the input of a stage that is evaluated
   kTiedGradient,  // gradient of a weight that several stages use: the weight; the use
   kWeights,       // weights that a replica has updated: the index of the message; 0
-  kStepReport,    // 0; the process that reports
   kClock,         // question or answer; the round
   // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).
   kPart,
   kSum,
   kBroadcast,
   kGather,
-  kBarrier,
   kEndOfWork,
   kVerdict,
   kNone,  // never sent
@@ -77,7 +75,12 @@ class Transport {
   virtual void progress() {}
 
   // Waits until everything that was sent has left this rank, so that the process may end. Throws as receive does.
-  virtual void flush(double /*timeout*/) {}
+  void flush(double timeout);
+  // A rank that has not taken all that was sent to it, if there is one. Never blocks. Throws Aborted.
+  virtual std::optional<int> unsent_to() { return std::nullopt; }
+
+  // The number by which errors name a rank: that in the network of all ranks of the run.
+  virtual int named(int rank) const { return rank; }
 
   // Sums of these ranks of the transport, by other means than messages (group_sums.h). Null: there are none.
   virtual GroupSums* sums_of(const std::vector<int>& /*ranks*/) { return nullptr; }

@@ -23,6 +23,7 @@ struct World {
   // By rank of the pipeline. Null if another process runs the rank.
   std::vector<std::unique_ptr<Transport>> pipeline;  // between the ranks of this replica
   std::vector<std::unique_ptr<Transport>> data;      // between the same rank of all replicas, by replica
+  std::vector<std::unique_ptr<Transport>> run;       // between all ranks of all replicas
   // Whether all ranks of the pipeline are in this process and hand their tensors to each other. Ranks of a process may
   // also send them by NCCL.
   bool all_local = false;

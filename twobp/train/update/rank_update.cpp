@@ -23,7 +23,7 @@ Tag tied_tag(int64_t step, size_t weight, int use) {
   return {step, static_cast<int>(weight), use, MessageKind::kTiedGradient};
 }
 
-// Number of the sum of squares among the pipeline's collectives.
+// Number of the sum of squares among the run's collectives.
 constexpr int kNormNumber = 1;
 
 // By gradient. The host waits for a device once.
@@ -115,24 +115,23 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
   if (reducer_) reducer_->finish(patience());
   sum_tied(step);
   sum_others();
-  // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks changes no
-  // bit.
-  at::Tensor squares = at::zeros_like(result.squares);
-  const bool finite = sum_squares(squares);
+  const at::Tensor squares = sum_squares();
   const bool depends = settings_.depends_on_norm(scale_);
-  if (!depends || result.may_presume) {
-    // Processes sum them at the end of the step. The ranks of this process write to different layers. Replicas have the
-    // same summed gradients, so only those of the first count.
-    for (int64_t layer = 0; pipeline_.world().replica == 0 && layer < squares.numel(); ++layer) {
-      const double sum = squares.const_data_ptr<double>()[layer];
-      if (sum != 0) result.squares.mutable_data_ptr<double>()[layer] = sum;
+  if ((!depends || result.may_presume) && counts()) {
+    // Processes sum them at the end of the step. The ranks of this process write to different weights.
+    for (int64_t weight = 0; weight < squares.numel(); ++weight) {
+      const double sum = squares.const_data_ptr<double>()[weight];
+      if (sum != 0) result.squares.mutable_data_ptr<double>()[weight] = sum;
     }
   }
   if (!depends) {
-    take(step, lr, finite ? std::optional<double>(1) : std::nullopt);
+    // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
+    if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
+    take(step, lr, all_finite(squares) ? std::optional<double>(1) : std::nullopt);
     return std::exchange(waits_, {});
   }
-  AllReduce norm(pipeline_.rank(rank_).transport(), squares, kNormNumber, WaitCause::kNorm);
+  if (!counts()) squares.zero_();
+  Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
     leave_open({step, lr, squares, std::move(norm)});
@@ -206,38 +205,30 @@ void RankUpdate::sum_others() {
   }
 }
 
-bool RankUpdate::sum_squares(at::Tensor& squares) {
+bool RankUpdate::counts() const {
+  return shards_ || pipeline_.world().replica == 0;
+}
+
+at::Tensor RankUpdate::sum_squares() const {
   std::vector<at::Tensor> grads;
   std::vector<size_t> places;
-  std::vector<int> layers;
-  for (const UsedWeight& weight : uses_.all) {
+  for (size_t w = 0; w < uses_.all.size(); ++w) {
+    const UsedWeight& weight = uses_.all[w];
     const Parameter* parameter = weight.on(rank_);
-    const WeightUse& first = weight.uses.front();
-    if (parameter == nullptr || first.rank != rank_ || !parameter->trainable()) continue;
-    if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
-      grads.push_back(parameter->grad);
-      places.push_back(layers.size());
-    }
-    layers.push_back(first.layer);
+    if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
+    if (shards_ ? !shards_->owns(parameter) : !parameter->has_grad()) continue;
+    grads.push_back(parameter->grad);
+    places.push_back(w);
   }
   const std::vector<double> sums = sums_of_squares(grads);
-  at::Tensor all = at::zeros({static_cast<int64_t>(layers.size())}, at::kDouble);
-  double* const by_parameter = all.mutable_data_ptr<double>();
-  for (size_t i = 0; i < sums.size(); ++i) by_parameter[places[i]] = sums[i];
-  if (shards_) {  // the other replicas' numbers are zero, so adding them changes no bit
-    all_reduce_sum(*pipeline_.world().data[rank_], all, patience(), WaitCause::kNorm);
-  }
-  bool finite = true;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    finite = finite && std::isfinite(by_parameter[i]);
-    squares.mutable_data_ptr<double>()[layers[i]] += by_parameter[i];
-  }
-  return finite;
+  at::Tensor squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::kDouble);
+  for (size_t i = 0; i < sums.size(); ++i) squares.mutable_data_ptr<double>()[places[i]] = sums[i];
+  return squares;
 }
 
 std::optional<double> RankUpdate::factor_for(const at::Tensor& squares) const {
   if (!all_finite(squares)) return std::nullopt;
-  const double norm = norm_of(squares) / scale_.value;
+  const double norm = norm_of(uses_.by_layer(squares)) / scale_.value;
   return (settings_.clip_norm > 0 ? std::min(1.0, settings_.clip_norm / (norm + 1e-6)) : 1) / scale_.value;
 }
 
@@ -310,7 +301,7 @@ void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
       }
     }
   }
-  all_reduce_sum(pipeline_.rank(rank_).transport(), bad_weights, settings_.timeout);
+  sum_on_the_way(pipeline_.rank(rank_).transport(), bad_weights, settings_.timeout);
   const auto& layers = pipeline_.model().layers;
   for (int64_t layer = 0; layer < squares.numel(); ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,

@@ -55,6 +55,10 @@ struct WeightUses {
   std::vector<Parameter*> weights;  // that this process holds, each once, in model order
   std::vector<std::string> names;   // of all weights of the model, by their parts
   int64_t numel = 0;                // of all weights of the model
+  int layers = 0;                   // of the model
+
+  // Sums of squares by layer, each with its weights' in the order of `all`.
+  at::Tensor by_layer(const at::Tensor& by_weight) const;
 };
 
 // A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
@@ -84,7 +88,7 @@ class Pipeline;
 
 // The results of an update, one for each step.
 struct UpdateResult {
-  at::Tensor squares;  // by layer of the model: the sum of its gradients' squares, each rank's for its layers
+  at::Tensor squares;  // by weight, as WeightUses::all: the sum of its gradient's squares, from one rank
   bool may_presume = false;
   double grad_norm = 0;  // of all gradients, before clipping
   bool skipped = false;  // a scaled gradient was not finite
@@ -116,7 +120,7 @@ class RankUpdate {
   bool is_open() const { return open_.has_value(); }
   int64_t taken_back() const { return taken_back_; }
   void swap_average();
-  // Collective: all ranks have the same `squares`.
+  // Collective: all ranks have the same `squares`, by layer.
   [[noreturn]] void fail_not_finite(const at::Tensor& squares, int64_t step);
   std::vector<Optimizer::State> state() const;  // of the optimizer and of the running means
   int64_t optimizer_steps() const { return optimizer_->steps(); }
@@ -128,7 +132,7 @@ class RankUpdate {
     int64_t step = 0;
     double lr = 0;
     at::Tensor squares;
-    AllReduce norm;  // of the squares
+    Exchange norm;  // of the squares
   };
 
   // What the rank trains, each value once.
@@ -139,10 +143,10 @@ class RankUpdate {
   void sum_tied(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not finite.
-  // With shards, each replica computes those of its share and waits for the others': then they have read this replica's
-  // gradients, too.
-  bool sum_squares(at::Tensor& squares);
+  // The sums of squares of the gradients that this rank has of the weights that it uses first, of other weights zero.
+  at::Tensor sum_squares() const;
+  // Whether this rank's squares count. Without shards, those of all replicas are the same.
+  bool counts() const;
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;
   void take(int64_t step, double lr, std::optional<double> factor);
@@ -167,13 +171,13 @@ class RankUpdate {
   std::vector<Waited> waits_;  // of the current update
 };
 
-// Sums of squares of gradients, by layer of the model.
+// Sums of squares of gradients.
 inline bool all_finite(const at::Tensor& squares) {
   const double* values = squares.const_data_ptr<double>();
   return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
 }
 
-// The norm of all gradients.
+// The norm of all gradients. `squares`: by layer.
 inline double norm_of(const at::Tensor& squares) {
   double sum = 0;
   for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];

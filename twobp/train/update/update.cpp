@@ -49,7 +49,7 @@ void Update::use(const LossScale& scale) {
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
   result.squares =
-      at::zeros({static_cast<int64_t>(pipeline_.model().layers.size())}, at::TensorOptions().dtype(at::kDouble));
+      at::zeros({static_cast<int64_t>(uses_.all.size())}, at::TensorOptions().dtype(at::kDouble));
   result.may_presume = may_presume;
   return result;
 }
@@ -74,17 +74,19 @@ int64_t Update::taken_back() const {
   return count;
 }
 
-at::Tensor Update::to_sum(const LossScale& scale, UpdateResult& result) const {
-  return !settings_.depends_on_norm(scale) || result.may_presume ? result.squares : at::Tensor();
+std::vector<at::Tensor> Update::to_sum(const LossScale& scale, UpdateResult& result) const {
+  if (settings_.depends_on_norm(scale) && !result.may_presume) return {};
+  return {result.squares};
 }
 
 void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) {
   const MemoryMeter::Watch watch(pipeline_.meter());
-  result.grad_norm = norm_of(result.squares) / scale.value;
-  const bool finite = all_finite(result.squares);
+  const at::Tensor squares = uses_.by_layer(result.squares);
+  result.grad_norm = norm_of(squares) / scale.value;
+  const bool finite = all_finite(squares);
   result.skipped = !finite && scale.adapts;
   if (!finite && !result.skipped) {
-    pipeline_.on_ranks([&](int rank) { ranks_[rank]->fail_not_finite(result.squares, step); });
+    pipeline_.on_ranks([&](int rank) { ranks_[rank]->fail_not_finite(squares, step); });
   }
 }
 
@@ -92,8 +94,7 @@ void Update::swap_averages() {
   if (!averages_ || optimizer_steps() == 0) return;
   if (shards_) {  // other replicas may still read the weights that this one has sent
     const MemoryMeter::Watch watch(pipeline_.meter());
-    at::Tensor arrived = at::zeros({1});
-    all_reduce_sum(*pipeline_.world().processes, arrived, settings_.timeout);
+    barrier(*pipeline_.world().processes, settings_.timeout);
   }
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->swap_average(); });
 }

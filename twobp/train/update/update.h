@@ -49,9 +49,8 @@ class Update {
   Settled settle(int rank);
   // The same on all ranks of this process, which must be idle.
   void settle_all();
-  // What processes sum of a step when its ranks have updated: one sum of squares per layer, or nothing if the ranks sum
-  // them.
-  at::Tensor to_sum(const LossScale& scale, UpdateResult& result) const;
+  // What processes sum of a step when its ranks have updated: the squares, or nothing if the ranks sum them.
+  std::vector<at::Tensor> to_sum(const LossScale& scale, UpdateResult& result) const;
   // Called after the step and that sum, on the thread that runs the pipeline. `scale` is the loss scale of its
   // gradients. If a gradient is not finite, throws Error on every process. It names the layer with a weight that is not
   // finite, or else the layer where the backward pass first met such a gradient.

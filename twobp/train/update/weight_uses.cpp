@@ -10,14 +10,14 @@
 
 namespace twobp {
 
-WeightUses::WeightUses(Pipeline& pipeline) {
+WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.model().layers.size())) {
   struct Known {
     size_t index = 0;
     std::vector<int64_t> sizes;
   };
   std::map<std::string, Known> known;
   const std::string last = last_matrix(pipeline.model());
-  const auto& layers = pipeline.model().layers;
+  const auto& specs = pipeline.model().layers;
   int layer = 0;
   for (int s = 0; s < pipeline.stages(); ++s) {
     for (int i = 0; i < pipeline.split()[s]; ++i, ++layer) {
@@ -28,7 +28,7 @@ WeightUses::WeightUses(Pipeline& pipeline) {
       if (local) {
         parameters = pipeline.stage(s).parameters(i);
       } else {
-        described = layers[layer].make();
+        described = specs[layer].make();
         parameters = parameters_of(*described);
       }
       for (Parameter* parameter : parameters) {
@@ -48,6 +48,13 @@ WeightUses::WeightUses(Pipeline& pipeline) {
       }
     }
   }
+}
+
+at::Tensor WeightUses::by_layer(const at::Tensor& by_weight) const {
+  at::Tensor sums = at::zeros({layers}, at::kDouble);
+  auto* values = sums.mutable_data_ptr<double>();
+  for (size_t w = 0; w < all.size(); ++w) values[all[w].uses.front().layer] += by_weight.const_data_ptr<double>()[w];
+  return sums;
 }
 
 Parameter* UsedWeight::on(int rank) const {

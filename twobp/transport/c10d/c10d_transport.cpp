@@ -122,14 +122,13 @@ class C10dTransport : public Transport {
     fail_waiting(rank(), timeout, tag, from);
   }
 
-  void flush(double timeout) override {
+  std::optional<int> unsent_to() override {
     std::unique_lock lock(sending_);
-    const bool empty = wait_patiently(sent_, lock, timeout, [&] { return posted_.empty() || stopped_.load(); });
-    if (empty && posted_.empty()) return;
+    if (posted_.empty()) return std::nullopt;
     const int to = posted_.front().to;
     lock.unlock();
     throw_if_stopped();
-    fail_sending(rank(), timeout, to);
+    return to;
   }
 
   void abort(const std::string& reason) override {

@@ -233,17 +233,13 @@ void MpiEndpoint::progress() {
   if (!aborted_) poll();
 }
 
-void MpiEndpoint::flush(double timeout) {
-  int to = -1;
-  if (wait(timeout, [&] {
-        throw_if_aborted();
-        poll();
-        throw_if_aborted();
-        if (!outgoing_.empty()) to = outgoing_.front()->to;
-        return outgoing_.empty();
-      }))
-    return;
-  fail_sending(rank_, timeout, to);
+std::optional<int> MpiEndpoint::unsent_to() {
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  poll();
+  throw_if_aborted();
+  if (outgoing_.empty()) return std::nullopt;
+  return outgoing_.front()->to;
 }
 
 bool MpiEndpoint::aborted() {

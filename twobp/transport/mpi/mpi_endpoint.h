@@ -65,7 +65,7 @@ class MpiEndpoint : public Transport {
   bool try_receive(int from, const Tag& tag, Values& values) override;
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override;
-  void flush(double timeout) override;
+  std::optional<int> unsent_to() override;
   void abort(const std::string& reason) override;
   bool aborted();
 

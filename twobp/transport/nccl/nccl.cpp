@@ -138,16 +138,12 @@ class NcclTransport : public Transport {
     progress_with_all();
   }
 
-  void flush(double timeout) override {
-    const double deadline = awake_seconds() + timeout;
+  std::optional<int> unsent_to() override {
+    progress();
     for (int to = 0; to < size(); ++to) {
-      while (!all_sent(to)) {
-        if (awake_seconds() > deadline) fail_sending(rank(), timeout, to);
-        progress();
-        std::this_thread::sleep_for(kNcclPause);
-      }
+      if (!all_sent(to)) return to;
     }
-    host_->flush(std::max(deadline - awake_seconds(), 1e-3));
+    return host_->unsent_to();
   }
 
   void abort(const std::string& reason) override {

@@ -27,6 +27,7 @@ namespace {
 
 constexpr double kRefusalSeconds = 0.5;  // time for the others to read the reason
 constexpr double kRetrySeconds = 0.02;
+constexpr double kMissingSeconds = 2;  // for one rank to say which ones are missing
 
 std::string env(const char* name) {
   const char* value = std::getenv(name);
@@ -152,11 +153,11 @@ StorePlace store_place(const Launcher& launcher) {
 struct StoreConnection::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name, prefix;
-  std::atomic<int64_t> requests{0};
+  std::shared_ptr<std::atomic<int64_t>> requests = std::make_shared<std::atomic<int64_t>>(0);  // of all connections
 
   template <typename Body>
   auto call(const Body& body) {
-    ++requests;
+    ++*requests;
     try {
       return body(*store);
     } catch (const c10::Error& error) {
@@ -169,6 +170,16 @@ struct StoreConnection::Store {
   std::string key(const std::string& name) const { return prefix + name; }
   bool has(const std::string& name) {
     return call([&](c10d::Store& s) { return s.check({key(name)}); });
+  }
+  // Waits until a rank has set the key, at most `seconds`. Returns whether it is there.
+  bool wait(const std::string& name, double seconds) {
+    ++*requests;
+    try {
+      store->wait({key(name)}, milliseconds(seconds));
+      return true;
+    } catch (const c10::Error&) {
+      return has(name);  // throws if not the time-out, but the end of the store was the reason
+    }
   }
   std::string value(const std::string& name) {
     const std::vector<uint8_t> bytes = call([&](c10d::Store& s) { return s.get(key(name)); });
@@ -219,8 +230,7 @@ StoreConnection::StoreConnection(const StorePlace& place, double timeout) : plac
 StoreConnection::StoreConnection(StorePlace place, std::unique_ptr<Store> store)
     : place_(std::move(place)), store_(std::move(store)) {}
 
-// Every rank makes a fixed number of requests, and polls one key. So the store's work grows with the number of ranks,
-// not with its square.
+// Every rank makes a fixed number of requests. So the store's work grows with the number of ranks, not with its square.
 void StoreConnection::join(double timeout) {
   const double deadline = awake_seconds() + timeout;
   const std::string all_are_there = "all";
@@ -241,11 +251,8 @@ void StoreConnection::join(double timeout) {
     store_->set(id + "/size", std::to_string(place_.size));
     store_->set("run", id);
   }
-  for (double pause = 1e-3; !store_->has("run"); pause = std::min(2 * pause, 0.1)) {
-    TWOBP_CHECK(awake_seconds() < deadline, "rank 0 of ", place_.size, " did not connect to ", name(), " within ",
-                timeout, " s: check that it has started");
-    sleep_for(pause);
-  }
+  TWOBP_CHECK(store_->wait("run", deadline - awake_seconds()), "rank 0 of ", place_.size, " did not connect to ",
+              name(), " within ", timeout, " s: check that it has started");
   store_->prefix += store_->value("run") + "/";
   if (store_->add(came_key(place_.rank), 1) > 1) {
     refuse(concat("two processes that meet at ", name(), " say that they are rank ", place_.rank,
@@ -257,9 +264,10 @@ void StoreConnection::join(double timeout) {
                   " as one of ", place_.size));
   }
   if (store_->add("came", 1) == place_.size) store_->set_once("end", all_are_there);
-  for (double pause = 1e-3; !store_->has("end"); pause = std::min(2 * pause, 0.1)) {
-    if (awake_seconds() > deadline) store_->set_once("end", missing_ranks(timeout));
-    sleep_for(pause);
+  if (!store_->wait("end", deadline - awake_seconds())) {
+    // One rank looks for the missing ones. If it ends meanwhile, another does.
+    if (store_->add("looks", 1) == 1 || !store_->wait("end", kMissingSeconds))
+      store_->set_once("end", missing_ranks(timeout));
   }
   const std::string end = store_->value("end");
   if (end != all_are_there) leave(end);
@@ -294,7 +302,7 @@ std::string StoreConnection::name() const {
 }
 
 int64_t StoreConnection::requests() const {
-  return store_->requests;
+  return *store_->requests;
 }
 
 void StoreConnection::set(const std::string& key, const std::string& value) {
@@ -331,6 +339,7 @@ std::unique_ptr<StoreConnection> StoreConnection::connect() const {
   auto store = std::make_unique<Store>();
   store->name = store_->name;
   store->prefix = store_->prefix;
+  store->requests = store_->requests;
   store->store = store_->call([](c10d::Store& s) { return s.clone(); });
   store->store->setTimeout(std::chrono::hours(24 * 365));  // pop() waits without limit
   return std::unique_ptr<StoreConnection>(new StoreConnection(place_, std::move(store)));

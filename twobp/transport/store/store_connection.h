@@ -58,7 +58,7 @@ class StoreConnection {
 
   // Another connection to the same store.
   std::unique_ptr<StoreConnection> connect() const;
-  // The number of requests that this connection has sent to the store.
+  // The number of requests that this connection, and those that connect() made of it, have sent to the store.
   int64_t requests() const;
   // Makes the destructor wait for at most so many seconds, because the others may be dead.
   void leave_within(double seconds) { leave_seconds_ = seconds; }

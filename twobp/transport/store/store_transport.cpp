@@ -167,7 +167,8 @@ class StoreEnd {
         }
         const std::string& why = first.reason;
         const std::string part = part_of(first.rank, Part::kAbort, why.data(), std::min(why.size(), kPartBytes));
-        for (int to = 0; to < connection->size(); ++to) {
+        // The first tells all. If it ends before, they fail by themselves, and ask the store.
+        for (int to = 0; to < connection->size() && first.rank == own.rank; ++to) {
           if (to != own.rank) connection->push(queue_of(to), part);
         }
       } catch (const std::exception&) {
