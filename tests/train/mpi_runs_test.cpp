@@ -1,5 +1,8 @@
 // Tests whole training runs under mpirun. A run with one process per rank has the losses, norms and weights of the same
 // run in one process, to the bit. Every process runs all tests and makes its own reference run.
+#include <atomic>
+#include <mpi.h>
+
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
@@ -9,6 +12,20 @@
 #include "twobp/transport/mpi/mpi.h"
 #include "twobp/transport/processes.h"
 #include "twobp/transport/start.h"
+
+namespace {
+
+// What this process sends by MPI. Heads of messages have tag 0.
+std::atomic<int> heads_sent = 0, tensors_sent = 0;
+
+}  // namespace
+
+// In place of the library's, which has a second name for this.
+extern "C" int MPI_Isend(const void* buffer, int count, MPI_Datatype type, int to, int tag, MPI_Comm communicator,
+                         MPI_Request* request) {
+  ++(tag == 0 ? heads_sent : tensors_sent);
+  return PMPI_Isend(buffer, count, type, to, tag, communicator, request);
+}
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -33,6 +50,28 @@ Config bert(int ranks) {
   Config config = llama("1f1b", ranks, 1);
   test::make_bert(config, test::kSequence, 0.2);
   return config;
+}
+
+// Once the first step has described its messages.
+TEST(MpiMessages, AHopTakesOneWithoutAHead) {
+  const int ranks = mpi_size();
+  if (ranks == 1) GTEST_SKIP() << "one process sends nothing";
+  Config config = llama("1f1b", ranks, 1);
+  test::llama_of(config).tied = false;
+  config.pipeline.run_ahead = "off";
+  std::vector<World> worlds;
+  worlds.push_back(make_mpi_world(1, ranks));
+  run_worlds(std::move(worlds), [&](World world) {
+    const int rank = world.process();
+    Trainer trainer(config, std::move(world));
+    for (int step = 0; step < 2; ++step) trainer.step();
+    heads_sent = tensors_sent = 0;
+    for (int step = 0; step < 2; ++step) trainer.step();
+    const int neighbours = (rank > 0 ? 1 : 0) + (rank + 1 < ranks ? 1 : 0);
+    EXPECT_EQ(tensors_sent, 2 * neighbours * config.pipeline.micro_batches) << "rank " << rank;
+    EXPECT_LE(heads_sent, 2 * 4) << "rank " << rank << ": control";
+    Processes(*trainer.pipeline().world().processes, 60).together([] {});
+  });
 }
 
 class MpiRuns : public ::testing::TestWithParam<Case> {};

@@ -167,6 +167,117 @@ TEST_P(Conformance, ShapesMayDifferBetweenMessages) {
   });
 }
 
+Forms forms_of_tensors(const Values& values) {
+  Forms forms;
+  for (const at::Tensor& value : values) {
+    forms.push_back({value.scalar_type(), value.sizes().vec(), value.strides().vec()});
+  }
+  return forms;
+}
+
+Values expected_values(int i) {
+  const at::Tensor numbers = filled(i, {i % 2 == 0 ? 5 : 300, 40});
+  if (i % 3 != 0) return {numbers};
+  return {numbers.t(), at::full({i + 1}, i, at::kBFloat16)};  // two tensors, one with other strides
+}
+
+// Senders, receivers and their lists have different orders, and messages with a description come between.
+TEST_P(Conformance, ExpectedMessagesComeWithoutADescription) {
+  run(2, [](Transport& transport) {
+    constexpr int kMessages = 12;
+    const auto tag = [](int64_t step, int i) { return i % 2 == 0 ? forward(3, i, step) : backward(3, i, step); };
+    for (int64_t step = 0; step < 3; ++step) {
+      if (transport.rank() == 0) {
+        transport.isend(1, forward(7, 0, step), {filled(70)});
+        for (int i = kMessages - 1; i >= 0; --i) {
+          transport.isend_expected(1, tag(step, i), expected_values(i));
+          transport.isend(1, forward(7, 1 + i, step), {filled(i, {50, 50})});
+        }
+      } else {
+        for (int i = 0; i < kMessages; ++i) {
+          const Forms forms = forms_of_tensors(expected_values(i));
+          const bool has_memory = transport.expect(0, tag(step, i), forms);
+          EXPECT_EQ(transport.expect(0, tag(step, i), forms), has_memory) << "once more";
+        }
+        for (int i = 0; i < kMessages; ++i) {
+          const Values expected = expected_values(i);
+          const Values values = transport.receive(0, tag(step, i), kLong);
+          ASSERT_EQ(values.size(), expected.size());
+          for (size_t v = 0; v < values.size(); ++v) {
+            EXPECT_TRUE(at::equal(values[v], expected[v])) << i;
+            EXPECT_EQ(values[v].strides(), expected[v].strides());
+            EXPECT_EQ(values[v].scalar_type(), expected[v].scalar_type());
+          }
+          EXPECT_EQ(first_of(transport.receive(0, forward(7, 1 + i, step), kLong)), i);
+        }
+        EXPECT_EQ(first_of(transport.receive(0, forward(7, 0, step), kLong)), 70);
+      }
+    }
+  });
+}
+
+// A wait for one ends as any other.
+TEST_P(Conformance, AnExpectedMessageThatDoesNotComeTimesOut) {
+  run(2, [](Transport& transport) {
+    const Values values = expected_values(1);
+    if (transport.rank() == 1) {
+      transport.expect(0, forward(1, 0), forms_of_tensors(values));
+      try {
+        transport.receive(0, forward(1, 0), 0.1);
+        ADD_FAILURE() << "nobody sent this";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("the input of stage 1, micro-batch 0"), std::string::npos)
+            << error.what();
+      }
+      transport.isend(0, backward(0, 0), {});
+      EXPECT_TRUE(at::equal(transport.receive(0, forward(1, 0), kLong).at(0), values[0]));
+    } else {
+      transport.receive(1, backward(0, 0), kLong);
+      transport.isend_expected(1, forward(1, 0), values);
+    }
+  });
+}
+
+TEST_P(Conformance, AnAbortEndsExpectedMessages) {
+  run(2, [](Transport& transport) {
+    if (transport.rank() == 0) {
+      sleep_for(0.03);
+      transport.abort("nothing more");
+    } else {
+      transport.expect(0, forward(1, 0), forms_of_tensors(expected_values(1)));
+      EXPECT_THROW(transport.receive(0, forward(1, 0), kLong), Aborted);
+    }
+  });
+}
+
+// The ranks do not agree on what comes without a description. No rank waits for the time-out.
+TEST_P(Conformance, ADescriptionWhereNoneIsDueIsTakenOrRefused) {
+  run(2, [](Transport& transport) {
+    if (transport.rank() == 0) {
+      transport.isend(1, forward(1, 0), {filled(3, {100, 100})});
+      try {
+        transport.receive(1, backward(0, 0), kLong);
+      } catch (const Aborted&) {
+      }
+    } else {
+      const bool has_memory = transport.expect(0, forward(1, 0), forms_of_tensors({filled(3, {100, 100})}));
+      try {
+        EXPECT_EQ(first_of(transport.receive(0, forward(1, 0), kLong)), 3);
+        EXPECT_FALSE(has_memory);
+      } catch (const Aborted&) {
+        throw;
+      } catch (const Error& error) {
+        EXPECT_TRUE(has_memory);
+        EXPECT_NE(std::string(error.what()).find("the input of stage 1, micro-batch 0"), std::string::npos)
+            << error.what();
+        transport.abort(error.what());
+        return;
+      }
+      transport.isend(0, backward(0, 0), {});
+    }
+  });
+}
+
 TEST_P(Conformance, SendsToItself) {
   run(1, [](Transport& transport) {
     transport.isend(0, forward(0, 0), {filled(4)});

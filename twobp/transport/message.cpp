@@ -151,6 +151,32 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory
 
 }  // namespace
 
+Values dense(Values values) {
+  for (at::Tensor& value : values) {
+    if (value.defined() && value.is_cpu()) value = dense(value);
+  }
+  return values;
+}
+
+std::optional<Forms> forms_of(const Values& values) {
+  Forms forms;
+  for (const at::Tensor& value : values) {
+    if (!value.defined() || value.numel() == 0) return std::nullopt;
+    forms.push_back({value.scalar_type(), value.sizes().vec(), value.strides().vec()});
+  }
+  if (forms.empty()) return std::nullopt;
+  return forms;
+}
+
+std::optional<int> number_of_expected(const Tag& tag, int64_t numbers) {
+  constexpr int64_t kStages = 256;
+  if (tag.stage < 0 || tag.stage >= kStages || tag.micro_batch < 0) return std::nullopt;
+  const int64_t number =
+      2 * (tag.micro_batch * kStages + tag.stage) + (tag.kind == MessageKind::kBackward ? 1 : 0);
+  if (number >= numbers) return std::nullopt;
+  return static_cast<int>(number);
+}
+
 OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values) {
   OutgoingMessage message;
   Prefix prefix;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,6 +56,15 @@ struct IncomingMessage {
   Values values;
   std::vector<at::Tensor> apart;  // allocated tensors of `values`; the caller receives into their memory
 };
+
+// The tensors as they travel: each that lies in a CPU's memory covers it without gaps.
+Values dense(Values values);
+// Of such tensors. None if one is undefined or empty: then there may be nothing to send but a head.
+std::optional<Forms> forms_of(const Values& values);
+
+// A number that tells the expected messages between two ranks apart that may be under way together, from 0. None if
+// there are more than `numbers`: then the message travels with its head. Both ends agree on it.
+std::optional<int> number_of_expected(const Tag& tag, int64_t numbers);
 
 // The tensors lie in a CPU's memory.
 OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& values);

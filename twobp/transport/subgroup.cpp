@@ -53,6 +53,14 @@ void Subgroup::isend(int to, const Tag& tag, Values values) {
   parent_.isend(member(to), of_group(tag), std::move(values));
 }
 
+bool Subgroup::expect(int from, const Tag& tag, const Forms& forms) {
+  return parent_.expect(member(from), of_group(tag), forms);
+}
+
+void Subgroup::isend_expected(int to, const Tag& tag, Values values) {
+  parent_.isend_expected(member(to), of_group(tag), std::move(values));
+}
+
 bool Subgroup::try_receive(int from, const Tag& tag, Values& values) {
   return parent_.try_receive(member(from), of_group(tag), values);
 }

@@ -24,6 +24,8 @@ class Subgroup : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
   void isend(int to, const Tag& tag, Values values) override;
+  bool expect(int from, const Tag& tag, const Forms& forms) override;
+  void isend_expected(int to, const Tag& tag, Values values) override;
   bool try_receive(int from, const Tag& tag, Values& values) override;
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override { parent_.progress(); }

@@ -53,6 +53,15 @@ class Aborted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What a tensor is, apart from its numbers. Its memory has no gaps.
+struct Form {
+  at::ScalarType type = at::kFloat;
+  std::vector<int64_t> sizes, strides;
+
+  bool operator==(const Form&) const = default;
+};
+using Forms = std::vector<Form>;
+
 class GroupSums;
 
 class Transport {
@@ -64,6 +73,12 @@ class Transport {
 
   // Sends `values` to rank `to`. Sender and receiver may share memory afterwards, so neither may write to it.
   virtual void isend(int to, const Tag& tag, Values values) = 0;
+
+  // Messages whose forms both ends know need no description: their tensors travel at once, into memory that waits for
+  // them. The receiver says that it expects the message, and the sender that it is expected. Returns whether the memory
+  // is there, allocated now or by an earlier call. A transport without such messages takes it as any other.
+  virtual bool expect(int /*from*/, const Tag& /*tag*/, const Forms& /*forms*/) { return false; }
+  virtual void isend_expected(int to, const Tag& tag, Values values) { isend(to, tag, std::move(values)); }
 
   // If the message has arrived, moves it into `values` and returns true. Never blocks. Throws Aborted.
   virtual bool try_receive(int from, const Tag& tag, Values& values) = 0;

@@ -126,6 +126,7 @@ RankResult RankExecutor::run(const StepPlan& plan, const StepRequest& request, c
   loop->run_until(plan.schedule.ranks[parts_.rank].size());
   LossSum loss = loop->take_loss();
   loop.reset();
+  parts_.known_forms.end_step();
   const bool whole = early_end == nullptr || (request.training ? early_end->completes() : !early_end->given_up());
   if (!whole) {
     clear();
@@ -151,7 +152,7 @@ std::unique_ptr<StepLoop> RankExecutor::begin_early(const StepPlan& plan, const 
   if (!settled.stands) {
     loop.reset();
     clear();
-    drop_unreceived(plan, request);
+    drop_unreceived(plan, request, batch);
     parts_.device.compute().wait_on_host();  // on the device, too, work in vain is start-up
     loop = begin();
   }
@@ -159,12 +160,15 @@ std::unique_ptr<StepLoop> RankExecutor::begin_early(const StepPlan& plan, const 
   return loop;
 }
 
-void RankExecutor::drop_unreceived(const StepPlan& plan, const StepRequest& request) {
+void RankExecutor::drop_unreceived(const StepPlan& plan, const StepRequest& request, const StepBatch& batch) {
   for (const Instruction& receive : plan.leading.unreceived[parts_.rank]) {
     const int from = plan.schedule.rank_of_stage[receive.stage - 1];
     const MemoryMeter::Scope scope(receive.stage, MemoryCategory::kActivations);
-    MessageWait dropped(parts_.transport, from,
-                        {request.step, receive.stage, receive.micro_batch, MessageKind::kForward});
+    const Tag tag{request.step, receive.stage, receive.micro_batch, MessageKind::kForward};
+    const auto& fields = batch.micro_batches[static_cast<size_t>(receive.micro_batch)];
+    const Forms* const forms = parts_.known_forms.find(tag.kind, receive.stage, KnownForms::sizes_of(fields));
+    if (parts_.books_messages && forms) parts_.transport.expect(from, tag, *forms);
+    MessageWait dropped(parts_.transport, from, tag);
     wait_for(dropped, parts_.timeout);
   }
 }

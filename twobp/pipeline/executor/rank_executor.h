@@ -51,7 +51,7 @@ class RankExecutor {
   // The leading forwards, again if the previous step does not stand.
   std::unique_ptr<StepLoop> begin_early(const StepPlan& plan, const StepRequest& request, const StepBatch& batch);
   // Receives and drops the messages that other ranks have sent for a step that begins anew.
-  void drop_unreceived(const StepPlan& plan, const StepRequest& request);
+  void drop_unreceived(const StepPlan& plan, const StepRequest& request, const StepBatch& batch);
   // Everything after the last instruction. `whole`: the step was not given up.
   RankResult end(const StepPlan& plan, const StepRequest& request, LossSum loss, bool whole);
   // Waits until the device has done what was launched. Messages and sums go on meanwhile.

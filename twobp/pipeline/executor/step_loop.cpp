@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
 
 #include "twobp/core/check.h"
@@ -18,6 +19,9 @@ int64_t message_bytes(const Values& values) {
   for (const at::Tensor& tensor : values) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   return bytes;
 }
+
+// Messages from a rank whose memory is made before they are sent. While one is computed with, the next may arrive.
+constexpr int kExpected = 2;
 
 Values take(Values& values) {
   Values taken = std::move(values);
@@ -86,6 +90,42 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   fills_idle_device_ =
       !plan.w_places.empty() && &transport == &parts.transport && plan.options.batching == P2Batching::kLoop;
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
+  if (parts_.books_messages && request.training) list_expected();
+}
+
+void StepLoop::list_expected() {
+  for (const Fields& fields : batch_.micro_batches) sizes_.push_back(KnownForms::sizes_of(fields));
+  for (const Instruction& instruction : plan_.schedule.ranks[parts_.rank]) {
+    const bool forward = instruction.op == Op::kRecvForward;
+    if (!forward && instruction.op != Op::kRecvBackward) continue;
+    const MessageKind kind = forward ? MessageKind::kForward : MessageKind::kBackward;
+    const int from = plan_.schedule.rank_of_stage[instruction.stage + (forward ? -1 : 1)];
+    for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
+      const Forms* const forms = known_form(kind, instruction.stage, mb);
+      if (forms) coming_[from].push_back({{request_.step, instruction.stage, mb, kind}, *forms});
+    }
+  }
+  for (const auto& [from, messages] : coming_) {
+    for (int i = 0; i < kExpected; ++i) expect_next(from);
+  }
+}
+
+void StepLoop::expect_next(int from) {
+  std::deque<Coming>& coming = coming_[from];
+  if (coming.empty()) return;
+  const Coming next = std::move(coming.front());
+  coming.pop_front();
+  double bytes = 0;
+  for (const Form& form : next.forms)
+    bytes += static_cast<double>(at::detail::computeStorageNbytes(form.sizes, form.strides, c10::elementSize(form.type)));
+  while (makes_memory_ && lacks_room(bytes + largest_w_) && run_w(queue_.take_oldest())) continue;
+  const MemoryMeter::Scope scope(next.tag.stage, MemoryCategory::kActivations);
+  makes_memory_ = transport_.expect(from, next.tag, next.forms);
+  if (makes_memory_) made_room_for_.push_back(next.tag);
+}
+
+const Forms* StepLoop::known_form(MessageKind kind, int stage, int mb) const {
+  return sizes_.empty() ? nullptr : parts_.known_forms.find(kind, stage, sizes_[static_cast<size_t>(mb)]);
 }
 
 void StepLoop::run_until(size_t end) {
@@ -270,7 +310,17 @@ void StepLoop::send(const Instruction& instruction, int mb) {
   observer_.message_begins();
   const int64_t bytes = message_bytes(values);
   const Tag tag{request_.step, peer, mb, forward ? forward_kind() : MessageKind::kBackward};
-  transport_.isend(plan_.schedule.rank_of_stage[peer], tag, std::move(values));
+  const int to = plan_.schedule.rank_of_stage[peer];
+  if (!sizes_.empty()) values = dense(std::move(values));
+  if (const Forms* const forms = known_form(tag.kind, peer, mb)) {
+    TWOBP_CHECK(forms_of(values) == *forms, to_string(tag),
+                " has other sizes than in an earlier step, although its micro-batch has the same: a layer's output must "
+                "depend in its sizes on those of its input alone");
+    transport_.isend_expected(to, tag, std::move(values));
+  } else {
+    if (!sizes_.empty()) parts_.known_forms.learn(tag.kind, peer, sizes_[static_cast<size_t>(mb)], values);
+    transport_.isend(to, tag, std::move(values));
+  }
   observer_.message_ends({.sent = true, .stage = instruction.stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
 }
 
@@ -289,13 +339,17 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   const bool forward = instruction.op == Op::kRecvForward;
   const int stage = instruction.stage;
   const int peer = stage + (forward ? -1 : 1);
-  MessageWait message(transport_, plan_.schedule.rank_of_stage[peer],
-                      {request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward});
+  const int from = plan_.schedule.rank_of_stage[peer];
+  const Tag tag{request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward};
+  const bool expected = known_form(tag.kind, stage, mb) != nullptr;
+  MessageWait message(transport_, from, tag);
   wait(message);
   Values& values = message.values;
   const int64_t bytes = message_bytes(values);
-  // Makes room while the message is still on its sender's account.
-  const double need = bytes > 0 ? static_cast<double>(bytes) + largest_w_ : 0;
+  if (!sizes_.empty() && !expected) parts_.known_forms.learn(tag.kind, stage, sizes_[static_cast<size_t>(mb)], values);
+  // Makes room while the message is still on its sender's account, unless its memory was made before.
+  const bool has_memory = std::erase(made_room_for_, tag) > 0;
+  const double need = bytes > 0 ? (has_memory ? 0 : static_cast<double>(bytes)) + largest_w_ : 0;
   while (lacks_room(need) && run_w(queue_.take_oldest())) continue;
   observer_.message_begins();
   for (const auto& tensor : values) {
@@ -305,6 +359,7 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   Boundary& boundary = boundaries_[local(stage)];
   (forward ? boundary.input : boundary.output_gradient)[mb] = std::move(values);
   observer_.message_ends({.sent = false, .stage = stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
+  if (expected) expect_next(from);
 }
 
 void StepLoop::wait(Wait& awaited) {

@@ -3,6 +3,8 @@
 // of devices is that their work is done later, in the order in which it is launched.
 #pragma once
 
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +13,7 @@
 
 #include "twobp/core/wait.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/pipeline/executor/known_forms.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -33,6 +36,7 @@ struct RankParts {
   std::string input_field;  // see ModelSpec
   // Messages may come from another process or pipeline, so this rank books their memory itself.
   bool books_messages = false;
+  KnownForms known_forms{};  // of its messages, if it books them
   // Is told in training steps which layers are done. Null: none.
   GradientReducer* reducer = nullptr;
 
@@ -75,6 +79,10 @@ class StepLoop {
   struct Boundary {
     std::vector<Values> input, output, output_gradient, input_gradient;
   };
+  struct Coming {
+    Tag tag;
+    Forms forms;
+  };
   // Work that a layer still has in this step before its gradients are complete.
   struct LayerWork {
     int p1 = 0;  // micro-batches
@@ -92,6 +100,12 @@ class StepLoop {
   void send(const Instruction& instruction, int micro_batch);
   void receive(const Instruction& instruction);
   void receive(const Instruction& instruction, int micro_batch);
+  // Lists the messages that will come without a description, and makes memory for the first ones.
+  void list_expected();
+  // The same for the next one from this rank, after old W has made room for it.
+  void expect_next(int from);
+  // Null: the message comes and goes with a description.
+  const Forms* known_form(MessageKind kind, int stage, int micro_batch) const;
   // Runs W while it is not there, if the plan says so. The only place where the loop waits.
   void wait(Wait& awaited);
   // A device that has nothing left to do while its host waits gets the next unit of W. Returns whether more is pending.
@@ -143,6 +157,10 @@ class StepLoop {
   WTail tail_;
   double largest_w_ = 0;                                          // bytes that the W of some layer needs while it runs
   std::vector<Boundary> boundaries_;                              // by index into parts_.stages
+  std::vector<KnownForms::Sizes> sizes_;                          // by micro-batch; empty: no message is expected
+  std::map<int, std::deque<Coming>> coming_;                      // by sender, in the order of the list
+  std::vector<Tag> made_room_for_;                                // of messages whose memory waits for them
+  bool makes_memory_ = false;                                     // the transport makes memory for what is expected
   std::vector<std::vector<std::vector<MadeUnit>>> made_;          // by the same index, and micro-batch; in order
   std::vector<std::vector<LayerWork>> work_;                      // by the same index, and layer; empty without sums
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context

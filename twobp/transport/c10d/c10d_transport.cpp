@@ -27,6 +27,10 @@ constexpr int64_t kIdle = 0;
 constexpr int64_t kGoodbye = -1;
 // Far from the tags that a program is likely to use on the same group.
 constexpr int kFirstTag = 0x74620000;
+// Expected messages have tags of their own. Those of a transport begin at a multiple of this.
+constexpr int kExpectedTags = 1 << 24;
+constexpr int kFirstExpectedTag = 0x60000000;
+constexpr int kChannels = 16;
 // Seconds for the other processes to say goodbye.
 constexpr double kGoodbyePatience = 5;
 
@@ -54,6 +58,7 @@ class C10dTransport : public Transport {
         options_(options),
         head_tag_(kFirstTag + 2 * options.channel),
         body_tag_(head_tag_ + 1),
+        expected_tag_(kFirstExpectedTag + options.channel % kChannels * kExpectedTags),
         peers_(group_->getSize()) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) peers_[peer].receiver = std::thread([this, peer] { receive_from(peer); });
@@ -74,8 +79,12 @@ class C10dTransport : public Transport {
       gives_up_ = true;
       for (Peer& peer : peers_) {
         if (peer.work) peer.work->abort();
+        for (const Expected& message : peer.expected) {
+          for (const Work& work : message.works) work->abort();
+        }
       }
     }
+    received_.notify_all();
     {
       const std::lock_guard lock(sending_);
       if (open_at_end_) {
@@ -84,6 +93,7 @@ class C10dTransport : public Transport {
     }
     for (Peer& peer : peers_) {
       if (peer.receiver.joinable()) peer.receiver.join();
+      if (peer.expecting.joinable()) peer.expecting.join();
     }
     sender_.join();
   }
@@ -104,12 +114,44 @@ class C10dTransport : public Transport {
     for (const at::Tensor& tensor : message.apart) post(to, bytes_of(tensor), body_tag_);
   }
 
+  void isend_expected(int to, const Tag& tag, Values values) override {
+    check_receiver(to);
+    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
+    if (to == rank() || !number) return isend(to, tag, std::move(values));
+    const std::lock_guard lock(sending_);
+    if (stopped_) return;
+    for (const at::Tensor& tensor : dense(std::move(values))) post(to, bytes_of(tensor), expected_tag_ + *number);
+  }
+
+  bool expect(int from, const Tag& tag, const Forms& forms) override {
+    check_sender(from);
+    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
+    if (from == rank() || !number) return false;
+    throw_if_stopped();
+    Peer& peer = peers_[from];
+    {
+      const std::lock_guard lock(receiving_);
+      if (gives_up_ || std::ranges::find(peer.due, tag) != peer.due.end()) return true;
+      Expected message{tag, {}, {}};
+      for (const Form& form : forms) {
+        message.values.push_back(memory_.allocate(form.sizes, form.strides, form.type));
+        std::vector<at::Tensor> bytes = {bytes_of(message.values.back())};
+        message.works.push_back(group_->recv(bytes, from, expected_tag_ + *number));
+      }
+      peer.due.push_back(tag);
+      peer.expected.push_back(std::move(message));
+      if (!peer.expecting.joinable()) peer.expecting = std::thread([this, from] { receive_expected_from(from); });
+    }
+    received_.notify_all();
+    return true;
+  }
+
   bool try_receive(int from, const Tag& tag, Values& values) override {
     check_sender(from);
     throw_if_stopped();
     Message message;
     if (!mailbox_.take(from, tag, message)) return false;
-    values = std::move(message.values);
+    values = taken(std::move(message));
     return true;
   }
 
@@ -117,7 +159,7 @@ class C10dTransport : public Transport {
     check_sender(from);
     throw_if_stopped();
     Message message;
-    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return std::move(message.values);
+    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return taken(std::move(message));
     throw_if_stopped();
     fail_waiting(rank(), timeout, tag, from);
   }
@@ -149,9 +191,18 @@ class C10dTransport : public Transport {
   }
 
  private:
+  // Whose receives are posted.
+  struct Expected {
+    Tag tag;
+    Values values;
+    std::vector<Work> works;  // by tensor
+  };
   struct Peer {
     std::thread receiver;
-    Work work;  // the receive under way
+    std::thread expecting;
+    Work work;                      // the receive under way
+    std::deque<Expected> expected;  // in the order in which they are waited for
+    std::vector<Tag> due;           // of expected messages that the rank has not taken
     int64_t sent = 0;
   };
   struct Posted {
@@ -178,6 +229,12 @@ class C10dTransport : public Transport {
     const std::lock_guard lock(reason_mutex_);
     if (lost_) fail("rank ", rank(), ": ", reason_);
     throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
+  }
+
+  Values taken(Message message) {
+    const std::lock_guard lock(receiving_);
+    std::erase(peers_[message.from].due, message.tag);
+    return std::move(message.values);
   }
 
   // The functions below need the lock of `sending_`.
@@ -275,8 +332,37 @@ class C10dTransport : public Transport {
       if (!read(peer, bytes_of(tensor), body_tag_)) return false;
     }
     message.apart.clear();
+    {
+      const std::lock_guard lock(receiving_);
+      const auto& due = peers_[peer].due;
+      TWOBP_CHECK(std::ranges::find(due, message.tag) == due.end(), "it sent a description of ",
+                  to_string(message.tag), ", which rank ", rank(), " expected without one: do both run the same plan?");
+    }
     mailbox_.put({peer, message.tag, std::move(message.values), {}});
     return true;
+  }
+
+  void receive_expected_from(int peer) {
+    auto& expected = peers_[peer].expected;
+    std::unique_lock lock(receiving_);
+    while (true) {
+      received_.wait(lock, [&] { return gives_up_ || !expected.empty(); });
+      if (gives_up_) return;
+      const std::vector<Work> works = expected.front().works;
+      lock.unlock();
+      try {
+        for (const Work& work : works) {
+          if (!work->wait()) return;
+        }
+      } catch (const std::exception& error) {
+        lose(peer, error.what());
+        return;
+      }
+      lock.lock();
+      Expected message = std::move(expected.front());
+      expected.pop_front();
+      mailbox_.put({peer, message.tag, std::move(message.values), {}});
+    }
   }
 
   void receive_from(int peer) {
@@ -298,6 +384,7 @@ class C10dTransport : public Transport {
   const C10dOptions options_;
   const int head_tag_;
   const int body_tag_;
+  const int expected_tag_;
   ReceiveMemory memory_;
   Mailbox mailbox_;
 

@@ -12,7 +12,16 @@
 namespace twobp {
 namespace {
 
-constexpr int kHeadTag = 0;  // payloads have tags from 1
+constexpr int kHeadTag = 0;
+// Half of the other tags are for the tensors of messages with a head, the rest for those of expected messages.
+int payload_tag(int64_t number, int tags) {
+  return 1 + static_cast<int>(number % (tags / 2));
+}
+std::optional<int> tag_of_expected(const Tag& tag, int tags) {
+  const std::optional<int> number = number_of_expected(tag, tags - 1 - tags / 2);
+  if (!number) return std::nullopt;
+  return 1 + tags / 2 + *number;
+}
 // After this many seconds, a spinning wait yields the core.
 constexpr double kPoliteAfter = 200e-6;
 // Seconds of spinning if processes share cores.
@@ -71,21 +80,59 @@ void MpiEndpoint::isend(int to, const Tag& tag, Values values) {
   out->head = std::move(packed.head);
   out->tensors = std::move(packed.apart);
   outgoing_.push_back(std::move(out));
-  send_parts(*outgoing_.back(), 1 + static_cast<int>(number % tags_));
+  send_head(*outgoing_.back());
+  send_tensors(*outgoing_.back(), payload_tag(number, tags_));
 }
 
-void MpiEndpoint::send_parts(Outgoing& out, int payload_tag) {
+void MpiEndpoint::isend_expected(int to, const Tag& tag, Values values) {
+  check_receiver(to);
+  const std::optional<int> mpi_tag = tag_of_expected(tag, tags_);
+  if (to == rank_ || !mpi_tag) return isend(to, tag, std::move(values));
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return;
+  auto out = std::make_unique<Outgoing>();
+  out->to = to;
+  out->tensors = dense(std::move(values));
+  outgoing_.push_back(std::move(out));
+  send_tensors(*outgoing_.back(), *mpi_tag);
+}
+
+bool MpiEndpoint::expect(int from, const Tag& tag, const Forms& forms) {
+  check_sender(from);
+  const std::optional<int> mpi_tag = tag_of_expected(tag, tags_);
+  if (from == rank_ || !mpi_tag) return false;
+  const std::lock_guard lock(mutex_);
+  throw_if_aborted();
+  auto& messages = peers_[from].messages;
+  const auto is_this = [&](const auto& known) { return known->message.tag == tag; };
+  if (std::ranges::any_of(messages, is_this)) return true;
+  auto message = std::make_unique<Incoming>();
+  message->message.tag = tag;
+  message->expected = true;
+  for (const Form& form : forms)
+    message->message.values.push_back(memory_.allocate(form.sizes, form.strides, form.type));
+  message->message.apart.assign(message->message.values.begin(), message->message.values.end());
+  messages.push_back(std::move(message));
+  receive_tensors(from, *messages.back(), *mpi_tag);
+  return true;
+}
+
+void MpiEndpoint::send_head(Outgoing& out) {
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Isend(out.head.data(), static_cast<int>(out.head.size()), MPI_BYTE, out.to, kHeadTag, communicator_,
                       &request),
             "send a message");
   requests_.add(request, out);
+}
+
+void MpiEndpoint::send_tensors(Outgoing& out, int mpi_tag) {
+  MPI_Request request = MPI_REQUEST_NULL;
   for (const at::Tensor& tensor : out.tensors) {
     const auto* memory = static_cast<const std::byte*>(tensor.const_data_ptr());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
       const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
-      check_mpi(MPI_Isend(memory + begin, count, MPI_BYTE, out.to, payload_tag, communicator_, &request),
+      check_mpi(MPI_Isend(memory + begin, count, MPI_BYTE, out.to, mpi_tag, communicator_, &request),
                 "send a tensor");
       requests_.add(request, out);
     }
@@ -133,22 +180,28 @@ void MpiEndpoint::begin_receive(int from, Head& head) {
     aborted_ = true;
     return;
   }
+  const auto is_expected = [&](const auto& known) { return !known->there && known->expected && known->message.tag == message->message.tag; };
+  TWOBP_CHECK(std::ranges::none_of(peers_[from].messages, is_expected), "rank ", from, " sent a description of ",
+              to_string(message->message.tag), ", which rank ", rank_, " expected without one: do both run the same plan?");
   peers_[from].messages.push_back(std::move(message));
-  Incoming* in = peers_[from].messages.back().get();
-  const int payload_tag = 1 + static_cast<int>(in->message.number % tags_);
-  for (const at::Tensor& tensor : in->message.apart) {
+  Incoming& in = *peers_[from].messages.back();
+  receive_tensors(from, in, payload_tag(in.message.number, tags_));
+}
+
+void MpiEndpoint::receive_tensors(int from, Incoming& in, int mpi_tag) {
+  for (const at::Tensor& tensor : in.message.apart) {
     auto* memory = static_cast<std::byte*>(tensor.mutable_data_ptr());
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
       const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
       MPI_Request request = MPI_REQUEST_NULL;
-      check_mpi(MPI_Irecv(memory + begin, count, MPI_BYTE, from, payload_tag, communicator_, &request),
+      check_mpi(MPI_Irecv(memory + begin, count, MPI_BYTE, from, mpi_tag, communicator_, &request),
                 "receive a tensor");
-      requests_.add(request, *in, count);
+      requests_.add(request, in, count);
     }
   }
-  in->message.apart.clear();
-  in->there = in->open == 0;
+  in.message.apart.clear();
+  in.there = in.open == 0;
 }
 
 void MpiEndpoint::poll() {
@@ -260,7 +313,7 @@ void MpiEndpoint::abort(const std::string& reason) {
         out->to = to;
         out->head = pack_abort(reason);
         outgoing_.push_back(std::move(out));
-        send_parts(*outgoing_.back(), 0);
+        send_head(*outgoing_.back());
       }
     }
     // Only the abort message must be sent. Other messages may wait for a dead rank.
@@ -295,7 +348,12 @@ void MpiRequests::test(std::vector<Transfer*>& done) {
   const int code =
       MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
   if (code == MPI_ERR_IN_STATUS) {
-    for (int i = 0; i < count; ++i) check_mpi(statuses_[i].MPI_ERROR, "move a message");
+    for (int i = 0; i < count; ++i) {
+      const int error = statuses_[i].MPI_ERROR;
+      TWOBP_CHECK(error != MPI_ERR_TRUNCATE, "rank ", statuses_[i].MPI_SOURCE, " sent more bytes of a tensor than the ",
+                  about_[indices_[i]].bytes, " that were expected");
+      check_mpi(error, "move a message");
+    }
   }
   check_mpi(code, "move a message");
   if (count == MPI_UNDEFINED || count == 0) return;
@@ -305,7 +363,7 @@ void MpiRequests::test(std::vector<Transfer*>& done) {
       int bytes = 0;
       check_mpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes), "count what it received");
       TWOBP_CHECK(bytes == about.bytes, "rank ", statuses_[i].MPI_SOURCE, " sent ", bytes,
-                  " bytes of a tensor, but had announced ", about.bytes);
+                  " bytes of a tensor of which ", about.bytes, " were expected");
     }
     if (--about.transfer->open == 0) done.push_back(about.transfer);
   }

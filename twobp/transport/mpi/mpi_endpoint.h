@@ -2,7 +2,8 @@
 //
 // A message is a head (message.h), which MPI sends immediately, and a transfer in chunks for each tensor that is too
 // large for the head. A receiver takes heads as they arrive and posts the receives for their tensors at once, even
-// before the rank asks for the message. So messages need no buffers of MPI, and move while the rank computes.
+// before the rank asks for the message. So messages need no buffers of MPI, and move while the rank computes. An
+// expected message has no head: its tensors' receives are posted before it is sent.
 #pragma once
 
 #include <cstddef>
@@ -62,6 +63,8 @@ class MpiEndpoint : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void isend(int to, const Tag& tag, Values values) override;
+  bool expect(int from, const Tag& tag, const Forms& forms) override;
+  void isend_expected(int to, const Tag& tag, Values values) override;
   bool try_receive(int from, const Tag& tag, Values& values) override;
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override;
@@ -78,6 +81,7 @@ class MpiEndpoint : public Transport {
   struct Incoming : Transfer {
     IncomingMessage message;
     bool there = false;
+    bool expected = false;  // it comes without a head
   };
   struct Head : Transfer {
     std::vector<std::byte> bytes;
@@ -95,7 +99,9 @@ class MpiEndpoint : public Transport {
   void open_heads(int from);
   void begin_receive(int from, Head& head);
   bool take(int from, const Tag& tag, Values& values);
-  void send_parts(Outgoing& out, int payload_tag);
+  void send_head(Outgoing& out);
+  void send_tensors(Outgoing& out, int mpi_tag);
+  void receive_tensors(int from, Incoming& in, int mpi_tag);
   void throw_if_aborted() const;
 
   // Calls `done`, which polls, under the mutex until it returns true. Returns false after `timeout`.
