@@ -5,7 +5,8 @@
 # LibTorch comes from the first of these that exists: CMAKE_PREFIX_PATH with TorchConfig.cmake under it, the torch in
 # .venv, the torch of the Python on the PATH. Otherwise torch $TORCH_VERSION is installed into .venv.
 
-# These are optional and not installed here. The tests that need them are skipped without them:
+# These are optional. The tests that need them are skipped without them. ./check all installs those of Debian that need
+# root, if it is root:
 #   tensorboard==2.21.0 (Python)    scripts/tensorboard.py
 #   iproute2 (Debian, and root)     two hosts made of network namespaces
 #   slurmd slurmctld slurm-client munge (Debian, and root)     srun, on a Slurm of one node

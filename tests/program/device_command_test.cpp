@@ -477,7 +477,7 @@ TEST_F(DeviceCommand, AGraphOfSeveralProcesses) {
 TEST_F(DeviceCommand, SumsByNcclInOneProcess) {
   content_["pipeline"]["data_parallel"] = 2;
   content_["pipeline"]["sums"] = "nccl";
-  const std::vector<std::string> parts = {"pipeline.sums is \"nccl\"", "threads of this process", "\"ordered\""};
+  const std::vector<std::string> parts = {"pipeline.sums is \"nccl\"", "threads of this process", "\"auto\""};
   expect_refusal({alone(arguments())}, parts);
   content_["pipeline"]["device"] = "cpu";
   expect_refusal({alone(arguments())}, {"pipeline.sums is \"nccl\"", "pipeline.device is \"cpu\""});

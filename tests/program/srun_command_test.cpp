@@ -1,6 +1,7 @@
 // Tests `srun -n N twobp train` on a Slurm of one node, inside which this test runs (scripts/slurm_node). It checks
 // that the numbers are those of one process, the signals that a scheduler sends, and the single reason for an error.
 #include <cstdlib>
+#include <unistd.h>
 
 #include "tests/program/subprocess.h"
 
@@ -73,6 +74,43 @@ TEST_F(SrunCommand, SigtermWritesACheckpointForResuming) {
       srun("pmix", {"train", config(), "--resume", "auto", "--set", concat("train.steps=", steps + 2)});
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_NE(resumed.out.find(concat("step ", steps + 1, "/", steps + 2)), std::string::npos) << resumed.out;
+}
+
+// As in docs/cluster.md: the time limit's signal ends the run with a checkpoint, and the requeued job goes on from it.
+TEST_F(SrunCommand, ATimeLimitLeavesACheckpointForTheRequeuedJob) {
+  content_["train"]["steps"] = 1'000'000;
+  content_["save"] = {{"checkpoints", folder_.path("checkpoints")}, {"every", 1'000'000}};
+  const std::string log = folder_.path("run.log");
+  const std::string script = folder_.write(
+      "job.sh", concat("#!/bin/bash\n#SBATCH --ntasks=2\n#SBATCH --time=1\n#SBATCH --signal=TERM@55\n",
+                       "#SBATCH --requeue\n#SBATCH --open-mode=append\n#SBATCH --output=", log, "\n",
+                       "srun --mpi=pmix ", TWOBP_PROGRAM, " train ", config(), " --resume auto\n"));
+  const auto ask = [&](const std::string& command) {
+    EXPECT_EQ(std::system(concat(command, " > ", folder_.path("answer")).c_str()), 0) << command;
+    return test::read_file(folder_.path("answer"));
+  };
+  std::string job = ask(concat("sbatch --parsable ", script));
+  job.erase(job.find('\n'));
+  const auto state = [&] { return ask(concat("scontrol --oneliner show job ", job)); };
+  const auto wait_for_end = [&](const std::string& end) {
+    for (int i = 0; i < 1000 && state().find(concat("JobState=", end)) == std::string::npos; ++i) ::usleep(100'000);
+    return state();
+  };
+  EXPECT_NE(wait_for_end("FAILED").find("ExitCode=143:0"), std::string::npos) << state() << test::read_file(log);
+  const std::string first = test::read_file(log);
+  const std::string said = "stopped by SIGTERM after step ";
+  const size_t at = first.find(said);
+  ASSERT_NE(at, std::string::npos) << first;
+  EXPECT_NE(first.find(" of 1000000, checkpoint written", at), std::string::npos) << first;
+  const int steps = std::stoi(first.substr(at + said.size()));
+  content_["train"]["steps"] = steps + 2;
+  config();
+  ask(concat("scontrol requeue ", job));
+  ask(concat("scontrol update JobId=", job, " StartTime=now"));  // Slurm would wait for two minutes
+  wait_for_end("COMPLETED");
+  const std::string both = test::read_file(log);
+  EXPECT_NE(both.find(concat("step ", steps + 1, "/", steps + 2)), std::string::npos) << both;
+  EXPECT_EQ(both.find(concat("step ", steps, "/", steps + 2)), std::string::npos) << "a step was repeated";
 }
 
 TEST_F(SrunCommand, ATaskThatFailsEndsAll) {

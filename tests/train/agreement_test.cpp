@@ -159,6 +159,26 @@ TEST(ChooseTransport, FollowsTheLauncherUnlessToldOtherwise) {
   EXPECT_EQ(choose_transport(start_options(config), started(Kind::kMpi, 1)), TransportKind::kThreads);
 }
 
+TEST(ChooseTransport, SumsOfManyReplicasAreThoseOfNccl) {
+  using Kind = Launcher::Kind;
+  PipelineConfig config = config_of(2).pipeline;
+  config.device = "cuda";
+  const auto by_nccl = [&](const std::string& sums, int replicas) {
+    config.sums = sums;
+    config.data_parallel = replicas;
+    EXPECT_EQ(choose_transport(start_options(config), started(Kind::kTorchrun, 2 * replicas)), TransportKind::kNccl);
+    return sums_by_nccl(start_options(config));
+  };
+  EXPECT_FALSE(by_nccl("auto", 2));
+  EXPECT_TRUE(by_nccl("auto", 3));
+  EXPECT_TRUE(by_nccl("auto", 64));
+  EXPECT_TRUE(by_nccl("nccl", 2));
+  EXPECT_FALSE(by_nccl("ordered", 8));
+  config.data_parallel = 9;
+  expect_error([&] { choose_transport(start_options(config), started(Kind::kTorchrun, 18)); },
+               {"pipeline.sums is \"ordered\"", "each of 8 other replicas", "\"auto\""});
+}
+
 TEST(ChooseTransport, RefusesATransportThatDoesNotFit) {
   using Kind = Launcher::Kind;
   PipelineConfig config = config_of(2).pipeline;

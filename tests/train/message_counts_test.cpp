@@ -69,7 +69,7 @@ TEST(MessageCountsOfRuns, AStepTakesFourControlMessagesARankAndOneMessageAHop) {
       }
     });
     // With the pops of a store, two requests each.
-    EXPECT_LE(std::accumulate(at_start.begin(), at_start.end(), 0), 12 * all) << "at the start";
+    EXPECT_LE(std::accumulate(at_start.begin(), at_start.end(), 0), 14 * all) << "at the start";
     for (const int step : {2, 3}) {  // the first ones also agree on caps
       int forward = 0, backward = 0;
       for (int rank = 0; rank < all; ++rank) {

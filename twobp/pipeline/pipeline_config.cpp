@@ -160,9 +160,9 @@ const Section& pipeline_section() {
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, sums,
                  "how replicas sum gradients; ordered: in the order of the replicas, with the same bits on every "
-                 "transport; nccl: by NCCL's own sums, in its order, for many replicas on GPUs, with a process for "
-                 "each rank (not yet run on GPUs)")
-           .one_of({"ordered", "nccl"})
+                 "transport, over NCCL up to 8 replicas; nccl: by NCCL's own sums, in its order, with processes on "
+                 "GPUs (not yet run on GPUs); auto: nccl where it can be and there are more than two replicas")
+           .one_of({"auto", "ordered", "nccl"})
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, memory_cap,
                  "most bytes of activations and stash that a rank holds: \"auto\" (what the fullest rank needs in "

@@ -39,7 +39,7 @@ void check_device(const Config& config) {
               "to false.");
   TWOBP_CHECK(config.pipeline.sums != "nccl" || device != "cpu",
               "pipeline.sums is \"nccl\", but pipeline.device is \"cpu\": set that to \"cuda\", or sums to "
-              "\"ordered\".");
+              "\"auto\".");
   check_graphs(config);
   if (device == "cpu") return;
   const std::string why = config.model.type.type().no_device(config.model.type);

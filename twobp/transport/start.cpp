@@ -202,6 +202,11 @@ std::shared_ptr<Transport> through_store(const StartOptions& options, const Laun
 
 }  // namespace
 
+bool sums_by_nccl(const StartOptions& options) {
+  constexpr int kMostOrdered = 2;  // replicas, if nothing is asked for
+  return options.sums == "nccl" || (options.sums == "auto" && options.data_parallel > kMostOrdered);
+}
+
 TransportKind choose_transport(const StartOptions& options, const Launcher& launcher) {
   const bool torchrun = launcher.kind == Launcher::Kind::kTorchrun;
   const bool on_cpu = options.device == "cpu";
@@ -216,7 +221,7 @@ TransportKind choose_transport(const StartOptions& options, const Launcher& laun
                 " started ", launcher.size, " processes, and each would train alone: start one, or use \"auto\"");
     TWOBP_CHECK(options.sums != "nccl" || options.data_parallel == 1,
                 "pipeline.sums is \"nccl\", but the replicas are threads of this process, which hand each "
-                "other their tensors: set it to \"ordered\", or start a process for each rank");
+                "other their tensors: set it to \"auto\", or start a process for each rank");
     return kind;
   }
   TWOBP_CHECK(on_cpu || kind == TransportKind::kNccl, "pipeline.transport is \"mpi\", which carries what lies ",
@@ -235,6 +240,11 @@ TransportKind choose_transport(const StartOptions& options, const Launcher& laun
               "pipeline.transport is \"mpi\", but the processes were started by torchrun, which MPI does not "
               "know: use mpirun or srun");
   if (kind == TransportKind::kNccl) {
+    constexpr int kMostReplicas = 8;
+    TWOBP_CHECK(options.sums != "ordered" || options.data_parallel <= kMostReplicas,
+                "pipeline.sums is \"ordered\", which needs two communicators of NCCL between each rank and each of ",
+                options.data_parallel - 1, " other replicas, too many beyond ", kMostReplicas,
+                " replicas: set it to \"auto\"");
     TWOBP_CHECK(!options.graphs || !launcher.started_many(), "pipeline.graphs is set, but ", name_of(launcher.kind),
                 " started ", launcher.size,
                 " processes, and a graph has all ranks of a pipeline, so that they must be in one process: "

@@ -76,7 +76,7 @@ World make_process_world(std::shared_ptr<Transport> end, int replicas, int ranks
 struct StartOptions {
   std::string transport = "auto";
   std::string device = "cpu";
-  std::string sums = "ordered";
+  std::string sums = "auto";
   bool graphs = false;
   bool gpu_parts = false;
   int data_parallel = 1;
@@ -85,6 +85,9 @@ struct StartOptions {
   double timeout = 300;
   double spin_seconds = 0;  // of waits between threads (in_process.h)
 };
+
+// Whether replicas that are connected by NCCL sum gradients by its own sums (pipeline.sums).
+bool sums_by_nccl(const StartOptions& options);
 
 enum class TransportKind : uint8_t {
   kThreads,

@@ -31,7 +31,7 @@ struct PipelineConfig {
   std::string p2_order = "auto";       // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   std::string run_ahead = "auto";      // on: a rank begins the next step when it has ended its part of this one
   std::string bucket = "25MiB";        // size of the gradients that data parallelism sums at once
-  std::string sums = "ordered";        // of gradients over replicas: ordered, nccl
+  std::string sums = "auto";           // of gradients over replicas: auto, ordered, nccl
   std::string memory_cap = "auto";     // "auto", "1.05x", "0" (none), or bytes: "512MiB"
   std::vector<std::string> recompute;  // what layers recompute instead of keeping: see recompute.h
   int threads = 1;                     // per rank

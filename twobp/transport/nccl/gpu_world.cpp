@@ -145,7 +145,7 @@ World make_gpu_world(const StartOptions& options, const GpuProcess& process, con
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links have one
   // algorithm, and would only take more memory.
-  if (options.sums == "nccl") setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
+  if (sums_by_nccl(options)) setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   const int here = hosts.size();
   Here opened;
   json told = {{"machine", host_name()},
@@ -173,7 +173,7 @@ World make_gpu_world(const StartOptions& options, const GpuProcess& process, con
   NcclOptions nccl;
   nccl.timeout = nccl.connection_timeout = options.timeout;
   nccl.tensors = opened.devices.front().where().type();
-  nccl.group_sums = options.sums == "nccl";
+  nccl.group_sums = sums_by_nccl(options);
   return make_nccl_world(hosts, opened.nccl, opened.devices, options.data_parallel, options.ranks,
                          options.rank_of_stage, nccl);
 }

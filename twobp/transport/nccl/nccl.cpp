@@ -315,10 +315,13 @@ class NcclTransport : public Transport {
       }
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
+        const OnStream there(peer.receive->stream());  // the memory belongs to this stream
+        // An allocation may wait for the whole device, and so for a send of this rank whose peer does the same. Without
+        // the lock, the watch can end that.
+        const Values memory = message.allocate(device_.where(), options_.tensors);
         done = in_nccl([&] {
-          const OnStream there(peer.receive->stream());  // the memory belongs to this stream
           peer.receive->under_way();
-          return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
+          return peer.receive->receive(memory, message.tag);
         });
       }
       mailbox_.put({from, message.tag, std::move(message.values), done});
@@ -448,13 +451,14 @@ class NcclTransport : public Transport {
     if (group_) visit(*group_);
   }
 
-  // A rank that has done its part of a step looks for no messages, while others still need what it sent.
+  // A rank that has done its part of a step looks for no messages, while others still need what it sent. This does not
+  // look for messages to the rank, which would allocate.
   void look() {
     const std::unique_lock lock(calls_, std::try_to_lock);
     if (!lock || aborted_) return;
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
-      progress_with_all();
+      for (int peer = 0; peer < size(); ++peer) push(peer);
       waits_ = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {
       // Whoever waits is told.
