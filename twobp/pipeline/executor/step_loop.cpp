@@ -42,7 +42,7 @@ void RankParts::progress() {
 
 bool RankParts::others() {
   if (reducer == nullptr || !reducer->busy()) return false;
-  reducer->progress();
+  progress();
   return reducer->busy();
 }
 

@@ -240,7 +240,9 @@ class NcclTransport : public Transport {
     for (const auto& link : mine) {
       const bool sender = link.first == rank();
       if (!sender) ids[link] = receive_id(link.first, id_tag(), deadline);
-      Peer& peer = peers_[sender ? link.second : link.first];
+      const int other = sender ? link.second : link.first;
+      if (std::ranges::find(linked_, other) == linked_.end()) linked_.push_back(other);
+      Peer& peer = peers_[other];
       auto& end = sender ? peer.send : peer.receive;
       end = std::make_unique<NcclLink>(api_, device_.make_stream(true), ids[link], sender,
                                        concat("rank ", link.first, " to rank ", link.second));
@@ -297,7 +299,7 @@ class NcclTransport : public Transport {
   }
 
   void progress_with_all() {
-    for (int peer = 0; peer < size(); ++peer) progress_with(peer);
+    for (const int peer : linked_) progress_with(peer);
   }
 
   // Launches the receives of announced messages.
@@ -458,7 +460,9 @@ class NcclTransport : public Transport {
     if (!lock || aborted_) return;
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
-      for (int peer = 0; peer < size(); ++peer) push(peer);
+      Values none;  // the look finds out whether another rank has failed
+      (void)try_head(rank() == 0 ? size() - 1 : 0, {.kind = MessageKind::kNone}, none);
+      for (const int peer : linked_) push(peer);
       waits_ = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {
       // Whoever waits is told.
@@ -514,6 +518,7 @@ class NcclTransport : public Transport {
   // Of the threads that send: their meter of memory, which the watch tells what it frees.
   std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
   std::vector<Peer> peers_;           // by rank
+  std::vector<int> linked_;           // Messages of other ranks leave at once, and are looked for when they are wanted.
   std::unique_ptr<NcclGroup> group_;  // null: this rank sums by messages
   Sums sums_;
 
