@@ -23,7 +23,7 @@
 namespace twobp {
 namespace {
 
-constexpr double kTimeout = 60;    // seconds
+constexpr double kTimeout = 60;  // seconds
 constexpr int kSteps = 200;
 constexpr int64_t kWeights = 300;  // of a model of 32 blocks
 constexpr int64_t kReport = 60;    // numbers of a rank's report
@@ -67,10 +67,11 @@ void run(int port, int rank, int processes) {
     most = std::max(most, number(all[process], 0));
     requests_of_all += number(all[process], 2);
   }
-  std::printf("%d processes: a step's control takes %.3f ms of CPU a process (at most %.3f; the one with the store "
-              "%.3f), %.1f requests a process, %.1f ms in all\n",
-              processes, 1e3 * others, 1e3 * most, 1e3 * number(all[0], 0), requests_of_all / processes,
-              1e3 * number(all[0], 1));
+  std::printf(
+      "%d processes: a step's control takes %.3f ms of CPU a process (at most %.3f; the one with the store "
+      "%.3f), %.1f requests a process, %.1f ms in all\n",
+      processes, 1e3 * others, 1e3 * most, 1e3 * number(all[0], 0), requests_of_all / processes,
+      1e3 * number(all[0], 1));
 }
 
 }  // namespace

@@ -84,17 +84,16 @@ Way expected_through(Transport& transport, const std::string& name, int other) {
   };
   const auto sends = std::make_shared<int64_t>(0);
   const auto receives = std::make_shared<int64_t>(0);
-  return {name,
-          [=, &transport](const at::Tensor& sent) {
-            transport.isend_expected(other, tag_of((*sends)++, sent), {sent});
-          },
-          [=, &transport](at::Tensor& received) {
-            const Forms forms = {{received.scalar_type(), received.sizes().vec(), received.strides().vec()}};
-            const int64_t now = (*receives)++;
-            transport.expect(other, tag_of(now, received), forms);
-            received = transport.receive(other, tag_of(now, received), kTimeout)[0];
-            transport.expect(other, tag_of(now + 1, received), forms);
-          }};
+  return {
+      name,
+      [=, &transport](const at::Tensor& sent) { transport.isend_expected(other, tag_of((*sends)++, sent), {sent}); },
+      [=, &transport](at::Tensor& received) {
+        const Forms forms = {{received.scalar_type(), received.sizes().vec(), received.strides().vec()}};
+        const int64_t now = (*receives)++;
+        transport.expect(other, tag_of(now, received), forms);
+        received = transport.receive(other, tag_of(now, received), kTimeout)[0];
+        transport.expect(other, tag_of(now + 1, received), forms);
+      }};
 }
 
 // Both processes send one buffer and receive into others.

@@ -81,10 +81,10 @@ TEST_F(SrunCommand, ATimeLimitLeavesACheckpointForTheRequeuedJob) {
   content_["train"]["steps"] = 1'000'000;
   content_["save"] = {{"checkpoints", folder_.path("checkpoints")}, {"every", 1'000'000}};
   const std::string log = folder_.path("run.log");
-  const std::string script = folder_.write(
-      "job.sh", concat("#!/bin/bash\n#SBATCH --ntasks=2\n#SBATCH --time=1\n#SBATCH --signal=TERM@55\n",
-                       "#SBATCH --requeue\n#SBATCH --open-mode=append\n#SBATCH --output=", log, "\n",
-                       "srun --mpi=pmix ", TWOBP_PROGRAM, " train ", config(), " --resume auto\n"));
+  const std::string script =
+      folder_.write("job.sh", concat("#!/bin/bash\n#SBATCH --ntasks=2\n#SBATCH --time=1\n#SBATCH --signal=TERM@55\n",
+                                     "#SBATCH --requeue\n#SBATCH --open-mode=append\n#SBATCH --output=", log, "\n",
+                                     "srun --mpi=pmix ", TWOBP_PROGRAM, " train ", config(), " --resume auto\n"));
   const auto ask = [&](const std::string& command) {
     EXPECT_EQ(std::system(concat(command, " > ", folder_.path("answer")).c_str()), 0) << command;
     return test::read_file(folder_.path("answer"));

@@ -136,7 +136,8 @@ TEST(MessageCounts, TheErrorNamesTheMissingRank) {
         missing, &error);
     EXPECT_NE(error.find("from rank " + std::to_string(missing) + ":"), std::string::npos) << missing << ": " << error;
     error.clear();
-    sent_by(kRanks, [](Transport& transport) { barrier(transport, 0.05); }, missing, &error);
+    sent_by(
+        kRanks, [](Transport& transport) { barrier(transport, 0.05); }, missing, &error);
     EXPECT_NE(error.find("from rank " + std::to_string(missing) + ":"), std::string::npos) << missing << ": " << error;
   }
 }

@@ -605,8 +605,8 @@ TEST(NcclOnGpus, SumsInAGroup) {
   });
 }
 
-// Each rank sends, and then waits for memory for what it is to receive until its device is idle, as LibTorch's allocator
-// does when memory runs out. The sends wait for each other's receives. Nobody but the watch can end that.
+// Each rank sends, and then waits for memory for what it is to receive until its device is idle, as LibTorch's
+// allocator does when memory runs out. The sends wait for each other's receives. Nobody but the watch can end that.
 TEST_F(Nccl, RanksThatWaitForMemoryEndByTheTimeOut) {
   auto hosts = make_in_process_transports(2, 0);
   NcclOptions options;

@@ -23,8 +23,8 @@ struct CoreShare {
   int all = 1;
   std::vector<int> clocks{};  // by process: the first one that reads the same clock
 };
-// Exchanges core sets and clocks with the other processes. Processes of one machine that may use the same cores share them. A
-// launcher may instead give each process its own cores.
+// Exchanges core sets and clocks with the other processes. Processes of one machine that may use the same cores share
+// them. A launcher may instead give each process its own cores.
 CoreShare share_cores(Transport& processes, int ranks_here, double timeout);
 
 class RankThreads {

@@ -17,8 +17,8 @@ Values pack_report(const StepReport& report, const std::vector<int>& ranks, cons
 void unpack_report(const Values& packed, const std::vector<int>& ranks, const std::vector<int>& stages,
                    double clock_ahead, StepReport& report);
 
-// Sums loss, correct predictions and `numbers` over all processes; `stop` is true if any process wants to stop. The sums
-// are an Exchange, in which the first process gets the others' `packed` reports. Returns them there, by process.
+// Sums loss, correct predictions and `numbers` over all processes; `stop` is true if any process wants to stop. The
+// sums are an Exchange, in which the first process gets the others' `packed` reports. Returns them there, by process.
 std::vector<Values> exchange_report(const World& world, double timeout, StepReport& report, const Values& packed,
                                     const std::vector<at::Tensor>& numbers);
 

@@ -197,15 +197,15 @@ void Exchange::read_notes() {
   const int ranks = transport_->size();
   notes_of_.resize(ranks);
   const std::vector<int> places = tree_of(0, ranks);
-  TWOBP_CHECK(lengths_.size() == places.size() * joined_.size(), "ranks disagree on what they exchange: ",
-              lengths_.size(), " notes came of ", ranks, " ranks");
+  TWOBP_CHECK(lengths_.size() == places.size() * joined_.size(),
+              "ranks disagree on what they exchange: ", lengths_.size(), " notes came of ", ranks, " ranks");
   for (size_t note = 0; note < joined_.size(); ++note) {
     const at::Tensor all = at::cat(joined_[note]);
     int64_t begin = 0;
     for (size_t i = 0; i < places.size(); ++i) {
       const int64_t length = lengths_[i * joined_.size() + note];
-      TWOBP_CHECK(length >= 0 && length <= all.numel() - begin, "a note of rank ",
-                  transport_->named(order_[places[i]]), " is cut off");
+      TWOBP_CHECK(length >= 0 && length <= all.numel() - begin, "a note of rank ", transport_->named(order_[places[i]]),
+                  " is cut off");
       notes_of_[order_[places[i]]].push_back(all.narrow(0, begin, length));
       begin += length;
     }
@@ -386,9 +386,9 @@ std::vector<Values> gather(Transport& transport, Values values, int root, const 
   all.resize(transport.size());
   const double deadline = awake_seconds() + patience.timeout;
   for (int from = 0; from < transport.size(); ++from) {
-    all[from] = from == root ? std::move(values)
-                             : receive(transport, from, tag,
-                                       {std::max(deadline - awake_seconds(), 1e-3), patience.waits});
+    all[from] = from == root
+                    ? std::move(values)
+                    : receive(transport, from, tag, {std::max(deadline - awake_seconds(), 1e-3), patience.waits});
   }
   return all;
 }

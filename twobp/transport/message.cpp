@@ -171,8 +171,7 @@ std::optional<Forms> forms_of(const Values& values) {
 std::optional<int> number_of_expected(const Tag& tag, int64_t numbers) {
   constexpr int64_t kStages = 256;
   if (tag.stage < 0 || tag.stage >= kStages || tag.micro_batch < 0) return std::nullopt;
-  const int64_t number =
-      2 * (tag.micro_batch * kStages + tag.stage) + (tag.kind == MessageKind::kBackward ? 1 : 0);
+  const int64_t number = 2 * (tag.micro_batch * kStages + tag.stage) + (tag.kind == MessageKind::kBackward ? 1 : 0);
   if (number >= numbers) return std::nullopt;
   return static_cast<int>(number);
 }

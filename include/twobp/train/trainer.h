@@ -180,7 +180,7 @@ class Trainer {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Update> update_;
   std::unique_ptr<Loader> loader_;
-  std::unique_ptr<NextBatch> next_;  // of the loader; it counts as taken when its step begins
+  std::unique_ptr<NextBatch> next_;   // of the loader; it counts as taken when its step begins
   std::unique_ptr<Variant> variant_;  // used by step(); a schedule in a file is read once
   std::unique_ptr<RunAhead> run_ahead_;
   std::vector<std::unique_ptr<KeptPlan>> plans_;  // of all variants so far

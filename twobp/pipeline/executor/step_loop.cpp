@@ -117,7 +117,8 @@ void StepLoop::expect_next(int from) {
   coming.pop_front();
   double bytes = 0;
   for (const Form& form : next.forms)
-    bytes += static_cast<double>(at::detail::computeStorageNbytes(form.sizes, form.strides, c10::elementSize(form.type)));
+    bytes +=
+        static_cast<double>(at::detail::computeStorageNbytes(form.sizes, form.strides, c10::elementSize(form.type)));
   while (makes_memory_ && lacks_room(bytes + largest_w_) && run_w(queue_.take_oldest())) continue;
   const MemoryMeter::Scope scope(next.tag.stage, MemoryCategory::kActivations);
   makes_memory_ = transport_.expect(from, next.tag, next.forms);
@@ -313,9 +314,10 @@ void StepLoop::send(const Instruction& instruction, int mb) {
   const int to = plan_.schedule.rank_of_stage[peer];
   if (!sizes_.empty()) values = dense(std::move(values));
   if (const Forms* const forms = known_form(tag.kind, peer, mb)) {
-    TWOBP_CHECK(forms_of(values) == *forms, to_string(tag),
-                " has other sizes than in an earlier step, although its micro-batch has the same: a layer's output must "
-                "depend in its sizes on those of its input alone");
+    TWOBP_CHECK(
+        forms_of(values) == *forms, to_string(tag),
+        " has other sizes than in an earlier step, although its micro-batch has the same: a layer's output must "
+        "depend in its sizes on those of its input alone");
     transport_.isend_expected(to, tag, std::move(values));
   } else {
     if (!sizes_.empty()) parts_.known_forms.learn(tag.kind, peer, sizes_[static_cast<size_t>(mb)], values);

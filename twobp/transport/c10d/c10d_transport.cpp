@@ -335,8 +335,8 @@ class C10dTransport : public Transport {
     {
       const std::lock_guard lock(receiving_);
       const auto& due = peers_[peer].due;
-      TWOBP_CHECK(std::ranges::find(due, message.tag) == due.end(), "it sent a description of ",
-                  to_string(message.tag), ", which rank ", rank(), " expected without one: do both run the same plan?");
+      TWOBP_CHECK(std::ranges::find(due, message.tag) == due.end(), "it sent a description of ", to_string(message.tag),
+                  ", which rank ", rank(), " expected without one: do both run the same plan?");
     }
     mailbox_.put({peer, message.tag, std::move(message.values), {}});
     return true;

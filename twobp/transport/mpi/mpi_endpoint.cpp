@@ -132,8 +132,7 @@ void MpiEndpoint::send_tensors(Outgoing& out, int mpi_tag) {
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
       const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
-      check_mpi(MPI_Isend(memory + begin, count, MPI_BYTE, out.to, mpi_tag, communicator_, &request),
-                "send a tensor");
+      check_mpi(MPI_Isend(memory + begin, count, MPI_BYTE, out.to, mpi_tag, communicator_, &request), "send a tensor");
       requests_.add(request, out);
     }
   }
@@ -180,9 +179,12 @@ void MpiEndpoint::begin_receive(int from, Head& head) {
     aborted_ = true;
     return;
   }
-  const auto is_expected = [&](const auto& known) { return !known->there && known->expected && known->message.tag == message->message.tag; };
+  const auto is_expected = [&](const auto& known) {
+    return !known->there && known->expected && known->message.tag == message->message.tag;
+  };
   TWOBP_CHECK(std::ranges::none_of(peers_[from].messages, is_expected), "rank ", from, " sent a description of ",
-              to_string(message->message.tag), ", which rank ", rank_, " expected without one: do both run the same plan?");
+              to_string(message->message.tag), ", which rank ", rank_,
+              " expected without one: do both run the same plan?");
   peers_[from].messages.push_back(std::move(message));
   Incoming& in = *peers_[from].messages.back();
   receive_tensors(from, in, payload_tag(in.message.number, tags_));
@@ -195,8 +197,7 @@ void MpiEndpoint::receive_tensors(int from, Incoming& in, int mpi_tag) {
     for (int64_t begin = 0; begin < bytes; begin += options_.chunk_bytes) {
       const auto count = static_cast<int>(std::min(options_.chunk_bytes, bytes - begin));
       MPI_Request request = MPI_REQUEST_NULL;
-      check_mpi(MPI_Irecv(memory + begin, count, MPI_BYTE, from, mpi_tag, communicator_, &request),
-                "receive a tensor");
+      check_mpi(MPI_Irecv(memory + begin, count, MPI_BYTE, from, mpi_tag, communicator_, &request), "receive a tensor");
       requests_.add(request, in, count);
     }
   }
