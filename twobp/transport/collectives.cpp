@@ -89,7 +89,7 @@ void SumOfRanks::block(double seconds) {
 void SumOfRanks::fail(double timeout) const {
   if (instead_) instead_->fail(timeout);
   MessageWait missing(*transport_, from_, tag_of(awaited_, number_));
-  if (grace_ > 0) wait_for(missing, grace_);  // throws, mostly what a rank says that knows better
+  if (grace_ > 0) missing.block(grace_);  // throws what a rank says that knows better
   missing.fail(timeout);
 }
 
@@ -104,7 +104,10 @@ bool SumOfRanks::take(int from, MessageKind kind, double deadline, Values& into)
   const Tag tag = tag_of(kind, number_);
   if (transport_->try_receive(from, tag, into)) return true;
   if (deadline <= 0) return false;
-  into = transport_->receive(from, tag, std::max(deadline - awake_seconds(), 1e-3) + grace_);
+  MessageWait message(*transport_, from, tag);
+  message.block(std::max(deadline - awake_seconds(), 1e-3));
+  if (!message.ready()) return false;
+  into = std::move(message.values);
   return true;
 }
 

@@ -13,6 +13,7 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/core/check.h"
 #include "twobp/core/wait.h"
 #include "twobp/transport/transport.h"
 
@@ -81,10 +82,7 @@ class MessageWait : public Wait {
 
   WaitCause cause() const override { return WaitCause::kMessage; }
   bool ready() override { return there_ = there_ || transport_.try_receive(from_, tag_, values); }
-  void block(double seconds) override {
-    values = transport_.receive(from_, tag_, seconds);
-    there_ = true;
-  }
+  void block(double seconds) override;
   [[noreturn]] void fail(double timeout) const override;
 
   Values values;
@@ -101,7 +99,12 @@ class MessageWait : public Wait {
 // "rank 3", "ranks 0, 1, 2", and of many the first ones and the number of the others. `ranks` is not empty.
 std::string names_of_ranks(const std::vector<int>& ranks);
 
-// Throws Error: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
+class TimedOut : public Error {
+ public:
+  using Error::Error;
+};
+
+// Throws TimedOut: `rank` waited `timeout` seconds for the message `tag` from rank `from`.
 [[noreturn]] void fail_waiting(int rank, double timeout, const Tag& tag, int from);
 // Throws Error: `rank` waited `timeout` seconds for a sum over `ranks`.
 [[noreturn]] void fail_summing(int rank, double timeout, const std::vector<int>& ranks);

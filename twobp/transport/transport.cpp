@@ -75,7 +75,16 @@ std::string names_of_ranks(const std::vector<int>& ranks) {
 }
 
 void fail_waiting(int rank, double timeout, const Tag& tag, int from) {
-  fail("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from, kAdvice);
+  throw TimedOut(
+      concat("rank ", rank, " waited ", seconds_text(timeout), " for ", to_string(tag), " from rank ", from, kAdvice));
+}
+
+void MessageWait::block(double seconds) {
+  try {
+    values = transport_.receive(from_, tag_, seconds);
+    there_ = true;
+  } catch (const TimedOut&) {  // wait_for() fails in the one way
+  }
 }
 
 void MessageWait::fail(double timeout) const {

@@ -92,7 +92,8 @@ void MpiEndpoint::isend_expected(int to, const Tag& tag, Values values) {
   if (aborted_) return;
   auto out = std::make_unique<Outgoing>();
   out->to = to;
-  out->tensors = dense(std::move(values));
+  const Values tensors = dense(std::move(values));
+  out->tensors.assign(tensors.begin(), tensors.end());
   outgoing_.push_back(std::move(out));
   send_tensors(*outgoing_.back(), *mpi_tag);
 }
