@@ -4,6 +4,7 @@
 // Between threads, a message belongs to its sender until the receiver takes it. That moment depends on the clock, while
 // the walk releases the message at once. So most tests here send copies that no rank is charged for.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "tests/pipeline/step_bytes.h"
@@ -55,6 +56,40 @@ class OffTheBooks : public Transport {
   }
 
   std::unique_ptr<Transport> inner_;
+};
+
+// Makes memory for what is expected, and receives into it, as transports between processes do.
+class MakesMemory : public OffTheBooks {
+ public:
+  MakesMemory(std::unique_ptr<Transport> inner, std::atomic<int>& made) : OffTheBooks(std::move(inner)), made_(made) {}
+  bool expect(int, const Tag& tag, const Forms& forms) override {
+    Values values;
+    for (const Form& form : forms) values.push_back(at::empty_strided(form.sizes, form.strides, form.type));
+    waiting_.push_back({tag, std::move(values)});
+    ++made_;
+    return true;
+  }
+  bool try_receive(int from, const Tag& tag, Values& values) override {
+    if (!OffTheBooks::try_receive(from, tag, values)) return false;
+    values = into_memory(tag, std::move(values));
+    return true;
+  }
+  Values receive(int from, const Tag& tag, double timeout) override {
+    return into_memory(tag, OffTheBooks::receive(from, tag, timeout));
+  }
+
+ private:
+  Values into_memory(const Tag& tag, Values values) {
+    const auto here = std::ranges::find(waiting_, tag, &std::pair<Tag, Values>::first);
+    if (here == waiting_.end()) return values;
+    for (size_t i = 0; i < values.size(); ++i) here->second[i].copy_(values[i]);
+    values = std::move(here->second);
+    waiting_.erase(here);
+    return values;
+  }
+
+  std::atomic<int>& made_;
+  std::vector<std::pair<Tag, Values>> waiting_;
 };
 
 Pipeline pipeline_off_the_books(const SplitModel& of) {
@@ -142,6 +177,31 @@ TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
               << c.name << ", " << schedule << ", M " << micro_batches << ", " << policy_name(policy);
         }
       }
+    }
+  }
+}
+
+// Memory that waits for messages counts: ranks run W for it. Standard ranks have none, so this much may come on top.
+TEST(AutoCap, CountsMemoryThatWaitsForMessages) {
+  for (const SplitModel& c : cases()) {
+    const auto ranks = static_cast<int>(c.split.size());
+    if (ranks == 1) continue;
+    std::atomic<int> made = 0;
+    World world = std::move(make_in_process_worlds(1, ranks, 0).front());
+    for (auto& transport : world.pipeline) transport = std::make_unique<MakesMemory>(std::move(transport), made);
+    world.all_local = false;  // each rank books its messages
+    Pipeline pipeline(c.model, measured(c.model), options_of(c.split), std::move(world));
+    const StepPlan standard = pipeline.plan("1f1b", 8, P2Policy::kOff);
+    pipeline.run(standard, random_batch(8), step_request());
+    take_gradients(pipeline);
+    const auto fixed = fixed_bytes(pipeline);
+    int64_t allowed = 0;
+    for (size_t r = 0; r < fixed.size(); ++r) allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+    for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kFill}) {
+      made = 0;
+      EXPECT_LE(fullest(pipeline, pipeline.plan("1f1b", 8, policy)), allowed + 4 * kMessage)
+          << c.name << ", " << policy_name(policy);
+      EXPECT_EQ(made, 2 * 2 * 8 * (ranks - 1)) << c.name << ": two steps";
     }
   }
 }
