@@ -38,7 +38,7 @@ std::vector<uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
+std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(1000 * seconds)));
 }
 
@@ -80,9 +80,9 @@ c10::intrusive_ptr<c10d::TCPStore> open_store(const std::string& address, c10d::
   const double deadline = now_seconds() + timeout;
   for (double patience = options.isServer ? timeout : 0.2; true; patience *= 2) {
     try {
-      options.timeout = milliseconds(std::min(patience, deadline - now_seconds()));
+      options.timeout = to_milliseconds(std::min(patience, deadline - now_seconds()));
       auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
-      store->setTimeout(milliseconds(timeout));
+      store->setTimeout(to_milliseconds(timeout));
       return store;
     } catch (const c10::Error&) {
       if (options.isServer || now_seconds() >= deadline) throw;
@@ -175,7 +175,7 @@ struct StoreConnection::Store {
   bool wait(const std::string& name, double seconds) {
     ++*requests;
     try {
-      store->wait({key(name)}, milliseconds(seconds));
+      store->wait({key(name)}, to_milliseconds(seconds));
       return true;
     } catch (const c10::Error&) {
       return has(name);  // throws if not the time-out, but the end of the store was the reason
