@@ -84,7 +84,7 @@ TEST(MessageCounts, TwoExchangesTakeFourMessagesARank) {
       sum_on_the_way(transport, own, kLong, WaitCause::kNorm);
       for (const int other : {0, ranks / 2, ranks - 1}) EXPECT_EQ(own[other].item<double>(), 0.1 * (other + 1));
       const at::Tensor count = at::ones({1}, at::kDouble);
-      const Values notes = {at::full({rank % 3}, rank, at::kDouble), at::full({1}, rank, at::kByte)};
+      const Values notes = {at::full({rank % 3}, rank, at::kDouble), at::full({1}, rank % 256, at::kByte)};
       Exchange exchange(transport, count, 0, WaitCause::kMessage, Exchange::Adds::kOnTheWay, notes, order);
       wait_for(exchange, kLong);
       EXPECT_EQ(count.item<double>(), ranks);

@@ -319,8 +319,9 @@ TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {
 
 // A rank may wait in a call to NCCL. It leaves the call before its communicator is freed.
 TEST_F(Nccl, AnAbortEndsARunningCall) {
-  run(test::all_links(2), {}, [](Transport& transport) {
-    barrier(transport, kLong);
+  std::barrier connected(2);
+  run(test::all_links(2), {}, [&](Transport& transport) {
+    connected.arrive_and_wait();
     if (transport.rank() == 1) {
       expect_parts(message_of([&] { transport.receive(0, forward(9, 9), kLong); }), {"enough"});
       return;

@@ -17,6 +17,7 @@ constexpr int kMostEachToEach = 4;
 // Of all ranks' tensors together, which rank 0 of a tree receives.
 constexpr int64_t kTreeBytes = 1 << 20;
 constexpr double kGraceOfLevel = 0.25;  // seconds
+constexpr int kBarrierNumber = -1;
 
 // The binary tree of places with root 0.
 int parent_of(int place) {
@@ -105,8 +106,11 @@ bool SumOfRanks::take(int from, MessageKind kind, double deadline, Values& into)
   if (transport_->try_receive(from, tag, into)) return true;
   if (deadline <= 0) return false;
   MessageWait message(*transport_, from, tag);
-  message.block(std::max(deadline - awake_seconds(), 1e-3));
-  if (!message.ready()) return false;
+  message.block(std::max(deadline - awake_seconds(), 1e-3) + grace_);
+  if (!message.ready()) {
+    grace_ = 0;  // it is over
+    return false;
+  }
   into = std::move(message.values);
   return true;
 }
@@ -396,8 +400,21 @@ std::vector<Values> gather(Transport& transport, Values values, int root, const 
   return all;
 }
 
+// As an Exchange, but without a tensor.
 void barrier(Transport& transport, const Patience& patience) {
-  sum_on_the_way(transport, at::zeros({1}), patience);
+  const Tag up = tag_of(MessageKind::kPart, kBarrierNumber);
+  const Tag down = tag_of(MessageKind::kSum, kBarrierNumber);
+  const int ranks = transport.size();
+  const int rank = transport.rank();
+  const auto wait = [&](int from, const Tag& tag, int levels) {
+    receive(transport, from, tag, {patience.timeout + kGraceOfLevel * levels, patience.waits});
+  };
+  for (const int child : children_of(rank, ranks)) wait(child, up, levels_below(child, ranks));
+  if (rank > 0) {
+    transport.isend(parent_of(rank), up, {});
+    wait(parent_of(rank), down, levels_below(0, ranks) + levels_above(rank));
+  }
+  for (const int child : children_of(rank, ranks)) transport.isend(child, down, {});
 }
 
 }  // namespace twobp
