@@ -176,16 +176,7 @@ class C10dTransport : public Transport {
   void abort(const std::string& reason) override {
     {
       const std::lock_guard lock(sending_);
-      if (stop(reason, /*lost=*/false)) {
-        told_abort_ = true;
-        try {
-          const std::vector<std::byte> head = pack_abort(reason);
-          for (int peer = 0; peer < size(); ++peer) {
-            if (peer != rank()) post_head(peer, head);
-          }
-        } catch (const std::exception&) {  // a peer that is gone needs no message
-        }
-      }
+      if (stop(reason, /*lost=*/false)) tell_abort(reason);
     }
     sent_.notify_all();
   }
@@ -231,6 +222,12 @@ class C10dTransport : public Transport {
     throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
   }
 
+  bool is_due(int from, const Tag& tag) {
+    const std::lock_guard lock(receiving_);
+    const auto& due = peers_[from].due;
+    return std::ranges::find(due, tag) != due.end();
+  }
+
   Values taken(Message message) {
     const std::lock_guard lock(receiving_);
     std::erase(peers_[message.from].due, message.tag);
@@ -251,6 +248,16 @@ class C10dTransport : public Transport {
     at::Tensor rest = at::empty({length - kMostInFrame}, at::kByte);
     std::memcpy(rest.mutable_data_ptr(), head.data() + kMostInFrame, rest.nbytes());
     post(to, std::move(rest), head_tag_);
+  }
+  void tell_abort(const std::string& reason) {
+    told_abort_ = true;
+    try {
+      const std::vector<std::byte> head = pack_abort(reason);
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank()) post_head(peer, head);
+      }
+    } catch (const std::exception&) {  // a peer that is gone needs no message
+    }
   }
   void post_to_all(const at::Tensor& frame) {
     try {
@@ -332,11 +339,12 @@ class C10dTransport : public Transport {
       if (!read(peer, bytes_of(tensor), body_tag_)) return false;
     }
     message.apart.clear();
-    {
-      const std::lock_guard lock(receiving_);
-      const auto& due = peers_[peer].due;
-      TWOBP_CHECK(std::ranges::find(due, message.tag) == due.end(), "it sent a description of ", to_string(message.tag),
-                  ", which rank ", rank(), " expected without one: do both run the same plan?");
+    if (is_due(peer, message.tag)) {
+      const std::string what = concat("rank ", peer, " sent a description of ", to_string(message.tag), ", which rank ",
+                                      rank(), " expected without one: do both run the same plan?");
+      const std::lock_guard lock(sending_);
+      if (stop(what, /*lost=*/true)) tell_abort(what);
+      return false;
     }
     mailbox_.put({peer, message.tag, std::move(message.values), {}});
     return true;
