@@ -118,12 +118,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("classes" not in name)) for name in CASES])
 def test_padding_to_the_longest_takes_one_capture_more(name, tmp_path):
     kind, model, data, settings = CASES[name]
     both(kind, model, data(lengths()), tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_original(tmp_path, monkeypatch):
     """In float64, with SGD, over other numbers of samples, too."""
     settings = dict(optim="sgd", learning_rate=0.125, gradient_accumulation_steps=1, max_steps=-1, num_train_epochs=1)
@@ -133,6 +134,7 @@ def test_gradients_are_those_of_the_original(tmp_path, monkeypatch):
         assert (other - one).norm() <= 1e-10 * (one - state[name]).norm().clamp(min=1e-3), name
 
 
+@pytest.mark.slow
 def test_300_lengths_take_two_captures(tmp_path):
     data = texts(random.Random(0).sample(range(3, 303), 300))
     with warnings.catch_warnings():
@@ -163,6 +165,7 @@ class Branches(transformers.Trainer):
         return loss if inputs["input_ids"].shape[1] < 16 else 2 * loss
 
 
+@pytest.mark.slow
 def test_a_branch_on_sizes_is_captured_for_each_side(tmp_path):
     both(Branches, gpt2, texts(lengths(24, 4, 24)), tmp_path, most=4, per_device_train_batch_size=1)
 
@@ -174,6 +177,7 @@ class Anneals(transformers.Trainer):
         return model(**inputs).loss * (1 / (1 + self.state.global_step // 3))
 
 
+@pytest.mark.slow
 def test_a_number_of_python_is_not_taken_for_that_of_another_shape(tmp_path):
     theirs, ours = both(Anneals, gpt2, texts(lengths(36)), tmp_path, most=6, max_steps=6)
     assert ours.pipeline.captures > 2

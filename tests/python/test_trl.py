@@ -160,6 +160,7 @@ def test_every_key_of_the_log_is_that_of_trl(name, tmp_path):
     compare(*both(kind, data(), tmp_path, settings, own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SFT", "SFT LoRA", "DPO", "DPO LoRA", "DPO several losses", "Reward"])
 def test_padding_to_the_longest_takes_one_capture_more(name, tmp_path):
     kind, data, settings, own = CASES[name]

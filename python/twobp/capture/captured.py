@@ -516,7 +516,7 @@ class Captured:
             shape = self._served(shape, asked)
             for fields in (asked.traced, asked.fields) if traced.course else ():
                 if why := self._script.why_not(traced.course, shape["sizes"], fields):
-                    raise NotServed(why)
+                    raise CaptureError(why)
         if not graph["layers"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names(

@@ -222,11 +222,7 @@ class Script:
             mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
             return output
 
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-            module_calls(self.calls_of, answer) as depth,
-        ):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), module_calls(self.calls_of, answer) as depth:
             mode.depth = depth
             with mode:
                 loss = self.compute(trainer, self.inputs(fields, others, tree), items)
@@ -363,7 +359,7 @@ class Script:
     def _guarded(self, plan: Plan, walk, known) -> list[str]:
         """Returns the comparisons whose other outcome would change the loss or a number that is taken. Raises Error if
         a number enters the loss that Python made of one that it took."""
-        same = {key: one.value for key, one in plan.outcomes.items()}
+        same = values_of(plan.outcomes)
 
         def others(key: str, tensor: T) -> Any:
             return perturbed(known(key, tensor))
@@ -423,6 +419,8 @@ class Script:
             other = self.plan(self.inputs(self._of_batch(fields), plan.others, plan.tree), plan.items, plan)
         except Exception:  # of Python, for sizes that are not the user's
             return None
+        if values_of(other.outcomes) != values_of(plan.outcomes):
+            return None
         return {**other.fields, **{name: fields[name] for name in STEP}}
 
     def course_of_trace(self) -> dict:
@@ -430,13 +428,16 @@ class Script:
         return self._described
 
     def why_not(self, described: dict, entries: list[dict], fields: Mapping[str, T]) -> str:
-        """Returns why programs for many shapes do not serve a micro-batch, or ''. `described` is the course of their
-        trace."""
+        """Returns why programs for many shapes do not serve a micro-batch, or ''. Then none will. `described` is the
+        course of their trace."""
         at, plan = Template(described, entries).at(fields), self._plans[shapes_of(fields)]
         returned = [[one.shape for one in call.output if isinstance(one, Value)] for call in plan.run.calls]
         same = at is not None and at.shapes() == returned
         line = at.difference(plan.notes) if at is not None and same else "sizes that modules return"
-        return "" if line is None else f"the Python of compute_loss computes something else for other sizes ({line})"
+        if line is None:
+            return ""
+        self.one_by_one = f"the Python of compute_loss computes something else for other sizes ({line})"
+        return self.one_by_one
 
     def serve(self, described: dict, entries: list[dict], fields: Mapping[str, T]) -> None:
         """From now on, programs for many shapes serve each whose course this is."""
@@ -555,6 +556,10 @@ def calls_at(here: At, calls: list[Call]) -> list[Call]:
         output = [Value(next(own), one.dtype) if isinstance(one, Value) else one for one in call.output]
         found.append(Call(call.module, output, call.tree))
     return found
+
+
+def values_of(outcomes: Mapping[str, Outcome]) -> dict[str, bool]:
+    return {key: one.value for key, one in outcomes.items()}
 
 
 def same_value(value: Any) -> Any:
