@@ -406,8 +406,10 @@ void barrier(Transport& transport, const Patience& patience) {
   const Tag down = tag_of(MessageKind::kSum, kBarrierNumber);
   const int ranks = transport.size();
   const int rank = transport.rank();
+  const double deadline = awake_seconds() + patience.timeout;
   const auto wait = [&](int from, const Tag& tag, int levels) {
-    receive(transport, from, tag, {patience.timeout + kGraceOfLevel * levels, patience.waits});
+    const double left = std::max(deadline - awake_seconds(), 1e-3);
+    receive(transport, from, tag, {left + kGraceOfLevel * levels, patience.waits});
   };
   for (const int child : children_of(rank, ranks)) wait(child, up, levels_below(child, ranks));
   if (rank > 0) {

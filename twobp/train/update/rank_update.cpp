@@ -134,6 +134,7 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
+    norm.ready();  // a rank without others below it sends what it has
     leave_open({step, lr, squares, std::move(norm)});
     return std::exchange(waits_, {});
   }

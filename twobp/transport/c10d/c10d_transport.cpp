@@ -27,10 +27,6 @@ constexpr int64_t kIdle = 0;
 constexpr int64_t kGoodbye = -1;
 // Far from the tags that a program is likely to use on the same group.
 constexpr int kFirstTag = 0x74620000;
-// Expected messages have tags of their own. Those of a transport begin at a multiple of this.
-constexpr int kExpectedTags = 1 << 24;
-constexpr int kFirstExpectedTag = 0x60000000;
-constexpr int kChannels = 16;
 // Seconds for the other processes to say goodbye.
 constexpr double kGoodbyePatience = 5;
 
@@ -58,7 +54,6 @@ class C10dTransport : public Transport {
         options_(options),
         head_tag_(kFirstTag + 2 * options.channel),
         body_tag_(head_tag_ + 1),
-        expected_tag_(kFirstExpectedTag + options.channel % kChannels * kExpectedTags),
         peers_(group_->getSize()) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) peers_[peer].receiver = std::thread([this, peer] { receive_from(peer); });
@@ -79,12 +74,8 @@ class C10dTransport : public Transport {
       gives_up_ = true;
       for (Peer& peer : peers_) {
         if (peer.work) peer.work->abort();
-        for (const Expected& message : peer.expected) {
-          for (const Work& work : message.works) work->abort();
-        }
       }
     }
-    received_.notify_all();
     {
       const std::lock_guard lock(sending_);
       if (open_at_end_) {
@@ -93,7 +84,6 @@ class C10dTransport : public Transport {
     }
     for (Peer& peer : peers_) {
       if (peer.receiver.joinable()) peer.receiver.join();
-      if (peer.expecting.joinable()) peer.expecting.join();
     }
     sender_.join();
   }
@@ -114,44 +104,12 @@ class C10dTransport : public Transport {
     for (const at::Tensor& tensor : message.apart) post(to, bytes_of(tensor), body_tag_);
   }
 
-  void isend_expected(int to, const Tag& tag, Values values) override {
-    check_receiver(to);
-    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
-    if (to == rank() || !number) return isend(to, tag, std::move(values));
-    const std::lock_guard lock(sending_);
-    if (stopped_) return;
-    for (const at::Tensor& tensor : dense(std::move(values))) post(to, bytes_of(tensor), expected_tag_ + *number);
-  }
-
-  bool expect(int from, const Tag& tag, const Forms& forms) override {
-    check_sender(from);
-    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
-    if (from == rank() || !number) return false;
-    throw_if_stopped();
-    Peer& peer = peers_[from];
-    {
-      const std::lock_guard lock(receiving_);
-      if (gives_up_ || std::ranges::find(peer.due, tag) != peer.due.end()) return true;
-      Expected message{tag, {}, {}};
-      for (const Form& form : forms) {
-        message.values.push_back(memory_.allocate(form.sizes, form.strides, form.type));
-        std::vector<at::Tensor> bytes = {bytes_of(message.values.back())};
-        message.works.push_back(group_->recv(bytes, from, expected_tag_ + *number));
-      }
-      peer.due.push_back(tag);
-      peer.expected.push_back(std::move(message));
-      if (!peer.expecting.joinable()) peer.expecting = std::thread([this, from] { receive_expected_from(from); });
-    }
-    received_.notify_all();
-    return true;
-  }
-
   bool try_receive(int from, const Tag& tag, Values& values) override {
     check_sender(from);
     throw_if_stopped();
     Message message;
     if (!mailbox_.take(from, tag, message)) return false;
-    values = taken(std::move(message));
+    values = std::move(message.values);
     return true;
   }
 
@@ -159,7 +117,7 @@ class C10dTransport : public Transport {
     check_sender(from);
     throw_if_stopped();
     Message message;
-    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return taken(std::move(message));
+    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return std::move(message.values);
     throw_if_stopped();
     fail_waiting(rank(), timeout, tag, from);
   }
@@ -176,24 +134,24 @@ class C10dTransport : public Transport {
   void abort(const std::string& reason) override {
     {
       const std::lock_guard lock(sending_);
-      if (stop(reason, /*lost=*/false)) tell_abort(reason);
+      if (stop(reason, /*lost=*/false)) {
+        told_abort_ = true;
+        try {
+          const std::vector<std::byte> head = pack_abort(reason);
+          for (int peer = 0; peer < size(); ++peer) {
+            if (peer != rank()) post_head(peer, head);
+          }
+        } catch (const std::exception&) {  // a peer that is gone needs no message
+        }
+      }
     }
     sent_.notify_all();
   }
 
  private:
-  // Whose receives are posted.
-  struct Expected {
-    Tag tag;
-    Values values;
-    std::vector<Work> works;  // by tensor
-  };
   struct Peer {
     std::thread receiver;
-    std::thread expecting;
-    Work work;                      // the receive under way
-    std::deque<Expected> expected;  // in the order in which they are waited for
-    std::vector<Tag> due;           // of expected messages that the rank has not taken
+    Work work;  // the receive under way
     int64_t sent = 0;
   };
   struct Posted {
@@ -222,18 +180,6 @@ class C10dTransport : public Transport {
     throw Aborted(concat("rank ", rank(), " stopped: ", reason_));
   }
 
-  bool is_due(int from, const Tag& tag) {
-    const std::lock_guard lock(receiving_);
-    const auto& due = peers_[from].due;
-    return std::ranges::find(due, tag) != due.end();
-  }
-
-  Values taken(Message message) {
-    const std::lock_guard lock(receiving_);
-    std::erase(peers_[message.from].due, message.tag);
-    return std::move(message.values);
-  }
-
   // The functions below need the lock of `sending_`.
   void post(int to, at::Tensor memory, int tag) {
     std::vector<at::Tensor> tensors = {memory};
@@ -248,16 +194,6 @@ class C10dTransport : public Transport {
     at::Tensor rest = at::empty({length - kMostInFrame}, at::kByte);
     std::memcpy(rest.mutable_data_ptr(), head.data() + kMostInFrame, rest.nbytes());
     post(to, std::move(rest), head_tag_);
-  }
-  void tell_abort(const std::string& reason) {
-    told_abort_ = true;
-    try {
-      const std::vector<std::byte> head = pack_abort(reason);
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) post_head(peer, head);
-      }
-    } catch (const std::exception&) {  // a peer that is gone needs no message
-    }
   }
   void post_to_all(const at::Tensor& frame) {
     try {
@@ -339,38 +275,8 @@ class C10dTransport : public Transport {
       if (!read(peer, bytes_of(tensor), body_tag_)) return false;
     }
     message.apart.clear();
-    if (is_due(peer, message.tag)) {
-      const std::string what = concat("rank ", peer, " sent a description of ", to_string(message.tag), ", which rank ",
-                                      rank(), " expected without one: do both run the same plan?");
-      const std::lock_guard lock(sending_);
-      if (stop(what, /*lost=*/true)) tell_abort(what);
-      return false;
-    }
     mailbox_.put({peer, message.tag, std::move(message.values), {}});
     return true;
-  }
-
-  void receive_expected_from(int peer) {
-    auto& expected = peers_[peer].expected;
-    std::unique_lock lock(receiving_);
-    while (true) {
-      received_.wait(lock, [&] { return gives_up_ || !expected.empty(); });
-      if (gives_up_) return;
-      const std::vector<Work> works = expected.front().works;
-      lock.unlock();
-      try {
-        for (const Work& work : works) {
-          if (!work->wait()) return;
-        }
-      } catch (const std::exception& error) {
-        lose(peer, error.what());
-        return;
-      }
-      lock.lock();
-      Expected message = std::move(expected.front());
-      expected.pop_front();
-      mailbox_.put({peer, message.tag, std::move(message.values), {}});
-    }
   }
 
   void receive_from(int peer) {
@@ -392,7 +298,6 @@ class C10dTransport : public Transport {
   const C10dOptions options_;
   const int head_tag_;
   const int body_tag_;
-  const int expected_tag_;
   ReceiveMemory memory_;
   Mailbox mailbox_;
 

@@ -106,7 +106,11 @@ bool MpiEndpoint::expect(int from, const Tag& tag, const Forms& forms) {
   throw_if_aborted();
   auto& messages = peers_[from].messages;
   const auto is_this = [&](const auto& known) { return known->message.tag == tag; };
-  if (std::ranges::any_of(messages, is_this)) return true;
+  if (const auto known = std::ranges::find_if(messages, is_this); known != messages.end()) {
+    TWOBP_CHECK((*known)->expected, "rank ", from, " sent a description of ", to_string(tag), ", which rank ", rank_,
+                " expects without one: do both run the same plan?");
+    return true;
+  }
   auto message = std::make_unique<Incoming>();
   message->message.tag = tag;
   message->expected = true;
