@@ -176,10 +176,8 @@ void run(const Group& group, double seconds) {
   MPI_Comm_dup(MPI_COMM_WORLD, &comm);
   const bool first = over_mpi->rank() == 0;
   const int other = first ? 1 : 0;
-  const std::vector<Way> ways = {plain_mpi(comm, other),
-                                 through(*over_mpi, "twobp over MPI", other),
-                                 plain_group(group, other),
-                                 through(*over_group, "twobp over Gloo", other),
+  const std::vector<Way> ways = {plain_mpi(comm, other), through(*over_mpi, "twobp over MPI", other),
+                                 plain_group(group, other), through(*over_group, "twobp over Gloo", other),
                                  expected_through(*over_mpi, "F and I over MPI", other)};
   if (first) {
     std::printf("| bytes |");
