@@ -2,9 +2,7 @@
 // on GPUs if there are any.
 #include "twobp/transport/nccl/nccl.h"
 
-#include <atomic>
 #include <barrier>
-#include <chrono>
 #include <numeric>
 #include <thread>
 
@@ -604,45 +602,6 @@ TEST(NcclOnGpus, SumsInAGroup) {
     }
     barrier(*end, kLong);
   });
-}
-
-// Each rank sends, and then waits for memory for what it is to receive until its device is idle, as LibTorch's
-// allocator does when memory runs out. The sends wait for each other's receives. Nobody but the watch can end that.
-TEST_F(Nccl, RanksThatWaitForMemoryEndByTheTimeOut) {
-  auto hosts = make_in_process_transports(2, 0);
-  NcclOptions options;
-  options.timeout = 5;
-  options.tensors = at::kPrivateUse1;
-  std::barrier together(2);
-  std::atomic<int> ended = 0;
-  std::atomic<bool> by_time_out = false;
-  const double begin = now_seconds();
-  test::run_on_threads(2, [&](int rank) {
-    const Device device = stand_in_device(rank);
-    const OnStream here(device.compute());
-    const auto end = make_nccl_transport(std::shared_ptr<Transport>(std::move(hosts[rank])), stand_in_nccl(), device,
-                                         test::all_links(2), options);
-    const at::Tensor tensor = at::ones({1 << 16}, at::TensorOptions(at::kFloat).device(device.where()));
-    device.compute().wait_on_host();
-    together.arrive_and_wait();
-    end->isend(1 - rank, forward(1 - rank, 0), {tensor});
-    for (const double until = now_seconds() + 4; test::transfers() < 2 && now_seconds() < until;) test::let_run();
-    together.arrive_and_wait();
-    if (rank == 0) {
-      test::before_allocating([] {
-        while (test::transfers() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      });
-    }
-    together.arrive_and_wait();
-    const std::string what = message_of([&] { end->receive(1 - rank, forward(rank, 0), kLong); });
-    if (what.find("has not arrived in 5 s") != std::string::npos) by_time_out = true;
-    if (what != "no error") ++ended;
-    together.arrive_and_wait();
-    if (rank == 0) test::before_allocating({});
-  });
-  EXPECT_EQ(ended, 2);
-  EXPECT_TRUE(by_time_out);
-  EXPECT_LT(now_seconds() - begin, kLong);
 }
 
 // This test runs on real GPUs, with tensors that stay there.

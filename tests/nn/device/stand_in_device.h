@@ -36,8 +36,6 @@ int host_reads();
 int blocking_copies();
 int timed_events();
 int64_t allocated();
-// Called before each allocation, as an allocator without free memory waits for the device. Empty: nothing is.
-void before_allocating(std::function<void()> wait);
 
 // Puts work into the stream, as for a kernel.
 void put(const DeviceStream& stream, std::function<void()> work);

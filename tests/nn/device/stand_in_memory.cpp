@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -40,18 +39,9 @@ c10::Stream current_stream() {
 // still in streams. In its own stream it can be reused at once, because that stream works in order. Then garbage is
 // written into it there. Another stream's work is safe only if the block was marked as used there, or if somebody has
 // made the block's own stream wait for that work.
-std::mutex wait_mutex;
-std::function<void()> wait_for_memory;
-
 class Memory : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    std::function<void()> wait;
-    {
-      const std::lock_guard lock(wait_mutex);
-      wait = wait_for_memory;
-    }
-    if (wait) wait();
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const c10::Stream stream = current_stream();
     Stream& owner = stream_of(stream);
@@ -223,11 +213,6 @@ struct Hooks : at::PrivateUse1HooksInterface {
 [[maybe_unused]] const bool hooked = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
 
 }  // namespace
-
-void before_allocating(std::function<void()> wait) {
-  const std::lock_guard lock(wait_mutex);
-  wait_for_memory = std::move(wait);
-}
 
 int64_t allocated() {
   return memory().allocated();

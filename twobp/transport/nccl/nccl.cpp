@@ -240,9 +240,7 @@ class NcclTransport : public Transport {
     for (const auto& link : mine) {
       const bool sender = link.first == rank();
       if (!sender) ids[link] = receive_id(link.first, id_tag(), deadline);
-      const int other = sender ? link.second : link.first;
-      if (std::ranges::find(linked_, other) == linked_.end()) linked_.push_back(other);
-      Peer& peer = peers_[other];
+      Peer& peer = peers_[sender ? link.second : link.first];
       auto& end = sender ? peer.send : peer.receive;
       end = std::make_unique<NcclLink>(api_, device_.make_stream(true), ids[link], sender,
                                        concat("rank ", link.first, " to rank ", link.second));
@@ -299,7 +297,7 @@ class NcclTransport : public Transport {
   }
 
   void progress_with_all() {
-    for (const int peer : linked_) progress_with(peer);
+    for (int peer = 0; peer < size(); ++peer) progress_with(peer);
   }
 
   // Launches the receives of announced messages.
@@ -317,13 +315,10 @@ class NcclTransport : public Transport {
       }
       if (!message.on_device.empty()) {
         TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
-        const OnStream there(peer.receive->stream());  // the memory belongs to this stream
-        // An allocation may wait for the whole device, and so for a send of this rank whose peer does the same. Without
-        // the lock, the watch can end that.
-        const Values memory = message.allocate(device_.where(), options_.tensors);
         done = in_nccl([&] {
+          const OnStream there(peer.receive->stream());  // the memory belongs to this stream
           peer.receive->under_way();
-          return peer.receive->receive(memory, message.tag);
+          return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
         });
       }
       mailbox_.put({from, message.tag, std::move(message.values), done});
@@ -453,16 +448,13 @@ class NcclTransport : public Transport {
     if (group_) visit(*group_);
   }
 
-  // A rank that has done its part of a step looks for no messages, while others still need what it sent. This does not
-  // look for messages to the rank, which would allocate.
+  // A rank that has done its part of a step looks for no messages, while others still need what it sent.
   void look() {
     const std::unique_lock lock(calls_, std::try_to_lock);
     if (!lock || aborted_) return;
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
-      Values none;  // the look finds out whether another rank has failed
-      (void)try_head(rank() == 0 ? size() - 1 : 0, {.kind = MessageKind::kNone}, none);
-      for (const int peer : linked_) push(peer);
+      progress_with_all();
       waits_ = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {
       // Whoever waits is told.
@@ -518,7 +510,6 @@ class NcclTransport : public Transport {
   // Of the threads that send: their meter of memory, which the watch tells what it frees.
   std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
   std::vector<Peer> peers_;           // by rank
-  std::vector<int> linked_;           // Messages of other ranks leave at once, and are looked for when they are wanted.
   std::unique_ptr<NcclGroup> group_;  // null: this rank sums by messages
   Sums sums_;
 

@@ -26,8 +26,8 @@
 //   caller's current stream waits for the transfer by an event.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It aborts the
-// communicators, which ends NCCL's kernels and thus that wait. It also sends what has waited for its tensors, for a
-// rank that is busy elsewhere. It never allocates, because an allocation may be what the rank waits in.
+// communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and then, for a rank that
+// is busy elsewhere.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport. With
 // NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together (nccl_group.h). So a
