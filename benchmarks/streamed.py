@@ -52,7 +52,7 @@ def memory_over_a_step(options, gradients, folder):
     trace = folder / f"{gradients}.json"
     call(options.program, "train", ROOT / "configs/bench_llama.json", "--trace", trace, "--trace-steps", "3", "--set", *MODEL, "train.steps=3",
          "pipeline.ranks=1", "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *options.set)
-    counters = sorted((event["ts"], *event["args"].values()) for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "C")
+    counters = sorted((event["ts"], *event["args"].values()) for event in json.loads(trace.read_text()) if event["ph"] == "C")
     return [((ts - counters[0][0]) / 1e6, fixed, held) for ts, fixed, held in counters]
 
 
@@ -60,11 +60,10 @@ def draw(options, folder):
     width, height, top, left = 330, 220, 30, 60
     curves = {gradients: memory_over_a_step(options, gradients, folder) for gradients in ("kept", "streamed")}
     most = max(fixed + held for curve in curves.values() for _, fixed, held in curve)
-    longest = max(curve[-1][0] for curve in curves.values())
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (width + left)} {height + 75}" font-family="sans-serif" font-size="12">',
              '<rect width="100%" height="100%" fill="white"/>']
     for place, (gradients, curve) in enumerate(curves.items()):
-        x = lambda seconds: left + place * (width + left) + seconds / longest * (width - 20)
+        x = lambda seconds: left + place * (width + left) + seconds / curve[-1][0] * (width - 20)
         y = lambda count: top + height * (1 - count / (1.05 * most))
         for colour, level in (("#9ecae1", lambda row: row[1] + row[2]), ("#3182bd", lambda row: row[1])):
             points, before = [], curve[0]
@@ -74,8 +73,8 @@ def draw(options, folder):
             line = " ".join(f"{a:.1f},{b:.1f}" for a, b in [(x(0), y(0)), *points, (points[-1][0], y(0))])
             parts.append(f'<polygon points="{line}" fill="{colour}"/>')
         peak = max(fixed + held for _, fixed, held in curve)
-        parts.append(f'<text x="{x(0)}" y="{top - 10}">{gradients}: peak {peak / 2**20:.0f} MiB, step {curve[-1][0]:.2f} s</text>')
-        parts.append(f'<line x1="{x(0)}" x2="{x(longest)}" y1="{y(0)}" y2="{y(0)}" stroke="black"/>')
+        parts.append(f'<text x="{x(0)}" y="{top - 10}">{gradients}: peak {peak / 2**20:.0f} MiB</text>')
+        parts.append(f'<line x1="{x(0)}" x2="{x(curve[-1][0])}" y1="{y(0)}" y2="{y(0)}" stroke="black"/>')
         for share in (0.25, 0.5, 0.75, 1):
             parts.append(f'<text x="{x(0) - 6}" y="{y(share * most) + 4}" text-anchor="end">{share * most / 2**20:.0f}</text>')
     for place, (colour, text) in enumerate((("#3182bd", "weights, optimizer, gradients"), ("#9ecae1", "activations and stash"))):
