@@ -58,6 +58,11 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
+  for (const auto& [uses] : uses_.all) {
+    for (const WeightUse& use : uses) {
+      if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+    }
+  }
 }
 
 RankUpdate::~RankUpdate() {
@@ -109,10 +114,38 @@ void RankUpdate::sum_over_replicas() {
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
+void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
+  TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
+  std::vector<Parameter*> now;
+  std::vector<at::Tensor> grads;
+  for (Parameter* parameter : complete) {
+    if (!parameter->trainable() || tied_.contains(parameter)) continue;
+    if (shards_ && !shards_->owns(parameter)) {
+      parameter->forget_grad();
+      continue;
+    }
+    now.push_back(parameter);
+    grads.push_back(parameter->grad);
+  }
+  const std::vector<double> squares = sums_of_squares(grads);
+  for (size_t i = 0; i < now.size(); ++i) {
+    applied_[now[i]] = squares[i];
+    finite_ = finite_ && std::isfinite(squares[i]);
+  }
+  if (finite_) {
+    optimizer_->step_early(now, lr);
+  } else {  // the step fails
+    for (Parameter* parameter : now) parameter->forget_grad();
+  }
+}
+
 std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
   waits_.clear();
   send_tied(step);
-  if (reducer_) reducer_->finish(patience());
+  if (reducer_) {
+    reducer_->finish(patience());
+    if (const std::vector<Parameter*> rest = reducer_->take_summed(); !rest.empty()) apply(lr, rest);
+  }
   sum_tied(step);
   sum_others();
   const at::Tensor squares = sum_squares();
@@ -210,20 +243,26 @@ bool RankUpdate::counts() const {
   return shards_ || pipeline_.world().replica == 0;
 }
 
-at::Tensor RankUpdate::sum_squares() const {
+at::Tensor RankUpdate::sum_squares() {
   std::vector<at::Tensor> grads;
   std::vector<size_t> places;
+  at::Tensor squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::kDouble);
+  auto* const by_weight = squares.mutable_data_ptr<double>();
   for (size_t w = 0; w < uses_.all.size(); ++w) {
     const UsedWeight& weight = uses_.all[w];
     const Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
-    if (shards_ ? !shards_->owns(parameter) : !parameter->has_grad()) continue;
-    grads.push_back(parameter->grad);
-    places.push_back(w);
+    if (const auto applied = applied_.find(parameter); applied != applied_.end()) {
+      by_weight[w] = applied->second;
+    } else if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
+      grads.push_back(parameter->grad);
+      places.push_back(w);
+    }
   }
   const std::vector<double> sums = sums_of_squares(grads);
-  at::Tensor squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::kDouble);
-  for (size_t i = 0; i < sums.size(); ++i) squares.mutable_data_ptr<double>()[places[i]] = sums[i];
+  for (size_t i = 0; i < sums.size(); ++i) by_weight[places[i]] = sums[i];
+  applied_.clear();
+  finite_ = true;
   return squares;
 }
 
