@@ -127,6 +127,21 @@ void Parameter::allocate_grad() {
   if (trainable_) grad = empty_like_this();
 }
 
+void Parameter::stream_grad() {
+  streams_grad_ = true;
+  forget_grad();
+}
+
+void Parameter::forget_grad() {
+  has_grad_ = false;
+  if (streams_grad_) grad.reset();
+}
+
+at::Tensor& Parameter::grad_memory() {
+  if (!grad.defined()) allocate_grad();
+  return grad;
+}
+
 void Parameter::move_to(at::Device device) {
   if (device == value.device()) return;
   const bool one = value.is_same(master);
@@ -161,7 +176,7 @@ void Parameter::refresh_value() {
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (discards_) return;
-  at::Tensor matrix = as_matrix_of_rows(grad);
+  at::Tensor matrix = as_matrix_of_rows(grad_memory());
   const bool widens = a.scalar_type() != grad.scalar_type();
   const at::ScalarType type = product_type(a);
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
@@ -188,18 +203,18 @@ void Parameter::accumulate(const at::Tensor& gradient) {
   if (has_grad_) {
     grad.add_(gradient);
   } else {
-    grad.copy_(gradient);
+    grad_memory().copy_(gradient);
     has_grad_ = true;
   }
 }
 
 at::Tensor& Parameter::grad_to_add() {
   if (discards_) {
-    if (!discarded_.defined()) discarded_ = at::zeros_like(grad);
+    if (!discarded_.defined()) discarded_ = empty_like_this().zero_();
     return discarded_;
   }
   if (!has_grad_) {
-    grad.zero_();
+    grad_memory().zero_();
     has_grad_ = true;
   }
   return grad;

@@ -104,7 +104,12 @@ class Parameter {
 
   // The first contribution of a step overwrites the gradient and the others add to it, so it is never zeroed.
   bool has_grad() const { return has_grad_; }
-  void forget_grad() { has_grad_ = false; }
+  void forget_grad();
+  // From now on the gradient has memory only from its first contribution until forget_grad().
+  void stream_grad();
+  bool streams_grad() const { return streams_grad_; }
+  // The gradient's memory, which a streamed one gets only now.
+  at::Tensor& grad_memory();
   // For a gradient that was written by replaying a graph (WorkGraph), and not through this object.
   void mark_grad_written() { has_grad_ = true; }
 
@@ -129,6 +134,7 @@ class Parameter {
   double std_;
   double fill_;
   bool has_grad_ = false;
+  bool streams_grad_ = false;
   bool trainable_ = true;
   bool is_buffer_ = false;
   bool keeps_master_ = false;

@@ -58,6 +58,11 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
+  for (const auto& [uses] : uses_.all) {
+    for (const WeightUse& use : uses) {
+      if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+    }
+  }
 }
 
 RankUpdate::~RankUpdate() {
@@ -109,10 +114,38 @@ void RankUpdate::sum_over_replicas() {
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
+void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
+  TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
+  std::vector<Parameter*> now;
+  std::vector<at::Tensor> grads;
+  for (Parameter* parameter : complete) {
+    if (!parameter->trainable() || tied_.contains(parameter)) continue;
+    if (shards_ && !shards_->owns(parameter)) {
+      parameter->forget_grad();
+      continue;
+    }
+    now.push_back(parameter);
+    grads.push_back(parameter->grad);
+  }
+  const std::vector<double> squares = sums_of_squares(grads);
+  for (size_t i = 0; i < now.size(); ++i) {
+    applied_[now[i]] = squares[i];
+    finite_ = finite_ && std::isfinite(squares[i]);
+  }
+  if (finite_) {
+    optimizer_->step_early(now, lr);
+  } else {  // the step fails
+    for (Parameter* parameter : now) parameter->forget_grad();
+  }
+}
+
 std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
   waits_.clear();
   send_tied(step);
-  if (reducer_) reducer_->finish(patience());
+  if (reducer_) {
+    reducer_->finish(patience());
+    if (const std::vector<Parameter*> rest = reducer_->take_summed(); !rest.empty()) apply(lr, rest);
+  }
   sum_tied(step);
   sum_others();
   // One sum of squares per layer. The entries of other ranks' layers are zero, so adding them over ranks changes no
@@ -209,12 +242,16 @@ void RankUpdate::sum_others() {
 bool RankUpdate::sum_squares(at::Tensor& squares) {
   std::vector<at::Tensor> grads;
   std::vector<size_t> places;
+  std::vector<std::pair<size_t, double>> known;
   std::vector<int> layers;
   for (const UsedWeight& weight : uses_.all) {
     const Parameter* parameter = weight.on(rank_);
     const WeightUse& first = weight.uses.front();
     if (parameter == nullptr || first.rank != rank_ || !parameter->trainable()) continue;
-    if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
+    const auto applied = applied_.find(parameter);
+    if (applied != applied_.end()) {
+      known.emplace_back(layers.size(), applied->second);
+    } else if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
       grads.push_back(parameter->grad);
       places.push_back(layers.size());
     }
@@ -224,6 +261,9 @@ bool RankUpdate::sum_squares(at::Tensor& squares) {
   at::Tensor all = at::zeros({static_cast<int64_t>(layers.size())}, at::kDouble);
   double* const by_parameter = all.mutable_data_ptr<double>();
   for (size_t i = 0; i < sums.size(); ++i) by_parameter[places[i]] = sums[i];
+  for (const auto& [place, sum] : known) by_parameter[place] = sum;
+  applied_.clear();
+  finite_ = true;
   if (shards_) {  // the other replicas' numbers are zero, so adding them changes no bit
     all_reduce_sum(*pipeline_.world().data[rank_], all, patience(), WaitCause::kNorm);
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -109,12 +110,17 @@ class RankUpdate {
   ~RankUpdate();
 
   // See Update.
+  void apply(double lr, const std::vector<Parameter*>& complete);
   std::vector<Waited> run(int64_t step, double lr, UpdateResult& result);
   Settled settle();
   void make_savepoint(bool float16);
   void use(const LossScale& scale) { scale_ = scale; }
   bool is_open() const { return open_.has_value(); }
   int64_t taken_back() const { return taken_back_; }
+  // The pipeline's stages stream gradients from now on, or no longer.
+  void renew_sums() {
+    if (reducer_) sum_over_replicas();
+  }
   void swap_average();
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(const at::Tensor& squares, int64_t step);
@@ -164,6 +170,10 @@ class RankUpdate {
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;
   int64_t taken_back_ = 0;
+  std::set<const Parameter*> tied_;  // uses of tied weights
+  // Of gradients that apply() has taken in the current step: their sums of squares.
+  std::map<const Parameter*, double> applied_;
+  bool finite_ = true;         // all of these
   std::vector<Waited> waits_;  // of the current update
 };
 

@@ -42,6 +42,10 @@ void Update::make_savepoints(bool float16) {
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->make_savepoint(float16); });
 }
 
+void Update::gradients_are_streamed() {
+  pipeline_.on_ranks([&](int rank) { ranks_[rank]->renew_sums(); });
+}
+
 void Update::use(const LossScale& scale) {
   for (const int rank : pipeline_.world().local_ranks()) ranks_[rank]->use(scale);
 }
