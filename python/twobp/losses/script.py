@@ -291,6 +291,8 @@ class Script:
                 run.outcomes = {name: one.value for name, one in like.outcomes.items() if not one.known}
                 run.values = {**run.values, **like.run.values}
             plan = planned(run)
+        if plan.sized:
+            self.one_by_one = "values decide sizes in compute_loss, as in nonzero()"
         plan.course = self._course(plan.fields, plan.notes, like)
         plan.fields[COURSE] = torch.zeros([1] * plan.course)
         full = shapes_of(plan.fields)
