@@ -753,11 +753,13 @@ def test_the_models_weights_are_the_pipelines(how, settings, tmp_path):
         return
     compare(logs)
     compare_weights(trainers)
+    if how is replace:
+        return  # after the last step, too
     model, pipeline = trainers[1].model, trainers[1].pipeline
     own = pipeline._native.shared_weights()
     assert {name for name, one in model.named_parameters() if one.data_ptr() == own[f"model.{name}"].data_ptr()} == dict(model.named_parameters()).keys()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    assert_equal_bits({name: before[name] for name in before}, {name.removeprefix("model."): one for name, one in pipeline.state_dict().items()})
+    assert_equal_bits(before, {name.removeprefix("model."): one for name, one in pipeline.state_dict().items()})
     trainers[1].pipeline = trainers[1]._Trainer__module = pipeline = own = None
     gc.collect()
     assert_equal_bits(before, model.state_dict())
