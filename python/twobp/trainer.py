@@ -283,7 +283,7 @@ class Trainer:
             self._watch.check_fixed(state)
             names = {name: self._name(name, own) for name in state}
             state = {known: state[name] for name, known in names.items() if known}
-        self._native.load({name: tensor.detach().resolve_neg() for name, tensor in state.items()})
+        self._native.load(state)
         self._wrote()
         if self._watch is not None:
             self._watch.came_from_trainer(given)
@@ -688,14 +688,14 @@ def _mapping(value: object, what: str) -> dict:
 
 
 def _tensors(state: object, what: str) -> dict[str, torch.Tensor]:
-    """Returns a state's dense tensors by name."""
+    """Returns a state's dense tensors by name. Those that torch negates when they are read, it negates here."""
     state = _mapping(state, what)
     for name, tensor in state.items():
         checks.text(name, f"a name of {what}")
         if not isinstance(tensor, torch.Tensor):
             raise Error(f"{what}'s {name} is {checks.shown(tensor)}, but must be a tensor")
         checks.check_dense(tensor, f"{what}'s {name}")
-    return {name: tensor.detach() for name, tensor in state.items()}
+    return {name: tensor.detach().resolve_neg() for name, tensor in state.items()}
 
 
 def _shape(fields: Batch) -> tuple:

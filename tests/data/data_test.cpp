@@ -79,6 +79,7 @@ TEST(TextData, RefusesWhatIsNoText) {
     return out;
   };
   const std::vector<std::pair<std::string, std::string>> all = {
+      {"\xef\xbb\xbf" + rest, "begins with a byte order mark: remove its first three bytes"},
       {"\x1f\x8b\x08" + rest, "compressed by gzip: decompress it"},
       {"\x28\xb5\x2f\xfd" + rest, "compressed by zstd: decompress it"},
       {std::string("\xfd\x37zXZ\0", 6) + rest, "compressed by xz: decompress it"},
@@ -93,7 +94,7 @@ TEST(TextData, RefusesWhatIsNoText) {
   for (const auto& [bytes, message] : all) {
     refuse(text_config(folder.write("a.txt", bytes), 3), ModelInput{}, {"a.txt", message});
   }
-  for (const char* name : {"a.json", "a.JSON", "a.jsonl", "a.ndjson", "a.Parquet"})
+  for (const char* name : {"a.json", "a.JSON", "a.jsonl", "a.ndjson", "a.Parquet", "a.csv", "a.TSV"})
     refuse(text_config(folder.write(name, R"({"text": "hello"})"), 3), ModelInput{}, {name, "texts_to_arrays.py"});
   // A character may lie across two blocks that are read.
   const std::string across = std::string((1 << 20) - 1, 'x') + "\xc3\xa9z";

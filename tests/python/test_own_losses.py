@@ -1,8 +1,9 @@
 """Losses of subclasses of transformers.Trainer in the pipeline, against transformers' own training."""
 import math
 import pathlib
+import random
 
-
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -413,6 +414,17 @@ class Writes(transformers.Trainer):
         return loss
 
 
+class DrawsByPython(transformers.Trainer):
+    draw = staticmethod(random.random)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return self.draw() * model(**inputs).loss
+
+
+class DrawsByNumPy(DrawsByPython):
+    draw = staticmethod(numpy.random.rand)
+
+
 class Generates(transformers.Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         ids = model.generate(inputs["input_ids"], max_new_tokens=2)
@@ -442,6 +454,8 @@ REFUSED = {
     "the size of x[mask]": (NeedsTheSize, causal, texts, r"number of elements of x\[mask\] depends on values.*test_own_losses.py:\d+"),
     "no scalar": (NoScalar, causal, texts, r"NoScalar.compute_loss returned a tensor of shape \[3, 10\], but must return one scalar"),
     "files": (Writes, causal, texts, "compute_loss writes a file.*test_own_losses.py"),
+    "random numbers of Python": (DrawsByPython, causal, texts, "compute_loss draws by Python's random or NumPy's.*torch.where"),
+    "random numbers of NumPy": (DrawsByNumPy, causal, texts, "compute_loss draws by Python's random or NumPy's"),
     "generation": (Generates, causal, texts, r"compute_loss calls generate\(\).*_prepare_inputs"),
     "numbers inside modules": (transformers.Trainer, inside, texts, r"test_own_losses.py:\d+, in forward.*\.item\(\)|leave out .item"),
     "a sequence beyond the positions": (transformers.Trainer, positions, texts, "the module itself fails on this batch: IndexError: index out of range"),

@@ -96,6 +96,15 @@ def test_what_a_trainer_gives_it_takes(trainer):
     assert trainer.step(BATCH).step == 2
 
 
+def test_a_view_that_is_negated_when_it_is_read(trainer):
+    """torch marks the imaginary part of a conjugate as negative, and negates it later."""
+    weight = trainer.state_dict()["up.weight"]
+    negated = torch.complex(weight, weight).conj().imag
+    assert negated.is_neg()
+    trainer.load_state_dict({**trainer.state_dict(), "up.weight": negated})
+    assert torch.equal(trainer.state_dict()["up.weight"], -weight)
+
+
 @pytest.mark.parametrize("change, message", [
     (lambda tensor: tensor * float("nan"), "up.weight"), (lambda tensor: tensor.double() + 1e300, "up.weight"),
     (lambda tensor: tensor.to(torch.int64), "up.weight"), (lambda tensor: tensor.to(torch.cfloat), "up.weight|[Cc]omplex|C64")])

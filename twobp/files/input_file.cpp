@@ -28,7 +28,7 @@ using std::string_view_literals::operator""sv;
 
 constexpr std::string_view kDecompress = "decompress it.";
 constexpr std::string_view kConvert = "convert it to UTF-8, for instance with iconv.";
-constexpr std::array<KnownFormat, 13> kFormats = {
+constexpr std::array<KnownFormat, 14> kFormats = {
     {{"\x93NUMPY"sv, "is a NumPy file", "write its numbers alone, with array.tofile(), or use data.arrays.",
       "name its folder in data.arrays."},
      {"PK\3\4"sv, "is a zip or .npz file", "write the numbers alone, with array.tofile().", "unpack it."},
@@ -44,6 +44,7 @@ constexpr std::array<KnownFormat, 13> kFormats = {
      {"\x89HDF"sv, "is an HDF5 file", "write its numbers alone, with array.tofile().", "write its text alone."},
      {"MMIDIDX"sv, "is the index of Megatron's token files", "give the .bin file alone.",
       "give the .bin file alone, in data.tokens."},
+     {"\xef\xbb\xbf"sv, "begins with a byte order mark", "", "remove its first three bytes, which are no text."},
      {"\xff\xfe"sv, "is a text in UTF-16 or UTF-32", "", kConvert},
      {"\xfe\xff"sv, "is a text in UTF-16", "", kConvert}}};
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from twobp import Error
 from twobp.capture.errors import current_line
+from twobp.capture.export.draws import refusing_draws_of_python
 from twobp.capture.state.fingerprint import is_installed, is_installed_module
 
 CONTAINERS = (list, dict, set, collections.deque, tuple)
@@ -107,6 +108,7 @@ class Kept:
         if not self._trace:
             self._stack.enter_context(torch.random.fork_rng(devices=[]))
         self._stack.enter_context(quiet())
+        self._stack.enter_context(refusing_draws_of_python("compute_loss"))
         return self
 
     def _keep(self, value: Any) -> None:
@@ -114,7 +116,12 @@ class Kept:
             self._containers.append((value, copied(value)))
 
     def __exit__(self, *error):
-        self._stack.__exit__(*error)
+        try:
+            self._stack.__exit__(*error)
+        finally:
+            self._put_back()
+
+    def _put_back(self) -> None:
         random.setstate(self._drawn[0])
         numpy.random.set_state(self._drawn[1])
         for space, name, value in self._tables:

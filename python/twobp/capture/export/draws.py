@@ -3,11 +3,16 @@ does: the comparison with it must know which of its calls have no counterpart.""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import random
 from typing import NamedTuple
 
+import numpy
 from torch import fx
 
 from .. import ops
+from ..errors import CaptureError
 from ..own_operators import aten
 
 DROPOUTS = {aten.dropout.default: (1, 2), aten.native_dropout.default: (1, 2)}  # the positions of p and train
@@ -20,6 +25,22 @@ class Draw(NamedTuple):
 
     drops: bool
     read: bool
+
+
+@contextlib.contextmanager
+def refusing_draws_of_python(who: str):
+    """Raises CaptureError if Python's or NumPy's generator draws. Programs would repeat what it drew at capture."""
+
+    def state() -> tuple:
+        return random.getstate(), pickle.dumps(numpy.random.get_state())
+
+    before = state()
+    yield
+    if state() != before:
+        raise CaptureError(
+            f"{who} draws by Python's random or NumPy's, and programs would repeat what it drew at capture. Draw by "
+            "torch, and choose by torch.where: torch.where(torch.rand(()) < p, a, b)"
+        )
 
 
 def number_draws(graph: fx.Graph) -> list[bool]:

@@ -7,14 +7,11 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-import pickle
-import random
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
 
-import numpy
 import torch
 from torch import fx, nn
 
@@ -24,7 +21,7 @@ from .. import ops, symbols
 from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
 from ..own_operators import aten, grouped_mm
 from ..passes.fuse import fuse
-from .draws import number_draws
+from .draws import number_draws, refusing_draws_of_python
 from .four_bits import four_bit_layers
 from .generic import Dimensions, dynamic_shapes
 from .parts import InParts, keeping_assertions
@@ -315,7 +312,7 @@ def export(
             keeping_assertions(),
             recording_lines(),
             quiet(),
-            refusing_draws_of_python(),
+            refusing_draws_of_python("the module's forward pass"),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings
@@ -339,22 +336,6 @@ def export(
     forward = with_meaning(program, whole, fields, drops, buffers, asserted)
     forward.casts = casts
     return forward
-
-
-@contextlib.contextmanager
-def refusing_draws_of_python():
-    """Raises CaptureError if Python's or NumPy's generator draws. Programs would repeat what it drew at capture."""
-
-    def state() -> tuple:
-        return random.getstate(), pickle.dumps(numpy.random.get_state())
-
-    before = state()
-    yield
-    if state() != before:
-        raise CaptureError(
-            "the module's forward pass draws by Python's random or NumPy's, and its programs would repeat what it drew "
-            "at capture. Draw by torch, and choose by torch.where: torch.where(torch.rand(()) < p, a, b)"
-        )
 
 
 def drop_failed(graph: fx.Graph) -> None:
