@@ -67,14 +67,14 @@ class Watch:
         for name, weight in self._shared.items():
             path, _, key = name.rpartition(".")
             now = self._module.get_submodule(path)._parameters.get(key)
-            if now is None or now.data_ptr() == weight.data_ptr():
+            if now is None or (place(now), now.dtype) == (place(weight), weight.dtype):
                 continue
             if (now.shape, now.dtype, now.device) != (weight.shape, weight.dtype, weight.device):
                 raise Error(
                     f"'{name}' of the module is now {list(now.shape)} {now.dtype} on {now.device}, but the trainer has "
                     f"{list(weight.shape)} {weight.dtype} on {weight.device}: make a new trainer"
                 )
-            weight.copy_(now.detach())
+            weight.copy_(now.detach().clone())  # it may be another view of the weight
             now.data = weight
         self._written()
         self._looks.again(self._of_shared)
@@ -178,6 +178,10 @@ class Watch:
             whole = sum(one.sum(dtype=torch.int64).item() for one in bits.split(AT_ONCE))
             digest.update(f"{name} {flat.dtype} {len(bits)} {whole} {some}".encode())
         return digest.hexdigest()
+
+
+def place(tensor: torch.Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def has_tensors(part: nn.Module | None) -> bool:
