@@ -160,6 +160,15 @@ def test_every_key_of_the_log_is_that_of_trl(name, tmp_path):
     compare(*both(kind, data(), tmp_path, settings, own))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SFT", "SFT LoRA", "DPO", "DPO LoRA", "DPO several losses", "Reward"])
+def test_padding_to_the_longest_takes_one_capture_more(name, tmp_path):
+    kind, data, settings, own = CASES[name]
+    theirs, ours = both(kind, data(40), tmp_path, {**settings, "max_steps": max(8, STEPS)}, own, None)
+    compare(theirs, ours)
+    assert ours.pipeline.captures <= 3, ours.pipeline.captures
+
+
 @pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
 def test_trainers_that_generate_do_so_with_the_trained_weights(name, tmp_path):
     settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2 if STEPS < 10 else 1e-3}

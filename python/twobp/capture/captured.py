@@ -189,8 +189,9 @@ class Captured:
         variant = self.variant
         if not variant.shapes or variant.one_by_one:
             return
-        if why := "programs over slices are for sequences of one length" if self.slices else self._one_by_one():
-            self.why = why
+        script = self._script
+        if self.slices or script and script.one_by_one:
+            self.why = "programs over slices are for sequences of one length" if self.slices else script.one_by_one
             return
         if variant.groups >= MOST_MANY:
             self.why = f"the module was captured for {MOST_MANY} groups of shapes"
@@ -204,13 +205,16 @@ class Captured:
                 self.why = f"the module computes something else for each {self._fixed()}"
                 return
             own = generic(self.module, fields, which) if first else fields
+            if first and own is not None and script:
+                own = script.prepared(own, fields)
             if own is not None and variant.serving(own) is None:
                 variant.groups += 1
                 yield Many(which, fields), own
 
-    def _one_by_one(self) -> str:
-        """Returns why the module says that its programs are for one shape, or ''."""
-        return getattr(self.module, "one_by_one", "")
+    @property
+    def _script(self) -> Any:
+        """Returns the Script of a module whose Python may take another course for other sizes, or None."""
+        return getattr(self.module, "python_course", None)
 
     def _which(self, fields: dict[str, torch.Tensor]) -> tuple[Dimensions, bool]:
         """Returns the dimensions whose sizes may differ between batches: samples, positions of ids, and those that have
@@ -220,10 +224,11 @@ class Captured:
         differs = False
         fixed = self.variant.fixed
         alike = [one for one in self.variant.batches if all(one[n][d] == fields[n].shape[d] for n, d in fixed)]
+        fixed_fields = getattr(self.module, "not_sized", ())
         for name, field in fields.items():
             seen = [one[name] for one in alike if len(one[name]) == field.dim()]
             which[name] = []
-            for dim, size in enumerate(field.shape):
+            for dim, size in enumerate(field.shape if name not in fixed_fields else ()):
                 changed = any(one[dim] != size for one in seen)
                 usual = dim == 0 or dim == 1 and not field.is_floating_point()
                 if (changed or usual) and (name, dim) not in fixed:
@@ -307,6 +312,8 @@ class Captured:
                     f"{user_line(failure)}. The batch is {{{sizes}}}"
                 ) from failure
             raise
+        if traced.course:
+            self._script.serve(traced.course, self.variant.shapes[-1]["sizes"], fields)
         self.cached.append(entry.state)
         if not self.variant.batches and not self.slices:
             self.variant.example = {**{name: one.clone() for name, one in fields.items()}}
@@ -507,6 +514,9 @@ class Captured:
         }
         if asked.many:
             shape = self._served(shape, asked)
+            for fields in (asked.traced, asked.fields) if traced.course else ():
+                if why := self._script.why_not(traced.course, shape["sizes"], fields):
+                    raise CaptureError(why)
         if not graph["layers"]:
             graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
             graph["kinds"] = kind_names(

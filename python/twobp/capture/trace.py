@@ -61,7 +61,7 @@ class Traced:
     length of the sequences, if the programs run over slices of them. Otherwise it is 0, and `no_slices` says why.
     `draws` are the forward pass's calls that draw random numbers, in order. If the programs are for many shapes,
     `many` has the keys of graph.json that describe these, and a constant of a layer may be {"table": i}. Otherwise it
-    is empty."""
+    is empty. `course` is that of the Python of such a module, if it says so (losses/course.py)."""
 
     layers: list[dict]
     programs: list[dict]
@@ -76,6 +76,7 @@ class Traced:
     constants: list[torch.Tensor]
     reads: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     many: dict = dataclasses.field(default_factory=dict)
+    course: dict = dataclasses.field(default_factory=dict)
 
 
 class Constants:
@@ -144,11 +145,13 @@ def trace(
         positions = length
     except Refused as reason:
         no_slices = str(reason).encode()[:MOST_TEXT].decode(errors="ignore")
-    of_many, tables = {}, {}
+    of_many, tables, course = {}, {}, {}
     if many:
+        if script := getattr(whole.module, "python_course", None):
+            course = script.course_of_trace()
         tables = {one: number for number, one in enumerate(forward.tables)}
         of_many = described_sizes(
-            forward, symbolic, [programs, targets], lambda t, n: constants.number(t, own_name(n, own))
+            forward, symbolic, [programs, targets, course], lambda t, n: constants.number(t, own_name(n, own))
         )
     described = []
     for layer, kind in zip(layers, assigned):
@@ -180,6 +183,7 @@ def trace(
         draws,
         constants.tensors,
         many=of_many,
+        course=course,
     )
 
 

@@ -2,60 +2,28 @@
 
 `Real` runs it as it is, and records the numbers that Python takes out of tensors and what modules return. `Walk` runs
 only the Python between the calls of modules, which return tensors without their values, and gives Python the numbers
-that it is told. It records the course: which functions of torch were called, with what. `Tracing` runs it for
-torch.export: the numbers are those of a walk, and their tensors become outputs."""
+that it is told. `Tracing` runs it for torch.export: the numbers are those of a walk, and their tensors become outputs.
+Both record the course: which functions of torch were called, with what (course.py)."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from twobp.capture import symbols
 from twobp.capture.errors import CaptureError, current_line
 
-from .numbers import AS_BOOL, COMPARISONS, MODES, TAKES, Number, as_python, digest, plain
+from .course import ARITHMETIC, Mode, Outcome, Recorded, Symbolic, Take, line, name_of
+from .numbers import AS_BOOL, Number, as_python, digest, plain
 from .ragged import Ragged
 
 T = torch.Tensor
-SKIPPED = (
-    *(os.path.join(os.path.dirname(path), "") for path in (torch.__file__, numpy.__file__, __file__)),
-    "<frozen",
-    "<string>",
-    "<eval_with_key>",
-)  # files whose frames do not say which line takes a number
-MOST_ELEMENTS = 1 << 16  # of a constant whose values are compared
-ARITHMETIC = set(
-    "add sub rsub mul div true_divide floor_divide pow clamp clamp_min clamp_max where lt le gt ge eq ne fmod "
-    "remainder lerp __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __floordiv__ "
-    "__rfloordiv__ __pow__ __rpow__ __lt__ __le__ __gt__ __ge__ __eq__ __ne__ tensor as_tensor".split()
-)
-# The sizes of their results depend on values.
-SIZED = {
-    getattr(place, name)
-    for place in (torch, T)
-    for name in (
-        "nonzero",
-        "argwhere",
-        "unique",
-        "unique_consecutive",
-        "masked_select",
-        "bincount",
-        "repeat_interleave",
-    )
-}
-RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential_")
 
 
 class OtherCourse(Exception):
@@ -64,48 +32,6 @@ class OtherCourse(Exception):
 
 class Unseen(Exception):
     """A number is taken whose value is not known."""
-
-
-@dataclasses.dataclass
-class Take:
-    """A number, or several, that Python takes. `known` says that it depends on the fields alone. `begin` is its place
-    in the row of a micro-batch."""
-
-    known: bool
-    how: str
-    shape: tuple
-    dtype: torch.dtype
-    value: Any
-    begin: int = 0
-
-    @property
-    def size(self) -> int:
-        return torch.Size(self.shape).numel()
-
-
-@dataclasses.dataclass
-class Outcome:
-    value: bool
-    how: str
-
-    @property
-    def known(self) -> bool:
-        return not self.how.startswith("?")
-
-
-class Keys:
-    """Names each take by its line and how often that line took before."""
-
-    def __init__(self):
-        self._count: dict[str, int] = {}
-
-    def next(self) -> str:
-        frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(SKIPPED):
-            frame = frame.f_back
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        number = self._count[place] = self._count.get(place, 0) + 1
-        return place if number == 1 else f"{place} ({number})"
 
 
 @contextlib.contextmanager
@@ -133,52 +59,6 @@ def module_calls(parts: Callable[[nn.Module], bool], around: Callable[[nn.Module
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
-class Mode(TorchFunctionMode):
-    """`depth` is that of module_calls: what modules do is not for these modes."""
-
-    def __init__(self):
-        super().__init__()
-        self.depth = [0]
-        self.keys, self.sized_keys = Keys(), Keys()
-
-    def __enter__(self):
-        MODES.append(self)
-        self._tolist, thread = FakeTensor.tolist, threading.get_ident()
-
-        def tolist(tensor):  # it does not ask modes
-            here = threading.get_ident() == thread and not self.depth[0]
-            return self.take(T.tolist, tensor, ()) if here else self._tolist(tensor)
-
-        FakeTensor.tolist = tolist
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        MODES.remove(self)
-        FakeTensor.tolist = self._tolist
-        return super().__exit__(*error)
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if self.depth[0]:
-            return function(*args, **kwargs)
-        if function in COMPARISONS:
-            return self.take(T.__bool__, COMPARISONS[function](*args, **kwargs).all(), (), (function, args, kwargs))
-        if function is T.__contains__:
-            return self.take(T.__bool__, (args[0] == plain(args[1])).any(), (), (function, args, kwargs))
-        if function in TAKES:
-            return self.take(function, args[0], args[1:])
-        return self.call(function, args, kwargs)
-
-    def call(self, function, args, kwargs):
-        return function(*args, **kwargs)
-
-    def take(self, function, tensor, arguments, made_by=None):
-        raise NotImplementedError
-
-    def compared(self, condition: T | None, value: bool, how: str) -> bool:
-        return value
-
-
 class Real(Mode):
     def __init__(self):
         super().__init__()
@@ -189,152 +69,31 @@ class Real(Mode):
         return as_python(function, value, arguments)
 
 
-def name_of(function) -> str:
-    owner: Any = getattr(function, "__self__", None)
-    if getattr(function, "__name__", "") == "__get__" and hasattr(owner, "__name__"):
-        return f"{owner.__name__}.get"
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def writes(name: str, kwargs: Mapping) -> bool:
-    return (
-        name == "__setitem__" or name.endswith("_") and not name.endswith("__") or name in IN_PLACE or "out" in kwargs
-    )
-
-
-IN_PLACE = {f"__i{op}__" for op in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()}
-
-
-def is_sized(function, args: tuple) -> bool:
-    return function in SIZED or function is torch.where and len(args) == 1
-
-
-def storage_of(tensor: T) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-class Walk(Mode):
-    """`names` are those of tensors by id. `values` are the numbers of takes that do not depend on the fields alone.
-    `forced` are outcomes of comparisons by key."""
+class Walk(Recorded):
+    """`values` are the numbers of takes that do not depend on the fields alone. `forced` are outcomes of comparisons by
+    key."""
 
     def __init__(
         self, names: Mapping[int, str], values: Callable[[str, T], Any], forced: Mapping[str, bool] | None = None
     ):
-        super().__init__()
-        self.names, self.values, self.forced = names, values, forced or {}
+        super().__init__(names)
+        self.values, self.forced = values, forced or {}
         self.takes: dict[str, Take] = {}
         self.outcomes: dict[str, Outcome] = {}
-        self.sized: dict[str, Any] = {}
-        self._course = hashlib.sha256()
-        self._how: dict[int, tuple[T, str]] = {}
-        self._unknown: dict[int, T] = {}
-        self.constants: dict[int, T] = {}  # tensors that were neither given nor made here
-        self._written: dict[int, tuple[T, str]] = {}
 
     @property
     def course(self) -> str:
-        return self._course.hexdigest()
-
-    def note(self, *parts: object) -> None:
-        self._course.update(digest(*parts).encode())
-
-    def is_unknown(self, tensor: T) -> bool:
-        return storage_of(tensor) in self._unknown
-
-    def how_of(self, tensor: T) -> str:
-        known = self._how.get(id(tensor))
-        if known is not None:
-            how = known[1]
-        elif id(tensor) in self.names:
-            how = self.names[id(tensor)]
-        elif tensor.numel() <= MOST_ELEMENTS and tensor.layout is torch.strided and not self.is_unknown(tensor):
-            how = digest(tensor.dtype, tuple(tensor.shape), tensor.detach().flatten().tolist())
-        else:
-            how = digest(tensor.dtype, tuple(tensor.shape), id(tensor), tensor._version)
-        if known is None and id(tensor) not in self.names:
-            self.constants[id(tensor)] = tensor
-        written = self._written.get(storage_of(tensor))
-        return how if written is None else digest(how, written[1])
-
-    def text(self, value: Any, exact: bool) -> str:
-        """Describes an argument. Numbers that are computed with are described by how they were made."""
-        if isinstance(value, T):
-            return self.how_of(value)
-        if isinstance(value, Number):
-            return repr(plain(value)) if exact else value.how
-        if isinstance(value, (list, tuple)):
-            return f"[{','.join(self.text(one, exact) for one in value)}]"
-        if isinstance(value, Mapping):
-            return f"{{{','.join(f'{key}:{self.text(one, exact)}' for key, one in value.items())}}}"
-        if isinstance(value, slice):
-            return f"slice{self.text([value.start, value.stop, value.step], exact)}"
-        if isinstance(value, numpy.ndarray):
-            return digest(value.dtype, value.shape, value.tobytes().hex())
-        if callable(value) or isinstance(value, nn.Module):
-            return getattr(value, "__qualname__", type(value).__qualname__)
-        if type(value).__repr__ is object.__repr__:
-            return type(value).__qualname__
-        return repr(value)
-
-    def made(self, results: Any, how: str, unknown: bool) -> None:
-        for number, one in enumerate(pytree.tree_leaves(results)):
-            if isinstance(one, T):
-                self._how[id(one)] = (one, f"{how}.{number}")
-                if unknown:
-                    self._unknown.setdefault(storage_of(one), one)
-
-    def answered(self, module_name: str, state: str, args: tuple, kwargs: dict, results: Any) -> None:
-        how = digest(
-            "call", module_name, state, self.text(args, True), self.text(kwargs, True), torch.is_grad_enabled()
-        )
-        self.note(how)
-        self.made(results, how, True)
-
-    def call(self, function, args, kwargs):
-        name = name_of(function)
-        if (
-            name == "set.get"
-            or name.endswith(".get")
-            and name not in ("data.get", "T.get", "mT.get", "H.get", "real.get")
-        ):
-            return function(*args, **kwargs)
-        exact = name not in ARITHMETIC
-        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, T)]
-        unknown = any(map(self.is_unknown, tensors)) or name.startswith(RANDOM)
-        how = digest(name, self.text(args, exact), self.text(kwargs, exact), torch.is_grad_enabled())
-        result = function(*args, **kwargs)
-        target = kwargs.get("out", args[0] if args else None) if writes(name, kwargs) else None
-        if isinstance(target, T):
-            place = storage_of(target)
-            self._written[place] = (target, digest(how, self._written.get(place, (None, ""))[1]))
-            if unknown:
-                self._unknown.setdefault(place, target)
-            self.note(how)
-            return result
-        leaves = [one for one in pytree.tree_leaves(result) if isinstance(one, T)]
-        if not leaves:
-            return result
-        self.note(how)
-        if is_sized(function, args):
-            key = self.sized_keys.next()
-            if not unknown:
-                self.sized[key] = result
-        self.made([one for one in leaves if not any(one is other for other in tensors)], how, unknown)
-        return result
+        return digest(*self.notes)
 
     def take(self, function, tensor, arguments, made_by=None):
-        key, unknown = self.keys.next(), self.is_unknown(tensor)
-        if made_by is not None:
-            used, args, kwargs = made_by
-            unknown = any(isinstance(o, T) and self.is_unknown(o) for o in pytree.tree_leaves((args, kwargs)))
-            how = digest(name_of(used), self.text(args, False), self.text(kwargs, False))
-        else:
-            how = self.how_of(tensor)
-        how = ("?" if unknown else "") + how
+        key = self.keys.next()
+        read = [tensor] if made_by is None else pytree.tree_leaves(made_by[1:])
+        unknown = any(isinstance(one, T) and self.is_unknown(one) for one in read)
+        how = self.taken(tensor, unknown, made_by)
         value = self.values(key, tensor) if unknown else tensor.tolist()
         if function in AS_BOOL or isinstance(value, bool):
             self.takes[key] = Take(not unknown, how, (), torch.bool, bool(value))
-            return self._decided(key, bool(value), how)
+            return self._outcome(key, bool(value), how)
         self.note("take", how, name_of(function))
         self.takes[key] = Take(not unknown, how, tuple(map(int, tensor.shape)), tensor.dtype, value)
         if function is T.item:
@@ -342,25 +101,49 @@ class Walk(Mode):
         return as_python(function, value, arguments)
 
     def compared(self, condition, value, how):
-        return self._decided(self.keys.next(), value, how)
+        return self._outcome(self.keys.next(), value, how)
 
-    def _decided(self, key: str, value: bool, how: str) -> bool:
+    def _outcome(self, key: str, value: bool, how: str) -> bool:
         value = self.forced.get(key, value)
         self.outcomes[key] = Outcome(value, how)
-        self.note("outcome", how, value)
-        return value
+        return self.decided(value, how)
 
 
-class Tracing(Mode):
-    """`plan` has the takes, outcomes and guards of a walk. `sized` are the fields that hold the results of functions
+class Tracing(Recorded):
+    """`takes`, `outcomes` and `guarded` are those of a walk. `given` are the fields that hold the results of functions
     whose sizes depend on values."""
 
-    def __init__(self, takes: Mapping[str, Take], outcomes: Mapping[str, Outcome], guarded: list[str], sized: dict):
-        super().__init__()
-        self._takes, self._outcomes, self._guarded, self._sized = takes, outcomes, guarded, sized
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        takes: Mapping[str, Take],
+        outcomes: Mapping[str, Outcome],
+        guarded: list[str],
+        given: dict,
+    ):
+        super().__init__(names)
+        self._takes, self._outcomes, self._guarded, self._given = takes, outcomes, guarded, given
         self.tensors: dict[str, T] = {}
         self.guards: dict[str, T] = {}
         self._ragged = Ragged()
+        self.symbolic = Symbolic()
+
+    def digest(self, *parts):
+        return self.symbolic.digest(*parts)
+
+    def note(self, *parts):
+        super().note(*parts)
+        self.symbolic.lines.append(line())
+
+    def gradients(self):
+        return False  # as in a walk
+
+    def text(self, value, exact):
+        return self.symbolic.size(value) if isinstance(value, symbols.SYMBOLIC) else super().text(value, exact)
+
+    def answered(self, module_name, state, args, kwargs, results):
+        super().answered(module_name, state, args, kwargs, results)
+        self.symbolic.returned(results)
 
     def take(self, function, tensor, arguments, made_by=None):
         key = self.keys.next()
@@ -368,13 +151,16 @@ class Tracing(Mode):
             raise OtherCourse(f"{key} takes a number that was not taken before")
         if self._ragged.mask_of(tensor) is not None:
             self._ragged.call(function, self._ragged.mask_of(tensor), (tensor, None), {})  # raises
-        take, tensor = self._takes[key], tensor.detach()
+        take = self._takes[key]
+        how = self.taken(tensor, not take.known, made_by)
+        tensor = tensor.detach()
         if key in self._outcomes:
             self._guard(key, tensor.reshape(()) != 0)
-            return self._outcomes[key].value
+            return self.decided(self._outcomes[key].value, how)
+        self.note("take", how, name_of(function))
         self.tensors[key] = tensor
         if function is T.item:
-            return Number.of(take.value, tensor, take.how)
+            return Number.of(take.value, tensor, how)
         return as_python(function, take.value, arguments)
 
     def compared(self, condition, value, how):
@@ -382,16 +168,17 @@ class Tracing(Mode):
         if key not in self._outcomes:
             raise OtherCourse(f"{key} compares a number that was not compared before")
         if condition is not None:
-            self._guard(key, condition)
-        return self._outcomes[key].value
+            with self.unrecorded():
+                self._guard(key, condition)
+        return self.decided(self._outcomes[key].value, how)
 
     def _guard(self, key: str, condition: T) -> None:
         if key in self._guarded:
             self.guards[key] = condition.reshape(()) == self._outcomes[key].value
 
-    def call(self, function, args, kwargs):
-        if is_sized(function, args) and (key := self.sized_keys.next()) in self._sized:
-            return self._sized[key]
+    def compute(self, function, args, kwargs, sized=None):
+        if sized in self._given:
+            return self._given[sized]
         args, kwargs = self._with_tensors(function, args, kwargs)
         mask = self._ragged.mask_of((args, kwargs))
         if mask is None and function is T.__getitem__ and isinstance(args[1], T) and args[1].dtype == torch.bool:

@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from .script import NUMBER, ROW, SCALE, Plan, Script, items_of
+from .script import COURSE, NUMBER, ROW, SCALE, Plan, Script, items_of
 
 # Outside the module, so that neither a capture's guards nor its cache follow the trainer.
 SCRIPTS: weakref.WeakKeyDictionary[nn.Module, Script] = weakref.WeakKeyDictionary()
@@ -27,11 +27,15 @@ class LossModule(nn.Module):
             self.add_module(name, module)
         self.signatures = script.signatures
         self.not_compared, self.only_trains = {TAKEN}, True  # the trainer itself evaluates
-        # A walk of Python is known for one shape.
-        self.one_by_one = "programs hold what the Python of compute_loss took from a batch" if script.own else ""
+        self.not_sized = {COURSE}
         if script.own:
             width = max(ROW, 4 * (sum(one.size for one in plan.in_row) + len(plan.guarded)))
             self.register_buffer(TAKEN, torch.zeros(micro_batches, width, dtype=torch.float64), persistent=False)
+
+    @property
+    def python_course(self) -> Script | None:
+        """The script of a loss whose Python may take another course for other sizes."""
+        return SCRIPTS[self] if SCRIPTS[self].own else None
 
     def forward(self, **fields: torch.Tensor) -> torch.Tensor:
         script, scale = SCRIPTS[self], fields[SCALE]

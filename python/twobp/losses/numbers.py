@@ -3,12 +3,15 @@ the tensor, so that a number may come back into the loss."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
+
+from twobp.capture import symbols
 
 T = torch.Tensor
 AS_BOOL = {T.__bool__, torch.is_nonzero, T.is_nonzero}
@@ -47,8 +50,9 @@ class Number:
 
 def _how(op: str, values: tuple) -> str:
     """Numbers that do not depend on the fields alone begin with a question mark."""
-    parts = [one.how if isinstance(one, Number) else repr(one) for one in values]
-    return ("?" if any(one.startswith("?") for one in parts) else "") + digest(op, *parts)
+    mode = MODES[-1] if MODES else None
+    parts = [one.how if isinstance(one, Number) else (mode.text(one, True) if mode else repr(one)) for one in values]
+    return ("?" if any(one.startswith("?") for one in parts) else "") + (mode.digest if mode else digest)(op, *parts)
 
 
 def plain(value: Any) -> Any:
@@ -56,16 +60,25 @@ def plain(value: Any) -> Any:
     return kind(value) if isinstance(value, Number) else value
 
 
+def in_example(value: Any) -> Any:
+    """Returns the number that a size has in the example of a trace, or the number itself."""
+    return symbols.hint(plain(value))
+
+
+def unrecorded() -> contextlib.AbstractContextManager:
+    return MODES[-1].unrecorded() if MODES else contextlib.nullcontext()
+
+
 def _computing(base: type, op: str):
     def compute(self, *others):
-        if any(not isinstance(one, (int, float)) for one in others):
+        if any(not isinstance(one, (int, float, *symbols.SYMBOLIC)) for one in others):
             return NotImplemented
-        value = getattr(base, op)(plain(self), *map(plain, others))
+        value = getattr(base, op)(plain(self), *map(in_example, others))
         if value is NotImplemented and base is int:
-            value = getattr(float, op)(float(self), *map(float, others))
+            value = getattr(float, op)(float(self), *(float(in_example(one)) for one in others))
         tensor = None
         if self.tensor is not None and all(one.tensor is not None for one in others if isinstance(one, Number)):
-            with torch.no_grad():
+            with torch.no_grad(), unrecorded():
                 values = [one.tensor.double() if isinstance(one, Number) else one for one in (self, *others)]
                 tensor = getattr(values[0], op)(*values[1:])
         return Number.of(value, tensor, _how(op, (self, *others)))
@@ -75,14 +88,14 @@ def _computing(base: type, op: str):
 
 def _comparing(base: type, op: str):
     def compare(self, other):
-        value = getattr(base, op)(plain(self), plain(other))
-        if value is NotImplemented and isinstance(other, (int, float)):
-            value = getattr(float, op)(float(self), float(other))
+        value = getattr(base, op)(plain(self), in_example(other))
+        if value is NotImplemented and isinstance(other, (int, float, *symbols.SYMBOLIC)):
+            value = getattr(float, op)(float(self), float(in_example(other)))
         if not MODES or not isinstance(value, bool):
             return value
         condition = None
         if self.tensor is not None:
-            with torch.no_grad():
+            with torch.no_grad(), unrecorded():
                 right = other.tensor.double() if isinstance(other, Number) else other
                 condition = getattr(self.tensor.double(), op)(right)
         return MODES[-1].compared(condition, value, _how(op, (self, other)))

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from twobp.capture import symbols
 from twobp.capture.errors import CaptureError, current_line
 
 T = torch.Tensor
@@ -61,7 +62,7 @@ class Ragged:
                 return torch.where(counted, x, 0).sum() / counted.sum()
         if function in ELEMENTWISE:
             result = function(*args, **kwargs)
-            if isinstance(result, T) and result.shape == mask.shape:
+            if isinstance(result, T) and symbols.same(result.shape, mask.shape):
                 self._masks[id(result)] = (mask, result)
                 return result
         raise _refusal(f"{getattr(function, '__name__', function)} needs it")

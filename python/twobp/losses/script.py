@@ -17,8 +17,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from twobp import Error
+from twobp.capture import symbols
 
-from .flow import OtherCourse, Outcome, Real, Take, Tracing, Unseen, Walk, module_calls
+from .course import At, Outcome, Take, Template, is_traced
+from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls
 from .heads import whole_heads
 from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
@@ -28,6 +30,7 @@ ITEMS, SCALE, NUMBER = STEP = "_items", "_scale", "_number"  # scalars beside th
 COURSE, SIZED = "_course", "_sized"  # the first has as many dimensions as the number of the course
 SMALL = 1 << 20  # elements up to which modules return zeros: that takes less time than tensors without values
 MOST_COURSES = 8  # each is a number of dimensions, of which a bundle allows 8
+MOST_TEMPLATES = 3  # courses with programs for many shapes; further ones have programs for each shape
 MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
 ROW = 256  # numbers of a micro-batch, at least
 PLAIN = (int, float, bool, str, type(None))
@@ -51,6 +54,30 @@ class Call:
 
 
 @dataclasses.dataclass
+class Run:
+    """What a run for one shape of micro-batch would do: its calls of modules, the numbers that it takes, by key, and
+    outcomes of comparisons that are to be these."""
+
+    calls: list[Call]
+    values: dict[str, Any]
+    outcomes: dict[str, bool]
+
+    def value(self, name: str, tensor: T) -> Any:
+        if name not in self.values:
+            raise Unseen(name)
+        return resized(self.values[name], tuple(map(int, tensor.shape)), name)
+
+
+@dataclasses.dataclass
+class Course:
+    """`signatures` are those of its shapes. A template has those of all shapes for which there are programs, and a plan
+    for one of them."""
+
+    signatures: dict[tuple, str] = dataclasses.field(default_factory=dict)
+    templates: list[tuple[Template, Plan]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
 class Plan:
     """A course of compute_loss, for one shape of micro-batch. `fields` are all of them. `kept` are tensors that it
     leaves in attributes of the trainer."""
@@ -66,7 +93,8 @@ class Plan:
     loss: str
     guarded: list[str]
     items: T | None
-    calls: list[Call] = dataclasses.field(default_factory=list)
+    run: Run = dataclasses.field(default_factory=lambda: Run([], {}, {}))
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def in_row(self) -> list[Take]:
@@ -79,7 +107,11 @@ def is_given(name: str) -> bool:
 
 
 def shapes_of(fields: Mapping[str, T]) -> tuple:
-    return tuple(sorted((name, str(one.dtype), tuple(one.shape)) for name, one in fields.items() if name not in STEP))
+    return tuple(
+        sorted(
+            (name, str(one.dtype), tuple(symbols.hint(one.shape))) for name, one in fields.items() if name not in STEP
+        )
+    )
 
 
 class Script:
@@ -91,11 +123,12 @@ class Script:
         self.modules: dict[str, nn.Module] = {"model": trainer.model}
         self.names: dict[int, str] = {}
         self.signatures: dict[str, str] = {}
-        self._calls: dict[tuple, list[list[Call]]] = {}  # by shapes, those of each run
-        self._values: dict[tuple, dict[str, Any]] = {}
-        self._courses: list[dict[tuple, str]] = []
+        self._runs: dict[tuple, list[Run]] = {}  # by shapes
+        self._courses: list[Course] = []
         self._plans: dict[tuple | int, Plan] = {}  # by shapes, or by course if it is the same for all shapes
         self._placed: list[T] = []  # in attributes of the trainer, by the last step
+        self._described: dict = {}  # the course of the last trace
+        self.one_by_one = ""  # why there are no programs for many shapes
         self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
 
     # The modules that compute_loss calls.
@@ -116,7 +149,10 @@ class Script:
         self._parts = {
             id(part): f"{name}.{path}" for name, m in self.modules.items() for path, part in m.named_modules()
         }
-        self.names = {
+        self.names = self._tensors()
+
+    def _tensors(self) -> dict[int, str]:
+        return {
             id(tensor): f"{name}.{path}"
             for name, module in self.modules.items()
             for path, tensor in (*module.named_parameters(), *module.named_buffers())
@@ -159,9 +195,8 @@ class Script:
             with mode:
                 self.compute(shadow_of(self.trainer), self.inputs(fields, others, tree), items)
         self._add_modules([one.module for one in calls])
-        key = shapes_of(fields)
-        self._calls.setdefault(key, []).append(calls)
-        self._values[key] = {**mode.values, **self._values.get(key, {})}
+        runs = self._runs.setdefault(shapes_of(fields), [])
+        runs.append(Run(calls, {**mode.values, **(runs[-1].values if runs else {})}, runs[-1].outcomes if runs else {}))
 
     def calls_of(self, module: nn.Module) -> bool:
         return self.is_part(module) or next(module.parameters(), None) is not None
@@ -181,7 +216,7 @@ class Script:
                 before = type(known.module).__name__ if known else "nothing"
                 raise OtherCourse(f"it calls {type(module).__name__} where it called {before}")
             made = contextlib.nullcontext() if size < SMALL else self._fake
-            with made:
+            with made, mode.unrecorded():
                 tensors = [torch.zeros(v.shape, dtype=v.dtype) if isinstance(v, Value) else v for v in known.output]
             output = pytree.tree_unflatten(tensors, known.tree)
             mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
@@ -205,8 +240,9 @@ class Script:
 
     # Before a step.
 
-    def plan(self, inputs: Mapping, items: T | None) -> Plan:
-        """Returns the course that compute_loss takes for a micro-batch."""
+    def plan(self, inputs: Mapping, items: T | None, like: Plan | None = None) -> Plan:
+        """Returns the course that compute_loss takes for a micro-batch. With `like`, its comparisons have the outcomes
+        of this plan, and OtherCourse is raised if it is another course."""
         leaves, tree = pytree.tree_flatten(dict(inputs))
         others = [T if isinstance(one, T) else one for one in leaves]
         tensors = [one.detach() for one in leaves if isinstance(one, T)]
@@ -215,74 +251,115 @@ class Script:
         if not self.own:
             read = (self.trainer.model_accepts_loss_kwargs, self.trainer.args.average_tokens_across_devices)
             signature = digest(items is None, *read, *(one for one in others if one is not T))
-            course = self._course(key, signature)
+            course = self._course(fields, [signature])
             self.signatures[str(course)] = signature
             fields[COURSE] = torch.zeros([1] * course)
             plan = Plan(course, fields, others, tree, {}, {}, {}, [], "", [], items)
             self._plans[course] = plan
             return plan
 
-        def known(name: str, tensor: T) -> Any:
-            if name not in self._values[key]:
-                raise Unseen(name)
-            return self._values[key][name]
-
         def walk(calls, values, forced=None):
             with Kept(self.trainer):
                 return self._walk(shadow_of(self.trainer), calls, fields, others, tree, items, values, forced)
 
-        for calls in reversed(self._calls.get(key, ())):
+        def planned(run: Run) -> Plan:
+            mode, loss, kept = walk(run.calls, run.value, run.outcomes)
+            every, sized = dict(fields), {}
+            for name, result in mode.sized.items():
+                parts, spec = pytree.tree_flatten(result)
+                names = [f"{SIZED}{len(every) - len(tensors) + i}" for i in range(len(parts))]
+                every.update(zip(names, parts))
+                sized[name] = names, spec
+            takes = [Take(False, mode.how_of(one), tuple(map(int, one.shape)), one.dtype, None) for one in kept]
+            return Plan(
+                -1, every, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, run, mode.notes
+            )
+
+        plan = None
+        for run in reversed(self._runs.get(key, ()) if like is None else ()):
             with contextlib.suppress(Unseen, OtherCourse):
-                mode, loss, kept = walk(calls, known)
+                plan = planned(run)
                 break
-        else:
+        foreseen = False
+        if plan is None and like is None and (plan := self._foreseen(fields, planned)):
+            foreseen = True
+            self._runs.setdefault(key, []).append(plan.run)
+        if plan is None:
             self.real(fields, others, tree, items)
-            calls = self._calls[key][-1]
-            mode, loss, kept = walk(calls, known)
-        sized = {}
-        for name, result in mode.sized.items():
-            parts, spec = pytree.tree_flatten(result)
-            names = [f"{SIZED}{len(fields) - len(tensors) + i}" for i in range(len(parts))]
-            fields.update(zip(names, parts))
-            sized[name] = names, spec
-        course = self._course(shapes_of(fields), mode.course)
-        fields[COURSE] = torch.zeros([1] * course)
-        full = shapes_of(fields)
-        takes = [Take(False, mode.how_of(one), tuple(map(int, one.shape)), one.dtype, None) for one in kept]
-        plan = Plan(course, fields, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, calls)
+            run = self._runs[key][-1]
+            if like is not None:
+                run.outcomes = {name: one.value for name, one in like.outcomes.items() if not one.known}
+                run.values = {**run.values, **like.run.values}
+            plan = planned(run)
+        plan.course = self._course(plan.fields, plan.notes, like)
+        plan.fields[COURSE] = torch.zeros([1] * plan.course)
+        full = shapes_of(plan.fields)
         place = 0
         for one in plan.in_row:
             one.begin, place = place, place + one.size
         before = self._plans.get(full)
         if before is None:
-            plan.guarded = self._guarded(plan, functools.partial(walk, calls), known)
-            self.signatures[digest(*full)] = mode.course
+            plan.guarded = self._guarded(plan, functools.partial(walk, plan.run.calls), plan.run.value)
+            if not foreseen:
+                self.signatures[digest(*full)] = digest(*plan.notes)
         else:
             plan.guarded = before.guarded
-        self._plans[full] = plan
+        self._plans[full] = dataclasses.replace(plan, fields={})
         return plan
 
-    def _course(self, key: tuple, signature: str) -> int:
-        """Returns the number of the course. A course may have other signatures for other shapes."""
-        fitting = [i for i, one in enumerate(self._courses) if one.get(key, signature) == signature]
-        known = [i for i in fitting if key in self._courses[i]]
-        if not fitting:
-            self._courses.append({})
+    def _foreseen(self, fields: dict[str, T], planned: Callable[[Run], Plan]) -> Plan | None:
+        """Returns the plan for a shape that programs for many shapes serve. Numbers that Python takes are those of
+        another shape: they decide no course."""
+        for course in reversed(self._courses):
+            for template, known in course.templates:
+                if (here := template.at(fields)) is None:
+                    continue
+                outcomes = {name: one.value for name, one in known.outcomes.items() if not one.known}
+                try:
+                    plan = planned(Run(calls_at(here, known.run.calls), known.run.values, outcomes))
+                except Exception:  # of Python, for numbers that are not those of this shape
+                    continue
+                there = template.at(plan.fields)
+                if there is not None and there.difference(plan.notes) is None:
+                    return plan
+        return None
+
+    def _course(self, fields: Mapping[str, T], notes: list[str], like: Plan | None = None) -> int:
+        """Returns the number of the course. A course without programs for many shapes may have other signatures for
+        other shapes."""
+        key, signature = shapes_of(fields), digest(*notes)
+        known, foreseen, free = [], [], []
+        for number, one in enumerate(self._courses):
+            if key in one.signatures:
+                known += [number] if one.signatures[key] == signature else []
+            elif one.templates:
+                found = [template.at(fields) for template, _ in one.templates]
+                if all(at is not None and at.difference(notes) is None for at in found):
+                    foreseen.append(number)
+            else:
+                free.append(number)
+        if like is not None:
+            if like.course not in {*known, *foreseen, *free}:
+                raise OtherCourse("it takes another course for other sizes")
+            return like.course
+        if known or foreseen or free:
+            course = (known or foreseen or free)[-1]
+        else:
+            self._courses.append(Course())
             if len(self._courses) > MOST_COURSES:
                 raise Error(
                     f"{type(self.trainer).__name__}.compute_loss has computed with other values of Python in "
                     f"{MOST_COURSES} steps, and each needs a capture of its own. Give it what changes from step to "
                     "step as a tensor of the batch"
                 )
-            fitting = [len(self._courses) - 1]
-        course = (known or fitting)[-1]
-        self._courses[course][key] = signature
+            course = len(self._courses) - 1
+        self._courses[course].signatures[key] = signature
         return course
 
     def _guarded(self, plan: Plan, walk, known) -> list[str]:
         """Returns the comparisons whose other outcome would change the loss or a number that is taken. Raises Error if
         a number enters the loss that Python made of one that it took."""
-        same = {key: one.value for key, one in plan.outcomes.items()}
+        same = values_of(plan.outcomes)
 
         def others(key: str, tensor: T) -> Any:
             return perturbed(known(key, tensor))
@@ -334,10 +411,50 @@ class Script:
 
     # In a program.
 
+    def prepared(self, fields: Mapping[str, T], like: Mapping[str, T]) -> dict[str, T] | None:
+        """Returns fields of other sizes than those of a micro-batch, with what Python computes from them. Returns None
+        if it takes another course."""
+        plan = self._plans[shapes_of(like)]
+        try:
+            other = self.plan(self.inputs(self._of_batch(fields), plan.others, plan.tree), plan.items, plan)
+        except Exception:  # of Python, for sizes that are not the user's
+            return None
+        if values_of(other.outcomes) != values_of(plan.outcomes):
+            return None
+        return {**other.fields, **{name: fields[name] for name in STEP}}
+
+    def course_of_trace(self) -> dict:
+        """Describes the course of the last trace, with its sizes."""
+        return self._described
+
+    def why_not(self, described: dict, entries: list[dict], fields: Mapping[str, T]) -> str:
+        """Returns why programs for many shapes do not serve a micro-batch, or ''. Then none will. `described` is the
+        course of their trace."""
+        at, plan = Template(described, entries).at(fields), self._plans[shapes_of(fields)]
+        returned = [[one.shape for one in call.output if isinstance(one, Value)] for call in plan.run.calls]
+        same = at is not None and at.shapes() == returned
+        line = at.difference(plan.notes) if at is not None and same else "sizes that modules return"
+        if line is None:
+            return ""
+        self.one_by_one = f"the Python of compute_loss computes something else for other sizes ({line})"
+        return self.one_by_one
+
+    def serve(self, described: dict, entries: list[dict], fields: Mapping[str, T]) -> None:
+        """From now on, programs for many shapes serve each whose course this is."""
+        plan = self._plans[shapes_of(fields)]
+        self._courses[plan.course].templates.append((Template(described, entries), plan))
+        if sum(bool(one.templates) for one in self._courses) >= MOST_TEMPLATES:
+            self.one_by_one = f"the Python of compute_loss took {MOST_TEMPLATES} courses for other sizes or values"
+
     def traced(self, fields: Mapping[str, T]) -> tuple[T, list[T], dict[str, T], Plan]:
         """Returns the loss, what the row of a micro-batch holds, and the guards."""
         plan = self._plans[shapes_of(fields)]
+        items = items_of(fields, plan.items)
+        names = {**self._tensors(), **{id(one): f"field {name}" for name, one in self._of_batch(fields).items()}}
+        if items is not None:
+            names[id(items)] = "num_items_in_batch"
         mode = Tracing(
+            names,
             plan.takes,
             plan.outcomes,
             plan.guarded,
@@ -351,17 +468,25 @@ class Script:
 
         def around(module, call, args, kwargs):
             if torch.is_grad_enabled() or not any(one.requires_grad for one in module.parameters()):
-                return call(*args, **kwargs)
-            # Each use of a trained weight has a gradient in a program. That of a call without gradients is zero.
-            with torch.enable_grad():
                 output = call(*args, **kwargs)
-            loose.extend(one for one in pytree.tree_leaves(output) if isinstance(one, T) and one.is_floating_point())
-            return pytree.tree_map_only(T, T.detach, output)
+            else:
+                # Each use of a trained weight has a gradient in a program. That of a call without gradients is zero.
+                with torch.enable_grad():
+                    output = call(*args, **kwargs)
+                loose.extend(
+                    one for one in pytree.tree_leaves(output) if isinstance(one, T) and one.is_floating_point()
+                )
+                with mode.unrecorded():
+                    output = pytree.tree_map_only(T, T.detach, output)
+            mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
+            return output
 
         with Kept(self.trainer, trace=True), whole_heads(), module_calls(self.is_part, around) as depth:
             mode.depth = depth
             with mode, refusing_generation():
-                loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items_of(fields, plan.items))
+                loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items)
+        mode.note("loss", mode.how_of(loss))
+        self._described = mode.symbolic.described(mode.notes)
         for one in loose:
             loss = loss + torch.where(torch.zeros((), dtype=torch.bool), one, 0).sum().to(loss.dtype)
         row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known and key not in plan.outcomes]
@@ -395,7 +520,7 @@ class Script:
             return nested(numbers, take.shape, take.dtype)
 
         fields = self._of_batch(plan.fields)
-        mode, loss, _ = self._walk(self.trainer, plan.calls, fields, plan.others, plan.tree, plan.items, value)
+        mode, loss, _ = self._walk(self.trainer, plan.run.calls, fields, plan.others, plan.tree, plan.items, value)
         if loss != plan.loss:
             raise OtherCourse("its loss is computed in another way")
         values = {
@@ -409,6 +534,32 @@ class Script:
 
 def items_of(fields: Mapping[str, T], items: T | None) -> T | None:
     return None if items is None else fields[ITEMS].to(items.dtype)
+
+
+def resized(value: Any, shape: tuple[int, ...], name: str) -> Any:
+    """Returns numbers of another shape. Raises Unseen if there are none."""
+    numbers = torch.as_tensor(value)
+    if tuple(numbers.shape) == shape:
+        return value
+    if not (count := torch.Size(shape).numel()):
+        return numbers.new_zeros(shape).tolist()
+    if not numbers.numel():
+        raise Unseen(name)
+    return numbers.flatten()[torch.arange(count) % numbers.numel()].reshape(shape).tolist()
+
+
+def calls_at(here: At, calls: list[Call]) -> list[Call]:
+    """Returns calls as they are for other sizes."""
+    found = []
+    for call, shapes in zip(calls, here.shapes(), strict=True):
+        own = iter(shapes)
+        output = [Value(next(own), one.dtype) if isinstance(one, Value) else one for one in call.output]
+        found.append(Call(call.module, output, call.tree))
+    return found
+
+
+def values_of(outcomes: Mapping[str, Outcome]) -> dict[str, bool]:
+    return {key: one.value for key, one in outcomes.items()}
 
 
 def same_value(value: Any) -> Any:
@@ -448,13 +599,6 @@ def replace_tensors(trainer: Any, mode: Walk, values: Mapping[str, T]) -> None:
         if any(wanted):
             new = [values[mode.how_of(one)] if by_value else one for one, by_value in zip(leaves, wanted)]
             vars(trainer)[name] = pytree.tree_unflatten(new, tree)
-
-
-def is_traced(tensor: T) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or torch._is_functional_tensor(tensor)
 
 
 def state_of(module: nn.Module) -> str:
