@@ -55,6 +55,7 @@ class Watch:
         for name, weight in weights.items():
             own[name].data = weight
         self._shared, self._written = dict(weights), written
+        self._strides = [(own[name], weight.stride()) for name, weight in weights.items()]
         self._look()
 
     def trainer_wrote(self) -> None:
@@ -121,7 +122,7 @@ class Watch:
                 )
             self._next_hook = RemovableHandle.next_id
         number = self._looks.first_change()
-        if number >= 0 and self._shared:
+        if self._shared and (number >= 0 or any(one.stride() != strides for one, strides in self._strides)):
             self._take_over()
             number = self._looks.first_change()
         if number < 0:
