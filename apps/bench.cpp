@@ -52,7 +52,7 @@ struct BenchOptions {
 Simulation predict(const BenchRow& row, const StepPlan& plan, const StepReport& report) {
   const Pipeline& pipeline = row.trainer->pipeline();
   const auto costs = measured_costs(pipeline.layer_costs(), pipeline.rank_of_stage(), report, row.batch_costs);
-  return simulate(plan.schedule, costs, in_process_simulation(plan.caps));
+  return simulate(plan.schedule, costs, simulation_of(plan));
 }
 
 // Returns the configuration for a schedule, on the ranks of the given one. A split by hand only fits its own
@@ -155,6 +155,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   row.predicted.resize(pipeline.ranks());
   row.peaks.resize(pipeline.ranks());
   row.held.resize(pipeline.ranks());
+  row.gradients.resize(pipeline.ranks());
   for (int i = 0; i < options.steps; ++i) {
     const StepReport report = trainer.step(row.batch, row.variant).report;
     row.seconds.push_back(report.seconds());
@@ -175,6 +176,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
       row.peaks[r] = use.peak;
       row.held[r] = use.at_peak[static_cast<size_t>(MemoryCategory::kActivations)] +
                     use.at_peak[static_cast<size_t>(MemoryCategory::kStash)];
+      row.gradients[r] = use.at_peak[static_cast<size_t>(MemoryCategory::kGradients)];
     }
     row.last = report.ranks;
     row.stages = report.stages;

@@ -85,7 +85,8 @@ json bench_row_to_json(const BenchRow& row) {
           {"p2_gflops", p2_seconds > 0 ? p2_operations / p2_seconds / 1e9 : kUnknown},
           {"allocations", allocations},
           {"peak_bytes", row.peaks},
-          {"peak_held_bytes", row.held}};
+          {"peak_held_bytes", row.held},
+          {"peak_gradient_bytes", row.gradients}};
 }
 
 void print_bench_table(const std::vector<BenchRow>& rows) {

@@ -34,8 +34,9 @@ struct BenchRow {
   std::vector<RankTimes> last;
   ProductTime last_products;
   std::vector<StageTimes> stages;
-  std::vector<int64_t> peaks;  // by rank
-  std::vector<int64_t> held;   // of these, activations and stash
+  std::vector<int64_t> peaks;      // by rank
+  std::vector<int64_t> held;       // of these, activations and stash
+  std::vector<int64_t> gradients;  // likewise
 };
 
 nlohmann::json bench_row_to_json(const BenchRow& row);

@@ -178,6 +178,8 @@ class Flags {
     text(kModel, "--recompute", options_.recompute,
          "[list] recomputation in all layers except the first and the last: " + join(recompute_names()) +
              " (default: all, or only pipeline.recompute if that is configured)");
+    text(kModel, "--gradients", options_.gradients,
+         "[list] kept, streamed: see pipeline.gradients (default: as configured; auto: both)");
     text(kAnyJob, "--memory", options_.memory,
          "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
     number(kModel, "--batch", options_.batch, "only combinations with this many samples per step; 0: any")

@@ -43,6 +43,7 @@ struct PlanOptions {
   std::string costs;              // a cost model; empty: measured
   std::string micro_batch_sizes;  // empty: half, once and twice the configured one
   std::string recompute;          // empty: all
+  std::string gradients;          // empty: as configured
   std::string memory;             // bytes, or without a model micro-batches, as `cap`; empty: no limit
   int batch = 0;
   int top = 10;

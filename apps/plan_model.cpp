@@ -55,6 +55,19 @@ Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
   return network;
 }
 
+// Whether to plan with streamed gradients; with "auto", both.
+std::vector<bool> streams_of(const PlanOptions& options, const std::optional<Config>& config) {
+  std::vector<std::string> names = {config ? config->pipeline.gradients : "kept"};
+  if (!options.gradients.empty()) names = parse_names("--gradients", options.gradients);
+  if (names == std::vector<std::string>{"auto"}) return {false, true};
+  std::vector<bool> streams;
+  for (const std::string& name : names) {
+    TWOBP_CHECK(name == "kept" || name == "streamed", "--gradients has '", name, "': write kept, streamed, or auto");
+    streams.push_back(name == "streamed");
+  }
+  return streams;
+}
+
 PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& config) {
   PlanRequest request;
   if (!options.schedule.empty()) {
@@ -82,6 +95,7 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
     for (const auto& name : parse_names("--p2", options.p2)) request.policies.push_back(parse_policy(name));
   }
   if (!options.recompute.empty()) request.recompute = parse_names("--recompute", options.recompute);
+  request.streams = streams_of(options, config);
   if (!options.data_parallel.empty()) {
     request.data_parallel = parse_counts("--data-parallel", options.data_parallel);
   } else if (config && options.devices == 0) {
@@ -112,6 +126,10 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   return measure_costs(*config, measure);
 }
 
+const char* gradients_of(const PlanChoice& choice) {
+  return choice.streams ? "streamed" : "kept";
+}
+
 void print_choices(const PlanResult& result, const std::vector<double>& bounds) {
   const bool replicated = std::any_of(result.best.begin(), result.best.end(),
                                       [](const PlanChoice& choice) { return choice.data_parallel > 1; });
@@ -125,6 +143,9 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
     if (replicated) row.insert(row.begin() + 2, replicas);
   };
   insert(rows[0], "slices", "replicas");
+  const bool streamed =
+      std::any_of(result.best.begin(), result.best.end(), [](const PlanChoice& choice) { return choice.streams; });
+  if (streamed) rows[0].insert(rows[0].end() - 5, "gradients");
   for (size_t i = 0; i < result.best.size(); ++i) {
     const PlanChoice& choice = result.best[i];
     rows.push_back({printable(choice.schedule.name()), std::string(policy_name(choice.policy)),
@@ -133,6 +154,7 @@ void print_choices(const PlanResult& result, const std::vector<double>& bounds) 
                     fixed(bounds[i] * 1e3, 2), fixed(choice.samples_per_second(), 2), percent(choice.bubble),
                     format_bytes(choice.peak_bytes)});
     insert(rows.back(), std::to_string(choice.slices), std::to_string(choice.data_parallel));
+    if (streamed) rows.back().insert(rows.back().end() - 5, gradients_of(choice));
   }
   print_table(rows);
 }
@@ -200,6 +222,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
     set("slice_lengths", lengths.empty() ? "[]" : list_of(lengths));
   }
   set("split", list_of(choice.split));
+  if (choice.streams || (config && config->pipeline.gradients != "kept")) set("gradients", gradients_of(choice));
   set("memory_cap", cap_of(choice, model, request.memory));
   // The costs of layers that recompute include the configured recomputation.
   if (choice.recompute != "none") {
@@ -224,6 +247,7 @@ nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model)
           {"slice_lengths", slice_lengths(model, choice.slices)},
           {"data_parallel", choice.data_parallel},
           {"recompute", choice.recompute},
+          {"gradients", gradients_of(choice)},
           {"split", choice.split},
           {"step_seconds", choice.step_seconds},
           {"samples_per_second", choice.samples_per_second()},

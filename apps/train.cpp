@@ -25,6 +25,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/gradients.h"
 #include "twobp/train/trainer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
@@ -74,6 +75,7 @@ void describe_run(Trainer& trainer) {
           join(lengths, "+").c_str(), imbalance(of_slice));
   }
   if (pipeline.ranks() > 1) print("%s\n", to_text(trainer.run_ahead()).c_str());
+  if (trainer.config().pipeline.gradients != "kept") print("%s\n", to_text(trainer.gradients()).c_str());
 }
 
 void warn_of_cap(Trainer& trainer) {

@@ -1,6 +1,7 @@
 """Peak resident memory of transformers.Trainer (fused AdamW) and of its drop-in with two ranks, each in a process of its own.
 
     drop_in_memory.py [llama smollm2] [--bf16]     llama: 44M parameters, vocabulary 32,000; smollm2: the shape of SmolLM2-135M
+    drop_in_memory.py smollm2 --streamed               streamed gradients on one rank of two threads; both without clipping
     drop_in_memory.py KIND MODEL [--bf16] --phases     KIND: transformers or drop-in; resident memory after each phase
 """
 import os
@@ -48,8 +49,11 @@ def train(kind, model, *options):
 
     arguments = transformers.TrainingArguments("unused", use_cpu=True, report_to="none", per_device_train_batch_size=SAMPLES,
                                                gradient_accumulation_steps=MICRO_BATCHES, max_steps=STEPS, disable_tqdm=True, save_strategy="no",
-                                               optim="adamw_torch_fused", bf16="--bf16" in options)
+                                               optim="adamw_torch_fused", bf16="--bf16" in options,
+                                               max_grad_norm=0.0 if "--streamed" in options else 1.0)
     own = {"ranks": 2, "schedule": "1f1b"} if kind == "drop-in" else {}
+    if own and "--streamed" in options:
+        own = {"ranks": 1, "threads": 2, "gradients": "streamed"}
     Trainer(module, arguments, train_dataset=data, callbacks=[Marks], **own).train()
     phases("trained")
     if phases is not mark:

@@ -128,6 +128,7 @@ class SumsAlone : public StepUpdate {
  public:
   SumsAlone(Pipeline& pipeline, const std::vector<std::unique_ptr<GradientReducer>>& reducers, double timeout)
       : pipeline_(pipeline), reducers_(reducers), timeout_(timeout) {}
+  void apply(int, const std::vector<Parameter*>&) override { fail("no stage streams its gradients"); }
   std::vector<Waited> run(int rank) override {
     std::vector<Waited> waits;
     reducers_[rank]->finish({timeout_, &waits});

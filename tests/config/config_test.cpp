@@ -453,6 +453,9 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"model.lora_alpha=8"}, {"model.lora_alpha", "model.lora is 0"});
   refuse({"model.lora_targets=q_proj"}, {"model.lora_targets", "model.lora is 0"});
   refuse({"train.eval_every=10", "data.held_out=0"}, {"train.eval_every is 10", "data.held_out is 0"});
+  refuse({"pipeline.gradients=stream"}, {"pipeline.gradients", "\"streamed\""});
+  refuse({"pipeline.gradients=streamed", "train.clip_norm=1"}, {"every stage keeps its gradients", "train.clip_norm"});
+  refuse({"pipeline.gradients=streamed", "train.precision=fp16"}, {"every stage keeps its gradients", "fp16"});
   refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
 }
 

@@ -183,12 +183,13 @@ struct Case {
   std::vector<int> rank_of_stage;
   std::vector<Costs> layers;
   double latency = 0;
+  std::vector<bool> streams;  // by stage; empty: none
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
              << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
-             << c.latency;
+             << c.latency << ", " << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
 }
 
 class Draw {
@@ -235,6 +236,9 @@ Case draw_case(Draw& draw) {
           layer.stash = draw.number(1, 200);
         }
       }
+    }
+    if (draw.chance(40)) {
+      for (int stage = 0; stage < stages; ++stage) c.streams.push_back(draw.chance(70));
     }
     c.layers.back().output = sizeof(double);
     c.latency = draw.chance(50) ? 0 : unit * draw.number(1, 60);
@@ -335,6 +339,8 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   SimulationOptions options;
   options.message_seconds = c.latency;
   options.p2_order = c.order;
+  options.streams = c.streams;
+  pipeline.stream_gradients(c.streams);
   StepOptions running{P2Batching::kLoop, MemoryCap::none(), c.order};
   StepPlan plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
   const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
@@ -351,7 +357,9 @@ std::optional<Run> run(Draw& draw, const Case& c) {
     if (fills_waits(plan.schedule, costs, options) != fills_waits(plan.schedule, costs, own)) return std::nullopt;
   }
   plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
-  pipeline.run(plan, std::vector<Fields>(c.micro_batches), test::step_request());
+  StepRequest request = test::step_request();
+  request.update = test::update_by([](int) { return std::vector<Waited>(); });
+  pipeline.run(plan, std::vector<Fields>(c.micro_batches), request);
   Run result;
   result.cap = running.memory_cap.bytes();
   const std::set<std::pair<int, int>> fused = fused_of(plan.schedule);

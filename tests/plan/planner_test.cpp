@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -549,6 +550,36 @@ TEST(Planner, MoreRanksAreFaster) {
   EXPECT_EQ(result.best[0].micro_batches, 16);
   EXPECT_GT(result.speed_up, 1.01);
   EXPECT_EQ(gain_text(result).rfind(concat("2BP: ", fixed(result.speed_up, 2), "x as fast"), 0), 0U);
+}
+
+// Each layer has 100 bytes of weights, gradients and optimizer state each. Two micro-batches keep 8 bytes for W.
+TEST(Planner, PlansStreamedGradients) {
+  CostModel model = model_of(std::vector<TestKind>(4, {.held = 1, .stash = 1, .output = 0, .fixed = 300}));
+  for (auto& [name, kind] : model.kinds) {
+    for (LayerCost& cost : kind.at_size) cost.streamed_gradient = 50;
+  }
+  PlanRequest request;
+  request.ranks = {1};
+  request.schedules = {"1f1b"};
+  request.micro_batches = {2};
+  request.micro_batch_sizes = {1};
+  request.recompute = {"none"};
+  request.policies = {P2Policy::kOff, P2Policy::kFill};
+  request.streams = {false, true};
+  std::map<std::pair<P2Policy, bool>, double> bytes;
+  for (const PlanChoice& choice : plan(model, request).best) bytes[{choice.policy, choice.streams}] = choice.peak_bytes;
+  EXPECT_EQ(bytes.size(), 3U) << "with p2 off, gradients are kept";
+  EXPECT_EQ((bytes[{P2Policy::kFill, false}]), 1208);
+  EXPECT_EQ((bytes[{P2Policy::kFill, true}]), 858);
+  request.memory = 900;
+  const PlanResult within = plan(model, request);
+  ASSERT_EQ(within.best.size(), 1U);
+  EXPECT_TRUE(within.best.front().streams);
+  request.memory = 850;
+  const PlanResult nothing = plan(model, request);
+  EXPECT_TRUE(nothing.best.empty());
+  ASSERT_TRUE(nothing.smallest);
+  EXPECT_EQ(nothing.smallest->peak_bytes, 858);
 }
 
 TEST(Planner, RejectsImpossibleProblems) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains random models under random settings that must not change the bits, and compares losses, norms and saved weights with
-those of one stage without 2BP. What varies: schedule, ranks, p2 policy, order, memory cap, recomputation, steps that overlap,
+those of one stage without 2BP. What varies: schedule, ranks, p2 policy, order, gradients, memory cap, recomputation, steps that overlap,
 and whether the run is stopped and resumed. Models of text read random tokens, samples with padding, packed documents, or
 chats, as whole sequences or in slices. Ranks have one or two threads. Chats need Python with transformers.
 
@@ -103,11 +103,12 @@ def text_of(dice, common, kind, folder):
             f"pipeline.micro_batches={dice.randint(1, samples // size)}", f"pipeline.micro_batch_size={size}"], sequence
 
 
-def way_of(dice, sliced):
+def way_of(dice, sliced, streams):
     """Settings that must not change the bits."""
     return [f"pipeline.schedule={dice.choice([one for one in SCHEDULES if not sliced or one != 'dualpipe-v'])}",
             f"pipeline.ranks={dice.randint(1, 4)}",
             f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
+            f"pipeline.gradients={dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)}",
             f"pipeline.memory_cap={dice.choice(['auto', '0', '1.2x'])}", f"pipeline.run_ahead={dice.choice(['auto', 'on', 'off'])}",
             f"pipeline.recompute={dice.choice(['[]', 'activations'] + ['derivatives', 'both'] * (not sliced))}"]
 
@@ -147,7 +148,7 @@ def run_case(number, seed, program, verbose):
             common, sequence = text_of(dice, common, kind, pathlib.Path(data))
             sliced = kind != "bert" and dice.random() < 0.4
             common += documents.slices_of(dice, sequence) if sliced else []
-        way = way_of(dice, sliced)
+        way = way_of(dice, sliced, "train.clip_norm=0" in common and "train.precision=fp16" not in common)
         if verbose:
             print(*common, "", *way, f"resumed after {resumed_after}", sep="\n")
         reference = ["pipeline.schedule=gpipe", "pipeline.ranks=1", "pipeline.p2=off"]

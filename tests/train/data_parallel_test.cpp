@@ -128,6 +128,38 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
 }
 
+// Gradients that are summed, applied and freed one by one, with tied and untied weights.
+TEST(DataParallel, StreamedGradientsKeepTheBits) {
+  for (const int replicas : {2, 3}) {
+    for (const bool tied : {false, true}) {
+      for (const std::string schedule : {"1f1b", "zb-v"}) {
+        Config config = config_of(replicas);
+        test::llama_of(config).tied = tied;
+        config.train.clip_norm = 0;
+        config.pipeline.schedule = schedule;
+        config.pipeline.stages = 0;
+        config.pipeline.split.clear();
+        config.pipeline.ranks = 2;
+        config.pipeline.micro_batches = 3;
+        const RunOutcome kept = run(config);
+        config.pipeline.gradients = "streamed";
+        for (const bool shard : {false, true}) {
+          config.optimizer.shard = shard;
+          const RunOutcome streamed = run(config);
+          const std::string what =
+              concat(replicas, " replicas, ", schedule, tied ? ", tied" : "", shard ? ", shards" : "");
+          expect_same_run(kept, streamed, what);
+          run_worlds(make_in_process_worlds(replicas, 2, kNoSpin), [&](World world) {
+            Trainer trainer(config, std::move(world));
+            trainer.step();
+            for (const Parameter* weight : trainer.weights()) EXPECT_FALSE(weight->grad.defined()) << what;
+          });
+        }
+      }
+    }
+  }
+}
+
 // This is the definition. Each replica sums its gradients over its own micro-batches in order. These sums are added in
 // the order of the replicas, and one update uses the result.
 TEST(DataParallel, EqualsTheReplicasOneAfterTheOther) {

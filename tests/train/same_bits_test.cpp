@@ -382,6 +382,64 @@ std::vector<Row> families() {
   return rows;
 }
 
+// Gradients that are applied layer by layer at the end of the step, and freed.
+std::vector<Row> streaming() {
+  const auto ways = [](const Splits& splits) {
+    return test::streamed(every(splits) + every({{2, 2, 1, 3}}, {"zb-v", "interleaved-1f1b"}, {P2Policy::kFill}, 2) +
+                          under_caps(every({{3, 2, 3}}, {"1f1b"}, {P2Policy::kFill}), 50'000));
+  };
+  const auto in_two = test::streamed(every({{8}, {3, 5}}, {"gpipe", "1f1b"}, {P2Policy::kEnd, P2Policy::kFill}));
+  std::vector<Row> rows;
+  for (const bool tied : {false, true}) {
+    for (const int m : {1, 3, 4})
+      rows.push_back({concat(tied ? "Tied" : "", "LlamaM", m), llama(tied, 0), random(3, m), ways(kSplits)});
+    rows.push_back({tied ? "TiedSmallerLast" : "SmallerLast", llama(tied, 0), smaller_at_the_end, ways(kSplits)});
+  }
+  for (const std::string type : {"adam", "sgd", "momentum", "muon", "average"}) {
+    const Change change = [=](Config& c) {
+      c.optimizer.type = type == "momentum" ? "sgd" : type == "average" ? "adamw" : type;
+      if (type == "momentum") c.optimizer.momentum = 0.9;
+      if (type == "average") c.optimizer.average = 0.5;
+    };
+    rows.push_back({type, with(llama(true, 0), change), random(3, 3), in_two});
+  }
+  rows.push_back({"bf16", with(llama(true, 0), precision("bf16")), random(3, 3), in_two});
+  rows.push_back(
+      {"Adapters", with(llama(false, 0), adapters({"q_proj", "v_proj", "down_proj"})), random(3, 2), in_two});
+  rows.push_back(
+      {"Frozen",
+       with(llama(false, 0),
+            [](Config& c) {
+              c.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.self_attn.*"};
+            }),
+       random(3, 3), test::streamed(every({{8}, {4, 4}, {3, 2, 3}, {1, 1, 1, 1, 1, 1, 1, 1}}, {"1f1b"}))});
+  const Change no_clip = [](Config& c) { c.train.clip_norm = 0; };
+  rows.push_back({"Bert", with(bert(true), no_clip), of_bert(3, 3), in_two});
+  rows.push_back({"Mamba", with(mamba(true), no_clip), random(3, 3), test::streamed(every({{10}, {4, 6}}, {"1f1b"}))});
+  rows.push_back({"Resnet", with(test::tiny_resnet("bottleneck"), no_clip), random(3, 3),
+                  test::streamed(every({{6}, {2, 1, 3}}, {"1f1b"}))});
+  rows.push_back({"Slices", with(llama(false, 0), slices({5, 11})), random(3, 3),
+                  test::streamed(every({{8}, {3, 5}}, {"gpipe", "1f1b"}, {P2Policy::kFill}))});
+  for (const std::string mode : {"activations", "derivatives", "both"}) {
+    std::vector<Way> recomputing = in_two;
+    for (Way& way : recomputing) way.recompute = {mode};
+    rows.push_back({mode, llama(false, 0), random(3, 3), recomputing});
+  }
+  for (const std::string& name : schedule_names()) {
+    std::vector<Way> all;
+    for (const auto& [ranks, m] : kSizes) {
+      if (m != 4 || !admits(name, stages_of(name, ranks), ranks, m)) continue;
+      for (const P2Policy policy : policies_of(name)) all.push_back({name, policy, stages_of(name, ranks), {}, ranks});
+    }
+    std::string letters = name;
+    std::replace_if(
+        letters.begin(), letters.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+    rows.push_back({letters, llama(true, 0), random(2, 4), test::streamed(all)});
+  }
+  for (Row& row : rows) row.name += "Streamed";
+  return rows;
+}
+
 std::string name_of(const ::testing::TestParamInfo<Row>& info) {
   return info.param.name;
 }
@@ -391,6 +449,7 @@ INSTANTIATE_TEST_SUITE_P(Sliced, SameBits, ::testing::ValuesIn(sliced()), name_o
 INSTANTIATE_TEST_SUITE_P(Others, SameBits, ::testing::ValuesIn(others()), name_of);
 INSTANTIATE_TEST_SUITE_P(Schedules, SameBits, ::testing::ValuesIn(schedules()), name_of);
 INSTANTIATE_TEST_SUITE_P(Recomputing, SameBits, ::testing::ValuesIn(recomputing()), name_of);
+INSTANTIATE_TEST_SUITE_P(Streaming, SameBits, ::testing::ValuesIn(streaming()), name_of);
 INSTANTIATE_TEST_SUITE_P(Families, SameBits, ::testing::ValuesIn(families()), name_of);
 
 // Only schedules whose table entry allows it may admit fewer sizes, and all keep the order of micro-batches.

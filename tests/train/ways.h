@@ -21,6 +21,7 @@ struct Way {
   int ranks = 0;             // 0: a rank for each stage
   MemoryCap cap = MemoryCap::automatic();
   std::vector<std::string> recompute{};
+  bool streams = false;  // the gradients
 };
 
 using Splits = std::vector<std::vector<int>>;
@@ -54,6 +55,11 @@ inline std::vector<Way> under_caps(const std::vector<Way>& ways, int64_t bytes) 
   return capped;
 }
 
+inline std::vector<Way> streamed(std::vector<Way> ways) {
+  for (Way& way : ways) way.streams = true;
+  return ways;
+}
+
 inline std::vector<Way> operator+(std::vector<Way> ways, const std::vector<Way>& more) {
   ways.insert(ways.end(), more.begin(), more.end());
   return ways;
@@ -62,7 +68,7 @@ inline std::vector<Way> operator+(std::vector<Way> ways, const std::vector<Way>&
 inline std::string text_of(const Way& way) {
   return concat(way.schedule, ", p2 ", policy_name(way.policy), ", split ", ::testing::PrintToString(way.split), ", ",
                 way.stages, " stages, ", way.ranks, " ranks, cap ", way.cap, ", recompute ",
-                ::testing::PrintToString(way.recompute));
+                ::testing::PrintToString(way.recompute), way.streams ? ", streamed" : "");
 }
 
 inline Outcome train(Config config, const std::vector<Batch>& batches, const Way& way) {
@@ -71,6 +77,7 @@ inline Outcome train(Config config, const std::vector<Batch>& batches, const Way
   config.pipeline.split = way.split;
   config.pipeline.ranks = way.ranks;
   config.pipeline.recompute = way.recompute;
+  if (way.streams) config.pipeline.gradients = "streamed";
   if (way.schedule != "auto")
     return train(config, batches, Variant{way.schedule, way.policy, P2Batching::kLoop, way.cap});
   config.pipeline.memory_cap = concat(way.cap);

@@ -1,5 +1,7 @@
 #include "twobp/graph/program_layer.h"
 
+#include <algorithm>
+
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
 
@@ -19,11 +21,20 @@ class ProgramLayer::Unit : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override {
     for (const int one : of_) parameters.push_back(owner_.trained_or_not_[static_cast<size_t>(one)]);
   }
+  bool p2_reads_other_weights() const override { return reads_others_; }
+  // Takes note of what the unit reads in some plan. Views of parameters are made again from them.
+  void note(const std::vector<Input>& inputs) {
+    for (const Input& one : inputs) {
+      if (one.from != Input::From::kParameter || std::ranges::find(of_, one.index) != of_.end()) continue;
+      reads_others_ |= owner_.trained_or_not_[static_cast<size_t>(one.index)]->trainable();
+    }
+  }
 
  private:
   ProgramLayer& owner_;
   size_t index_;
   std::vector<int> of_;
+  bool reads_others_ = false;
 };
 
 constexpr size_t kMostShapesOfALayer = 128;  // at more, all are forgotten, and found again when they are used
@@ -234,6 +245,7 @@ void ProgramLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
     }
     std::unique_ptr<Unit>& unit = units_[{i, parameters}];
     if (!unit) unit = std::make_unique<Unit>(*this, i, std::move(parameters));
+    unit->note(planned[i].pass.inputs);
     units.push_back({unit.get(), &saved.child(i)});
   }
 }

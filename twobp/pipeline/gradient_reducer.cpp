@@ -70,27 +70,32 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
   int64_t bytes = bucket_bytes;
   for (Item& item : items) {
     const at::Tensor& grad = item.parameter->grad;
-    TWOBP_CHECK(item.parameter->trainable() && grad.defined() && grad.is_non_overlapping_and_dense(), "parameter ",
-                item.parameter->name(),
+    const bool streams = item.parameter->streams_grad();
+    TWOBP_CHECK(item.parameter->trainable() && (streams || (grad.defined() && grad.is_non_overlapping_and_dense())),
+                "parameter ", item.parameter->name(),
                 " cannot be in a gradient bucket: it must be trainable, with an allocated dense gradient");
-    const bool fits = !buckets_.empty() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
+    const bool fits = !streams && !buckets_.empty() && !buckets_.back().streams() && bytes < bucket_bytes &&
+                      buckets_.back().stage == item.stage &&
                       buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
     if (!fits) {
       bytes = 0;
       buckets_.emplace_back().stage = item.stage;
     }
-    bytes += static_cast<int64_t>(grad.nbytes());
+    bytes += streams ? 0 : static_cast<int64_t>(grad.nbytes());
     Bucket& bucket = buckets_.back();
     if (bucket.layers.empty() || bucket.layers.back() != item.layer) bucket.layers.push_back(item.layer);
     bucket.items.push_back(std::move(item));
   }
-  for (Bucket& bucket : buckets_) lay_out(bucket);
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.streams()) lay_out(bucket);
+  }
   start();
 }
 
 void GradientReducer::start() {
   running_.clear();
   made_.clear();
+  summed_.clear();
   next_ = 0;
   for (Bucket& bucket : buckets_) bucket.layers_left = static_cast<int>(bucket.layers.size());
 }
@@ -100,6 +105,14 @@ void GradientReducer::layer_done(int stage, int layer) {
     Bucket& bucket = buckets_[b];
     if (bucket.stage != stage) continue;
     if (std::find(bucket.layers.begin(), bucket.layers.end(), layer) != bucket.layers.end()) --bucket.layers_left;
+  }
+  note_made(/*all=*/false);
+  start_ready();
+}
+
+void GradientReducer::gradient_done(const Parameter& parameter) {
+  for (size_t b = next_; b < buckets_.size(); ++b) {
+    if (buckets_[b].streams() && buckets_[b].items.front().parameter == &parameter) buckets_[b].layers_left = 0;
   }
   note_made(/*all=*/false);
   start_ready();
@@ -120,6 +133,7 @@ void GradientReducer::start_next() {
   const OnStream here(device_.sums());
   made_.pop_front();
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
+  if (bucket.streams()) lay_out(bucket);
   const int number = static_cast<int>(next_) + 1;
   if (bucket.owners.empty()) {
     running_.push_back({next_, std::make_unique<AllReduce>(replicas_, bucket.flat, number)});
@@ -136,6 +150,13 @@ void GradientReducer::progress() {
   for (Running& running : running_) {
     const MemoryMeter::Scope scope(buckets_[running.bucket].stage, MemoryCategory::kGradients);
     running.done = running.sum->ready();
+    if (!running.done) continue;
+    Bucket& bucket = buckets_[running.bucket];
+    if (!bucket.streams()) continue;
+    bucket.flat.reset();
+    bucket.parts.clear();
+    bucket.owners.clear();
+    summed_.push_back(bucket.items.front().parameter);
   }
   std::erase_if(running_, [](const Running& running) { return running.done; });
 }

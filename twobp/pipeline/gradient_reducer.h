@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "twobp/core/wait.h"
@@ -30,11 +31,11 @@ class GradientReducer {
     std::optional<int> owner = {};  // the one replica that needs the sum; all items have one, or none has
   };
 
-  // `items` are in model order: trainable, with gradients allocated, and the same on every replica. The constructor
-  // makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it before anything keeps
-  // a reference to a gradient. A bucket has one stage and at least one parameter, and ends with the parameter that
-  // reaches `bucket_bytes`. `replicas` connects this rank with the same rank of all replicas. It outlives this object.
-  // The gradients are on `device`.
+  // `items` are in model order: trainable, with gradients allocated or streamed, and the same on every replica. The
+  // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it before
+  // anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and ends with the
+  // parameter that reaches `bucket_bytes`. A streamed gradient is a bucket of its own. `replicas` connects this rank
+  // with the same rank of all replicas. It outlives this object. The gradients are on `device`.
   GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {});
 
   // Begins a step: no layer is done. Forgets what is left of a failed step.
@@ -42,6 +43,11 @@ class GradientReducer {
   // The work that completes the layer's gradients on this replica has been launched in the compute stream. Layers
   // without an item are ignored.
   void layer_done(int stage, int layer);
+  // The same of one streamed gradient. Parameters without an item are ignored.
+  void gradient_done(const Parameter& parameter);
+  // The streamed gradients whose sums have ended since the last call. On a replica that does not own one, others may
+  // still read it; it may be forgotten, but not changed.
+  std::vector<Parameter*> take_summed() { return std::exchange(summed_, {}); }
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
   // Whether sums are under way, or begin soon. A rank that waits for something else should keep them going.
@@ -60,6 +66,8 @@ class GradientReducer {
     std::vector<int> owners = {};        // by part
     int layers_left = 0;                 // in this step
     std::vector<int> layers;
+
+    bool streams() const { return items.front().parameter->streams_grad(); }
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   // The number of buckets that this step has started.
@@ -85,6 +93,7 @@ class GradientReducer {
   size_t next_ = 0;               // the first bucket that has not started
   std::deque<DeviceEvent> made_;  // from this bucket on: passes when the bucket's gradients are there
   std::deque<Running> running_;
+  std::vector<Parameter*> summed_;  // streamed
 };
 
 }  // namespace twobp

@@ -88,6 +88,11 @@ class Pipeline {
   // The plan of an evaluation.
   StepPlan forward_plan(int micro_batches) const;
 
+  // From the next plan on, these stages stream their gradients in steps with an update: W waits for the end of the
+  // stage's I and then runs layer by layer, and each gradient is applied and freed as soon as it is complete. So a
+  // stage's gradients need the memory of one layer's. Call it before the first step. Empty: none.
+  void stream_gradients(const std::vector<bool>& stages);
+
   // Runs body(rank) on the thread of every rank of this process.
   void on_ranks(const std::function<void(int)>& body);
 
@@ -106,6 +111,9 @@ class Pipeline {
   int slices() const { return slices_.count(); }
   const Cuts& cuts() const { return slices_.cuts; }
   MemoryMeter& meter() { return *meter_; }
+  // Bytes of each rank apart from activations and stash. If there are several processes, all of them make the first
+  // call together.
+  std::vector<int64_t> fixed_bytes() const;
   // For ranks and stages of this process. Throw Error for others.
   RankExecutor& rank(int r);
   Stage& stage(int s);
@@ -133,11 +141,11 @@ class Pipeline {
   // The plan for what the ranks hold now. They must be idle.
   std::shared_ptr<const StepPlan> renewed(const StepPlan& plan);
   void add_caps(StepPlan& plan) const;
+  // The automatic caps of the plan, whose `fixed` and `standard_peaks` are known.
+  std::vector<int64_t> automatic_caps(const StepPlan& plan, const StagesOfLayers& costs) const;
   // After an error, when all ranks have stopped.
   void forget_steps();
 
-  // Bytes of each rank apart from activations and stash, in all processes.
-  std::vector<int64_t> fixed_bytes() const;
   // The report of this process's ranks.
   StepReport report_of(UnderWay& step) const;
   // Completes the report: sums and gathers over processes, adds the idle time at both ends of the step.
@@ -153,6 +161,7 @@ class Pipeline {
   double timeout_;
   bool graphs_;
   bool accounts_;
+  std::vector<bool> streams_;  // by stage; empty: none
   ProfilesBySize by_size_;
   BatchSize largest_;  // by its bytes, so far
   // By the size of recent micro-batches.

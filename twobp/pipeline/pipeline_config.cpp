@@ -148,6 +148,12 @@ const Section& pipeline_section() {
                  "sums them), oldest; auto: bucket with data_parallel")
            .one_of({"auto", "bucket", "oldest"})
            .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, gradients,
+                 "streamed: W waits for the end of the backward pass, runs layer by layer, and each gradient is "
+                 "applied and freed when it is complete; auto: where this lowers the fullest rank's peak and takes "
+                 "hardly longer, or a cap in bytes needs it; kept: until the end of the step")
+           .one_of({"auto", "kept", "streamed"})
+           .free_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
                  "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
                  "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "

@@ -5,6 +5,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/stage.h"
@@ -36,8 +37,15 @@ StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options, std::shar
   plan.options = options;
   plan.standard = std::move(standard);
   plan.leading = leading_forwards(plan.schedule);
+  plan.streams = streams_;
   add_caps(plan);
   return plan;
+}
+
+SimulationOptions simulation_of(const StepPlan& plan) {
+  SimulationOptions options = in_process_simulation(plan.caps);
+  options.streams = plan.streams;
+  return options;
 }
 
 StepPlan Pipeline::forward_plan(int micro_batches) const {
@@ -66,24 +74,57 @@ void Pipeline::add_caps(StepPlan& plan) const {
   if (plan.standard) plan.standard_peaks = twobp::standard_peaks(*plan.standard, costs);
   if (cap.is_automatic()) {
     plan.fixed = fixed_bytes();
-    plan.caps = auto_caps(plan.standard_peaks, plan.fixed, cap.times());
+    plan.caps = automatic_caps(plan, costs);
   } else {
     plan.caps.assign(ranks(), cap.bytes());
   }
   const Schedule& schedule = plan.schedule;
-  const auto simulation = [&] { return in_process_simulation(plan.caps); };
   // If the policy does not ask for filling, W that is to be concatenated stays together.
   const bool fills = schedule.fills() || (schedule.holds_p2_back() && options.batching == P2Batching::kLoop &&
-                                          twobp::fills_waits(schedule, profiled_costs(costs), simulation()));
+                                          twobp::fills_waits(schedule, profiled_costs(costs), simulation_of(plan)));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
   if (!fills || !on_devices) return;
   // The places come from the profile and the caps, which all processes have, so all find the same.
-  SimulationOptions placing = simulation();
+  SimulationOptions placing = simulation_of(plan);
   placing.p2_order = options.p2_order;
   placing.data_parallel.replicas = world_.replicas;  // bucket order goes by it
   placing.timeline = true;
   plan.w_places = p2_places(schedule, simulate(schedule, profiled_costs(costs), placing));
+}
+
+// Streamed gradients belong to what standard backpropagation needs, but are not held.
+std::vector<int64_t> Pipeline::automatic_caps(const StepPlan& plan, const StagesOfLayers& costs) const {
+  std::vector<int64_t> kept = plan.fixed;
+  std::vector<int64_t> saved(kept.size(), 0);
+  std::vector<int64_t> largest(kept.size(), 0);
+  for (size_t stage = 0; stage < plan.streams.size(); ++stage) {
+    if (!plan.streams[stage]) continue;
+    const auto rank = static_cast<size_t>(rank_of_stage_[stage]);
+    for (const LayerCost& cost : costs[stage]) {
+      saved[rank] += static_cast<int64_t>(cost.gradient_bytes);
+      largest[rank] = std::max(largest[rank], static_cast<int64_t>(cost.streamed_gradient));
+    }
+  }
+  for (size_t rank = 0; rank < kept.size(); ++rank) kept[rank] += saved[rank];
+  std::vector<int64_t> caps = auto_caps(plan.standard_peaks, kept, plan.options.memory_cap.times());
+  for (size_t rank = 0; rank < caps.size(); ++rank) caps[rank] += saved[rank] - largest[rank];
+  return caps;
+}
+
+void Pipeline::stream_gradients(const std::vector<bool>& stages) {
+  streams_ = stages;
+  known_fixed_.clear();
+  renewed_.clear();
+  on_ranks([&](int rank) {
+    for (const auto& stage : this->rank(rank).stages()) {
+      if (stages.empty() || !stages[static_cast<size_t>(stage->index())]) continue;
+      for (int i = 0; i < stage->layer_count(); ++i) {
+        for (Parameter* parameter : stage->parameters(i)) parameter->stream_grad();
+      }
+    }
+  });
+  meter_->reset_peaks();  // nothing has touched the memory of gradients yet
 }
 
 std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {

@@ -88,8 +88,14 @@ struct StepPlan {
   std::vector<int64_t> standard_peaks;       // its bytes of activations, by rank
   BatchSize largest;                         // of micro-batches, for which caps and peaks hold
   std::vector<double> largest_w;             // by rank: bytes that the W of some layer needs while it runs
+  // By stage: whether its gradients are streamed (Pipeline::stream_gradients). Empty: none.
+  std::vector<bool> streams;
 
   int64_t cap(int rank) const { return caps.empty() ? 0 : caps[rank]; }
 };
+
+struct SimulationOptions;
+// For simulating the plan, without a timeline.
+SimulationOptions simulation_of(const StepPlan& plan);
 
 }  // namespace twobp

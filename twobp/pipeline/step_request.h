@@ -10,6 +10,7 @@
 
 #include "twobp/core/wait.h"
 #include "twobp/nn/context.h"
+#include "twobp/nn/parameter.h"
 #include "twobp/pipeline/profile/slices.h"
 
 namespace twobp {
@@ -60,6 +61,9 @@ struct Settled {
 class StepUpdate {
  public:
   virtual ~StepUpdate() = default;
+  // Before run(), of a stage that streams its gradients: those of these parameters are complete, and no work of the
+  // step reads the weights any more. Applies and forgets them, apart from those of tied weights, which wait for run().
+  virtual void apply(int rank, const std::vector<Parameter*>& complete) = 0;
   // After the rank's last instruction: sums, clips and applies the gradients. Returns its waits, in order.
   virtual std::vector<Waited> run(int rank) = 0;
   // Called if the previous step was under way when this one began, after the rank's leading F, before it adds to a

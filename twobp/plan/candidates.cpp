@@ -272,7 +272,10 @@ class Enumeration {
         candidate.most_samples = size * (copies / split.busiest);
         for (const P2Policy policy : policies) {
           candidate.choice.policy = policy;
-          all_.push_back(candidate);
+          for (const bool streams : request_.streams) {
+            candidate.choice.streams = streams;
+            if (!streams || policy != P2Policy::kOff) all_.push_back(candidate);
+          }
         }
       }
     }

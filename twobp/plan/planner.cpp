@@ -40,7 +40,9 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
                            .bytes_per_second = data.bytes_per_second,
                            .bucket_bytes = network.bucket_bytes};
   if (choice.data_parallel > 1) options.p2_order = P2Order::kBucket;
-  options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(), costs);
+  if (choice.streams) options.streams.assign(static_cast<size_t>(choice.stages), true);
+  options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(),
+                                  choice.streams ? without_gradients(costs) : costs);
   options.check = false;  // make_schedule has validated it
   return options;
 }
@@ -218,6 +220,7 @@ class Planner {
                .second) {
         continue;
       }
+      if (choice.streams) continue;  // the search places W itself
       const CostModel& model = model_for(models_, choice);
       const auto costs = costs_of(model, choice);
       SimulationOptions options = options_of(model, choice, schedule, costs, request_);
@@ -245,6 +248,7 @@ class Planner {
     if (choice.policy == P2Policy::kOff) return;
     PlanChoice off = choice;
     off.policy = P2Policy::kOff;
+    off.streams = false;
     simulate_split(off, schedule_of(off));
     result_.speed_up = off.step_seconds / choice.step_seconds;
     if (off.peak_bytes > 0) result_.memory_factor = choice.peak_bytes / off.peak_bytes;

@@ -38,8 +38,9 @@ struct PlanRequest {
   std::vector<P2Policy> policies;  // of schedules without one of their own; empty: all that it admits
   // Of recompute_names(); empty: all, or none if the costs include recomputation.
   std::vector<std::string> recompute;
-  int batch = 0;    // samples in a step over all replicas must equal this; 0: any number
-  int devices = 0;  // ranks x replicas must equal this; 0: any number
+  std::vector<bool> streams = {false};  // whether gradients are streamed (SimulationOptions::streams), not with p2 off
+  int batch = 0;                        // samples in a step over all replicas must equal this; 0: any number
+  int devices = 0;                      // ranks x replicas must equal this; 0: any number
   Interconnect interconnect;
   double memory = 0;    // bytes of each rank for everything; 0: no limit
   int top = 10;         // number of results; 0: all that fit
@@ -56,6 +57,7 @@ struct PlanChoice {
   int slices = 1;  // of each micro-batch's sequences; slice_lengths of the cost model says where they are cut
   int data_parallel = 1;
   std::string recompute = "none";
+  bool streams = false;    // the gradients of all stages
   std::vector<int> split;  // layers of each stage
   double step_seconds = 0;
   double bubble = 0;              // mean idle fraction

@@ -39,31 +39,41 @@ void WQueue::begin_p1(int stage, int micro_batch) {
 }
 
 void WQueue::add(int units) {
-  slots_.back().made += units;
+  Slot& slot = slots_.back();
+  slot.made += units;
   pending_ += units;
+  if (streams(slot.stage)) streamed_ += units;
+  if (held_back(slot.stage)) held_back_ += units;
 }
 
 void WQueue::end_p1() {
-  ++ended_[local(slots_.back().stage)];
+  const int stage = slots_.back().stage;
+  const bool was_held_back = held_back(stage);
+  ++ended_[local(stage)];
   open_ = false;
+  if (!was_held_back || held_back(stage)) return;
+  for (const Slot& slot : slots_) held_back_ -= slot.stage == stage ? slot.made - slot.ran : 0;
 }
 
 WUnits WQueue::take(Slot& slot, int count) {
   const WUnits units{slot.stage, slot.micro_batch, slot.ran, count};
   slot.ran += count;
   pending_ -= count;
+  if (streams(slot.stage)) streamed_ -= count;
+  if (held_back(slot.stage)) held_back_ -= count;
   ran_ += count;
   return units;
 }
 
 std::optional<WUnits> WQueue::take_oldest() {
-  if (pending_ == 0) return std::nullopt;
-  while (slots_[head_].ran == slots_[head_].made && (head_ + 1 < slots_.size() || !open_)) ++head_;
+  if (pending_ == streamed_) return take_of_ended_stage();
+  const auto passed = [&](const Slot& slot) { return slot.ran == slot.made || streams(slot.stage); };
+  while (passed(slots_[head_]) && (head_ + 1 < slots_.size() || !open_)) ++head_;
   return take(slots_[head_]);
 }
 
 std::optional<WUnits> WQueue::take_filling() {
-  if (rules_.order == P2Order::kBucket && rules_.completes_first) {
+  if (rules_.order == P2Order::kBucket && (rules_.completes_first || streamed_ > 0)) {
     if (const auto units = take_of_ended_stage()) return units;
   }
   return take_oldest();
@@ -89,12 +99,12 @@ std::optional<WUnits> WQueue::take_placed(size_t instruction) {
 
 std::optional<WUnits> WQueue::take_rest(int stage, int micro_batch) {
   const int units = left(stage, micro_batch);
-  if (units == 0) return std::nullopt;
+  if (units == 0 || streams(stage)) return std::nullopt;
   return take(slots_[index_[local(stage) * micro_batches_ + micro_batch]], units);
 }
 
 std::optional<WUnits> WQueue::take_next(int stage, int micro_batch) {
-  if (left(stage, micro_batch) == 0) return std::nullopt;
+  if (left(stage, micro_batch) == 0 || streams(stage)) return std::nullopt;
   return take(slots_[index_[local(stage) * micro_batches_ + micro_batch]]);
 }
 

@@ -29,6 +29,9 @@ class WQueue {
     bool completes_first = false;
     // By instruction: the units that have run before it, at receives (simulate/for_training.h). Null: no places.
     const std::vector<int>* places = nullptr;
+    // By stage: whether its gradients are streamed. Its W is held back until all its I has ended, and then runs layer
+    // by layer, so that each gradient is complete soon after it has begun. Empty: none.
+    std::vector<bool> streams{};
   };
 
   WQueue() = default;
@@ -41,7 +44,8 @@ class WQueue {
   void end_p1();
 
   bool has_begun(int stage, int micro_batch) const { return find(stage, micro_batch) != nullptr; }
-  bool empty() const { return pending_ == 0; }
+  // Whether no W may run.
+  bool empty() const { return pending_ == held_back_; }
   // Units that have run.
   int ran() const { return ran_; }
   int ran(int stage, int micro_batch) const;
@@ -55,9 +59,9 @@ class WQueue {
   std::optional<WUnits> take_filling();
   // At this instruction, by the places.
   std::optional<WUnits> take_placed(size_t instruction);
-  // All that is left of this micro-batch.
+  // All that is left of this micro-batch, unless its stage streams.
   std::optional<WUnits> take_rest(int stage, int micro_batch);
-  // The next unit of this micro-batch.
+  // The next unit of this micro-batch, likewise.
   std::optional<WUnits> take_next(int stage, int micro_batch);
   // The same unit of other micro-batches in [first, last), if it is their next one: to run them together.
   std::vector<WUnits> take_same(const WUnits& unit, int first, int last);
@@ -78,6 +82,8 @@ class WQueue {
   const Slot* find(int stage, int micro_batch) const;
   WUnits take(Slot& slot, int count = 1);
   std::optional<WUnits> take_of_ended_stage();
+  bool streams(int stage) const { return !rules_.streams.empty() && rules_.streams[static_cast<size_t>(stage)]; }
+  bool held_back(int stage) const { return streams(stage) && ended_[local(stage)] < micro_batches_; }
 
   std::vector<int> stages_;  // of the rank, ascending
   int micro_batches_ = 0;
@@ -88,6 +94,8 @@ class WQueue {
   size_t head_ = 0;          // earlier slots are done
   bool open_ = false;        // the last slot's I is under way
   int pending_ = 0;
+  int streamed_ = 0;   // of these: of stages that stream
+  int held_back_ = 0;  // of these: whose I has not ended
   int ran_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline_shape.h"
 #include "twobp/plan/partition/partition.h"
+#include "twobp/train/gradients.h"
 #include "twobp/train/update/optimizer.h"
 
 namespace twobp {
@@ -47,6 +48,13 @@ void check_device(const Config& config) {
               "\") runs on CPUs alone: ", why, ". Set it to \"cpu\".");
 }
 
+void check_gradients(const Config& config) {
+  if (config.pipeline.gradients != "streamed") return;
+  const std::string why = why_gradients_are_kept(config);
+  TWOBP_CHECK(why.empty(), "pipeline.gradients is \"streamed\", but every stage keeps its gradients: ", why,
+              ". Set it to \"auto\" or \"kept\".");
+}
+
 void check_optimizer(const OptimizerConfig& optimizer) {
   const ParameterGroups groups(optimizer);  // throws for entries that are none
   const OptimizerConfig usual;
@@ -71,6 +79,7 @@ void check_training(const Config& config) {
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale, TrainConfig().loss_scale,
              "train.precision \"fp16\"");
   check_device(config);
+  check_gradients(config);
   check_slices(config, config.pipeline.slices);
   check_optimizer(config.optimizer);
   TWOBP_CHECK(config.train.eval_every == 0 || config.data.held_out > 0, "train.eval_every is ", config.train.eval_every,

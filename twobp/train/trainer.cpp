@@ -15,6 +15,7 @@
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/fault_injection.h"
+#include "twobp/train/gradients.h"
 #include "twobp/train/trainer_state.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
@@ -193,7 +194,17 @@ Trainer::Trainer(const Config& config, Parts parts)
   if (config.pipeline.schedule == kAutoSchedule) *variant_ = auto_variant(*pipeline_, micro_batches_, *variant_, batch);
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.
   const Schedule* written = variant_->schedule.written();
-  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 && (written == nullptr || written->has_backward())) {
+  const bool trains = written == nullptr || written->has_backward();
+  gradients_ = std::make_unique<StreamedGradients>();
+  if (config.pipeline.gradients != "kept" && trains) {
+    const StepPlan kept = make_plan(*pipeline_, *variant_, micro_batches_, p2_order_of(config_.pipeline));
+    *gradients_ = decide_gradients(config_, *pipeline_, kept, batch);
+    if (!gradients_->stages.empty()) {
+      pipeline_->stream_gradients(gradients_->stages);
+      update_->gradients_are_streamed();
+    }
+  }
+  if (config.pipeline.run_ahead != "off" && pipeline_->ranks() > 1 && trains) {
     *run_ahead_ =
         decide_run_ahead(config_, *pipeline_, plan_for(*variant_, micro_batches_), update_->ties_ranks(), batch);
   }

@@ -30,6 +30,9 @@ class Trainer::UpdateOfStep : public StepUpdate {
  public:
   UpdateOfStep(Trainer& trainer, StepUnderWay& step) : trainer_(trainer), step_(step) {}
 
+  void apply(int rank, const std::vector<Parameter*>& complete) override {
+    trainer_.update_->apply(rank, step_.result.lr, complete);
+  }
   std::vector<Waited> run(int rank) override {
     const StepResult& result = step_.result;
     if (trainer_.faults_) trainer_.faults_->in_optimizer(rank, result.step);

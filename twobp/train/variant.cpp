@@ -33,8 +33,9 @@ StepPlan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_b
 std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
   if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return "";
   const StepPlan plan = make_plan(pipeline, variant, micro_batches);
-  const std::vector<double> caps =
-      smallest_caps(plan.schedule, profiled_costs(pipeline.layer_costs()), in_process_simulation());
+  SimulationOptions options = simulation_of(plan);
+  options.cap_per_rank.clear();
+  const std::vector<double> caps = smallest_caps(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
   const int64_t least = std::llround(*std::max_element(caps.begin(), caps.end()));
   if (least <= variant.memory_cap.bytes()) return "";
   return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",
@@ -52,9 +53,8 @@ RunAhead decide_run_ahead(const Config& config, Pipeline& pipeline, const StepPl
   const bool shards = config.optimizer.shard && config.pipeline.data_parallel > 1;
   if (!ties_ranks && !(needs_norm && shards)) {
     const NormNeed norm = needs_norm ? NormNeed::kAfterForwards : NormNeed::kNone;
-    decision.gain = step_periods(plan.schedule, profiled_costs(pipeline.layer_costs(), batch),
-                                 in_process_simulation(plan.caps), norm)
-                        .gain();
+    decision.gain =
+        step_periods(plan.schedule, profiled_costs(pipeline.layer_costs(), batch), simulation_of(plan), norm).gain();
   }
   decision.on = config.pipeline.run_ahead == "on" || (!config.pipeline.graphs && decision.gain > RunAhead::kLeastGain);
   World& world = pipeline.world();

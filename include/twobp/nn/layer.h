@@ -42,6 +42,10 @@ class Layer {
   // backward_p1 ran. A layer without backward-p2 appends nothing.
   virtual void collect_p2(Saved& saved, std::vector<P2Unit>& units);
 
+  // Whether backward_p2 reads weights to which it does not add. Else a weight may change as soon as its own gradient is
+  // complete, while other units of W are pending.
+  virtual bool p2_reads_other_weights() const { return true; }
+
   // Appends the parameters in model order.
   virtual void collect_parameters(std::vector<Parameter*>& parameters);
 

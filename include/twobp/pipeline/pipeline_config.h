@@ -29,6 +29,7 @@ struct PipelineConfig {
   std::string p2 = "auto";             // auto: the schedule's own (ScheduleSource::default_policy)
   std::string p2_batching = "loop";    // loop, concat
   std::string p2_order = "auto";       // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
+  std::string gradients = "kept";      // auto, kept, streamed
   std::string run_ahead = "auto";      // on: a rank begins the next step when it has ended its part of this one
   std::string bucket = "25MiB";        // size of the gradients that data parallelism sums at once
   std::string sums = "ordered";        // of gradients over replicas: ordered, nccl

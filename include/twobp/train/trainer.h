@@ -25,6 +25,7 @@ class Update;
 struct LossScale;
 struct RunAhead;
 struct StepPlan;
+struct StreamedGradients;
 struct Variant;
 
 struct StepResult {
@@ -109,6 +110,7 @@ class Trainer {
   int micro_batches() const { return micro_batches_; }
   const Variant& variant() const { return *variant_; }
   const RunAhead& run_ahead() const { return *run_ahead_; }
+  const StreamedGradients& gradients() const { return *gradients_; }
   Loader& loader() { return *loader_; }
   const Config& config() const { return config_; }
   Pipeline& pipeline() { return *pipeline_; }
@@ -179,6 +181,7 @@ class Trainer {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<Variant> variant_;  // used by step(); a schedule in a file is read once
   std::unique_ptr<RunAhead> run_ahead_;
+  std::unique_ptr<StreamedGradients> gradients_;
   std::vector<std::unique_ptr<KeptPlan>> plans_;  // of all variants so far
   std::vector<std::shared_ptr<Observer>> observers_;
   std::vector<std::string> new_parameters_;

@@ -22,7 +22,6 @@ enum class MessageKind : uint8_t {
   kBackward,      // the output gradient of a stage
   kEvaluation,    // the input of a stage that is evaluated
   kTiedGradient,  // gradient of a weight that several stages use: the weight; the use
-  kTiedWeight,    // a weight that several ranks of a process use is updated: the weight; 0
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kStepReport,    // 0; the process that reports
   kClock,         // question or answer; the round

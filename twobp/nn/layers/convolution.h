@@ -61,6 +61,7 @@ class Conv2d : public Layer {
   Values backward_p1(at::Tensor dy, Saved& saved, at::Tensor add_to);
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  bool p2_reads_other_weights() const override { return false; }
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:

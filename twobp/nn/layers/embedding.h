@@ -17,6 +17,7 @@ class Embedding : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  bool p2_reads_other_weights() const override { return false; }
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
@@ -62,6 +63,7 @@ class BertEmbedding : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  bool p2_reads_other_weights() const override { return false; }
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:

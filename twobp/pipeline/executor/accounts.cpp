@@ -129,11 +129,21 @@ void Accounts::device_is_done() {
 }
 
 void Accounts::update_begins() {
+  update_ = now_seconds();
+}
+
+void Accounts::update_ends() {
+  const double now = now_seconds();
+  times_.optimizer += now - update_;
+  events_.early_update(update_, now);
+}
+
+void Accounts::last_update_begins() {
   wait_ = now_seconds();
   events_.open(Event::Kind::kOptimizer, -1, -1, wait_);
 }
 
-void Accounts::update_ends(const std::vector<Waited>& waits) {
+void Accounts::last_update_ends(const std::vector<Waited>& waits) {
   double waited = 0;
   for (const auto& [cause, begin, end] : waits) {
     waited += end - begin;
@@ -144,7 +154,7 @@ void Accounts::update_ends(const std::vector<Waited>& waits) {
   }
   device_.compute().wait_on_host();  // other ranks read what the update wrote
   const double end = now_seconds();
-  times_.optimizer = end - wait_ - waited;
+  times_.optimizer += end - wait_ - waited;
   events_.close(end);
   times_.idle[static_cast<int>(IdleCause::kTail)] += waited;
 }
@@ -258,6 +268,7 @@ std::string leaf_name(Layer& leaf, const std::string& layer_name) {
 void EventLog::start(bool on) {
   on_ = on;
   events_.clear();
+  early_updates_ = 0;
   if (!on) return;
   begin_ = now_seconds();
   meter_.take_high_water(rank_);
@@ -270,6 +281,7 @@ void EventLog::open(Event::Kind kind, int stage, int micro_batch, double begin) 
   open_.stage = stage;
   open_.micro_batch = micro_batch;
   open_.begin = begin;
+  if (kind == Event::Kind::kOptimizer) open_.part = early_updates_;
 }
 
 void EventLog::pause(double at) {
@@ -300,6 +312,16 @@ void EventLog::idle(IdleCause cause, double begin, double end) {
 
 void EventLog::start_up(double end) {
   idle(IdleCause::kStartUp, events_.empty() ? begin_ : events_.back().end, end);
+}
+
+void EventLog::early_update(double begin, double end) {
+  if (!on_) return;
+  Event event;
+  event.kind = Event::Kind::kOptimizer;
+  event.part = early_updates_++;
+  event.begin = begin;
+  event.end = end;
+  add(std::move(event));
 }
 
 void EventLog::message(Event::Kind kind, int stage, int peer, int micro_batch, int64_t bytes, double begin) {

@@ -92,6 +92,8 @@ class EventLog {
   void idle(IdleCause cause, double begin, double end);
   // Idle from the end of the last event. Messages may arrive before a rank's first F.
   void start_up(double end);
+  // A part of the optimizer that ran before its time, within or between other events.
+  void early_update(double begin, double end);
   void message(Event::Kind kind, int stage, int peer, int micro_batch, int64_t bytes, double begin);
 
  private:
@@ -102,6 +104,7 @@ class EventLog {
   bool on_ = false;
   double begin_ = 0;  // of the step
   Event open_;
+  int early_updates_ = 0;
   std::vector<Event> events_;
   std::unordered_map<const Layer*, std::string> names_;  // of leaves
 };
@@ -127,8 +130,8 @@ class Accounts : public LoopObserver {
   void begin_step(bool want_events, bool timed);
   // The device has done what was launched.
   void device_is_done();
-  void update_begins();
-  void update_ends(const std::vector<Waited>& waits);
+  void last_update_begins();
+  void last_update_ends(const std::vector<Waited>& waits);
   // The step has ended, with this number of instructions.
   RankAccount end_step(size_t instructions);
 
@@ -138,6 +141,8 @@ class Accounts : public LoopObserver {
   void op_ends(int units) override;
   void w_begins() override;
   void w_ends(const MadeUnit& unit, std::span<const WUnits> together) override;
+  void update_begins() override;
+  void update_ends() override;
   void wait_begins(bool w_pending) override;
   void wait_ends() override;
   void message_begins() override { message_ = events_.now(); }
@@ -169,6 +174,7 @@ class Accounts : public LoopObserver {
     double since = 0;
   } op_;
   double w_ = 0;
+  double update_ = 0;
   ProductTime w_products_;
   DeviceEvent w_event_;
   double wait_ = 0;

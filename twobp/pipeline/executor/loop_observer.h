@@ -31,6 +31,9 @@ class LoopObserver {
   // One unit of W, of these micro-batches.
   virtual void w_begins() {}
   virtual void w_ends(const MadeUnit& /*unit*/, std::span<const WUnits> /*together*/) {}
+  // Gradients that are complete are applied before the end of the step, between units of W.
+  virtual void update_begins() {}
+  virtual void update_ends() {}
   // The rank waits, while W is pending or not.
   virtual void wait_begins(bool /*w_pending*/) {}
   virtual void wait_ends() {}

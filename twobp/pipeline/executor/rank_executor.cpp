@@ -228,7 +228,9 @@ RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, L
   if (accounts_) accounts_->device_is_done();
   if (request.training && whole && parts_.reducer == nullptr && plan.schedule.has_backward()) {
     for (const auto& stage : parts_.stages) {
-      for (int i = stage->first_backward(); i < stage->layer_count(); ++i) parts_.expect_gradients(*stage, i, request);
+      if (request.update && !plan.streams.empty() && plan.streams[stage->index()]) continue;  // the loop has looked
+      for (int i = stage->first_backward(); i < stage->layer_count(); ++i)
+        parts_.expect_gradients(*stage, i, stage->parameters(i), request);
     }
   }
   if (request.update && whole) update(request);
@@ -237,11 +239,11 @@ RankResult RankExecutor::end(const StepPlan& plan, const StepRequest& request, L
 }
 
 void RankExecutor::update(const StepRequest& request) {
-  if (accounts_) accounts_->update_begins();
+  if (accounts_) accounts_->last_update_begins();
   const std::vector<Waited> waits =
       in_update(parts_.rank, request.step, [&] { return request.update->run(parts_.rank); });
   if (accounts_) {
-    accounts_->update_ends(waits);
+    accounts_->last_update_ends(waits);
   } else {
     parts_.device.compute().wait_on_host();  // other ranks read what the update wrote
   }

@@ -46,8 +46,9 @@ std::string RankParts::place_of(const Stage& stage, int layer) const {
   return concat("stage ", stage.index(), ", layer ", stage.layer_name(layer));
 }
 
-void RankParts::expect_gradients(const Stage& stage, int layer, const StepRequest& request) const {
-  for (const Parameter* parameter : stage.parameters(layer)) {
+void RankParts::expect_gradients(const Stage& stage, int layer, const std::vector<Parameter*>& parameters,
+                                 const StepRequest& request) const {
+  for (const Parameter* parameter : parameters) {
     TWOBP_CHECK(!parameter->trainable() || parameter->has_grad(), "rank ", rank, ", ", name_of(request), ": ",
                 place_of(stage, layer), ": parameter ", parameter->name(),
                 " got no gradient, so it would never be trained: add one in backward_p1, or in backward_p2 "
@@ -66,6 +67,7 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
       loss_(request.loss),
       local_(plan.schedule.stages, -1) {
   const Schedule& schedule = plan.schedule;
+  if (request.training && request.update) streams_ = plan.streams;
   std::vector<bool> gives_gradient(schedule.stages);
   for (size_t s = 0; s < parts_.stages.size(); ++s) {
     Stage& stage = *parts_.stages[s];
@@ -75,25 +77,37 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
     const std::vector<Values> none(schedule.micro_batches);
     boundaries_.push_back({none, none, none, none});
     made_.emplace_back(schedule.micro_batches);
-    if (parts_.sums(request)) work_.emplace_back(stage.layer_count(), LayerWork{schedule.micro_batches, 0});
+    if (parts_.sums(request) || !streams_.empty())
+      work_.emplace_back(stage.layer_count(), LayerWork{schedule.micro_batches});
+  }
+  for (const auto& stage : parts_.stages) {
+    for (int i = 0; !streams_.empty() && i < stage->layer_count(); ++i) {
+      for (const Parameter* parameter : stage->parameters(i))
+        weights_.insert(parameter->value.storage().unsafeGetStorageImpl());
+    }
   }
   documents_.assign(batch.micro_batches.size(), nullptr);
   if (!plan.largest_w.empty()) largest_w_ = plan.largest_w[static_cast<size_t>(parts_.rank)];
-  const P2Order order = request.training ? plan.options.p2_order : P2Order::kOldest;
-  queue_ = WQueue(schedule, parts_.rank,
-                  {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank]});
+  const P2Order order = !streams_.empty()  ? P2Order::kBucket
+                        : request.training ? plan.options.p2_order
+                                           : P2Order::kOldest;
+  queue_ =
+      WQueue(schedule, parts_.rank,
+             {order, parts_.sums(request), plan.w_places.empty() ? nullptr : &plan.w_places[parts_.rank], streams_});
   // A device that records is not asked whether it is idle. Micro-batches that are to concatenate stay together.
   fills_idle_device_ =
       !plan.w_places.empty() && &transport == &parts.transport && plan.options.batching == P2Batching::kLoop;
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
+  by_layer_ = order == P2Order::kBucket;
 }
 
 void StepLoop::run_until(size_t end) {
   for (; at_ < end; ++at_) {
     const Instruction& instruction = plan_.schedule.ranks[parts_.rank][at_];
     try {
-      if (at_ == tail_.begin && plan_.options.p2_order == P2Order::kBucket) run_w_by_layer(-1, 0);
+      if (at_ == tail_.begin && by_layer_) run_w_by_layer(-1, 0);
       execute(instruction);
+      if (at_ + 1 == plan_.schedule.ranks[parts_.rank].size() && !streams_.empty()) run_w_by_layer(-1, 0);
     } catch (const Aborted&) {
       throw;
     } catch (...) {
@@ -238,15 +252,20 @@ int StepLoop::list_units(int s, int mb, int layer) {
   Stage& stage = this->stage(s);
   Saved& saved = stage.saved(mb, layer);
   saved.release_p1();
-  saved.visit_p2([&](const at::Tensor& t) { parts_.meter.rebook(t, stage.index(), MemoryCategory::kStash); });
+  saved.visit_p2([&](const at::Tensor& t) {
+    parts_.meter.rebook(t, stage.index(), MemoryCategory::kStash);
+    if (!weights_.empty() && t.defined() && t.has_storage()) weights_.erase(t.storage().unsafeGetStorageImpl());
+  });
   std::vector<P2Unit> units;
   stage.layer(layer).collect_p2(saved, units);
   const int count = static_cast<int>(units.size());
   for (int leaf = 0; leaf < count; ++leaf) made_[s][mb].push_back({units[leaf], layer, leaf});
+  if (streams(s)) book_gradients(s, stage.parameters(layer));
   if (!work_.empty()) {
-    --work_[s][layer].p1;
-    work_[s][layer].p2 += count;
-    if (count == 0) check_done(s, layer);
+    LayerWork& work = work_[s][layer];
+    --work.p1;
+    for (const P2Unit& unit : units) ++work.p2[unit.layer];
+    if (count == 0 && work.p1 == 0) streams(s) ? interrupt([&] { check_done(s, layer); }) : check_done(s, layer);
   }
   return count;
 }

@@ -3,8 +3,11 @@
 // of devices is that their work is done later, in the order in which it is launched.
 #pragma once
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,8 +45,9 @@ struct RankParts {
   bool others();
   // "stage 1, layer model.layers.0", for messages.
   std::string place_of(const Stage& stage, int layer) const;
-  // Throws Error if a trainable parameter of the layer has no gradient, although its W is complete.
-  void expect_gradients(const Stage& stage, int layer, const StepRequest& request) const;
+  // Throws Error if one of these parameters of the layer is trained, but has no gradient, although its W is complete.
+  void expect_gradients(const Stage& stage, int layer, const std::vector<Parameter*>& parameters,
+                        const StepRequest& request) const;
   // Whether sums over replicas follow this step.
   bool sums(const StepRequest& request) const { return reducer != nullptr && request.training; }
 };
@@ -77,8 +81,13 @@ class StepLoop {
   };
   // Work that a layer still has in this step before its gradients are complete.
   struct LayerWork {
-    int p1 = 0;  // micro-batches
-    int p2 = 0;  // units of the micro-batches whose I is done
+    int p1 = 0;                         // micro-batches
+    std::map<Layer*, int> p2{};         // by leaf: units of the micro-batches whose I is done
+    std::vector<Parameter*> applied{};  // of a stage that streams its gradients
+
+    bool has_p2() const {
+      return std::ranges::any_of(p2, [](const auto& leaf) { return leaf.second > 0; });
+    }
   };
 
   void execute(const Instruction& instruction);
@@ -117,8 +126,17 @@ class StepLoop {
   const LayerCost& cost(const Stage& stage, int layer, int mb) const;
   void make_room(double peak, double held);
   bool lacks_room(double need) const;
-  // Tells the reducer when the W of a layer is complete, or will never come.
-  void check_done(int s, int layer);
+  // Hands on gradients that are complete, after this leaf's W, or if none will ever come: those of a whole layer to the
+  // reducer, streamed ones to the update.
+  void check_done(int s, int layer, Layer* leaf = nullptr);
+  // The parameters whose gradients are complete, and not applied yet: those of the leaf, or of the layer if it is done.
+  std::vector<Parameter*> complete(int s, int layer, Layer* leaf) const;
+  void apply(const std::vector<Parameter*>& parameters);
+  // Applies streamed gradients that have been summed over replicas.
+  void apply_summed();
+  bool streams(int s) { return !streams_.empty() && streams_[static_cast<size_t>(stage(s).index())]; }
+  // Books the memory that gradients of these parameters have taken in I.
+  void book_gradients(int s, const std::vector<Parameter*>& parameters);
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const { return request_.early_end && request_.early_end->skips(); }
   Context context_of(int micro_batch);
@@ -141,10 +159,14 @@ class StepLoop {
   WQueue queue_;
   bool fills_idle_device_ = false;
   WTail tail_;
-  double largest_w_ = 0;                                          // bytes that the W of some layer needs while it runs
-  std::vector<Boundary> boundaries_;                              // by index into parts_.stages
-  std::vector<std::vector<std::vector<MadeUnit>>> made_;          // by the same index, and micro-batch; in order
-  std::vector<std::vector<LayerWork>> work_;                      // by the same index, and layer; empty without sums
+  bool by_layer_ = false;                                 // the tail runs layer by layer
+  double largest_w_ = 0;                                  // bytes that the W of some layer needs while it runs
+  std::vector<Boundary> boundaries_;                      // by index into parts_.stages
+  std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by the same index, and micro-batch; in order
+  // The memory of weights that no stash is a view of. Others change at the end of the step. Empty if no stage streams.
+  std::set<const void*> weights_;
+  std::vector<bool> streams_;                 // by stage: see StepPlan; empty: none
+  std::vector<std::vector<LayerWork>> work_;  // by index into parts_.stages, and layer; empty: nobody is told
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
   LossSum sum_;
 };

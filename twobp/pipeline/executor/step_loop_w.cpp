@@ -1,5 +1,6 @@
 // The loop's weight gradients: what its queue gives is run here.
 #include <algorithm>
+#include <iterator>
 
 #include <ATen/record_function.h>
 
@@ -33,16 +34,22 @@ void StepLoop::run_unit(std::span<const WUnits> together) {
   const WUnits& first = together.front();
   const int s = local(first.stage);
   const MadeUnit& unit = made(first);
+  if (streams(s)) {
+    const MemoryMeter::Scope scope(first.stage, MemoryCategory::kGradients);
+    for (Parameter* parameter : parameters_of(*unit.unit.layer)) {
+      if (parameter->trainable()) parameter->grad_memory();
+    }
+  }
   const MemoryMeter::Scope scope(first.stage, MemoryCategory::kStash);
   naming_layer([&] { return concat(parts_.place_of(stage(s), unit.layer), ", W of micro-batch ", first.micro_batch); },
                [&] { unit.unit.layer->backward_p2(saved); });
   for (Saved* one : saved) one->release_p2();
-  if (!work_.empty()) {
-    work_[s][unit.layer].p2 -= static_cast<int>(together.size());
-    check_done(s, unit.layer);
-  }
   parts_.progress();
   observer_.w_ends(unit, together);
+  if (work_.empty()) return;
+  for (const WUnits& units : together) --work_[s][unit.layer].p2[made(units).unit.layer];
+  check_done(s, unit.layer, unit.unit.layer);
+  apply_summed();
 }
 
 void StepLoop::run_w_by_layer(int stage, int units) {
@@ -60,11 +67,61 @@ void StepLoop::flush_w(int s, int first, int last) {
   }
 }
 
-void StepLoop::check_done(int s, int layer) {
-  const LayerWork& work = work_[s][layer];
-  if (work.p1 != 0 || work.p2 != 0) return;
-  parts_.expect_gradients(stage(s), layer, request_);
+void StepLoop::check_done(int s, int layer, Layer* leaf) {
+  LayerWork& work = work_[s][layer];
+  if (work.p1 != 0) return;
+  if (streams(s)) {
+    const std::vector<Parameter*> parameters = complete(s, layer, leaf);
+    // From now on the step cannot be given up.
+    if (parameters.empty() || (request_.early_end && !request_.early_end->completes())) return;
+    parts_.expect_gradients(stage(s), layer, parameters, request_);
+    std::ranges::copy(parameters, std::back_inserter(work.applied));
+    if (!parts_.sums(request_)) return apply(parameters);
+    for (const Parameter* parameter : parameters) parts_.reducer->gradient_done(*parameter);
+    return apply_summed();
+  }
+  if (!parts_.sums(request_) || work.has_p2()) return;
+  parts_.expect_gradients(stage(s), layer, stage(s).parameters(layer), request_);
   parts_.reducer->layer_done(stage(s).index(), layer);
+}
+
+std::vector<Parameter*> StepLoop::complete(int s, int layer, Layer* leaf) const {
+  const LayerWork& work = work_[s][layer];
+  std::vector<Parameter*> complete;
+  const auto applied = [&](const Parameter* one) {
+    return std::ranges::find(work.applied, one) != work.applied.end() ||
+           !weights_.contains(one->value.storage().unsafeGetStorageImpl());
+  };
+  if (!work.has_p2()) {
+    std::ranges::remove_copy_if(parts_.stages[s]->parameters(layer), std::back_inserter(complete), applied);
+    return complete;
+  }
+  const bool reads = std::ranges::any_of(work.p2, [](const auto& one) { return one.first->p2_reads_other_weights(); });
+  if (leaf == nullptr || reads || work.p2.at(leaf) > 0) return complete;
+  for (Parameter* parameter : parameters_of(*leaf)) {
+    const bool open = std::ranges::any_of(work.p2, [&](const auto& other) {
+      return other.second > 0 && std::ranges::count(parameters_of(*other.first), parameter) > 0;
+    });
+    if (!open && !applied(parameter)) complete.push_back(parameter);
+  }
+  return complete;
+}
+
+void StepLoop::apply(const std::vector<Parameter*>& parameters) {
+  if (parameters.empty()) return;
+  observer_.update_begins();
+  request_.update->apply(parts_.rank, parameters);
+  observer_.update_ends();
+}
+
+void StepLoop::apply_summed() {
+  if (!streams_.empty() && parts_.sums(request_)) apply(parts_.reducer->take_summed());
+}
+
+void StepLoop::book_gradients(int s, const std::vector<Parameter*>& parameters) {
+  for (const Parameter* parameter : parameters) {
+    if (parameter->has_grad()) parts_.meter.rebook(parameter->grad, stage(s).index(), MemoryCategory::kGradients);
+  }
 }
 
 bool StepLoop::lacks_room(double need) const {

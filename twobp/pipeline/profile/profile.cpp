@@ -172,6 +172,10 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     }
     std::vector<P2Unit> units;
     s->layer->collect_p2(of.saved, units);
+    const GradientBytes gradients = gradient_bytes(s->parameters, units);
+    of.cost.gradient_bytes = gradients.all;
+    of.cost.streamed_gradient = gradients.streamed;
+    of.cost.streamed_unit = gradients.unit;
     Measurement p2(meter, device, unit.value_or(Unit::kSeconds));
     for (auto& unit : units) {
       naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
@@ -323,6 +327,29 @@ class OneThread {
 };
 
 }  // namespace
+
+GradientBytes gradient_bytes(const std::vector<Parameter*>& parameters, const std::vector<P2Unit>& units) {
+  const auto bytes_of = [](const Parameter& parameter) {
+    return parameter.trainable() ? static_cast<double>(parameter.grad.nbytes()) : 0;
+  };
+  GradientBytes bytes;
+  for (const Parameter* parameter : parameters) bytes.all += bytes_of(*parameter);
+  bytes.streamed = bytes.all;
+  const bool whole =
+      std::ranges::any_of(units, [](const P2Unit& unit) { return unit.layer->p2_reads_other_weights(); });
+  if (units.empty() || whole) return bytes;
+  double largest = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    double leaf = 0;
+    for (const Parameter* parameter : parameters_of(*units[i].layer)) leaf += bytes_of(*parameter);
+    bytes.streamed -= leaf;
+    if (leaf <= largest) continue;
+    largest = leaf;
+    bytes.unit = static_cast<int>(i);
+  }
+  bytes.streamed = std::max(0.0, bytes.streamed) + largest;
+  return bytes;
+}
 
 Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, double seconds, const Device& device) {
   return measure_slices(model, batch, {}, seconds, device).profiles.front();

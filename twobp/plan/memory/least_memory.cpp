@@ -11,9 +11,10 @@
 namespace twobp {
 namespace {
 
-double fixed_bytes(const CostModel& model, size_t layer) {
+double fixed_bytes(const CostModel& model, const PlanChoice& choice, size_t layer) {
   const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
-  return static_cast<int>(layer) >= model.first_trainable ? kind.fixed_bytes() : kind.parameter_bytes;
+  if (static_cast<int>(layer) < model.first_trainable) return kind.parameter_bytes;
+  return kind.fixed_bytes() - (choice.streams ? kind.gradient_bytes : 0);
 }
 
 // Whether every stage of `a` holds at least as many as in `b`.
@@ -45,15 +46,16 @@ const OrderBytes& LeastMemory::order_of(const PlanChoice& choice) {
 }
 
 double LeastMemory::of_order(const PlanChoice& choice) {
-  return order_of(choice).least(
-      stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size, choice.slices));
+  const auto costs = stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size, choice.slices);
+  return order_of(choice).least(choice.streams ? without_gradients(costs) : costs);
 }
 
 double LeastMemory::of_all_ranks(const PlanChoice& choice) {
-  const auto [at, is_new] = least_.try_emplace({choice.micro_batch_size, choice.slices, choice.recompute});
+  const auto [at, is_new] =
+      least_.try_emplace({choice.micro_batch_size, choice.slices, choice.recompute, choice.streams});
   if (is_new) {
     const CostModel& model = model_for(models_, choice);
-    for (size_t l = 0; l < model.layers.size(); ++l) at->second.bytes += fixed_bytes(model, l);
+    for (size_t l = 0; l < model.layers.size(); ++l) at->second.bytes += fixed_bytes(model, choice, l);
     for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
       double output = 0;
       for (const LayerCost& layer : layers) {
@@ -68,8 +70,8 @@ double LeastMemory::of_all_ranks(const PlanChoice& choice) {
 
 bool LeastMemory::split_within(double memory, PlanChoice& choice) {
   const OrderBytes& order = order_of(choice);
-  const auto [at, is_new] = within_.try_emplace(
-      {order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices, choice.recompute, memory > 0});
+  const auto [at, is_new] = within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size,
+                                                 choice.slices, choice.recompute, choice.streams, memory > 0});
   if (is_new) at->second = make_split_within(memory, choice, order);
   if (!at->second.empty()) choice.split = at->second;
   return !at->second.empty();
@@ -81,7 +83,7 @@ std::vector<int> LeastMemory::make_split_within(double memory, const PlanChoice&
   PartitionBytes bytes;
   const std::vector<double> seconds = layer_seconds_at(model, choice.micro_batch_size, choice.slices);
   double peak = 0;  // in addition to the held bytes, while a layer runs
-  for (size_t l = 0; l < model.layers.size(); ++l) bytes.fixed.push_back(fixed_bytes(model, l));
+  for (size_t l = 0; l < model.layers.size(); ++l) bytes.fixed.push_back(fixed_bytes(model, choice, l));
   bytes.held.assign(model.layers.size(), 0);  // the mean of the slices
   for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
     for (size_t l = 0; l < layers.size(); ++l) {

@@ -75,12 +75,13 @@ class LeastMemory {
   std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const;
 
   const ModelsByRecompute& models_;
-  // By micro-batch size, slices and recomputation.
-  std::map<std::tuple<int, int, std::string>, Least> least_;
+  // By micro-batch size, slices, recomputation and streamed gradients.
+  std::map<std::tuple<int, int, std::string, bool>, Least> least_;
   // By schedule, stages, ranks, micro-batches and slices.
   std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
-  // Splits within the memory, by placement, micro-batches held, their size, slices and recomputation.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool>, std::vector<int>> within_;
+  // Splits within the memory, by placement, micro-batches held, their size, slices, recomputation and streamed
+  // gradients.
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool, bool>, std::vector<int>> within_;
 };
 
 }  // namespace twobp

@@ -137,6 +137,11 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
   return caps;
 }
 
+std::vector<StageCost> without_gradients(std::vector<StageCost> costs) {
+  for (StageCost& cost : costs) cost.fixed_bytes -= std::min(cost.gradient_bytes, cost.fixed_bytes);
+  return costs;
+}
+
 double peak_of(const Simulation& simulation) {
   double peak = 0;
   for (const auto& rank : simulation.ranks) peak = std::max(peak, rank.total_peak_bytes());

@@ -43,6 +43,9 @@ std::vector<double> least_activation_bytes(const std::vector<int>& rank_of_stage
 std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stage, int ranks,
                              const std::vector<StageCost>& costs);
 
+// The costs of stages that stream their gradients, which then belong to no fixed bytes.
+std::vector<StageCost> without_gradients(std::vector<StageCost> costs);
+
 // Bytes of the fullest rank, everything included.
 double peak_of(const Simulation& simulation);
 // Whether that, or these bytes, are at most `memory`, up to rounding. 0: no limit.

@@ -29,6 +29,8 @@ void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.stash, "stash", of);
   check_cost(layer.p2_peak, "p2_peak", of);
   check_cost(layer.gradient_bytes, "gradient_bytes", of);
+  check_cost(layer.streamed_gradient, "streamed_gradient", of);
+  check_cost(layer.streamed_unit, "streamed_unit", of);
   TWOBP_CHECK(layer.p2_units >= 0, "cost of ", of, ": p2_units is ", layer.p2_units, ", must not be negative");
   TWOBP_CHECK(layer.p2_units > 0 || layer.stash == 0, "cost of ", of, ": stash is ", layer.stash,
               ", but there is no W to free it (p2_units is 0)");
@@ -82,6 +84,8 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
     TWOBP_CHECK(alike, "the costs of stage ", i % stages, " have other layers or p2_units in row ", i / stages,
                 " than in row 0");
   }
+  TWOBP_CHECK(options.streams.empty() || options.streams.size() == stages, "streams has ", options.streams.size(),
+              " entries for ", stages, " stages: give one for each stage, or none");
   TWOBP_CHECK(options.cap_per_rank.empty() || static_cast<int>(options.cap_per_rank.size()) == schedule.rank_count(),
               "cap_per_rank has ", options.cap_per_rank.size(), " entries for ", schedule.rank_count(),
               " ranks: give one for each rank, or none");

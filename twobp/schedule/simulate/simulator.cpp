@@ -36,12 +36,15 @@ class Simulator {
     slots_done_.assign(schedule.stages, 0);
     gradients_done_.assign(schedule.stages, 0);
     result_.ranks.resize(schedule.ranks.size());
-    const P2Order order = recorded_.empty() ? options.p2_order : P2Order::kOldest;
+    if (recorded_.empty()) streams_ = options.streams;
+    const P2Order order = !streams_.empty()   ? P2Order::kBucket
+                          : recorded_.empty() ? options.p2_order
+                                              : P2Order::kOldest;
     std::vector<bool> gives_gradient(schedule.stages);
     for (int stage = 0; stage < schedule.stages; ++stage) gives_gradient[stage] = !schedule.is_first(stage);
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
       ranks_.push_back(rank_at_begin(schedule.ranks[rank], order, gives_gradient));
-      queues_.emplace_back(schedule, rank, WQueue::Rules{order, options.data_parallel.replicas > 1});
+      queues_.emplace_back(schedule, rank, WQueue::Rules{order, options.data_parallel.replicas > 1, nullptr, streams_});
       has_backward_ |= ranks_[rank].trains;
       if (options.timeline) result_.ranks[rank].timeline.reserve(compute_ops(schedule.ranks[rank]));
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
@@ -68,7 +71,10 @@ class Simulator {
       };
       walk_in_time(schedule_, visit, clock, fill);
     }
-    for (int rank = 0; rank < schedule_.rank_count(); ++rank) run_recorded_w(rank);
+    for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
+      run_recorded_w(rank);
+      if (!streams_.empty()) run_by_layer(rank, -1, 0);
+    }
     if (has_backward_) sums_.wait(gradients_done_, ranks_, result_.ranks);
     run_optimizer();
     finish();
@@ -81,6 +87,7 @@ class Simulator {
   Message& message(Op receive, int stage, int m) {
     return (receive == Op::kRecvForward ? forward_ : backward_)[slot(stage, m)];
   }
+  bool streams(int stage) const { return !streams_.empty() && streams_[static_cast<size_t>(stage)]; }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
   // The earliest time when the rank may run this op, apart from the op's own waits.
@@ -233,9 +240,11 @@ class Simulator {
     const P2Piece& before = model.pieces[first];
     const P2Piece& after = model.pieces[first + count];
     Growth growth{after.begin - before.begin, 0, before.freed - after.freed};
-    if (model.p2_peaks) {
+    if (model.p2_peaks || streams(stage)) {
       for (int i = first; i < first + count; ++i) {
-        growth.peak = std::max(growth.peak, before.freed - model.pieces[i].freed + model.pieces[i].peak);
+        const P2Piece& piece = model.pieces[i];
+        growth.peak =
+            std::max(growth.peak, before.freed - piece.freed + piece.peak + (streams(stage) ? piece.gradient : 0));
       }
     }
     const double begin = ranks_[rank].now;
@@ -371,7 +380,8 @@ class Simulator {
     }
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       RankSimulation& rank = result_.ranks[schedule_.rank_of_stage[stage]];
-      rank.fixed_bytes += costs_[stage].fixed_bytes;
+      const StageCost& cost = costs_[stage];
+      rank.fixed_bytes += cost.fixed_bytes - (streams(stage) ? std::min(cost.gradient_bytes, cost.fixed_bytes) : 0);
       if (has_backward_) rank.update_bytes = std::max(rank.update_bytes, costs_[stage].update_bytes);
       result_.stage_peaks.push_back(memory_.stage_peak(stage));
     }
@@ -387,6 +397,7 @@ class Simulator {
   RecordedOrder recorded_;
   MemoryBook memory_;
   std::vector<StageModel> models_;
+  std::vector<bool> streams_;  // by stage; empty: none
   bool has_backward_ = false;
   std::vector<Message> forward_;        // per (receiving stage, micro-batch)
   std::vector<Message> backward_;       // likewise

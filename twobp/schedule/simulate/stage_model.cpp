@@ -22,6 +22,13 @@ double p2_weight(const LayerCost& layer) {
   return layer.p2_units > 0 ? layer.backward_p2 : 0;
 }
 
+// Those of the others are taken to be alike.
+double gradient_of(const LayerCost& layer, int unit) {
+  if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_gradient;
+  const double others = (layer.gradient_bytes - layer.streamed_gradient) / std::max(1, layer.p2_units - 1);
+  return std::clamp(others, 0.0, layer.streamed_gradient);
+}
+
 void close_pieces(StageModel& model, double seconds, double freed) {
   model.pieces.push_back({seconds, freed});
   for (const P2Piece& piece : model.pieces) model.p2_peaks |= piece.peak > 0;
@@ -75,7 +82,7 @@ StageModel layered_model(const StageCost& cost, bool last) {
         {.seconds = p1[i], .peak = layer.p1_peak, .held = layer.p1_held, .p2_units = layer.p2_units});
     double p2 = 0;
     for (int unit = 0; unit < layer.p2_units; ++unit) {
-      model.pieces.push_back({seconds, freed, layer.p2_peak});
+      model.pieces.push_back({seconds, freed, layer.p2_peak, gradient_of(layer, unit)});
       const double share = p2_sum > 0 ? p2_weight(layer) / p2_sum / layer.p2_units : 1.0 / units;
       p2 += cost.backward_p2 * share;
       seconds += cost.backward_p2 * share;

@@ -26,9 +26,10 @@ struct OpModel {
 };
 
 struct P2Piece {
-  double begin = 0;  // seconds of the pieces before it
-  double freed = 0;  // bytes that the previous pieces freed
-  double peak = 0;   // the most held during it, relative to before
+  double begin = 0;     // seconds of the pieces before it
+  double freed = 0;     // bytes that the previous pieces freed
+  double peak = 0;      // the most held during it, relative to before
+  double gradient = 0;  // bytes of streamed gradients during it
 };
 
 struct StageModel {

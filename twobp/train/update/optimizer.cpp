@@ -1,6 +1,7 @@
 #include "twobp/train/update/optimizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/products/products.h"
@@ -22,10 +23,9 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
     group.parameters.push_back(parameter);
     group.stages.push_back(stage);
     group.values.push_back(parameter->master);
-    group.grads.push_back(parameter->grad);
+    group.done.push_back(false);
     if (config.type != "sgd" || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
     if (adam(group)) group.second.push_back(at::zeros_like(parameter->master));
-    group.steps.push_back(count_);
   }
 }
 
@@ -39,51 +39,86 @@ Optimizer::Group& Optimizer::group_of(const ParameterRule& rule) {
 
 void Optimizer::complete_gradients() {
   for (const Group& group : groups_) {
-    for (Parameter* parameter : group.parameters) parameter->grad_to_add();
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      if (!group.done[i]) group.parameters[i]->grad_to_add();
+    }
   }
 }
 
 void Optimizer::step(double lr, double grad_factor) {
   if (!undone_) complete_gradients();
-  count_.add_(1);
-  for (const Group& group : groups_) {
-    const double group_lr = lr * group.rule.lr_scale;
-    group.rule.muon ? update_by_muon(group, group_lr, grad_factor) : update(group, group_lr, grad_factor);
-    for (Parameter* parameter : group.parameters) {
-      parameter->forget_grad();
-      parameter->refresh_value();
+  if (!std::exchange(begun_, false)) count_.add_(1);
+  for (Group& group : groups_) {
+    std::vector<size_t> rest;
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      if (!group.done[i]) rest.push_back(i);
     }
+    update(group, rest, lr, grad_factor);
+    group.done.assign(group.done.size(), false);
   }
   stepped_ = true;
   undone_ = false;
 }
 
-void Optimizer::update(const Group& group, double lr, double grad_factor) {
+void Optimizer::step_early(const std::vector<Parameter*>& parameters, double lr) {
+  if (!std::exchange(begun_, true)) count_.add_(1);
+  for (Group& group : groups_) {
+    std::vector<size_t> which;
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      if (std::ranges::find(parameters, group.parameters[i]) == parameters.end()) continue;
+      which.push_back(i);
+      group.done[i] = true;
+    }
+    update(group, which, lr, 1);
+  }
+}
+
+void Optimizer::update(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor) {
+  if (which.empty()) return;
+  const double group_lr = lr * group.rule.lr_scale;
+  group.rule.muon ? update_by_muon(group, which, group_lr, grad_factor)
+                  : update_fused(group, which, group_lr, grad_factor);
+  for (const size_t i : which) {
+    group.parameters[i]->forget_grad();
+    group.parameters[i]->refresh_value();
+  }
+}
+
+void Optimizer::update_fused(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor) {
+  Tensors all;
+  for (const size_t i : which) {
+    all.values.push_back(group.values[i]);
+    all.grads.push_back(group.parameters[i]->grad);
+    if (!group.first.empty()) all.first.push_back(group.first[i]);
+    if (!group.second.empty()) all.second.push_back(group.second[i]);
+    all.steps.push_back(count_);
+  }
   // The fused kernels divide by grad_scale.
   std::optional<at::Tensor> grad_scale;
   if (grad_factor != 1) grad_scale = at::scalar_tensor(1 / grad_factor, count_.options());
   const double decay = group.rule.weight_decay;
   if (config_.type == "sgd") {
-    at::_fused_sgd_(group.values, group.grads, group.first, decay, config_.momentum, lr,
+    at::_fused_sgd_(all.values, all.grads, all.first, decay, config_.momentum, lr,
                     /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/!stepped_, grad_scale);
   } else if (config_.type == "adam") {
-    at::_fused_adam_(group.values, group.grads, group.first, group.second, {}, group.steps, lr, config_.beta1,
-                     config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
+    at::_fused_adam_(all.values, all.grads, all.first, all.second, {}, all.steps, lr, config_.beta1, config_.beta2,
+                     decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
   } else {
-    at::_fused_adamw_(group.values, group.grads, group.first, group.second, {}, group.steps, lr, config_.beta1,
-                      config_.beta2, decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
+    at::_fused_adamw_(all.values, all.grads, all.first, all.second, {}, all.steps, lr, config_.beta1, config_.beta2,
+                      decay, config_.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
   }
 }
 
 // Projections that are stored as one weight are made orthogonal one by one.
-void Optimizer::update_by_muon(const Group& group, double lr, double grad_factor) {
+void Optimizer::update_by_muon(const Group& group, const std::vector<size_t>& which, double lr,
+                               double grad_factor) const {
   const MemoryMeter::Scope scope(group.stages.front(), MemoryCategory::kOptimizer);
   std::vector<MuonMatrix> matrices;
-  for (size_t i = 0; i < group.parameters.size(); ++i) {
-    if (grad_factor != 1) group.grads[i].mul_(grad_factor);
+  for (const size_t i : which) {
     const Parameter& parameter = *group.parameters[i];
+    if (grad_factor != 1) parameter.grad.mul_(grad_factor);
     const auto values = parameter.projections_of(group.values[i]);
-    const auto grads = parameter.projections_of(group.grads[i]);
+    const auto grads = parameter.projections_of(parameter.grad);
     const auto momenta = parameter.projections_of(group.first[i]);
     for (size_t part = 0; part < values.size(); ++part)
       matrices.push_back({values[part], grads[part], momenta[part], product_type(parameter.value)});
@@ -92,8 +127,10 @@ void Optimizer::update_by_muon(const Group& group, double lr, double grad_factor
 }
 
 void Optimizer::skip() {
+  if (std::exchange(begun_, false)) count_.sub_(1);
   for (Group& group : groups_) {
     for (Parameter* parameter : group.parameters) parameter->forget_grad();
+    group.done.assign(group.done.size(), false);
   }
   undone_ = false;
 }
@@ -103,7 +140,8 @@ void Optimizer::add_to(Savepoint& savepoint, bool gradients) const {
     for (const auto* tensors : {&group.values, &group.first, &group.second}) {
       for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.stages[i]);
     }
-    for (size_t i = 0; gradients && i < group.grads.size(); ++i) savepoint.add(group.grads[i], group.stages[i]);
+    for (size_t i = 0; gradients && i < group.parameters.size(); ++i)
+      savepoint.add(group.parameters[i]->grad, group.stages[i]);
   }
 }
 

@@ -117,6 +117,8 @@ class Optimizer {
   void complete_gradients();
   // One update with the gradients times `grad_factor`.
   void step(double lr, double grad_factor);
+  // The part of the next step() that is for these parameters, which have gradients. step() then leaves them out.
+  void step_early(const std::vector<Parameter*>& parameters, double lr);
   // Drops the gradients.
   void skip();
 
@@ -145,17 +147,25 @@ class Optimizer {
     ParameterRule rule;
     std::vector<Parameter*> parameters;
     std::vector<int> stages;  // of the parameters
+    std::vector<at::Tensor> values, first, second;
+    std::vector<bool> done;  // by step_early()
+  };
+  // The tensors of some of a group's parameters.
+  struct Tensors {
     std::vector<at::Tensor> values, grads, first, second, steps;
   };
 
   bool adam(const Group& group) const { return config_.type != "sgd" && !group.rule.muon; }
   Group& group_of(const ParameterRule& rule);
-  void update(const Group& group, double lr, double grad_factor);
-  void update_by_muon(const Group& group, double lr, double grad_factor);
+  // Updates those at these indices, and forgets their gradients.
+  void update(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor);
+  void update_by_muon(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor) const;
+  void update_fused(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor);
 
   OptimizerConfig config_;
   std::vector<Group> groups_;  // by rule
   at::Tensor count_;           // float32 scalar: the number of the current step
+  bool begun_ = false;         // step_early() has counted the step
   bool stepped_ = false;
   bool undone_ = false;  // the last step was undone; its gradients still exist
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -40,19 +41,15 @@ struct WeightUse {
 // The uses of one weight, in model order.
 struct UsedWeight {
   std::vector<WeightUse> uses;
-  // Its ranks are threads that compute in one memory, so that all uses have one value. The rank of the first use
-  // updates it, while the others wait.
-  bool shared = false;
 
-  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none, or if another rank
-  // updates the weight.
+  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none.
   Parameter* on(int rank) const;
   // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one of them.
   std::set<int> ranks_of_tied(int rank) const;
 };
 
 struct WeightUses {
-  // Throws Error if a tied weight has two shapes. Gives the uses of shared weights a common value.
+  // Throws Error if a tied weight has two shapes.
   explicit WeightUses(Pipeline& pipeline);
 
   std::vector<UsedWeight> all;      // in the order of their first use
@@ -113,12 +110,17 @@ class RankUpdate {
   ~RankUpdate();
 
   // See Update.
+  void apply(double lr, const std::vector<Parameter*>& complete);
   std::vector<Waited> run(int64_t step, double lr, UpdateResult& result);
   Settled settle();
   void make_savepoint(bool float16);
   void use(const LossScale& scale) { scale_ = scale; }
   bool is_open() const { return open_.has_value(); }
   int64_t taken_back() const { return taken_back_; }
+  // The pipeline's stages stream gradients from now on, or no longer.
+  void renew_sums() {
+    if (reducer_) sum_over_replicas();
+  }
   void swap_average();
   // Collective: all ranks have the same `squares`.
   [[noreturn]] void fail_not_finite(const at::Tensor& squares, int64_t step);
@@ -141,12 +143,6 @@ class RankUpdate {
   void sum_over_replicas();
   void send_tied(int64_t step);
   void sum_tied(int64_t step);
-  // The sum of this rank's uses and those that come by messages, in model order.
-  at::Tensor sum_of_uses(int64_t step, size_t weight);
-  // The sums over the ranks, and the step or what presumes it.
-  void sum_and_take(int64_t step, double lr, UpdateResult& result);
-  // Waits until shared weights are updated, or says so.
-  void hand_on_shared(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
   // Computes the sums of squares of the rank's own layers, by layer of the model. Returns false if one is not finite.
@@ -174,6 +170,10 @@ class RankUpdate {
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;
   int64_t taken_back_ = 0;
+  std::set<const Parameter*> tied_;  // uses of tied weights
+  // Of gradients that apply() has taken in the current step: their sums of squares.
+  std::map<const Parameter*, double> applied_;
+  bool finite_ = true;         // all of these
   std::vector<Waited> waits_;  // of the current update
 };
 

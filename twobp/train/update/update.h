@@ -33,11 +33,15 @@ class Update {
   // Allocates, on every rank, what taking back a step needs: copies of the weights, the optimizer's state and the
   // buffers, and with float16 of the gradients. Without savepoints, and with sharded state, ranks do not presume.
   void make_savepoints(bool float16);
+  // Call it after Pipeline::stream_gradients, while the ranks are idle.
+  void gradients_are_streamed();
   // Sets the loss scale of the next step while the ranks are idle. From then on each rank adapts it.
   void use(const LossScale& scale);
   // Called before a step. Later calls fill in the result. `may_presume`: see run(). Every process passes the same
   // value.
   UpdateResult begin(bool may_presume) const;
+  // For StepUpdate::apply, on the rank's thread.
+  void apply(int rank, double lr, const std::vector<Parameter*>& complete) { ranks_[rank]->apply(lr, complete); }
   // For StepUpdate::run, on the rank's thread. With clipping or in float16, every rank
   // waits for the norm. Otherwise a rank takes the step as soon as it has its own gradients. In float16, a step whose
   // gradient is not finite is skipped. Ranks that may presume do not wait: they take the step as if it were neither

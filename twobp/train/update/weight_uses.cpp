@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "twobp/core/check.h"
-#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
@@ -49,20 +48,9 @@ WeightUses::WeightUses(Pipeline& pipeline) {
       }
     }
   }
-  if (!pipeline.world().all_local || !pipeline.world().devices.empty()) return;
-  const MemoryMeter::Watch watch(pipeline.meter());
-  for (UsedWeight& weight : all) {
-    const WeightUse& first = weight.uses.front();
-    weight.shared = !first.parameter->is_buffer() &&
-                    std::ranges::any_of(weight.uses, [&](const WeightUse& use) { return use.rank != first.rank; });
-    for (size_t i = 1; weight.shared && i < weight.uses.size(); ++i) weight.uses[i].parameter->tie_to(*first.parameter);
-    if (weight.shared && first.trainable && weight.uses.size() == 2)
-      first.parameter->share_grad(*weight.uses[1].parameter);
-  }
 }
 
 Parameter* UsedWeight::on(int rank) const {
-  if (shared && uses.front().rank != rank) return nullptr;
   const auto here = std::ranges::find(uses, rank, &WeightUse::rank);
   return here == uses.end() ? nullptr : here->parameter;
 }

@@ -65,6 +65,10 @@ struct SimulationOptions {
   DataParallel data_parallel;
   MessageHolder message_holder = MessageHolder::kNobody;
   P2Order p2_order = P2Order::kOldest;  // ignored for a recorded order, which has its own
+  // By stage: whether its gradients are streamed. Its W then waits for the end of its I and runs layer by layer,
+  // whatever the schedule says; gradients take LayerCost::streamed_gradient during W and nothing else. Ignored for a
+  // recorded order. Empty: none.
+  std::vector<bool> streams;
 
   // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must come as in
   // the schedule. W comes after its I begins: it may have run between the layers of an I, to make room. W runs before

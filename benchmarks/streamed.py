@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Measures what streamed gradients (pipeline.gradients) bring: bytes of the fullest rank and seconds of a step, beside kept ones.
+
+    benchmarks/streamed.py                  LLaMa of dim 1024, 8 layers, sequences of 64, 2 and 4 micro-batches of one sequence
+    benchmarks/streamed.py --no-times       bytes alone, in less time (busy cores do not matter)
+    benchmarks/streamed.py --svg docs/gradients.svg    draws the memory over a step, kept and streamed, side by side
+
+All ways of a case take turns in one process, and ratios are taken within each turn. Times need two quiet cores.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+
+from plan_ranking import ROOT, call, ratios, seconds_by_turn, spread, text_of
+
+MODEL = ["model.dim=1024", "model.hidden=2816", "model.heads=16", "model.layers=8", "model.vocab=1024", "data.sequence=64", "pipeline.micro_batch_size=1"]
+# The last one has other bits: W of all micro-batches of a weight is one product.
+WAYS = ["pipeline.gradients=kept", "pipeline.gradients=streamed", "pipeline.gradients=streamed pipeline.p2_batching=concat"]
+PIPELINES = {"one rank": "pipeline.ranks=1 pipeline.threads=2", "1f1b on two": "pipeline.ranks=2", "zb-v on two": "pipeline.ranks=2 pipeline.schedule=zb-v"}
+OPTIMIZERS = {"adamw": (["optimizer.type=adamw"], 0.82), "sgd": (["optimizer.type=sgd", "optimizer.weight_decay=0"], 0.65)}  # with the most bytes to reach
+
+
+def measure(options, optimizer, pipelines, micro_batches, folder):
+    answer = folder / "bench.json"
+    ways = [f"{pipeline} {settings}" for pipeline in pipelines for settings in WAYS]
+    call(options.program, "bench", ROOT / "configs/bench_llama.json", "--set", *MODEL, *OPTIMIZERS[optimizer][0], *options.set, "--ways", *ways,
+         "--micro-batches", micro_batches, "--repeat", options.repeats, "--steps", options.steps, "--warmup", 1, "--json", answer)
+    rows = json.loads(answer.read_text())["rows"]
+    return [rows[i:i + len(WAYS)] for i in range(0, len(rows), len(WAYS))]
+
+
+def report(options, optimizer, micro_batches, name, rows):
+    kept, *others = rows
+    figures = {}
+    for row, way in zip(others, ("streamed", "concatenated")):
+        most = [max(one["peak_bytes"]) for one in (kept, row)]
+        gradients = [max(one["peak_gradient_bytes"]) / 2**20 for one in (kept, row)]
+        figures[way] = {"bytes": most[1] / most[0], "gradients": gradients}
+        text = f"fullest rank {most[1] / most[0]:.3f}x (bar {OPTIMIZERS[optimizer][1]}), its gradients {gradients[0]:.1f} -> {gradients[1]:.1f} MiB"
+        if not options.no_times:
+            before, after = (seconds_by_turn(one, options) for one in (kept, row))
+            figures[way]["time"] = spread(ratios(after, before))
+            text += f", time {text_of(figures[way]['time'])} of {statistics.median(before):.3f} s"
+        print(f"  {optimizer:6} M {micro_batches}  {name:12} {way:13} {text}", flush=True)
+    return figures
+
+
+def memory_over_a_step(options, gradients, folder):
+    """(seconds since the step's begin, bytes of weights, optimizer and gradients, those of activations and stash) after each event of one rank."""
+    trace = folder / f"{gradients}.json"
+    call(options.program, "train", ROOT / "configs/bench_llama.json", "--trace", trace, "--trace-steps", "3", "--set", *MODEL, "train.steps=3",
+         "pipeline.ranks=1", "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *options.set)
+    counters = sorted((event["ts"], *event["args"].values()) for event in json.loads(trace.read_text()) if event["ph"] == "C")
+    return [((ts - counters[0][0]) / 1e6, fixed, held) for ts, fixed, held in counters]
+
+
+def draw(options, folder):
+    width, height, top, left = 330, 220, 30, 60
+    curves = {gradients: memory_over_a_step(options, gradients, folder) for gradients in ("kept", "streamed")}
+    most = max(fixed + held for curve in curves.values() for _, fixed, held in curve)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * (width + left)} {height + 75}" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="white"/>']
+    for place, (gradients, curve) in enumerate(curves.items()):
+        x = lambda seconds: left + place * (width + left) + seconds / curve[-1][0] * (width - 20)
+        y = lambda count: top + height * (1 - count / (1.05 * most))
+        for colour, level in (("#9ecae1", lambda row: row[1] + row[2]), ("#3182bd", lambda row: row[1])):
+            points, before = [], curve[0]
+            for row in curve:
+                points += [(x(row[0]), y(level(before))), (x(row[0]), y(level(row)))]
+                before = row
+            line = " ".join(f"{a:.1f},{b:.1f}" for a, b in [(x(0), y(0)), *points, (points[-1][0], y(0))])
+            parts.append(f'<polygon points="{line}" fill="{colour}"/>')
+        peak = max(fixed + held for _, fixed, held in curve)
+        parts.append(f'<text x="{x(0)}" y="{top - 10}">{gradients}: peak {peak / 2**20:.0f} MiB</text>')
+        parts.append(f'<line x1="{x(0)}" x2="{x(curve[-1][0])}" y1="{y(0)}" y2="{y(0)}" stroke="black"/>')
+        for share in (0.25, 0.5, 0.75, 1):
+            parts.append(f'<text x="{x(0) - 6}" y="{y(share * most) + 4}" text-anchor="end">{share * most / 2**20:.0f}</text>')
+    for place, (colour, text) in enumerate((("#3182bd", "weights, optimizer, gradients"), ("#9ecae1", "activations and stash"))):
+        at = left + place * 230
+        parts.append(f'<rect x="{at}" y="{height + top + 14}" width="12" height="12" fill="{colour}"/><text x="{at + 18}" y="{height + top + 24}">{text}</text>')
+    options.svg.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default=ROOT / "build/release/twobp", type=pathlib.Path)
+    parser.add_argument("--pipelines", nargs="+", default=list(PIPELINES), choices=list(PIPELINES))
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=list(OPTIMIZERS))
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings")
+    parser.add_argument("--repeats", type=int, default=9, help="turns")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a way in each turn")
+    parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--svg", type=pathlib.Path)
+    options = parser.parse_args()
+    if options.svg:
+        with tempfile.TemporaryDirectory() as folder:
+            return draw(options, pathlib.Path(folder))
+    if options.no_times:
+        options.repeats = 1
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for optimizer in options.optimizers:
+            for count in options.micro_batches:
+                rows = measure(options, optimizer, [PIPELINES[name] for name in options.pipelines], count, pathlib.Path(folder))
+                for name, of_pipeline in zip(options.pipelines, rows):
+                    figures[f"{optimizer} {count} {name}"] = report(options, optimizer, count, name, of_pipeline)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+// pipeline.gradients: which stages stream their gradients (Pipeline::stream_gradients), that is, apply each of them as
+// soon as it is complete, so that they never exist as a whole.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace twobp {
+
+class Pipeline;
+struct Config;
+struct StepPlan;
+
+// Why every stage keeps its gradients until the end of a step under this configuration, whatever pipeline.gradients
+// says. Empty: they may be streamed.
+std::string why_gradients_are_kept(const Config& config);
+
+struct StreamedGradients {
+  std::vector<bool> stages;  // empty: none
+  std::string why;           // for readers; empty: the configuration says so
+};
+
+// Decides by the configuration. "auto" streams the stages of the fullest rank while the simulation says that this
+// lowers the bytes of the fullest rank, and that a step takes hardly longer or a cap in bytes needs it. `kept`: the
+// plan of the steps, whose gradients are kept. `batch` as for profiled_costs. All processes call it and find the same.
+StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, const StepPlan& kept,
+                                   const std::vector<double>& batch = {});
+
+// "gradients: streamed by stages 0, 1".
+std::string to_text(const StreamedGradients& gradients);
+
+}  // namespace twobp
