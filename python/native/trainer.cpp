@@ -169,8 +169,8 @@ class PyTrainer {
   }
 
   // The trained and frozen weights in this process's own memory, as far as they are contiguous and no other rank has a
-  // copy. Who writes to these tensors between two calls then calls written(). They outlive the trainer. Each has its own storage, because
-  // writers of files take tensors of one storage for views of each other.
+  // copy. Who writes to these tensors between two calls then calls written(). They outlive the trainer. Each has its
+  // own storage, because writers of files take tensors of one storage for views of each other.
   Fields shared_weights() {
     const Use use(*this);
     Fields shared;

@@ -245,12 +245,14 @@ class Trainer:
 
     def _share_weights(self) -> None:
         """Lets the module's parameters be the trainer's own weights, if these are in this process and of the same dtype
-        and order."""
+        and order. All that are trained, or none, so that the module always has the weights of one step."""
         weights = self._native.shared_weights()
         for name, parameter in self._module.named_parameters():
             own = weights.get(name)
             if own is not None and (own.dtype, own.stride()) == (parameter.dtype, parameter.stride()):
                 self._shared.add(name)
+        if not self._captured.trained <= self._shared:
+            self._shared.clear()
         self._watch.share({name: weights[name] for name in self._shared}, self._native.written)
         _native.release_memory()  # of the module's own
 
