@@ -30,10 +30,9 @@ size_t end_of_text(std::string_view text) {
 void check_text(const InputFile& file) {
   constexpr std::array kRecords = {".json", ".jsonl", ".ndjson", ".jsonlines", ".jl", ".parquet", ".csv", ".tsv"};
   const std::string ending = lower_extension(file.path());
-  TWOBP_CHECK(
-      std::find(kRecords.begin(), kRecords.end(), ending) == kRecords.end(), "data.text: ", file.path(),
-      " has records, not plain text: make arrays of them by scripts/texts_to_arrays.py, which reads .jsonl and "
-      ".parquet files, or give the name another ending if the syntax is the text.");
+  TWOBP_CHECK(std::find(kRecords.begin(), kRecords.end(), ending) == kRecords.end(), "data.text: ", file.path(),
+              " has records, not plain text: make arrays of them by scripts/texts_to_arrays.py, which reads .jsonl and "
+              ".parquet files, or give the name another ending if the syntax is the text.");
   const KnownFormat* format = known_format(file);
   TWOBP_CHECK(format == nullptr, "data.text: ", file.path(), " ", format->is, ": ", format->as_text);
   std::string block;
