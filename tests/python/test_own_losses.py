@@ -489,17 +489,22 @@ def test_sums_of_tensors_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reference_that_changes_is_refused(tmp_path):
-    teacher = causal(3)
-
+def test_a_reference_that_changes(tmp_path):
     class Moves(transformers.TrainerCallback):
+        def __init__(self, teacher):
+            self.teacher = teacher
+
         def on_step_end(self, args, state, control, **_):
             with torch.no_grad():
-                next(teacher.parameters()).mul_(0.5)
+                next(self.teacher.parameters()).mul_(0.5)
 
-    with pytest.raises(twobp.Error, match="'teacher.model.embed_tokens.weight' of the module was changed"):
-        train(pipelined(Distils), causal, texts(), tmp_path, own=lambda: {"teacher": teacher, "callbacks": [Moves()]})
-    assert all(one.requires_grad for one in teacher.parameters())
+    def own():
+        teacher = causal(3)
+        return {"teacher": teacher, "callbacks": [Moves(teacher)]}
+
+    theirs, ours = both(Distils, causal, texts(), tmp_path, own=own)
+    compare(theirs, ours)
+    assert all(one.requires_grad for one in ours.teacher.parameters())
 
 
 def test_a_loss_that_calls_other_modules_later_is_refused(tmp_path):
