@@ -168,6 +168,33 @@ class PyTrainer {
     return means;
   }
 
+  // The trained and frozen weights in this process's own memory, as far as they are contiguous and no other rank has a
+  // copy. Who writes to these tensors between two calls then calls written(). They outlive the trainer. Each has its
+  // own storage, because writers of files take tensors of one storage for views of each other.
+  Fields shared_weights() {
+    const Use use(*this);
+    Fields shared;
+    const std::vector<LiveTensor> all = trainer_->update().live_weights();
+    std::set<std::string> copied;
+    for (const LiveTensor& one : all) {
+      if (!one.first) copied.insert(one.name);
+    }
+    for (const auto& [name, live, rank, first, frozen] : all) {
+      if (copied.contains(name) || !live.is_cpu() || !live.is_contiguous() || trainer_->world().process_count() > 1)
+        continue;
+      shared[name] = at::from_blob(
+          live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
+    }
+    return shared;
+  }
+  void written() {
+    std::optional<Use> use;
+    if (!reads_) use.emplace(*this);
+    const WithoutGil free;
+    trainer_->pipeline().on_ranks(
+        [&](int rank) { trainer_->update().restored(rank, trainer_->update().optimizer_steps()); });
+  }
+
   void load(const Fields& weights) {
     const Use use(*this);
     {
@@ -576,6 +603,8 @@ void add_trainer(py::module_& module) {
       .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)
       .def("weights", &PyTrainer::weights, py::arg("averaged") = false, py::arg("names") = std::set<std::string>())
+      .def("shared_weights", &PyTrainer::shared_weights)
+      .def("written", &PyTrainer::written)
       .def("load", &PyTrainer::load)
       .def("optimizer_state", &PyTrainer::optimizer_state)
       .def("load_optimizer_state", &PyTrainer::load_optimizer_state)

@@ -48,6 +48,16 @@ class Looks {
     of_.push_back({std::move(table), std::move(key), tensor, look});
   }
 
+  // Takes the numbers of these tensors, and where they are, for unchanged.
+  void again(const std::vector<size_t>& numbers) {
+    for (const size_t i : numbers) {
+      One& one = of_.at(i);
+      const bool trained = one.look.trained;
+      one.look = look_at(THPVariable_Unpack(one.tensor.ptr()));
+      one.look.trained = trained;
+    }
+  }
+
   // The number of the first tensor that is another one or was changed; -1: none.
   int64_t first_change() const {
     for (size_t i = 0; i < of_.size(); ++i) {
@@ -317,6 +327,7 @@ void add_watch(py::module_& module) {
   py::class_<Looks>(module, "Looks")
       .def(py::init<>())
       .def("add", &Looks::add)
+      .def("again", &Looks::again)
       .def("first_change", &Looks::first_change);
   py::class_<Guards>(module, "Guards", py::custom_type_setup(collect_garbage))
       .def(py::init<>())

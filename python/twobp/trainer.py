@@ -160,6 +160,7 @@ class Trainer:
         self._positions = self.config["model"].get("positions")  # that the model has
         self._variants = 0  # that were captured because something changed
         self._watch = Watch(module, set(self._captured.buffers), loss_fn) if module is not None else None
+        self._shared: set[str] = set()  # parameters of the module that are the trainer's own weights
 
     def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` instead of the optimizer's own if it is given.
@@ -178,7 +179,10 @@ class Trainer:
                 if self._check_every and (self.steps_done + 1) % self._check_every == 0
                 else None
             )
-            result = StepResult(**self._native.step(parts, None if lr is None else float(lr)))
+            try:
+                result = StepResult(**self._native.step(parts, None if lr is None else float(lr)))
+            finally:
+                self._wrote()
             self._parts_of_last = len(parts)
         except BaseException as error:  # also what the handler of a signal raises
             if self.steps_done > done:
@@ -190,6 +194,10 @@ class Trainer:
                 "error of twobp: please report it"
             )
         return self._with_metrics(result)
+
+    def _wrote(self) -> None:
+        if self._watch is not None:
+            self._watch.trainer_wrote()
 
     def _with_metrics(self, result: StepResult) -> StepResult:
         if not self._reported:
@@ -235,19 +243,33 @@ class Trainer:
         self._watch.came_from_trainer(state)
         return state
 
+    def _share_weights(self) -> None:
+        """Lets the module's parameters be the trainer's own weights, if these are in this process and of the same dtype
+        and order. All that are trained, or none, so that the module always has the weights of one step."""
+        weights = self._native.shared_weights()
+        for name, parameter in self._module.named_parameters():
+            own = weights.get(name)
+            if own is not None and (own.dtype, own.stride()) == (parameter.dtype, parameter.stride()):
+                self._shared.add(name)
+        if not self._captured.trained <= self._shared:
+            self._shared.clear()
+        self._watch.share({name: weights[name] for name in self._shared}, self._native.written)
+        _native.release_memory()  # of the module's own
+
     def _load_into_module(self) -> None:
-        """Gives the module the weights and buffers of the last step: one by one, so that there is no further copy of
-        all of them."""
+        """Gives the module the weights and buffers of the last step that it does not share: one by one, so that there
+        is no further copy of all of them."""
         if _process_group():  # each tensor would be a message
             self._module.load_state_dict(self.state_dict(), strict=False)  # bitsandbytes' has what it does not load
             return
         buffers, kept = dict(self._module.named_buffers()), self._module.state_dict().keys()
-        changed = {name: self._captured.parameters[name] for name in self._captured.trained}
+        changed = {name: self._captured.parameters[name] for name in self._captured.trained - self._shared}
         changed.update({name: buffers[name] for name in self._captured.buffers if name in kept})
         with torch.no_grad():
             for name, one in changed.items():
                 one.copy_(self._native.weights(names={name})[name])
-        self._watch.came_from_trainer(self._module.state_dict())
+        if changed:
+            self._watch.came_from_trainer(self._module.state_dict())
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights and buffers. The optimizer's state stays. Raises twobp.Error for missing or unknown
@@ -264,6 +286,7 @@ class Trainer:
             names = {name: self._name(name, own) for name in state}
             state = {known: state[name] for name, known in names.items() if known}
         self._native.load(state)
+        self._wrote()
         if self._watch is not None:
             self._watch.came_from_trainer(given)
 
@@ -317,6 +340,7 @@ class Trainer:
         checkpoint. Raises twobp.Error if the checkpoint belongs to another run."""
         folder = checks.path(folder, "folder")
         notes = self._native.resume(folder, checks.whole(keep, "keep", least=1))
+        self._wrote()
         return (
             notes
             if notes or self.steps_done

@@ -1,9 +1,10 @@
-"""Notices changes of a module that would be lost, because the trainer has its own copies."""
+"""Notices changes of a module that would be lost, because the trainer has its own copies, and takes over those of
+weights that it shares with the module."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ class Watch:
         are not watched. If `loss_fn` is a module, its tensors are watched, too."""
         self._module, self._changed = module, changed
         self._loss_fn = loss_fn if isinstance(loss_fn, nn.Module) else None
+        self._shared: dict[str, torch.Tensor] = {}  # the trainer's weights that the module has, too
         own = dict(module.named_parameters(remove_duplicate=False))
         self._fixed = {
             name: one.detach().clone()
@@ -45,6 +47,38 @@ class Watch:
         self._next_hook = RemovableHandle.next_id
         self._look()
         self.came_from_trainer(module.state_dict())
+
+    def share(self, weights: Mapping[str, torch.Tensor], written: Callable[[], None]) -> None:
+        """Lets parameters of the module be the trainer's weights of these names, which it must be told of after a
+        change by `written`."""
+        own = dict(self._module.named_parameters(remove_duplicate=False))
+        for name, weight in weights.items():
+            own[name].data = weight
+        self._shared, self._written = dict(weights), written
+        self._strides = [(own[name], weight.stride()) for name, weight in weights.items()]
+        self._look()
+
+    def trainer_wrote(self) -> None:
+        """Records that the trainer has changed the weights that it shares."""
+        if self._shared:
+            self._looks.again(self._of_shared)
+
+    def _take_over(self) -> None:
+        """Gives the trainer what the module's shared parameters are now."""
+        for name, weight in self._shared.items():
+            path, _, key = name.rpartition(".")
+            now = self._module.get_submodule(path)._parameters.get(key)
+            if now is None or (place(now), now.dtype) == (place(weight), weight.dtype):
+                continue
+            if (now.shape, now.dtype, now.device) != (weight.shape, weight.dtype, weight.device):
+                raise Error(
+                    f"'{name}' of the module is now {list(now.shape)} {now.dtype} on {now.device}, but the trainer has "
+                    f"{list(weight.shape)} {weight.dtype} on {weight.device}: make a new trainer"
+                )
+            weight.copy_(now.detach().clone())  # it may be another view of the weight
+            now.data = weight
+        self._written()
+        self._looks.again(self._of_shared)
 
     def came_from_trainer(self, state: Mapping[str, torch.Tensor]) -> None:
         """Records that a module with this state got it from the trainer."""
@@ -88,6 +122,9 @@ class Watch:
                 )
             self._next_hook = RemovableHandle.next_id
         number = self._looks.first_change()
+        if self._shared and (number >= 0 or any(one.stride() != strides for one, strides in self._strides)):
+            self._take_over()
+            number = self._looks.first_change()
         if number < 0:
             return
         name, table, key, trained = self._seen[number]
@@ -115,6 +152,10 @@ class Watch:
         self._seen: list = []
         self._look_at(self._module, "")
         self._of_module = len(self._seen)
+        places = {one.data_ptr() for one in self._shared.values()}  # also under other names
+        self._of_shared = [
+            number for number, (_, table, key, _) in enumerate(self._seen) if table[key].data_ptr() in places
+        ]
         if self._loss_fn is not None:
             self._look_at(self._loss_fn, "loss_fn")
 
@@ -138,6 +179,10 @@ class Watch:
             whole = sum(one.sum(dtype=torch.int64).item() for one in bits.split(AT_ONCE))
             digest.update(f"{name} {flat.dtype} {len(bits)} {whole} {some}".encode())
         return digest.hexdigest()
+
+
+def place(tensor: torch.Tensor) -> tuple:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def has_tensors(part: nn.Module | None) -> bool:

@@ -188,11 +188,10 @@ def test_checkpointing_is_recomputation(tmp_path):
     assert ours.pipeline.config["pipeline"]["recompute"] == ["activations"]
 
 
-@pytest.mark.parametrize("settings, message", [
-    ({"sync_ref_model": True}, "sync_ref_model is True: the reference .* does not change")])
-def test_what_the_pipeline_does_not_have_is_named(settings, message, tmp_path):
-    with pytest.raises(twobp.Error, match=message):
-        train(twobp.trl.DPOTrainer, tmp_path, pairs(), settings, {"ref_model": lambda: causal(5)}, None, {"ranks": 2})
+@pytest.mark.slow
+def test_a_reference_that_follows_the_model(tmp_path):
+    settings = {"sync_ref_model": True, "ref_model_sync_steps": 1, "max_steps": 3}
+    compare(*both("DPOTrainer", pairs(), tmp_path, settings, {"ref_model": lambda: causal(5)}))
 
 
 def test_bf16_is_that_of_trl(tmp_path):

@@ -196,9 +196,13 @@ class Captured:
         if variant.groups >= MOST_MANY:
             self.why = f"the module was captured for {MOST_MANY} groups of shapes"
             return
-        if any("sizes" in shape for shape in variant.shapes):
-            reasons = (numbers_if_served(shape, fields)[1] for shape in variant.shapes if "sizes" in shape)
-            self.why = f"the programs so far are for {'; or '.join(reasons)}"
+        if many := [shape for shape in variant.shapes if "sizes" in shape]:
+            own = getattr(self.module, "not_sized", ())  # of another course
+            alike = [one for one in many if all(len(one["fields"][n]["shape"]) == fields[n].dim() for n in own)]
+            reasons = "; or ".join(numbers_if_served(shape, fields)[1] for shape in alike)
+            self.why = (
+                f"the programs so far are for {reasons}" if alike else "Python computes with other values than before"
+            )
         for first in (True, False):
             which, differs = self._which(fields)
             if not differs:

@@ -57,6 +57,7 @@ SIZED = {
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential_")
 # These may return their argument itself. In a trace they return another object.
 SAME = set("to type type_as contiguous float double half bfloat16 int long bool cpu".split())
+READS = set("numel nelement size dim ndimension stride element_size is_floating_point is_contiguous".split())
 IN_PLACE = {f"__i{op}__" for op in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()}
 
 
@@ -244,6 +245,9 @@ class Recorded(Mode):
         name = name_of(function)
         if is_read(name):
             return self.compute(function, args, kwargs)
+        if name == "requires_grad_":  # PEFT calls it for each adapter
+            self.note(name, self.how_of(args[0]), args[1:], kwargs)
+            return function(*args, **kwargs)
         exact = name not in ARITHMETIC
         tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, T)]
         unknown = any(map(self.is_unknown, tensors)) or name.startswith(RANDOM)
@@ -386,10 +390,10 @@ def name_of(function) -> str:
 
 
 def is_read(name: str) -> bool:
-    """Whether a function only reads an attribute that is no tensor, such as a shape."""
-    return (
-        name == "set.get" or name.endswith(".get") and name not in ("data.get", "T.get", "mT.get", "H.get", "real.get")
-    )
+    """Whether a function only reads what is no tensor, such as a shape."""
+    if name.endswith(".get"):
+        return name not in ("data.get", "T.get", "mT.get", "H.get", "real.get")
+    return name in READS
 
 
 def writes(name: str, kwargs: Mapping) -> bool:

@@ -153,12 +153,11 @@ class Tracing(Recorded):
             self._ragged.call(function, self._ragged.mask_of(tensor), (tensor, None), {})  # raises
         take = self._takes[key]
         how = self.taken(tensor, not take.known, made_by)
-        tensor = tensor.detach()
+        self.tensors[key] = tensor = tensor.detach()
         if key in self._outcomes:
             self._guard(key, tensor.reshape(()) != 0)
             return self.decided(self._outcomes[key].value, how)
         self.note("take", how, name_of(function))
-        self.tensors[key] = tensor
         if function is T.item:
             return Number.of(take.value, tensor, how)
         return as_python(function, take.value, arguments)

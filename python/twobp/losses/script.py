@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def in_row(self) -> list[Take]:
-        return [one for key, one in self.takes.items() if not one.known and key not in self.outcomes] + self.kept
+        return [one for one in self.takes.values() if not one.known] + self.kept
 
 
 def is_given(name: str) -> bool:
@@ -291,6 +291,8 @@ class Script:
                 run.outcomes = {name: one.value for name, one in like.outcomes.items() if not one.known}
                 run.values = {**run.values, **like.run.values}
             plan = planned(run)
+        if plan.sized:
+            self.one_by_one = "values decide sizes in compute_loss, as in nonzero()"
         plan.course = self._course(plan.fields, plan.notes, like)
         plan.fields[COURSE] = torch.zeros([1] * plan.course)
         full = shapes_of(plan.fields)
@@ -489,7 +491,7 @@ class Script:
         self._described = mode.symbolic.described(mode.notes)
         for one in loose:
             loss = loss + torch.where(torch.zeros((), dtype=torch.bool), one, 0).sum().to(loss.dtype)
-        row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known and key not in plan.outcomes]
+        row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known]
         kept = [one for one in tensors_in(changed(trainer, self.trainer)) if is_traced(one)]
         if len(kept) != len(plan.kept):
             raise OtherCourse("it leaves other tensors in attributes")
@@ -509,8 +511,6 @@ class Script:
         by_key = plan.takes
 
         def value(key: str, tensor: T) -> Any:
-            if key in plan.outcomes:
-                return plan.outcomes[key].value
             take = by_key.get(key)
             if take is None or take.known:
                 raise OtherCourse(f"{key} takes a number that the program does not return")

@@ -71,9 +71,9 @@ class Trainer(transformers.Trainer):
     The ranks are threads of this process. Under torchrun, each process is a rank. Raises twobp.Error for an argument
     that cannot be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
 
-    `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model gets the trained
-    weights when it is evaluated or saved and when training ends. During steps its own weights are old, and its
-    gradients stay None."""
+    `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model's weights are those
+    of the pipeline. Under torchrun, on GPUs, with tied weights and with weights in 16 bits, they are copies, which the
+    model gets when it is evaluated or saved and when training ends. Its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
     __late_error: BaseException | None = None
@@ -477,6 +477,7 @@ class Trainer(transformers.Trainer):
             precision="fp16" if self.args.fp16 and "cuda" in str(self.__settings.get("device")) else "fp32",
             **self.__settings,
         )
+        self.pipeline._share_weights()
         self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
         for callback in self.callback_handler.callbacks:
             if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:

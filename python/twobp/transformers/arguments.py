@@ -66,7 +66,6 @@ REFUSED = {
     "deepspeed": _PIPELINE,
     "parallelism_config": _PIPELINE,
     # Of TRL.
-    "sync_ref_model": "the reference in the pipeline does not change: leave it out",
     "use_liger_loss": _EAGER,
     "activation_offloading": _PIPELINE,
 }
