@@ -20,6 +20,7 @@
 #include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/planner.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/gradients.h"
 
 namespace twobp {
 namespace {
@@ -59,10 +60,13 @@ Interconnect interconnect_of(const PlanOptions& options, const CostModel& model,
 std::vector<bool> streams_of(const PlanOptions& options, const std::optional<Config>& config) {
   std::vector<std::string> names = {config ? config->pipeline.gradients : "kept"};
   if (!options.gradients.empty()) names = parse_names("--gradients", options.gradients);
-  if (names == std::vector<std::string>{"auto"}) return {false, true};
+  const std::string why = config ? why_gradients_are_kept(*config) : "";
+  if (names == std::vector<std::string>{"auto"})
+    return why.empty() ? std::vector<bool>{false, true} : std::vector<bool>{false};
   std::vector<bool> streams;
   for (const std::string& name : names) {
     TWOBP_CHECK(name == "kept" || name == "streamed", "--gradients has '", name, "': write kept, streamed, or auto");
+    TWOBP_CHECK(name == "kept" || why.empty(), "--gradients has 'streamed', but training keeps its gradients: ", why);
     streams.push_back(name == "streamed");
   }
   return streams;

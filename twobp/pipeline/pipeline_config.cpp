@@ -151,7 +151,7 @@ const Section& pipeline_section() {
        TWOBP_KEY(PipelineConfig, gradients,
                  "streamed: W waits for the end of the backward pass, runs layer by layer, and each gradient is "
                  "applied and freed when it is complete; auto: where this lowers the fullest rank's peak and takes "
-                 "hardly longer, or a cap in bytes needs it; kept: until the end of the step")
+                 "hardly longer; kept: until the end of the step")
            .one_of({"auto", "kept", "streamed"})
            .free_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,

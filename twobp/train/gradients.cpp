@@ -21,7 +21,6 @@ constexpr double kLeastSaving = 0.99;  // bytes of the fullest rank, likewise
 struct Simulated {
   double seconds = 0;
   std::vector<double> bytes;  // by rank, everything included
-  std::vector<double> held;   // by rank: activations and stash
 
   size_t fullest() const { return static_cast<size_t>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin()); }
 };
@@ -47,10 +46,7 @@ class Simulator {
     }
     const Simulation simulation = simulate(kept_.schedule, costs_, options);
     result.seconds = simulation.step_seconds;
-    for (size_t rank = 0; rank < fixed_.size(); ++rank) {
-      result.held.push_back(simulation.ranks[rank].peak_bytes);
-      result.bytes[rank] += simulation.ranks[rank].peak_bytes;
-    }
+    for (size_t rank = 0; rank < fixed_.size(); ++rank) result.bytes[rank] += simulation.ranks[rank].peak_bytes;
     return result;
   }
 
@@ -60,10 +56,6 @@ class Simulator {
   std::vector<StageCost> costs_;
   std::vector<int64_t> fixed_;
 };
-
-bool exceeds_cap(const Simulated& step, int64_t cap) {
-  return cap > 0 && std::ranges::any_of(step.held, [&](double held) { return held > static_cast<double>(cap); });
-}
 
 std::string list_of(const std::vector<bool>& stages) {
   std::vector<std::string> names;
@@ -82,18 +74,40 @@ std::string why_gradients_are_kept(const Config& config) {
   return "";
 }
 
+namespace {
+
+bool splits_backward(const Schedule& schedule) {
+  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
+    return std::ranges::any_of(list, [](const Instruction& i) { return i.op == Op::kBackwardP1; });
+  });
+}
+
+// Why "auto" keeps gradients that "streamed" would stream.
+std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
+  if (const std::string why = why_gradients_are_kept(config); !why.empty()) return why;
+  if (kept.options.memory_cap.bytes() > 0)
+    return "pipeline.memory_cap limits activations and stash, of which streamed gradients take more";
+  if (config.pipeline.schedule == "auto") return "the order that pipeline.schedule found is for kept gradients";
+  return splits_backward(kept.schedule) ? "" : "without 2BP (p2 off), W does not wait";
+}
+
+}  // namespace
+
 StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, const StepPlan& kept,
                                    const std::vector<double>& batch) {
   const auto stages = static_cast<size_t>(pipeline.stages());
-  if (config.pipeline.gradients == "streamed") return {std::vector<bool>(stages, true), ""};
   if (config.pipeline.gradients == "kept" || !kept.schedule.has_backward()) return {};
-  if (const std::string why = why_gradients_are_kept(config); !why.empty()) return {{}, why};
+  if (config.pipeline.gradients == "streamed") {
+    TWOBP_CHECK(splits_backward(kept.schedule), "pipeline.gradients is \"streamed\", but schedule '",
+                kept.schedule.name,
+                "' runs without 2BP (p2 off), so that W does not wait. Set it to \"auto\" or \"kept\".");
+    return {std::vector<bool>(stages, true), ""};
+  }
+  if (const std::string why = why_auto_keeps(config, kept); !why.empty()) return {{}, why};
   const Simulator simulator(pipeline, kept, batch);
   std::vector<bool> streams(stages, false);
   const Simulated first = simulator.run({});
   Simulated best = first;
-  const int64_t cap = kept.options.memory_cap.bytes();
-  const bool over = exceeds_cap(first, cap);
   while (true) {
     std::vector<bool> more = streams;
     for (size_t stage = 0; stage < stages; ++stage) {
@@ -102,7 +116,7 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
     if (more == streams) break;
     const Simulated next = simulator.run(more);
     if (next.bytes[next.fullest()] > kLeastSaving * best.bytes[best.fullest()]) break;
-    if (next.seconds > kMostSlower * first.seconds && !over) break;
+    if (next.seconds > kMostSlower * first.seconds) break;
     streams = more;
     best = next;
   }

@@ -21,8 +21,9 @@ struct StreamedGradients {
 };
 
 // Decides by the configuration. "auto" streams the stages of the fullest rank while the simulation says that this
-// lowers the bytes of the fullest rank, and that a step takes hardly longer or a cap in bytes needs it. `kept`: the
-// plan of the steps, whose gradients are kept. `batch` as for profiled_costs. All processes call it and find the same.
+// lowers the bytes of the fullest rank, and that a step takes hardly longer; a cap in bytes limits what streaming takes
+// more of, so "auto" keeps then. `kept`: the plan of the steps, whose gradients are kept. `batch` as for
+// profiled_costs. All processes call it and find the same. Throws Error if "streamed" does not fit the schedule.
 StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, const StepPlan& kept,
                                    const std::vector<double>& batch = {});
 

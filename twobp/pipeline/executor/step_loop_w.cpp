@@ -71,10 +71,14 @@ void StepLoop::check_done(int s, int layer, Layer* leaf) {
   LayerWork& work = work_[s][layer];
   if (work.p1 != 0) return;
   if (streams(s)) {
-    const std::vector<Parameter*> parameters = complete(s, layer, leaf);
+    std::vector<Parameter*> parameters = complete(s, layer, leaf);
+    parts_.expect_gradients(stage(s), layer, parameters, request_);
+    // A stash of other W may be a view of the weight, which is updated at the end of the step then.
+    std::erase_if(parameters, [&](const Parameter* one) {
+      return !weights_.contains(one->value.storage().unsafeGetStorageImpl());
+    });
     // From now on the step cannot be given up.
     if (parameters.empty() || (request_.early_end && !request_.early_end->completes())) return;
-    parts_.expect_gradients(stage(s), layer, parameters, request_);
     std::ranges::copy(parameters, std::back_inserter(work.applied));
     if (!parts_.sums(request_)) return apply(parameters);
     for (const Parameter* parameter : parameters) parts_.reducer->gradient_done(*parameter);
@@ -88,10 +92,7 @@ void StepLoop::check_done(int s, int layer, Layer* leaf) {
 std::vector<Parameter*> StepLoop::complete(int s, int layer, Layer* leaf) const {
   const LayerWork& work = work_[s][layer];
   std::vector<Parameter*> complete;
-  const auto applied = [&](const Parameter* one) {
-    return std::ranges::find(work.applied, one) != work.applied.end() ||
-           !weights_.contains(one->value.storage().unsafeGetStorageImpl());
-  };
+  const auto applied = [&](const Parameter* one) { return std::ranges::find(work.applied, one) != work.applied.end(); };
   if (!work.has_p2()) {
     std::ranges::remove_copy_if(parts_.stages[s]->parameters(layer), std::back_inserter(complete), applied);
     return complete;
