@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "twobp/transport/transport.h"
@@ -22,7 +23,7 @@ class SlowLink : public Transport {
   bool try_receive(int from, const Tag& tag, Values& values) override;
   Values receive(int from, const Tag& tag, double timeout) override;
   void progress() override { inner_->progress(); }
-  void flush(double timeout) override { inner_->flush(timeout); }
+  std::optional<int> unsent_to() override { return inner_->unsent_to(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
 
   // Applies to all later messages.

@@ -254,9 +254,8 @@ class Script:
             course = self._course(fields, [signature])
             self.signatures[str(course)] = signature
             fields[COURSE] = torch.zeros([1] * course)
-            plan = Plan(course, fields, others, tree, {}, {}, {}, [], "", [], items)
-            self._plans[course] = plan
-            return plan
+            self._plans[course] = Plan(course, fields, others, tree, {}, {}, {}, [], "", [], items)
+            return self._plans[course]
 
         def walk(calls, values, forced=None):
             with Kept(self.trainer):
@@ -275,7 +274,7 @@ class Script:
                 -1, every, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, run, mode.notes
             )
 
-        plan = None
+        plan: Plan | None = None
         for run in reversed(self._runs.get(key, ()) if like is None else ()):
             with contextlib.suppress(Unseen, OtherCourse):
                 plan = planned(run)
