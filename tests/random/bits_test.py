@@ -105,10 +105,11 @@ def text_of(dice, common, kind, folder):
 
 def way_of(dice, sliced, streams):
     """Settings that must not change the bits."""
+    gradients = dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)  # streamed ones need W that waits
     return [f"pipeline.schedule={dice.choice([one for one in SCHEDULES if not sliced or one != 'dualpipe-v'])}",
             f"pipeline.ranks={dice.randint(1, 4)}",
-            f"pipeline.p2={dice.choice(['off', 'end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
-            f"pipeline.gradients={dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)}",
+            f"pipeline.p2={dice.choice(['off'] * (gradients != 'streamed') + ['end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
+            f"pipeline.gradients={gradients}",
             f"pipeline.memory_cap={dice.choice(['auto', '0', '1.2x'])}", f"pipeline.run_ahead={dice.choice(['auto', 'on', 'off'])}",
             f"pipeline.recompute={dice.choice(['[]', 'activations'] + ['derivatives', 'both'] * (not sliced))}"]
 

@@ -132,8 +132,9 @@ def draw(dice):
 
 def way_of(dice, sliced):
     """Settings that must not change the bits."""
-    return {"ranks": dice.randint(1, 3), "schedule": dice.choice(SCHEDULES), "p2": dice.choice(["off", "end", "cooldown", "fill"]),
-            "p2_order": dice.choice(["oldest", "bucket"]), "gradients": dice.choice(["kept", "streamed"]),
+    p2 = dice.choice(["off", "end", "cooldown", "fill"])
+    return {"ranks": dice.randint(1, 3), "schedule": dice.choice(SCHEDULES), "p2": p2, "p2_order": dice.choice(["oldest", "bucket"]),
+            "gradients": dice.choice(["kept"] + ["streamed"] * (p2 != "off")),
             "memory_cap": dice.choice(["auto", "0", "1.2x"]),
             "recompute": dice.choice([[], ["activations"]] if sliced else [[], ["activations"], ["derivatives"], ["both"]])}
 

@@ -274,7 +274,8 @@ class Enumeration {
           candidate.choice.policy = policy;
           for (const bool streams : request_.streams) {
             candidate.choice.streams = streams;
-            if (!streams || policy != P2Policy::kOff) all_.push_back(candidate);
+            // W waits in these alone.
+            if (!streams || (policy != P2Policy::kOff && policy != P2Policy::kPlaced)) all_.push_back(candidate);
           }
         }
       }

@@ -76,9 +76,11 @@ std::string why_gradients_are_kept(const Config& config) {
 
 namespace {
 
-bool splits_backward(const Schedule& schedule) {
+// W of a whole backward pass runs at once: earlier than that of micro-batches before it, whose W waits, and in another
+// order than with kept gradients.
+bool has_whole_backward(const Schedule& schedule) {
   return std::ranges::any_of(schedule.ranks, [](const auto& list) {
-    return std::ranges::any_of(list, [](const Instruction& i) { return i.op == Op::kBackwardP1; });
+    return std::ranges::any_of(list, [](const Instruction& i) { return i.op == Op::kBackward; });
   });
 }
 
@@ -88,7 +90,7 @@ std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
   if (kept.options.memory_cap.bytes() > 0)
     return "pipeline.memory_cap limits activations and stash, of which streamed gradients take more";
   if (config.pipeline.schedule == "auto") return "the order that pipeline.schedule found is for kept gradients";
-  return splits_backward(kept.schedule) ? "" : "without 2BP (p2 off), W does not wait";
+  return has_whole_backward(kept.schedule) ? "the schedule has whole backward passes (B), whose W does not wait" : "";
 }
 
 }  // namespace
@@ -98,9 +100,10 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
   const auto stages = static_cast<size_t>(pipeline.stages());
   if (config.pipeline.gradients == "kept" || !kept.schedule.has_backward()) return {};
   if (config.pipeline.gradients == "streamed") {
-    TWOBP_CHECK(splits_backward(kept.schedule), "pipeline.gradients is \"streamed\", but schedule '",
-                kept.schedule.name,
-                "' runs without 2BP (p2 off), so that W does not wait. Set it to \"auto\" or \"kept\".");
+    TWOBP_CHECK(!has_whole_backward(kept.schedule), "pipeline.gradients is \"streamed\", but schedule '",
+                kept.schedule.name, "' with p2 ", policy_name(kept.schedule.policy),
+                " has whole backward passes (B), whose W does not wait. Set pipeline.p2 to \"fill\", or gradients to "
+                "\"auto\" or \"kept\".");
     return {std::vector<bool>(stages, true), ""};
   }
   if (const std::string why = why_auto_keeps(config, kept); !why.empty()) return {{}, why};
