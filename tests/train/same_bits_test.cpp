@@ -481,7 +481,6 @@ TEST(EverySchedule, AdmitsItsSizesAndKeepsTheOrder) {
 TEST(StreamedGradients, AreRefusedForWholeBackwardPasses) {
   Config config = llama(true, 0);
   config.pipeline.micro_batches = 4;
-  config.pipeline.gradients = "streamed";
   for (const auto& [schedule, p2] : {std::pair{"1f1b", "off"}, std::pair{"dualpipe-v", "placed"}}) {
     config.pipeline.stages = schedule == std::string("1f1b") ? 2 : 4;
     config.pipeline.ranks = 2;

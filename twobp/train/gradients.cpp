@@ -65,17 +65,6 @@ std::string list_of(const std::vector<bool>& stages) {
   return concat(names.size() == 1 ? "stage " : "stages ", join(names));
 }
 
-}  // namespace
-
-std::string why_gradients_are_kept(const Config& config) {
-  if (config.train.clip_norm > 0) return "train.clip_norm needs the norm of all gradients before one is applied";
-  if (config.train.precision == "fp16") return "fp16 skips a step if one of its gradients overflows";
-  if (config.pipeline.device != "cpu") return concat("pipeline.device is \"", config.pipeline.device, "\"");
-  return "";
-}
-
-namespace {
-
 // W of a whole backward pass runs at once: earlier than that of micro-batches before it, whose W waits, and in another
 // order than with kept gradients.
 bool has_whole_backward(const Schedule& schedule) {
@@ -94,6 +83,13 @@ std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
 }
 
 }  // namespace
+
+std::string why_gradients_are_kept(const Config& config) {
+  if (config.train.clip_norm > 0) return "train.clip_norm needs the norm of all gradients before one is applied";
+  if (config.train.precision == "fp16") return "fp16 skips a step if one of its gradients overflows";
+  if (config.pipeline.device != "cpu") return concat("pipeline.device is \"", config.pipeline.device, "\"");
+  return "";
+}
 
 StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, const StepPlan& kept,
                                    const std::vector<double>& batch) {
