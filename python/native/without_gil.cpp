@@ -11,6 +11,8 @@ namespace {
 
 // A call that cannot be given up, such as a step of several processes, does not hold up the exit for longer.
 constexpr auto kPatience = std::chrono::seconds(5);
+// Nor does a thread that does not call again, and so does not see that Python exits.
+constexpr auto kPatienceForThreads = std::chrono::milliseconds(200);
 
 enum class Stage : uint8_t { kRuns, kWaits, kEnded };
 
@@ -20,13 +22,35 @@ Stage stage = Stage::kRuns;
 std::thread::id ends;  // the thread that ends Python
 int without = 0;       // threads within C++, without the GIL
 int taking = 0;        // of these, those that take the GIL now
+int callers = 0;       // threads that have called C++ and live
+
+// One for each of them.
+struct Caller {
+  Caller() {
+    const std::lock_guard lock(mutex);
+    ++callers;
+  }
+  ~Caller() {
+    {
+      const std::lock_guard lock(mutex);
+      --callers;
+    }
+    changed.notify_all();
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+  void lives() const {}
+};
+thread_local const Caller caller;
 
 bool is_other_thread() {
   return stage != Stage::kRuns && ends != std::this_thread::get_id();
 }
 
-// Called with the GIL, before Python ends other threads that take it.
+// Called with the GIL, before Python ends other threads that take it. It ends them within a destructor of torch's, which
+// aborts, so those that call C++ again and again have time to end by SystemExit.
 void wait_for_calls() {
+  caller.lives();
   {
     const std::lock_guard lock(mutex);
     stage = Stage::kWaits;
@@ -37,6 +61,7 @@ void wait_for_calls() {
       const pybind11::gil_scoped_release free;
       std::unique_lock lock(mutex);
       changed.wait_until(lock, until, [] { return without == 0; });
+      changed.wait_for(lock, kPatienceForThreads, [] { return callers == 1; });
       changed.wait(lock, [] { return taking == 0; });
     }
     const std::lock_guard lock(mutex);
@@ -49,6 +74,7 @@ void wait_for_calls() {
 }  // namespace
 
 WithoutGil::WithoutGil() {
+  caller.lives();
   {
     const std::lock_guard lock(mutex);
     ++without;

@@ -263,21 +263,18 @@ def exit_code(call, after):
         sys.exit(0)  # Python's own exit
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-# Between two calls of C++, CPython may end the thread within an operator of torch, which aborts: rarely, and not again and again.
 for call in ("step", "evaluate", "state_dict", "between", "plan"):
     for after in (0, 0.013, 0.1):
-        codes = [exit_code(call, after)]
-        while codes[-1] == -6 and len(codes) < 3:
-            codes.append(exit_code(call, after))
-        print(call, after, codes, flush=True)
-        if codes[-1] != 0:
+        code = exit_code(call, after)
+        print(call, after, code, flush=True)
+        if code != 0:
             os._exit(1)
 """
 
 
 def test_python_exits_while_a_daemon_thread_is_in_a_call():
     done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and set(done.stderr.splitlines()) <= {"terminate called without an active exception"}, done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
 
 def test_a_trace_whose_folder_has_gone_is_a_warning(make, vectors, tmp_path):
