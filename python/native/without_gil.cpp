@@ -11,7 +11,7 @@ namespace {
 
 // A call that cannot be given up, such as a step of several processes, does not hold up the exit for longer.
 constexpr auto kPatience = std::chrono::seconds(5);
-// Nor does a thread that does not call again, and so does not see that Python exits.
+// Nor does a thread that makes no further call, and so does not see that Python exits.
 constexpr auto kPatienceForThreads = std::chrono::milliseconds(200);
 
 enum class Stage : uint8_t { kRuns, kWaits, kEnded };
@@ -22,35 +22,24 @@ Stage stage = Stage::kRuns;
 std::thread::id ends;  // the thread that ends Python
 int without = 0;       // threads within C++, without the GIL
 int taking = 0;        // of these, those that take the GIL now
-int callers = 0;       // threads that have called C++ and live
-
-// One for each of them.
-struct Caller {
-  Caller() {
-    const std::lock_guard lock(mutex);
-    ++callers;
-  }
-  ~Caller() {
-    {
-      const std::lock_guard lock(mutex);
-      --callers;
-    }
-    changed.notify_all();
-  }
-  Caller(const Caller&) = delete;
-  Caller& operator=(const Caller&) = delete;
-  void lives() const {}
-};
-thread_local const Caller caller;
 
 bool is_other_thread() {
   return stage != Stage::kRuns && ends != std::this_thread::get_id();
 }
 
-// Called with the GIL, before Python ends other threads that take it. It ends them within a destructor of torch's, which
-// aborts, so those that call C++ again and again have time to end by SystemExit.
+// CPython ends a daemon thread where it takes the GIL next, which aborts within torch: a thread that calls C++ again and
+// again has time to end by SystemExit.
+void wait_for_threads() {
+  const auto until = std::chrono::steady_clock::now() + kPatienceForThreads;
+  const auto active = pybind11::module_::import("threading").attr("active_count");
+  while (active().cast<int>() > 1 && std::chrono::steady_clock::now() < until) {
+    const pybind11::gil_scoped_release free;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Called with the GIL, before Python ends other threads that take it.
 void wait_for_calls() {
-  caller.lives();
   {
     const std::lock_guard lock(mutex);
     stage = Stage::kWaits;
@@ -61,9 +50,9 @@ void wait_for_calls() {
       const pybind11::gil_scoped_release free;
       std::unique_lock lock(mutex);
       changed.wait_until(lock, until, [] { return without == 0; });
-      changed.wait_for(lock, kPatienceForThreads, [] { return callers == 1; });
       changed.wait(lock, [] { return taking == 0; });
     }
+    wait_for_threads();
     const std::lock_guard lock(mutex);
     if (taking > 0) continue;
     stage = Stage::kEnded;
@@ -74,7 +63,6 @@ void wait_for_calls() {
 }  // namespace
 
 WithoutGil::WithoutGil() {
-  caller.lives();
   {
     const std::lock_guard lock(mutex);
     ++without;
