@@ -77,7 +77,14 @@ def branch(self, y):
     return -y
 
 
+def loop_over_experts(self, y):
+    for expert in y.sum(-1).gt(0).nonzero():
+        y = y * self.up.weight[expert].sum()
+    return y
+
+
 @pytest.mark.parametrize("more, message", [
+    (loop_over_experts, r"in loop_over_experts: for expert in.*torch\.where.*experts_implementation=.grouped_mm"),
     (write_weight, "up.weight|in-place"), (write_weight_without_grad, r"changes its parameter .*up\.weight.*buffer"),
     (say, r"prints \(.*test_bad_input\.py:\d+, in say\)"), (branch, r"(?s)test_bad_input\.py:\d+, in branch: if y\.sum.*torch\.where"),
     (lambda self, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)), r"calls 'cond', an operator that takes functions \(.*test_bad_input\.py:\d+, in <lambda>.*torch\.where"),

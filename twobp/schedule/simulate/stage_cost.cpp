@@ -19,6 +19,15 @@ double factor(const StageCost& stage, double times_the_mean, double LayerCost::*
 
 }  // namespace
 
+StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers) {
+  StreamedBytes bytes;
+  for (const LayerCost& layer : layers) {
+    bytes.freed += layer.gradient_bytes;
+    bytes.most = std::max(bytes.most, layer.streamed_gradient);
+  }
+  return bytes;
+}
+
 StageCost stage_of(std::vector<LayerCost> layers) {
   StageCost stage;
   stage.forward = stage.backward_p1 = stage.backward_p2 = 0;

@@ -1,6 +1,7 @@
 // The cost of one layer and of one stage, for the simulation, the planner and the auto-scheduler.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <vector>
@@ -75,7 +76,18 @@ struct StageCost {
   // The stage's layers in model order. If there are any, they determine p2_units, activation_bytes and stash_bytes, the
   // transient peaks within F, I and W count, and room under a byte cap is made layer by layer, as the executor does.
   std::vector<LayerCost> layers = {};
+
+  // fixed_bytes, less those that streamed gradients free.
+  double fixed(bool streams) const { return fixed_bytes - (streams ? std::min(gradient_bytes, fixed_bytes) : 0); }
 };
+
+// Bytes of the gradients of a stage with these layers that streams them: what is not held all the time, and the most
+// at once during W.
+struct StreamedBytes {
+  double freed = 0;
+  double most = 0;
+};
+StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers);
 
 // The cost of a stage with these layers: their sums, and its messages. What layers do not say (optimizer, fixed bytes)
 // is left out.
