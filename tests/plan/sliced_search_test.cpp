@@ -145,7 +145,9 @@ TEST(BoundOfSlices, NeverAboveASchedule) {
     const double bound =
         lower_bound(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options, pipeline.slices);
     const std::optional<double> named = best_named(pipeline);
-    if (named) EXPECT_LE(bound, *named * (1 + 1e-9));
+    if (named) {
+      EXPECT_LE(bound, *named * (1 + 1e-9));
+    }
   }
 }
 
