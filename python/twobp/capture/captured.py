@@ -504,9 +504,8 @@ class Captured:
         if graph["layers"] and ratios != self.ratios:
             raise CaptureError(
                 f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first "
-                f"shape of batch, but {', '.join(ratios)} for this one, "
-                "so that it is no mean over the global batch. Let each have the same number for each sample, or set "
-                "loss_reduction"
+                f"shape of batch, but {', '.join(ratios)} for this one, so that it is no mean over the global batch. "
+                "Let each have the same number for each sample, or set loss_reduction"
             )
         self.ratios = ratios
         shape = {
@@ -615,9 +614,8 @@ class Captured:
         )
         if not torch.isfinite(expected):
             raise CaptureError(
-                "the module's loss of the example is not finite, so that its programs cannot be compared with it. Give "
-                "an example with a "
-                "target that counts, and with finite numbers"
+                "the module's loss of the example is not finite, so that its programs cannot be compared with it. "
+                "Give an example with a target that counts, and with finite numbers"
             )
         _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
         scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
@@ -627,8 +625,7 @@ class Captured:
             if gradients[name].count_nonzero() > 0:
                 raise CaptureError(
                     f"the captured programs train '{name}', which the module itself does not: its gradient is None "
-                    "there. Freeze it "
-                    "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop"
+                    "there. Freeze it (requires_grad_(False)), or use torch.no_grad() where the gradient is to stop"
                 )
         compared = changed.keys() - {ROWS, *getattr(self.module, "not_compared", ())}
         result = DryRun(
@@ -674,8 +671,7 @@ class Captured:
         if not result.slices <= limit:
             raise WrongSlices(
                 f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} "
-                "against the module itself. This "
-                "is an error of twobp: please report it"
+                "against the module itself. This is an error of twobp: please report it"
             )
         return result
 
@@ -684,8 +680,7 @@ class Captured:
         names = self.before.changed() if self.before else []
         return (
             f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do "
-            "not: give the module such a value as a field of "
-            "the batch"
+            "not: give the module such a value as a field of the batch"
             if names
             else ""
         )
@@ -738,8 +733,7 @@ def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
     if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
         raise CaptureError(
             f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, "
-            "and no "
-            "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out"
+            "and no loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out"
         )
 
 
@@ -922,8 +916,7 @@ def capture(
     ):
         raise CaptureError(
             f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be "
-            "lost. Freeze it, or let the "
-            "module hold it and return the loss"
+            "lost. Freeze it, or let the module hold it and return the loss"
         )
     check_precision(module, precision)
     whole = WithLoss(module, loss_fn, precision)
