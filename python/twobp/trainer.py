@@ -640,7 +640,7 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
 
 def _read(captured: Captured) -> set[str]:
     """Returns the parameters on which the loss depends."""
-    from twobp.capture.captured import parameter_names
+    from twobp.capture.layers import parameter_names
 
     return parameter_names(captured.graph["layers"])
 
