@@ -16,8 +16,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include "python/native/check_state.h"
-#include "python/native/given_fields.h"
+#include "python/native/given.h"
 #include "python/native/module.h"
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"

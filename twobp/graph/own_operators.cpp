@@ -8,9 +8,6 @@
 #include <ATen/ATen.h>
 
 #include "twobp/core/check.h"
-#include "twobp/graph/own_arguments.h"
-#include "twobp/graph/own_attention.h"
-#include "twobp/graph/own_four_bits.h"
 #include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"

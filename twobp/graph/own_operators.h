@@ -23,4 +23,22 @@ std::span<const OwnOperator> own_operators();
 // equal layouts, gradients of convolutions over tiny images, attention for CPUs on a GPU.
 std::span<const OwnOperator> replaced_operators();
 
+// Attention: of packed rows, and of q, k and v apart. Over a slice of the sequences, it reads keys and values of
+// earlier slices (nn/layers/attention_inputs.h).
+std::span<const OwnOperator> attention_operators();
+// Operators of ATen, by name alone, that a GPU computes in another way.
+std::span<const OwnOperator> replaced_attention_operators();
+
+// Products with weights of 4 bits a number. The weight is dequantised for each product, so that nothing but the 4 bits
+// stays.
+std::span<const OwnOperator> four_bit_operators();
+
+inline bool is_wide(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;
+}
+
+// Throws Error if cos and sin are no tables of rotary embedding. `head_dim` numbers turn in pairs.
+void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t positions, int64_t head_dim,
+                  at::ScalarType dtype);
+
 }  // namespace twobp::graph

@@ -87,8 +87,7 @@ def spelled_out(node: fx.Node) -> Mixes:
     return Mixes(
         node,
         f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as "
-        "scaled_dot_product_attention(q, k, v, is_causal=True); "
-        "nn.MultiheadAttention does with need_weights=False",
+        "scaled_dot_product_attention(q, k, v, is_causal=True); nn.MultiheadAttention does with need_weights=False",
     )
 
 
@@ -261,9 +260,8 @@ def other_attention(node: fx.Node, of: Follower):
         raise Mixes(
             node,
             "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, "
-            "numbers) of float32 or float64, the "
-            f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} "
-            f"of {q.meta['val'].dtype}",
+            "numbers) of float32 or float64, the last number equal for all, and a scale above 0; these are "
+            f"{', '.join(str(list(one)) for one in sizes)} of {q.meta['val'].dtype}",
         )
     of.replace(causal_attention, q, k, v, scale)
     return Along(2)
