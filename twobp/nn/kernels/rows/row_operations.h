@@ -19,6 +19,12 @@ std::pair<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
                              at::Tensor& dx);
 
+// The same of several norms that lie side by side in each row: x, y (rows, norms * cols) with dense rows at any
+// distance, gain (cols), rstd (rows * norms). `dx` may be `dy`.
+void rms_norm_rows(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y, at::Tensor& rstd);
+at::Tensor rms_norm_rows_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                                  const at::Tensor& rstd, at::Tensor& dx);
+
 // Gated linear units (arXiv 2002.05202) on tensors: by our kernels, or by LibTorch's operators for tensors that are not
 // in a CPU's memory.
 
