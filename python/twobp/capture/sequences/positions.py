@@ -281,19 +281,7 @@ def linear_in_sums(node: fx.Node, of: Follower):
             and (name == "mul" or sums[0] is node.args[0])
         )
     else:
-        right = name in (
-            "neg",
-            "reshape",
-            "view",
-            "clone",
-            "contiguous",
-            "_to_copy",
-            "detach",
-            "alias",
-            "sum",
-            "squeeze",
-            "unsqueeze",
-        )
+        right = name in "neg reshape view clone contiguous _to_copy detach alias sum squeeze unsqueeze".split()
     if not right:
         raise Mixes(node, f"'{name}' of a sum over positions does not add up over slices")
     return SUM
@@ -304,62 +292,23 @@ def other_size(node: fx.Node, of: Follower):
     return None
 
 
+REDUCING = """
+    sum mean amax amin max min var var_mean std prod any all argmax argmin logsumexp linalg_vector_norm
+""".split()
 RULES: dict[str, Callable] = {
     **dict.fromkeys(
-        (
-            "_to_copy",
-            "type_as",
-            "clone",
-            "contiguous",
-            "detach",
-            "alias",
-            "lift_fresh_copy",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-        ),
+        """
+        _to_copy type_as clone contiguous detach alias lift_fresh_copy zeros_like ones_like full_like
+        """.split(),
         same,
     ),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), other_size),
+    **dict.fromkeys(REDUCING, reduced),
     **dict.fromkeys(
-        (
-            "sum",
-            "mean",
-            "amax",
-            "amin",
-            "max",
-            "min",
-            "var",
-            "var_mean",
-            "std",
-            "prod",
-            "any",
-            "all",
-            "argmax",
-            "argmin",
-            "logsumexp",
-            "linalg_vector_norm",
-        ),
-        reduced,
-    ),
-    **dict.fromkeys(
-        (
-            "softmax",
-            "_softmax",
-            "log_softmax",
-            "_log_softmax",
-            "_safe_softmax",
-            "cumsum",
-            "cumprod",
-            "logcumsumexp",
-            "sort",
-            "topk",
-            "flip",
-            "roll",
-            "split",
-            "split_with_sizes",
-            "chunk",
-        ),
+        """
+        softmax _softmax log_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk flip roll split
+        split_with_sizes chunk
+        """.split(),
         apart,
     ),
     **VIEWS,
