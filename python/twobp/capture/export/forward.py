@@ -34,10 +34,8 @@ REMOVED = {
     aten.sym_constrain_range.default,
 }
 ASSERTIONS = {aten._assert_async.msg, aten._assert_async.default}
-LIKE = {
-    aten.rand_like.default: aten.rand.default,
-    aten.randn_like.default: aten.randn.default,
-}  # these take a generator
+# These take a generator.
+LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 ROUNDED = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of other precisions, autocast has none

@@ -42,18 +42,8 @@ INSTALLED = tuple(
         )
     }
 )
-PLAIN = {
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(Ellipsis),
-    range,
-    slice,
-}  # not their subclasses, which may have attributes and code
+# Not their subclasses, which may have attributes and code.
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice}
 PLAIN_OF_TORCH = (
     torch.dtype,
     torch.device,

@@ -19,12 +19,8 @@ from .reference import reference
 if TYPE_CHECKING:
     from ..captured import Captured
 
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-3,
-    torch.bfloat16: 0.2,
-    torch.float16: 0.1,
-}  # an error beyond this is a wrong program, not rounding
+# An error beyond this is a wrong program, not rounding.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
 ROUNDED_PARTS = 0.02  # the same, for a module in float32 that computes parts in 16 bits, by the same operators
 
