@@ -42,7 +42,7 @@ class Simulator {
       if (!streams[stage]) continue;
       const auto rank = static_cast<size_t>(pipeline_.rank_of_stage()[stage]);
       options.cap_per_rank[rank] = 0;
-      for (const LayerCost& layer : pipeline_.layer_costs()[stage]) result.bytes[rank] -= layer.gradient_bytes;
+      for (const LayerCost& layer : pipeline_.layer_costs()[stage]) result.bytes[rank] -= layer.streamable();
     }
     const Simulation simulation = simulate(kept_.schedule, costs_, options);
     result.seconds = simulation.step_seconds;

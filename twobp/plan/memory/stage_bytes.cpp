@@ -138,7 +138,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
 }
 
 std::vector<StageCost> without_gradients(std::vector<StageCost> costs) {
-  for (StageCost& cost : costs) cost.fixed_bytes -= std::min(cost.gradient_bytes, cost.fixed_bytes);
+  for (StageCost& cost : costs) cost.fixed_bytes -= cost.streamable();
   return costs;
 }
 

@@ -19,6 +19,12 @@ double factor(const StageCost& stage, double times_the_mean, double LayerCost::*
 
 }  // namespace
 
+double StageCost::streamable() const {
+  double bytes = gradient_bytes;
+  for (const LayerCost& layer : layers) bytes -= layer.tied_gradient;
+  return std::clamp(bytes, 0.0, fixed_bytes);
+}
+
 StageCost stage_of(std::vector<LayerCost> layers) {
   StageCost stage;
   stage.forward = stage.backward_p1 = stage.backward_p2 = 0;
