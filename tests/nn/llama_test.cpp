@@ -3,7 +3,7 @@
 #include <map>
 
 #include "tests/nn/layer_test_util.h"
-#include "tests/nn/reference.h"
+#include "tests/nn/llama_reference.h"
 #include "tests/nn/typed_options.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/models.h"
@@ -49,71 +49,6 @@ std::unique_ptr<Sequential> make_model(const test::Typed<DecoderOptions>& o) {
   return std::make_unique<Sequential>(std::move(layers));
 }
 
-// The value or gradient of every use of a weight under Hugging Face's names. Packed weights are split into their parts.
-std::multimap<std::string, at::Tensor> parts_of(const std::vector<Parameter*>& parameters,
-                                                at::Tensor Parameter::*which) {
-  std::multimap<std::string, at::Tensor> parts;
-  for (const Parameter* parameter : parameters) {
-    int64_t row = 0;
-    for (const ParameterPart& part : parameter->parts()) {
-      parts.emplace(part.name, (parameter->*which).narrow(0, row, part.rows));
-      row += part.rows;
-    }
-  }
-  return parts;
-}
-
-class Reference {
- public:
-  Reference(const test::Typed<DecoderOptions>& o, const std::vector<Parameter*>& parameters) : o_(o) {
-    for (const auto& [name, value] : parts_of(parameters, &Parameter::value)) {
-      weights_.emplace(name,
-                       value.to(at::kDouble).clone().requires_grad_(true));  // the first use of a tied weight
-    }
-  }
-
-  double backward(const std::vector<Fields>& batch) {
-    at::Tensor sum = at::zeros({}, at::kDouble);
-    for (const Fields& fields : batch) sum = sum + loss(fields);
-    sum.backward();
-    return sum.item<double>();
-  }
-
-  const std::map<std::string, at::Tensor>& weights() const { return weights_; }
-
- private:
-  const at::Tensor& weight(const std::string& name) const { return weights_.at(name); }
-  at::Tensor norm(const at::Tensor& x, const std::string& gain) const {
-    return reference::rms_norm(x, weight(gain), o_.norm_eps);
-  }
-
-  at::Tensor loss(const Fields& fields) const {
-    at::Tensor x = at::embedding(weight("model.embed_tokens.weight"), fields.at("input_ids"));
-    for (int64_t i = 0; i < o_.layers; ++i) {
-      const std::string block = "model.layers." + std::to_string(i);
-      const at::Tensor a = norm(x, block + ".input_layernorm.weight");
-      std::vector<at::Tensor> qkv;
-      for (const char* which : {"q", "k", "v"}) {
-        qkv.push_back(reference::linear(a, weight(block + ".self_attn." + which + "_proj.weight")));
-      }
-      const at::Tensor attended =
-          reference::attention(at::cat(qkv, -1), {o_.heads, o_.kv_heads, o_.head_dim, {o_.rope_theta}});
-      x = x + reference::linear(attended, weight(block + ".self_attn.o_proj.weight"));
-      const at::Tensor b = norm(x, block + ".post_attention_layernorm.weight");
-      const at::Tensor gate_up = at::cat({reference::linear(b, weight(block + ".mlp.gate_proj.weight")),
-                                          reference::linear(b, weight(block + ".mlp.up_proj.weight"))},
-                                         -1);
-      x = x + reference::linear(reference::swiglu(gate_up), weight(block + ".mlp.down_proj.weight"));
-    }
-    const at::Tensor head = weight(o_.tied ? "model.embed_tokens.weight" : "lm_head.weight");
-    const at::Tensor logits = reference::linear(norm(x, "model.norm.weight"), head);
-    return reference::cross_entropy(logits, fields.at("labels"), kLossWeight);
-  }
-
-  test::Typed<DecoderOptions> o_;
-  std::map<std::string, at::Tensor> weights_;
-};
-
 // Forward and backward consist of 4 halves of a block each: about 12 operations, with two sums of 10 to 36 numbers.
 // Then a sum of 30 rows follows. If all terms have one sign, this gives at most 4 * 2 * (12 + 2 * 36) + 30 = 700
 // roundings.
@@ -134,7 +69,7 @@ double run_library(Sequential& model, const std::vector<Fields>& fields) {
 void expect_autograd(const test::Typed<DecoderOptions>& o) {
   const auto model = make_model(o);
   const auto parameters = make_parameters(*model);
-  Reference reference(o, parameters);
+  LlamaReference reference(o, parameters);
   const std::vector<Fields> fields = batch(o);
   const double loss = run_library(*model, fields);
   const double expected = reference.backward(fields);
@@ -180,7 +115,7 @@ TEST(Llama, EveryUseOfATiedWeightHasItsOwnGradient) {
   EXPECT_EQ(uses[1], parameters.back());
   EXPECT_TRUE(same_bits(uses[0]->value, uses[1]->value));
   EXPECT_FALSE(uses[0]->grad.is_alias_of(uses[1]->grad));
-  Reference reference(o, parameters);
+  LlamaReference reference(o, parameters);
   const std::vector<Fields> fields = batch(o);
   run_library(*model, fields);
   reference.backward(fields);

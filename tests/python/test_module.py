@@ -45,6 +45,7 @@ def make(batch, **settings):
     return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, loss_fn=loss_of, **settings)
 
 
+@pytest.mark.slow
 def test_a_model_of_vision_and_language():
     """LLaVA asserts that the tokens of images are as many as their features."""
     transformers = pytest.importorskip("transformers")
@@ -65,6 +66,7 @@ def test_a_model_of_vision_and_language():
         trainer.step(batch)
 
 
+@pytest.mark.slow
 def test_a_model_that_leaves_out_images_by_a_mask():
     """Idefics3 takes x[mask] and mask.sum().tolist(), where the fields decide the mask."""
     transformers = pytest.importorskip("transformers")
@@ -233,3 +235,135 @@ def test_what_no_gradient_reaches_is_not_trained(how):
         optimizer.step()
     for name, one in trainer.state_dict().items():
         assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, input, target):
+        for layer in self.layers:
+            input = torch.relu(layer(input))
+        return ((input - target) ** 2).sum(dim=1).mean()
+
+
+@pytest.fixture
+def vectors():
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(8, 4, generator=generator) for name in ("input", "target")}
+
+
+def mlp(vectors, **settings):
+    torch.manual_seed(5)
+    module = Mlp()
+    settings = {"ranks": 2, "micro_batches": 4, "optimizer": twobp.AdamW(lr=1e-2), **settings}
+    return module, twobp.Trainer(module, {name: tensor[:2] for name, tensor in vectors.items()}, **settings)
+
+
+def test_rates_of_the_caller_and_groups_by_name_are_pytorch_s(vectors):
+    module, trainer = mlp(vectors, optimizer=twobp.AdamW(weight_decay=0.3, groups={"*.bias": {"weight_decay": 0.2, "lr_scale": 0.5}, "layers.1.*": {"weight_decay": 0}}))
+    module = copy.deepcopy(module)  # the trainer's own must not change
+    decays = [0 if name.startswith("layers.1.") else 0.2 if name.endswith("bias") else 0.3 for name, _ in module.named_parameters()]
+    scales = [0.5 if name.endswith("bias") else 1 for name, _ in module.named_parameters()]
+    optimizer = torch.optim.AdamW([{"params": [p], "weight_decay": decay} for p, decay in zip(module.parameters(), decays)])
+    for lr in (0.0, 1e-1, 3e-2):
+        optimizer.zero_grad()
+        module(**vectors).backward()
+        for group, scale in zip(optimizer.param_groups, scales):
+            group["lr"] = lr * scale
+        optimizer.step()
+        assert trainer.step(vectors, lr=lr).lr == lr
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(trainer.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+    with pytest.raises(twobp.Error, match="no parameter is called '\\*.gain'"):
+        mlp(vectors, optimizer=twobp.AdamW(groups={"*.gain": {"weight_decay": 0}}))
+
+
+@pytest.mark.parametrize("optimizer", [twobp.AdamW(lr=1e-2), twobp.SGD(lr=1e-2, momentum=0.9)], ids=["adamw", "sgd"])
+def test_weights_and_the_optimizer_s_state_take_a_run_to_other_ranks(vectors, optimizer):
+    _, first = mlp(vectors, optimizer=optimizer)
+    for _ in range(2):
+        first.step(vectors)
+    _, second = mlp(vectors, optimizer=optimizer, ranks=3, schedule="gpipe")
+    state = first.optimizer_state()
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state(state, 2)
+    assert second.steps_done == 2
+    assert [second.step(vectors).loss for _ in range(2)] == [first.step(vectors).loss for _ in range(2)]
+    del state["layers.0.bias"]
+    with pytest.raises(twobp.Error, match="the state has no layers.0.bias"):
+        second.load_optimizer_state(state, 2)
+
+
+def test_the_module_s_own_state_dict_goes_in_and_out(vectors):
+    module, trainer = mlp(vectors)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    trainer.step(vectors)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    module.load_state_dict(trainer.state_dict())
+    assert module(**vectors).item() == pytest.approx(trainer.evaluate([vectors]).loss, rel=1e-6)
+    trainer.load_state_dict(before)
+    module.load_state_dict(before)
+    assert module(**vectors).item() == pytest.approx(trainer.evaluate([vectors]).loss, rel=1e-6)
+
+
+def test_a_saved_module_is_a_bundle_that_trains_on(vectors, tmp_path):
+    _, trainer = mlp(vectors, optimizer=twobp.SGD(lr=1e-2))
+    trainer.step(vectors)
+    trainer.save(tmp_path / "bundle")
+    example = {name: tensor[:2] for name, tensor in vectors.items()}
+    again = twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example, ranks=3, micro_batches=4, optimizer=twobp.SGD(lr=1e-2))
+    assert [again.step(vectors).loss for _ in range(2)] == [trainer.step(vectors).loss for _ in range(2)]
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again/graph.json").read_text() == (tmp_path / "bundle/graph.json").read_text()
+    with pytest.raises(twobp.Error, match="no program"):
+        again.step({name: tensor[:5] for name, tensor in vectors.items()})  # no module to capture again
+    (tmp_path / "bundle/graph.json").write_text("{}")
+    with pytest.raises(twobp.Error, match="graph.json"):
+        twobp.Trainer(model={"from": str(tmp_path / "bundle")}, example=example)
+
+
+def test_positional_batches_are_named_by_forward():
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+
+    def loss_fn(output, batch):
+        return torch.nn.functional.mse_loss(output, batch["target"])
+    losses = []
+    for example, given in (((x[:2], y[:2]), list(loader)), ({"input": x[:2], "target": y[:2]}, [{"input": x[i:i + 4], "target": y[i:i + 4]} for i in (0, 4)]),
+                           ((x[:2], y[:2]), [[(x[i:i + 2], y[i:i + 2]), (x[i + 2:i + 4], y[i + 2:i + 4])] for i in (0, 4)])):
+        trainer = twobp.Trainer(module, example, loss_fn=loss_fn, ranks=1, micro_batches=2, optimizer=twobp.SGD(lr=0.1))
+        losses.append([trainer.step(batch).loss for batch in given])
+    assert losses[0] == losses[1] == losses[2]
+    with pytest.raises(twobp.Error, match="4 tensors, but the module's forward takes 1"):
+        trainer.step((x, y, x, y))
+
+
+class Repeated(torch.nn.Module):
+    """One weight, used three times within a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        a = torch.tanh(self.again(x))
+        b = torch.tanh(self.again(a * x))
+        return self.last(x + a * b * torch.tanh(self.again(a + b)))
+
+
+def test_uses_of_one_weight_are_added_in_one_order():
+    torch.manual_seed(4)
+    module, batch = Repeated(), {"x": torch.randn(8, 4), "wanted": torch.randn(8, 2)}
+    runs = []
+    for settings in ({"p2": "fill"}, {"p2": "end", "p2_batching": "concat"}, {"schedule": "gpipe", "p2_batching": "concat"}):
+        trainer = twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, ranks=1, micro_batches=4, threads=1, optimizer=twobp.SGD(lr=0.1),
+                                loss_fn=lambda output, batch: torch.nn.functional.mse_loss(output, batch["wanted"]), **settings)
+        for _ in range(4):
+            trainer.step(batch)
+        runs.append(trainer.state_dict()["again.weight"])
+    assert torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])

@@ -550,11 +550,6 @@ def test_names_of_adamw_with_small_states_and_torch_compile_are_warned_of(tmp_pa
     assert [one["loss"] for one in compiled.state.log_history[:3]] == [one["loss"] for one in plain.state.log_history[:3]]
 
 
-def test_gradient_checkpointing_is_recomputation(tmp_path):
-    trainer = train(twobp.transformers.Trainer, causal, texts(), tmp_path, gradient_checkpointing=True)
-    assert trainer.pipeline.config["pipeline"]["recompute"] == ["activations"]
-
-
 @pytest.mark.slow
 def test_tokens_that_are_counted_and_data_that_streams(tmp_path):
     datasets = pytest.importorskip("datasets")

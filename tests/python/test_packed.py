@@ -35,6 +35,11 @@ def rotate_stacked(x, cos, sin):
     return torch.cat([pairs[0] * cos - pairs[1] * sin, pairs[1] * cos + pairs[0] * sin], -1)
 
 
+def rotate_by_single(x, cos, sin):
+    """Tables in float32 turn numbers of float64, as OLMo 2's do."""
+    return rotate_half(x, cos.float(), sin.float())
+
+
 def no_rotation(x, cos, sin):
     return x
 
@@ -121,7 +126,7 @@ def rows_of_numbers(dim=DIM, out=3):
 
 @pytest.mark.parametrize("attend, rotate, one", [(fused_attention, rotate_half, False), (spelled_attention, rotate_chunks, True),
                                                  (added_mask_attention, rotate_stacked, False), (everywhere_attention, no_rotation, True),
-                                                 (fused_attention, no_rotation, True), (everywhere_attention, rotate_half, True)])
+                                                 (fused_attention, no_rotation, True), (everywhere_attention, rotate_half, True), (fused_attention, rotate_by_single, False)])
 def test_attention_is_one_operator(attend, rotate, one):
     graph, made = captured(Attention(attend, rotate, one=one), rows_of_numbers())
     assert '"twobp::attention"' in graph and '"twobp::attention_backward"' in graph
@@ -212,7 +217,7 @@ def test_other_attention_with_a_mask_keeps_its_scores():
     assert '"aten::_scaled_dot' not in graph and graph.count('"aten::_softmax"') == len(ways)
 
 
-@pytest.mark.parametrize("rotate", [rotate_half, rotate_chunks, rotate_stacked])
+@pytest.mark.parametrize("rotate", [rotate_half, rotate_chunks, rotate_stacked, rotate_by_single])
 def test_rotary_embedding_behind_a_norm_is_one_operator(rotate):
     graph, _ = captured(Attention(fused_attention, rotate, norm=True), rows_of_numbers())
     assert graph.count('"twobp::rotary"') == 4 and '"twobp::attention"' not in graph and '"aten::cat"' in graph

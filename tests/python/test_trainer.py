@@ -114,7 +114,7 @@ def test_a_wrong_model_is_one_clear_error(vectors):
 
 def test_a_loss_that_is_not_finite_is_an_error(make, vectors):
     trainer = make()
-    with pytest.raises(twobp.Error, match="not finite"):
+    with pytest.raises(twobp.Error, match="not finite.*look at the data"):
         trainer.step({**vectors, "input": torch.full_like(vectors["input"], float("inf"))})
     with pytest.raises(twobp.Error):
         trainer.step(vectors)
@@ -216,32 +216,6 @@ def test_a_cap_that_the_schedule_exceeds_is_a_warning(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(memory_cap=least)
-
-
-SLOW = """
-import signal, sys, time, torch, twobp
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
-example = {name: torch.randn(64, 512) for name in ("input", "target")}
-trainer = twobp.Trainer(model={"type": "mlp", "dim": 512, "layers": 16}, example=example, ranks=2, micro_batches=64, pin=False)
-batch = {name: tensor.repeat(64, 1) for name, tensor in example.items()}
-print("ready", flush=True)
-begin = time.monotonic()
-try:
-    trainer.step(batch)
-except KeyboardInterrupt:
-    print("interrupted", trainer.steps_done, flush=True)
-    small = {name: tensor[:64] for name, tensor in batch.items()}
-    print("goes on", trainer.step(small).step, flush=True)
-"""
-
-
-def test_ctrl_c_ends_a_step_and_the_trainer_goes_on():
-    process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert output == "interrupted 0\ngoes on 1\n"
 
 
 IMPORT = """

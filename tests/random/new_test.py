@@ -42,32 +42,32 @@ SETTINGS = ["tied=true", "tied=false", "windows=[4,0]", "windows=[5]", "windows=
 def settings_of(kind, dice):
     out = ["model.layers=2"]
     if kind == "mamba":
-        return [*out, "model.dim=24", *(f"model.{one}" for one in dice.sample(SETTINGS, 3))]
+        return [*out, "model.dim=24", *(" ".join(f"model.{part}" for part in one.split()) for one in dice.sample(SETTINGS, 3))]
     # The rotary embedding turns pairs, in some families of a quarter of a head.
     out += ["model.dim=32", "model.heads=2" if kind in ("stablelm", "gpt_neox") else dice.choice(["model.heads=2", "model.heads=4"])]
     if kind in ("gpt2", "bert"):
         out.append("model.positions=32")
-    chosen = dice.sample(SETTINGS, 6)
-    return out + [f"model.{part}" for one in chosen for part in one.split()]
+    return out + [" ".join(f"model.{part}" for part in one.split()) for one in dice.sample(SETTINGS, 6)]
 
 
 def train(program, folder, kind, settings):
-    """Drops settings that the type does not have, one after the other. Returns the last process and its settings."""
+    """Drops settings that the type does not have, or that do not fit it, one after the other with those that belong to it. Returns
+    the last process and its settings."""
     while True:
         command = [program, "train", "--metrics", f"{folder}/metrics.jsonl", "--set", f"model.type={kind}", f"model.vocab={VOCAB}",
                    f"data.arrays={folder}/data", f"data.sequence={SEQUENCE}", "data.shuffle=false", f"data.held_out={HELD_OUT / SAMPLES}",
                    "train.steps=3", "train.eval_batches=0", "optimizer.lr=0.05", "pipeline.ranks=1", "pipeline.micro_batches=2",
-                   "pipeline.micro_batch_size=2", "pipeline.pin=false", f"save.model={folder}/out", *settings]
+                   "pipeline.micro_batch_size=2", "pipeline.pin=false", f"save.model={folder}/out", *" ".join(settings).split()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode == 0:
             return done, settings
         # The names of settings in the message, the offending one first.
-        wrong = [one for one in settings if one.split("=")[0] in done.stderr and one.split("=")[0].split(".")[1] not in
-                 ("dim", "heads", "layers", "positions")]
+        named = [(done.stderr.find(part.split("=")[0]), one) for one in settings for part in one.split()
+                 if part.split("=")[0] not in ("model.dim", "model.heads", "model.layers", "model.positions")]
+        wrong = [(place, one) for place, one in named if place >= 0]
         if not wrong:
             return done, settings
-        wrong.sort(key=lambda one: done.stderr.index(one.split("=")[0]))
-        settings = [one for one in settings if one != wrong[0]]
+        settings = [one for one in settings if one != min(wrong)[1]]
 
 
 def loss_of(folder, kind, ids):

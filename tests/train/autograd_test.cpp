@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/train/reference.h"
+#include "tests/nn/llama_reference.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
@@ -18,9 +18,9 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
+using test::LlamaReference;
 using test::parts_of;
 using test::random_batch;
-using test::Reference;
 using test::tiny_config;
 
 constexpr double kGradientError = 1e-5;
@@ -54,8 +54,8 @@ Config gradient_config(bool tied, int stages) {
 
 void expect_gradients(const Config& config, const Batch& batch, const Variant& variant) {
   Trainer trainer(config);
-  Reference reference(config.model, trainer.weights());
-  const double loss = reference.backward(batch);
+  LlamaReference reference(test::llama_of(config), trainer.weights());
+  const double loss = reference.backward(batch.micro_batches);
   const StepResult result = trainer.step(batch, variant);
   // The loss is summed in double from float32 logits. 1e-6 of it is 16 u.
   EXPECT_NEAR(result.loss, loss, 1e-6 * loss);
@@ -137,9 +137,9 @@ TEST(Autograd, ClippedGradientsEqualTorchs) {
       Config config = gradient_config(tied, stages);
       config.train.clip_norm = 0.7;
       Trainer trainer(config);
-      Reference reference(config.model, trainer.weights());
+      LlamaReference reference(test::llama_of(config), trainer.weights());
       const Batch batch = random_batch(3, 2, 1, 6);
-      reference.backward(batch);
+      reference.backward(batch.micro_batches);
       const double norm = reference.clip(config.train.clip_norm);
       ASSERT_GT(norm, config.train.clip_norm);
       const StepResult result = trainer.step(batch, {"1f1b", P2Policy::kFill});
@@ -175,14 +175,14 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
   config.optimizer.eps = 1e-3;
   config.optimizer.weight_decay = 0.1;
   Trainer trainer(config);
-  Reference reference(config.model, trainer.weights());
+  LlamaReference reference(test::llama_of(config), trainer.weights());
   std::map<std::string, at::Tensor> first;
   std::map<std::string, at::Tensor> second;
   std::map<std::string, at::Tensor> start;
-  for (const auto& name : reference.names()) {
-    first[name] = at::zeros_like(reference.weight(name).detach());
-    second[name] = at::zeros_like(reference.weight(name).detach());
-    start[name] = reference.weight(name).detach().clone();
+  for (const auto& [name, weight] : reference.weights()) {
+    first[name] = at::zeros_like(weight.detach());
+    second[name] = first[name].clone();
+    start[name] = weight.detach().clone();
   }
   for (int i = 0; i < 5; ++i) {
     double distance = 0;
@@ -190,7 +190,7 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
       distance += (value.to(at::kDouble) - reference.weight(name).detach()).square().sum().item<double>();
     }
     const Batch batch = random_batch(micro_batches, 2, i == 2 ? 1 : 2, 50 + i);
-    const double loss = reference.backward(batch);
+    const double loss = reference.backward(batch.micro_batches);
     const double norm = reference.clip(config.train.clip_norm);
     ASSERT_GT(norm, config.train.clip_norm) << "nothing was clipped";
     const StepResult result = trainer.step(batch, variant);
@@ -199,8 +199,8 @@ void expect_adamw_run(bool tied, int stages, int micro_batches, const Variant& v
       EXPECT_NEAR(result.grad_norm, norm, kGradientError * norm);
     }
     const at::Tensor step = at::full({}, i + 1, at::kFloat);
-    for (const auto& name : reference.names()) {
-      at::Tensor value = reference.weight(name).detach();
+    for (const auto& [name, weight] : reference.weights()) {
+      at::Tensor value = weight.detach();
       at::Tensor grad = reference.grad(name);
       ASSERT_LT(largest(grad), 0.1) << name;
       const double decay = value.dim() > 1 ? config.optimizer.weight_decay : 0;
@@ -229,10 +229,10 @@ TEST(Autograd, EvaluationIsTheMeanOverTheHeldOutTargets) {
   const Dataset& held_out = *trainer.data().held_out;
   ASSERT_EQ(held_out.size(), 7);
   const Batch all = read_batch(held_out, {0, 1, 2, 3, 4, 5, 6}, 0, 7);
-  Reference reference(config.model, trainer.weights());
+  LlamaReference reference(test::llama_of(config), trainer.weights());
   const auto loss = trainer.evaluate();
   ASSERT_TRUE(loss.has_value());
-  const double expected = reference.backward(all);
+  const double expected = reference.backward(all.micro_batches);
   EXPECT_NEAR(loss->loss, expected, 1e-6 * expected);
 }
 

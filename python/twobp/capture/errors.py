@@ -21,6 +21,10 @@ LIBRARIES = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(sys
 ASSERTS = "torch_compilable_check"  # of transformers; its caller says more
 FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)(?:\n\s*(.*))?')  # there is no code if its file has changed since
 
+EXPERTS = (
+    "A mixture of experts of transformers computes without such a loop if it is made with "
+    'experts_implementation="grouped_mm"'
+)
 DYNAMIC = (
     'Wavelengths of the rope_type "dynamic" of transformers follow from the longest sequence so far. Keep sequences '
     "within config.max_position_embeddings "

@@ -81,9 +81,17 @@ struct StageCost {
   // transient peaks within F, I and W count, and room under a byte cap is made layer by layer, as the executor does.
   std::vector<LayerCost> layers = {};
 
-  // Of the fixed bytes, those that a stage does not hold if its gradients are streamed.
-  double streamable() const;
+  // fixed_bytes, less those that streamed gradients free.
+  double fixed(bool streams) const;
 };
+
+// Bytes of the gradients of a stage with these layers that streams them: what is not held all the time, and the most
+// at once during W.
+struct StreamedBytes {
+  double freed = 0;
+  double most = 0;
+};
+StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers);
 
 // The cost of a stage with these layers: their sums, and its messages. What layers do not say (optimizer, fixed bytes)
 // is left out.

@@ -18,7 +18,7 @@ from torch import fx, nn
 from twobp.batches import named
 
 from .. import ops, symbols
-from ..errors import DYNAMIC, CaptureError, recording_lines, user_line, where
+from ..errors import DYNAMIC, EXPERTS, CaptureError, recording_lines, user_line, where
 from ..own_operators import aten, grouped_mm
 from ..passes.fuse import fuse
 from .draws import number_draws, refusing_draws_of_python
@@ -405,6 +405,7 @@ def refusal(error: Exception) -> CaptureError:
         return CaptureError(
             f"the module branches on the value of a tensor, or checks it{line}. Leave out a check. Of a "
             "branch, compute both sides and choose: y = torch.where(condition, a, b)"
+            + (". " + EXPERTS if "expert" in line else "")
         )
     elif "numpy" in str(error):
         advice = "Compute with torch in place of numpy"

@@ -241,16 +241,17 @@ def half(table: torch.Tensor, positions: int, width: int) -> torch.Tensor:
     return table.reshape(positions, -1)[:, : width // 2].contiguous()
 
 
-def call(graph: fx.Graph, target, *arguments) -> fx.Node:
+def call(graph: fx.Graph, target, *arguments, **named) -> fx.Node:
     """Adds a call whose meta has the shape and dtype of its result."""
-    node = graph.call_function(target, arguments)
-    node.meta["val"] = target(*fx.map_arg(arguments, lambda one: one.meta["val"]))
+    node = graph.call_function(target, arguments, named)
+    node.meta["val"] = target(*fx.map_arg(arguments, lambda one: one.meta["val"]), **named)
     return node
 
 
-def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int) -> fx.Node:
-    """Adds `half` of a table to the graph."""
-    return call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
+def call_half(graph: fx.Graph, table: fx.Node, positions: int, width: int, dtype: torch.dtype) -> fx.Node:
+    """Adds `half` of a table to the graph, in the dtype of what it turns: a product with float64 is in float64."""
+    one = call(graph, aten.slice.Tensor, call(graph, aten.reshape.default, table, [positions, -1]), 1, 0, width // 2)
+    return one if one.meta["val"].dtype == dtype else call(graph, aten._to_copy.default, one, dtype=dtype)
 
 
 def replace(
@@ -258,7 +259,7 @@ def replace(
 ) -> None:
     positions, width = shape[1], shape[2] // (arguments[2] + 2 * arguments[3])
     with graph.inserting_before(last):
-        tables = [one and call_half(graph, one, positions, width) for one in arguments[:2]]
+        tables = [one and call_half(graph, one, positions, width, rows.meta["val"].dtype) for one in arguments[:2]]
         whole = call(graph, attention, call(graph, aten.reshape.default, rows, list(shape)), *tables, *arguments[2:])
         whole.meta = {**scores.meta, "val": whole.meta["val"]}  # where it comes from
         result = call(

@@ -30,7 +30,11 @@ def fuse_rotary(layer: Layer) -> None:
         x, tables = found
         with graph.inserting_before(last):
             turned = call(
-                graph, rotary, x, *(call_half(graph, one, *last.meta["val"].shape[-2:]) for one in tables), False
+                graph,
+                rotary,
+                x,
+                *(call_half(graph, one, *last.meta["val"].shape[-2:], x.meta["val"].dtype) for one in tables),
+                False,
             )
         last.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
