@@ -167,6 +167,18 @@ def test_the_next_step_is_traced(make, vectors, tmp_path):
     assert not (tmp_path / "step.json").exists()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_profiler_of_torch_sees_a_step_and_changes_nothing(make, vectors, ranks, capfd):
+    expected = make(ranks=ranks).step(vectors)
+    trainer = make(ranks=ranks)
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        found = trainer.step(vectors)
+    assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+    assert "RecordFunction" not in capfd.readouterr().err
+    if ranks == 1:  # it runs on the caller's thread, which is the one that is recorded, and its peak does not depend on messages
+        assert "aten::empty" in {one.key for one in profiler.key_averages()} and found.peak_bytes == expected.peak_bytes
+
+
 def test_two_trainers_live_side_by_side(make, vectors):
     reference = losses(make(), vectors)
     first, second = make(), make(schedule="zb-v")
