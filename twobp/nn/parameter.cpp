@@ -208,6 +208,11 @@ void Parameter::accumulate(const at::Tensor& gradient) {
   }
 }
 
+std::pair<at::Tensor, bool> Parameter::grad_to_write() {
+  if (discards_) return {grad_to_add(), true};
+  return {grad_memory(), std::exchange(has_grad_, true)};
+}
+
 at::Tensor& Parameter::grad_to_add() {
   if (discards_) {
     if (!discarded_.defined()) discarded_ = empty_like_this().zero_();
