@@ -255,8 +255,7 @@ double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, c
   if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
   try {
     return lower_bound(schedule.rank_of_stage, schedule.micro_batches / schedule.slices, costs, options,
-                       schedule.slices)
-        .seconds;
+                       schedule.slices);
   } catch (const NoScheduleFits&) {
     return kUnknown;
   }

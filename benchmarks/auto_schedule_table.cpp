@@ -54,7 +54,7 @@ void row(const char* what, Placement placement, int ranks, int micro_batches, do
               std::string(placement_name(placement)).c_str(), ranks, micro_batches, message,
               share > 0 ? (std::to_string(static_cast<int>(100 * share)) + "%").c_str() : "none",
               found.best_named.empty() ? "none fits" : found.best_named.c_str(), found.named_seconds, found.seconds,
-              found.method.c_str(), found.bound.seconds, 100 * found.gap(), found.gain(), seconds_since(begin));
+              found.method.c_str(), found.bound, 100 * found.gap(), found.gain(), seconds_since(begin));
   std::fflush(stdout);
 }
 
@@ -104,7 +104,7 @@ void against_optima(const char* file, const char* name, SearchEffort effort) {
     const double gap = found.seconds / entry.at("makespan").get<double>() - 1;
     ++cases;
     equal += gap <= 1e-9 ? 1 : 0;
-    bounds += found.bound.seconds >= entry.at("makespan").get<double>() * (1 - 1e-9) ? 1 : 0;
+    bounds += found.bound >= entry.at("makespan").get<double>() * (1 - 1e-9) ? 1 : 0;
     gaps += gap;
     worst = std::max(worst, gap);
   }

@@ -1,7 +1,7 @@
 // Measures how well the real executor and transport keep up with the simulation at many ranks. The schedules run on
-// layers that wait instead of computing (models/freeze.h). The table shows the measured bubble, the simulated one for
-// the requested costs, and the bubble as the zero-bubble papers define it: 1 - M (F + I + W) / longest span of a rank
-// (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its last.
+// layers that wait instead of computing (benchmarks/emulated.h). The table shows the measured bubble, the simulated one
+// for the requested costs, and the bubble as the zero-bubble papers define it: 1 - M (F + I + W) / longest span of a
+// rank (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its last.
 //
 //   build/release/benchmarks/emulated_pipeline --ranks 4,8 --milliseconds 10
 #include <algorithm>
@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/json_report.h"
+#include "benchmarks/emulated.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"

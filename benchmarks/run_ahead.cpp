@@ -1,6 +1,6 @@
 // Measures the gain of pipeline.run_ahead at many ranks. It compares step time and idle time of two trainers, which
 // alternate. In the first one, a rank starts the next step as soon as it has finished its part of the current one. In
-// the other one, the ranks wait for each other between steps. Layers wait instead of computing (models/freeze.h).
+// the other one, the ranks wait for each other between steps. Layers wait instead of computing (benchmarks/emulated.h).
 // Each figure stands next to the simulated one for the requested costs. With --clip, gradients are clipped to a norm
 // that is never reached, so ranks that run ahead assume that no clipping is needed.
 //
@@ -13,9 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/json_report.h"
+#include "benchmarks/emulated.h"
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
-#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"

@@ -1,8 +1,8 @@
 // Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward, 2BP that
 // runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a pipeline run as threads.
 // They share one memory, so their links are slowed down (slow_link.h). Layers wait instead of computing
-// (models/freeze.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs. Each
-// measured figure stands next to the simulated one for the same costs.
+// (benchmarks/emulated.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs.
+// Each measured figure stands next to the simulated one for the same costs.
 //
 //   build/release/benchmarks/data_parallel/exposed_communication --json table.json
 #include <algorithm>
@@ -16,11 +16,11 @@
 
 #include "apps/json_report.h"
 #include "benchmarks/data_parallel/slow_link.h"
+#include "benchmarks/emulated.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
 #include "twobp/data/data.h"
-#include "twobp/models/freeze.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/gradient_reducer.h"
 #include "twobp/pipeline/pipeline.h"

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include <gtest/gtest.h>
-#include <torch/script.h>
 #include <torch/torch.h>
 
 #include "tests/train/helpers.h"
@@ -99,40 +98,6 @@ TEST(AutogradLayer, SameBitsForEveryStageCountScheduleAndPolicy) {
       }
     }
   }
-}
-
-TEST(AutogradLayer, TorchScriptFile) {
-  test::TempFolder folder;
-  torch::jit::Module module("m");
-  module.register_parameter("w", torch::full({kDim, kDim}, 0.25), false);
-  module.define("def forward(self, x):\n  return torch.relu(x) @ self.w\n");
-  module.save(folder.path("m.pt"));
-  const auto layer = from_torchscript(folder.path("m.pt"), "script");
-  std::vector<Parameter*> parameters;
-  layer->collect_parameters(parameters);
-  ASSERT_EQ(parameters.size(), 1u);
-  EXPECT_EQ(parameters[0]->name(), "script.w");
-  parameters[0]->allocate_value(1);
-  parameters[0]->allocate_grad();
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor x = at::tensor({1.f, -1.f, 2.f, 0.5f, -3.f, 4.f}).view({1, kDim});
-  const at::Tensor dy = at::arange(kDim, at::kFloat).view({1, kDim});
-  Context context;
-  Saved saved;
-  const Values y = layer->forward({x}, context, saved);
-  EXPECT_TRUE(at::equal(y[0], at::full({1, kDim}, 7.5 * 0.25)));
-  EXPECT_FALSE(y[0].requires_grad());
-  const Values dx = layer->backward_p1({dy}, context, saved);
-  EXPECT_TRUE(at::equal(dx[0], at::tensor({3.75f, 0.f, 3.75f, 3.75f, 0.f, 3.75f}).view({1, kDim})));
-  Saved* const one[] = {&saved};
-  layer->backward_p2(one);
-  EXPECT_TRUE(at::equal(parameters[0]->grad, at::mm(at::relu(x).t(), dy)));
-}
-
-TEST(AutogradLayer, Errors) {
-  test::expect_error([] { from_torchscript("no_such_file.pt", "x"); }, {"no_such_file.pt", "TorchScript"});
-  test::TempFolder folder;
-  test::expect_error([&] { from_torchscript(folder.write("bad.pt", "not a zip"), "x"); }, {"bad.pt", "TorchScript"});
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "benchmarks/emulated.h"
 #include "tests/pipeline/step_bytes.h"
-#include "twobp/models/freeze.h"
 #include "twobp/plan/memory/stage_bytes.h"
 
 namespace twobp::TWOBP_FILE {
@@ -147,7 +147,7 @@ TEST(StandardPeaks, CoverSeveralStagesARank) {
     for (int m = 0; m < 2; ++m) schedule.ranks[0].push_back({Op::kBackward, stage, m});
   }
   const StepPlan plan = pipeline.plan(finished(schedule, P2Policy::kOff), {P2Batching::kLoop, 0});
-  EXPECT_EQ(measured_peaks(pipeline, plan), standard_peaks(plan.schedule, pipeline.layer_costs()));
+  EXPECT_EQ(measured_peaks(pipeline, plan), standard_peaks(plan.schedule, profiled_costs(pipeline.layer_costs())));
 }
 
 int64_t fullest(Pipeline& pipeline, const StepPlan& plan) {
@@ -243,7 +243,7 @@ TEST(AutoCap, GrowsWithTheMicroBatches) {
   const auto caps_times = [&](double size) {
     const BatchSize one = size_of(test::random_fields(1));
     const auto costs = pipeline.layer_costs({one.numbers * size, one.squares * size});
-    return auto_caps(standard_peaks(*first.standard, costs), fixed_bytes(pipeline), 1.5);
+    return auto_caps(standard_peaks(*first.standard, profiled_costs(costs)), fixed_bytes(pipeline), 1.5);
   };
   // The peak of a rank apart from what it holds between steps.
   const auto peak = [&](const StepPlan& plan, int64_t samples) {

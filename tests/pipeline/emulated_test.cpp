@@ -1,11 +1,12 @@
-// Tests layers that wait instead of computing (models/freeze.h) on the real executor. They take at least the
+// Tests layers that wait instead of computing (benchmarks/emulated.h) on the real executor. They take at least the
 // requested time and hold the requested bytes in the meter. So the memory bounds of the V-shaped schedules (arXiv
 // 2405.15362) hold for the bytes of a real run, not only in the simulation.
+#include "benchmarks/emulated.h"
+
 #include <algorithm>
 #include <set>
 
 #include "tests/pipeline/support.h"
-#include "twobp/models/freeze.h"
 #include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {

@@ -185,7 +185,7 @@ TEST(AutoSchedule, ClosesTheBubbleOfEqualStages) {
   Pipeline pipeline{{0, 1, 2, 3, 3, 2, 1, 0}, 16, std::vector<StageCost>(8), {}};
   pipeline.options.cap_per_rank.assign(ranks, 2 * ranks);  // as much as 1f1b holds: 2 stages x 4
   const AutoSchedule found = schedule_for(pipeline);
-  EXPECT_EQ(found.seconds, found.bound.seconds);
+  EXPECT_EQ(found.seconds, found.bound);
   EXPECT_EQ(found.seconds, 3 * 2 * 16 + ranks - 1);
   EXPECT_EQ(found.schedule.policy, P2Policy::kPlaced);
 }

@@ -174,7 +174,7 @@ inline void check_promises(const Pipeline& pipeline, const AutoSchedule& found) 
   const Simulation simulation = simulate(found.schedule, pipeline.costs, pipeline.options);
   EXPECT_EQ(simulation.step_seconds, found.seconds);
   EXPECT_TRUE(within_caps(simulation, pipeline.options));
-  EXPECT_GE(found.seconds, found.bound.seconds * (1 - 1e-9));
+  EXPECT_GE(found.seconds, found.bound * (1 - 1e-9));
 }
 
 // Checks that the schedule is no slower than the best named one, which it knows. Returns that one's time, if any is

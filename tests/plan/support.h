@@ -6,6 +6,7 @@
 
 #include "tests/schedule/support.h"
 #include "twobp/plan/cost_model.h"
+#include "twobp/plan/planner.h"
 
 namespace twobp {
 
@@ -50,6 +51,11 @@ inline CostModel model_of(const std::vector<TestKind>& layers) {
     model.kinds[name] = kind;
   }
   return model;
+}
+
+inline Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request = {}) {
+  const PlannedRun run = planned_run(model, choice, request);
+  return simulate(run.schedule, run.costs, run.options);
 }
 
 }  // namespace twobp

@@ -4,11 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include "benchmarks/emulated.h"
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/core/measure.h"
-#include "twobp/models/freeze.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/schedule/named_schedules.h"

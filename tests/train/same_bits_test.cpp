@@ -384,12 +384,6 @@ std::vector<Row> families() {
 }
 
 // Gradients that are applied layer by layer at the end of the step, and freed.
-bool has_whole_backward(const Schedule& schedule) {
-  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
-    return std::ranges::any_of(list, [](const Instruction& i) { return i.op == Op::kBackward; });
-  });
-}
-
 std::vector<Row> streaming() {
   const auto ways = [](const Splits& splits) {
     return test::streamed(every(splits) + every({{2, 2, 1, 3}}, {"zb-v", "interleaved-1f1b"}, {P2Policy::kFill}, 2) +
@@ -437,7 +431,7 @@ std::vector<Row> streaming() {
     for (const auto& [ranks, m] : kSizes) {
       if (m != 4 || !admits(name, stages_of(name, ranks), ranks, m)) continue;
       for (const P2Policy policy : policies_of(name)) {
-        if (!has_whole_backward(make_schedule(name, stages_of(name, ranks), m, policy, ranks)))
+        if (!make_schedule(name, stages_of(name, ranks), m, policy, ranks).has(Op::kBackward))
           all.push_back({name, policy, stages_of(name, ranks), {}, ranks});
       }
     }

@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "tests/plan/support.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/core/measure.h"
@@ -18,7 +19,6 @@
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/planner.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/checkpoint/checkpoint_format.h"

@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/script.h>
 
 #include "twobp/core/check.h"
 
@@ -119,23 +118,6 @@ void AutogradLayer::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 
 void AutogradLayer::collect_parameters(std::vector<Parameter*>& parameters) {
   for (const auto& parameter : parameters_) parameters.push_back(parameter.get());
-}
-
-std::unique_ptr<Layer> from_torchscript(const std::string& path, const std::string& prefix) {
-  torch::jit::Module module;
-  try {
-    module = torch::jit::load(path);
-  } catch (const c10::Error& error) {
-    fail(path, ": cannot load as TorchScript: ", error.what_without_backtrace());
-  }
-  AutogradLayer::NamedLeaves leaves;
-  for (const auto& item : module.named_parameters()) leaves.emplace_back(prefix + "." + item.name, item.value);
-  return std::make_unique<AutogradLayer>(
-      [module](const Values& x, const Context& context) mutable {
-        module.train(context.training);
-        return module.forward({x[0]}).toTensor();
-      },
-      std::move(leaves));
 }
 
 }  // namespace twobp

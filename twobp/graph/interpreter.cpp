@@ -199,7 +199,7 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
     rows = rows.repeat({flat.size(0) / rows.size(0), 1});
   }
   if (padding >= 0) rows = rows.masked_fill(flat.eq(padding).unsqueeze(1), 0);
-  operators::add_rows_at(parameter.grad_to_add(), flat, rows);
+  parameter.accumulate_rows(flat, rows);
 }
 
 void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_context) {

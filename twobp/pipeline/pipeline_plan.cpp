@@ -1,6 +1,8 @@
 // A pipeline's plans: schedules, the memory that they may use, and where W runs on devices.
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -71,7 +73,7 @@ void Pipeline::add_caps(StepPlan& plan) const {
     double& most = plan.largest_w[rank_of_stage_[i % split_.size()]];
     for (const LayerCost& cost : costs[i]) most = std::max(most, cost.p2_peak);
   }
-  if (plan.standard) plan.standard_peaks = twobp::standard_peaks(*plan.standard, costs);
+  if (plan.standard) plan.standard_peaks = twobp::standard_peaks(*plan.standard, profiled_costs(costs));
   if (cap.is_automatic()) {
     plan.fixed = fixed_bytes();
     plan.caps = automatic_caps(plan, costs);
@@ -101,10 +103,9 @@ std::vector<int64_t> Pipeline::automatic_caps(const StepPlan& plan, const Stages
   for (size_t stage = 0; stage < plan.streams.size(); ++stage) {
     if (!plan.streams[stage]) continue;
     const auto rank = static_cast<size_t>(rank_of_stage_[stage]);
-    for (const LayerCost& cost : costs[stage]) {
-      saved[rank] += static_cast<int64_t>(cost.gradient_bytes);
-      largest[rank] = std::max(largest[rank], static_cast<int64_t>(cost.streamed_gradient));
-    }
+    const StreamedBytes bytes = streamed_bytes(costs[stage]);
+    saved[rank] += static_cast<int64_t>(bytes.freed);
+    largest[rank] = std::max(largest[rank], static_cast<int64_t>(bytes.most));
   }
   for (size_t rank = 0; rank < kept.size(); ++rank) kept[rank] += saved[rank];
   std::vector<int64_t> caps = auto_caps(plan.standard_peaks, kept, plan.options.memory_cap.times());
@@ -113,6 +114,7 @@ std::vector<int64_t> Pipeline::automatic_caps(const StepPlan& plan, const Stages
 }
 
 void Pipeline::stream_gradients(const std::vector<bool>& stages) {
+  const std::set<std::string> tied = tied_weights(model_);
   streams_ = stages;
   known_fixed_.clear();
   renewed_.clear();
@@ -120,7 +122,9 @@ void Pipeline::stream_gradients(const std::vector<bool>& stages) {
     for (const auto& stage : this->rank(rank).stages()) {
       if (stages.empty() || !stages[static_cast<size_t>(stage->index())]) continue;
       for (int i = 0; i < stage->layer_count(); ++i) {
-        for (Parameter* parameter : stage->parameters(i)) parameter->stream_grad();
+        for (Parameter* parameter : stage->parameters(i)) {
+          if (!tied.contains(parameter->name())) parameter->stream_grad();
+        }
       }
     }
   });

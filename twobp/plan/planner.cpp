@@ -295,11 +295,6 @@ PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const P
   return run;
 }
 
-Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
-  const PlannedRun run = planned_run(model, choice, request);
-  return simulate(run.schedule, run.costs, run.options);
-}
-
 void insert_by_speed(std::vector<PlanChoice>& best, const PlanChoice& choice, size_t most) {
   best.insert(std::upper_bound(best.begin(), best.end(), choice, before), choice);
   if (best.size() > most) best.pop_back();

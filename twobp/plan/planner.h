@@ -105,7 +105,6 @@ struct PlannedRun {
   SimulationOptions options;
 };
 PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const PlanRequest& request);
-Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request = {});
 
 // The order of the planner's results. They are sorted by throughput, with one exception: a prediction cannot
 // tell the fastest ones apart, so one of these with little memory comes first.

@@ -29,15 +29,6 @@ size_t kind_of(Op op) {
   }
 }
 
-bool has_p2(const Schedule& schedule) {
-  for (const auto& list : schedule.ranks) {
-    for (const Instruction& i : list) {
-      if (i.op == Op::kBackwardP2) return true;
-    }
-  }
-  return false;
-}
-
 // The cells of all ranks, as a table of (stage, micro-batch, kind).
 class Cells {
  public:
@@ -94,7 +85,7 @@ Schedule without_instructions(const Schedule& schedule) {
   result.slices = schedule.slices;
   result.rank_of_stage = schedule.rank_of_stage;
   result.allow_reorder = schedule.allow_reorder;
-  result.policy = has_p2(schedule) ? P2Policy::kPlaced : P2Policy::kOff;
+  result.policy = schedule.has(Op::kBackwardP2) ? P2Policy::kPlaced : P2Policy::kOff;
   result.ranks.resize(schedule.ranks.size());
   return result;
 }
@@ -141,11 +132,7 @@ class CsvImport {
     schedule_.allow_reorder = true;  // any order that can run: see keeps_order
     prove();
     schedule_.allow_reorder = !keeps_order();
-    for (const auto& list : schedule_.ranks) {
-      for (const Instruction& i : list) {
-        if (i.op == Op::kBackwardP2) schedule_.policy = P2Policy::kPlaced;
-      }
-    }
+    if (schedule_.has(Op::kBackwardP2)) schedule_.policy = P2Policy::kPlaced;
     return std::move(schedule_);
   }
 

@@ -64,17 +64,11 @@ void split_backward(Schedule& schedule) {
   }
 }
 
-bool places_p2(const Schedule& schedule) {
-  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::kBackwardP2; });
-  });
-}
-
 }  // namespace
 
 Schedule apply_p2_policy(Schedule schedule, P2Policy policy) {
   schedule.policy = policy;
-  if (places_p2(schedule)) {
+  if (schedule.has(Op::kBackwardP2)) {
     if (policy == P2Policy::kFill) split_backward(schedule);
     if (policy == P2Policy::kPlaced || policy == P2Policy::kFill) return schedule;
     merge_backward(schedule);

@@ -61,11 +61,9 @@ std::string Schedule::count_text() const {
   return slices > 1 ? concat(count, " of ", slices, " slices") : count;
 }
 
-bool Schedule::has_backward() const {
-  return std::any_of(ranks.begin(), ranks.end(), [](const std::vector<Instruction>& list) {
-    return std::any_of(list.begin(), list.end(), [](const Instruction& instruction) {
-      return is_compute(instruction.op) && instruction.op != Op::kForward;
-    });
+bool Schedule::has(Op op) const {
+  return std::ranges::any_of(ranks, [&](const std::vector<Instruction>& list) {
+    return std::ranges::any_of(list, [&](const Instruction& instruction) { return instruction.op == op; });
   });
 }
 

@@ -42,7 +42,7 @@ class Simulator {
       if (!streams[stage]) continue;
       const auto rank = static_cast<size_t>(pipeline_.rank_of_stage()[stage]);
       options.cap_per_rank[rank] = 0;
-      for (const LayerCost& layer : pipeline_.layer_costs()[stage]) result.bytes[rank] -= layer.gradient_bytes;
+      result.bytes[rank] -= streamed_bytes(pipeline_.layer_costs()[stage]).freed;
     }
     const Simulation simulation = simulate(kept_.schedule, costs_, options);
     result.seconds = simulation.step_seconds;
@@ -65,21 +65,14 @@ std::string list_of(const std::vector<bool>& stages) {
   return concat(names.size() == 1 ? "stage " : "stages ", join(names));
 }
 
-// W of a whole backward pass runs at once: earlier than that of micro-batches before it, whose W waits, and in another
-// order than with kept gradients.
-bool has_whole_backward(const Schedule& schedule) {
-  return std::ranges::any_of(schedule.ranks, [](const auto& list) {
-    return std::ranges::any_of(list, [](const Instruction& i) { return i.op == Op::kBackward; });
-  });
-}
-
 // Why "auto" keeps gradients that "streamed" would stream.
 std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
   if (const std::string why = why_gradients_are_kept(config); !why.empty()) return why;
   if (kept.options.memory_cap.bytes() > 0)
     return "pipeline.memory_cap limits activations and stash, of which streamed gradients take more";
   if (config.pipeline.schedule == "auto") return "the order that pipeline.schedule found is for kept gradients";
-  return has_whole_backward(kept.schedule) ? "the schedule has whole backward passes (B), whose W does not wait" : "";
+  // That W runs at once: earlier than that of micro-batches before it, and in another order than with kept gradients.
+  return kept.schedule.has(Op::kBackward) ? "the schedule has whole backward passes (B), whose W does not wait" : "";
 }
 
 }  // namespace
@@ -96,7 +89,7 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
   const auto stages = static_cast<size_t>(pipeline.stages());
   if (config.pipeline.gradients == "kept" || !kept.schedule.has_backward()) return {};
   if (config.pipeline.gradients == "streamed") {
-    TWOBP_CHECK(!has_whole_backward(kept.schedule), "pipeline.gradients is \"streamed\", but schedule '",
+    TWOBP_CHECK(!kept.schedule.has(Op::kBackward), "pipeline.gradients is \"streamed\", but schedule '",
                 kept.schedule.name, "' with p2 ", policy_name(kept.schedule.policy),
                 " has whole backward passes (B), whose W does not wait. Set pipeline.p2 to \"fill\", or gradients to "
                 "\"auto\" or \"kept\".");

@@ -58,7 +58,4 @@ std::unique_ptr<Layer> from_module(const ModuleHolder& prototype, const std::str
       std::move(leaves));
 }
 
-// The same from a TorchScript file (torch.jit.save). Throws Error if there is no such file, or it is not TorchScript.
-std::unique_ptr<Layer> from_torchscript(const std::string& path, const std::string& prefix);
-
 }  // namespace twobp

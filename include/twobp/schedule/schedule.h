@@ -88,8 +88,9 @@ struct Schedule {
   // Whether the stage has no previous or no next stage.
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage + 1 == stages; }
+  bool has(Op op) const;
   // False for an evaluation.
-  bool has_backward() const;
+  bool has_backward() const { return has(Op::kBackwardP1) || has(Op::kBackwardP2) || has(Op::kBackward); }
   // "4 micro-batches", or "4 micro-batches of 8 slices".
   std::string count_text() const;
   // The micro-batch whose I and W a stage runs in this place, counted from 0; or the place of a micro-batch.

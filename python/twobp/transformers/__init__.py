@@ -72,8 +72,8 @@ class Trainer(transformers.Trainer):
     that cannot be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
 
     `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model's weights are those
-    of the pipeline. Under torchrun, on GPUs, with tied weights and with weights in 16 bits, they are copies, which the
-    model gets when it is evaluated or saved and when training ends. Its gradients stay None."""
+    of the pipeline. Under torchrun, on GPUs and with weights in 16 bits, they are copies, which the model gets when it
+    is evaluated or saved and when training ends. Its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
     __late_error: BaseException | None = None

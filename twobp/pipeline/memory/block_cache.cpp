@@ -140,8 +140,9 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
   void begin_step() {
     const std::lock_guard lock(mutex);
     stays = in_use;
-    most_in_use = std::max(most_in_use, stays);
-    drop(++step - kKeptSteps);
+    const bool first = ++step == 1;  // what came and went before was for setting up
+    most_in_use = first ? stays : std::max(most_in_use, stays);
+    drop(first ? step : step - kKeptSteps);
   }
 
   void close() {

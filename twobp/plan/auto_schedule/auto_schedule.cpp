@@ -97,8 +97,8 @@ class AutoScheduler {
     }
     if (!std::isfinite(result_.seconds)) offer(one_by_one(uncapped()), "list scheduling");
     if (!std::isfinite(result_.seconds)) throw NoScheduleFits("no schedule fits the caps");
-    TWOBP_CHECK(result_.seconds >= result_.bound.seconds * (1 - kBoundRounding), "a schedule of ", result_.seconds,
-                " seconds was found, which is below the lower bound of ", result_.bound.seconds,
+    TWOBP_CHECK(result_.seconds >= result_.bound * (1 - kBoundRounding), "a schedule of ", result_.seconds,
+                " seconds was found, which is below the lower bound of ", result_.bound,
                 ": the bound is wrong for these costs, please report them");
     return std::move(result_);
   }
@@ -112,7 +112,7 @@ class AutoScheduler {
   PipelineProblem uncapped() const {
     return without_caps(problem_.rank_of_stage(), micro_batches_, costs_, options_, search_.slices);
   }
-  double good_enough() const { return result_.bound.seconds * (1 + kSame); }
+  double good_enough() const { return result_.bound * (1 + kSame); }
 
   bool within_caps(const Simulation& simulation) const {
     for (int rank = 0; rank < problem_.ranks(); ++rank) {

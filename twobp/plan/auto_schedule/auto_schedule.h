@@ -20,31 +20,14 @@
 
 namespace twobp {
 
-// A proven lower bound on the step time of a pipeline. It holds for any order of its ops that keeps
-// micro-batch order within F, I and W of a stage, with or without fused backwards, and with W whole or in
-// pieces.
-//
-// It is the strongest combination of three relaxations:
-//   - critical path: the longest chain of ops that wait for one another, messages included;
-//   - busiest rank: a rank's ops, each with the earliest start (head) and the least time that must follow
-//     (tail), scheduled alone with preemption (Jackson's preemptive schedule; Carlier, "The one-machine
-//     sequencing problem", EJOR 11, 1982). Heads and tails count what the rank itself must run before or
-//     after an op;
-//   - memory: under a cap, micro-batch m cannot start on a stage before enough earlier ones have freed their
-//     bytes. So their I (or W) comes before F of m, which bounds the throughput by the way there and back.
-//     With slices only I counts.
-struct LowerBound {
-  double seconds = 0;
-  int rank = 0;              // the rank whose work gives it (the busiest of several); -1: the critical path
-  double critical_path = 0;  // the bound by the longest chain alone
-};
-
-// Of `options`, message_seconds and cap_per_rank count. Takes milliseconds, or some seconds at 64 ranks and
-// 256 micro-batches. Above about 10^9 pairs of ops on the same rank, pairs are ignored; the bound is then
-// weaker but still valid. Throws Error for costs that `simulate` rejects, and for a cap below
+// A lower bound on the step time of a pipeline: the longest chain of ops that wait for one another, messages included,
+// or a rank's ops alone, each with its earliest begin and the least time that must follow (Jackson's preemptive
+// schedule; Carlier, "The one-machine sequencing problem", EJOR 11, 1982). It holds for any order that keeps
+// micro-batch order within F, I and W of a stage, also with B or with W in pieces. Caps do not count.
+// Of `options`, the times of messages count. Throws Error for costs that `simulate` rejects, and for a cap below
 // least_activation_bytes (stage_bytes.h).
-LowerBound lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
-                       const SimulationOptions& options = {}, int slices = 1);
+double lower_bound(const std::vector<int>& rank_of_stage, int micro_batches, const std::vector<StageCost>& costs,
+                   const SimulationOptions& options = {}, int slices = 1);
 
 enum class SearchEffort : uint8_t {
   kQuick,  // list scheduling and a short search: for the many calls of a planner
@@ -64,8 +47,8 @@ struct AutoSchedule {
   // Ready to run, named "auto" unless a named one won. W is placed (P2Policy::kPlaced), unless W in pieces
   // that fill the waits (`fill`) is faster, or a named schedule with another policy was the best.
   Schedule schedule;
-  double seconds = 0;  // simulated
-  LowerBound bound;
+  double seconds = 0;        // simulated
+  double bound = 0;          // seconds (lower_bound)
   std::string method;        // the winner: "local search", "list scheduling" or "named"
   std::string best_named;    // the best named schedule that fits, with its policy: "1f1b fill"; empty if none does
   double named_seconds = 0;  // its time; 0 if there is none
@@ -73,7 +56,7 @@ struct AutoSchedule {
 
   // The most by which a better schedule could win, relative to the bound. The search checks that the bound
   // holds; only rounding is cut off here.
-  double gap() const { return bound.seconds > 0 ? std::max(0.0, seconds / bound.seconds - 1) : 0; }
+  double gap() const { return bound > 0 ? std::max(0.0, seconds / bound - 1) : 0; }
   // The speed-up over the best named schedule.
   double gain() const { return named_seconds > 0 ? named_seconds / seconds : 1; }
 };

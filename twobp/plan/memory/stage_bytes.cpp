@@ -138,7 +138,7 @@ std::vector<double> caps_for(double memory, const std::vector<int>& rank_of_stag
 }
 
 std::vector<StageCost> without_gradients(std::vector<StageCost> costs) {
-  for (StageCost& cost : costs) cost.fixed_bytes -= std::min(cost.gradient_bytes, cost.fixed_bytes);
+  for (StageCost& cost : costs) cost.fixed_bytes = cost.fixed(/*streams=*/true);
   return costs;
 }
 
@@ -156,65 +156,14 @@ bool fits(double bytes, double memory) {
   return memory <= 0 || bytes <= memory * (1 + 1e-9);
 }
 
-namespace {
-
-class Walk {
- public:
-  void grow(double peak, double held) {
-    highest_ = std::max(highest_, now_ + peak);
-    now_ += held;
-    highest_ = std::max(highest_, now_);
-  }
-  int64_t highest() const { return static_cast<int64_t>(highest_); }
-
- private:
-  double now_ = 0;  // bytes
-  double highest_ = 0;
-};
-
-}  // namespace
-
-std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<std::vector<LayerCost>>& stages) {
-  const auto count = static_cast<size_t>(schedule.stages);
-  TWOBP_CHECK(stages.size() == count || stages.size() == count * schedule.slices, "there are costs for ", stages.size(),
-              " stages, but the schedule has ", schedule.stages);
+std::vector<int64_t> standard_peaks(const Schedule& schedule, const std::vector<StageCost>& costs) {
+  TWOBP_CHECK(!schedule.has(Op::kBackwardP2), "standard_peaks takes a schedule with p2 off, but '", schedule.name,
+              "' has W");
+  SimulationOptions options;
+  options.timeline = options.check = false;
   std::vector<int64_t> peaks;
-  for (const auto& instructions : schedule.ranks) {
-    Walk walk;
-    for (const Instruction& instruction : instructions) {
-      const size_t at = cost_index(schedule, stages, instruction.stage, instruction.micro_batch);
-      const auto& layers = stages[at];
-      switch (instruction.op) {
-        case Op::kRecvForward:
-          walk.grow(0, stages[at - 1].back().output);
-          break;
-        case Op::kRecvBackward:
-          walk.grow(0, stages[at + 1].front().input_gradient);
-          break;
-        case Op::kSendForward:
-          walk.grow(0, -layers.back().output);
-          break;
-        case Op::kSendBackward:
-          walk.grow(0, -layers.front().input_gradient);
-          break;
-        case Op::kForward:
-          for (const LayerCost& layer : layers) walk.grow(layer.forward_peak, layer.forward_held);
-          if (instruction.stage + 1 == schedule.stages)
-            walk.grow(0, -layers.back().output);  // the loss is read out and freed
-          break;
-        case Op::kBackward:
-          for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-            walk.grow(layer->p1_peak, layer->p1_held);
-            walk.grow(layer->p2_peak, -layer->stash);
-          }
-          break;
-        case Op::kBackwardP1:
-        case Op::kBackwardP2:
-          fail("standard_peaks takes a schedule with p2 off, but this one has ", to_string(instruction));
-      }
-    }
-    peaks.push_back(walk.highest());
-  }
+  for (const RankSimulation& rank : simulate(schedule, costs, options).ranks)
+    peaks.push_back(static_cast<int64_t>(rank.peak_bytes));
   return peaks;
 }
 

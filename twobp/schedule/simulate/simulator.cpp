@@ -380,8 +380,7 @@ class Simulator {
     }
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       RankSimulation& rank = result_.ranks[schedule_.rank_of_stage[stage]];
-      const StageCost& cost = costs_[stage];
-      rank.fixed_bytes += cost.fixed_bytes - (streams(stage) ? std::min(cost.gradient_bytes, cost.fixed_bytes) : 0);
+      rank.fixed_bytes += costs_[stage].fixed(streams(stage));
       if (has_backward_) rank.update_bytes = std::max(rank.update_bytes, costs_[stage].update_bytes);
       result_.stage_peaks.push_back(memory_.stage_peak(stage));
     }

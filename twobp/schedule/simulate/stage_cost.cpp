@@ -19,6 +19,22 @@ double factor(const StageCost& stage, double times_the_mean, double LayerCost::*
 
 }  // namespace
 
+double StageCost::fixed(bool streams) const {
+  if (!streams) return fixed_bytes;
+  double freed = gradient_bytes;
+  for (const LayerCost& layer : layers) freed -= layer.tied_gradient;
+  return fixed_bytes - std::clamp(freed, 0.0, fixed_bytes);
+}
+
+StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers) {
+  StreamedBytes bytes;
+  for (const LayerCost& layer : layers) {
+    bytes.freed += layer.streamable();
+    bytes.most = std::max(bytes.most, layer.streamed_gradient);
+  }
+  return bytes;
+}
+
 StageCost stage_of(std::vector<LayerCost> layers) {
   StageCost stage;
   stage.forward = stage.backward_p1 = stage.backward_p2 = 0;

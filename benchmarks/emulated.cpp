@@ -1,3 +1,5 @@
+#include "benchmarks/emulated.h"
+
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -5,7 +7,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/models/freeze.h"
 
 namespace twobp {
 namespace {
