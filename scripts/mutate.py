@@ -11,6 +11,7 @@ one compiler run and one run of the tests. The source tree is never changed.
 """
 import argparse
 import concurrent.futures
+import os
 import pathlib
 import random
 import re
@@ -20,6 +21,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+os.environ["TWOBP_EVERY_WAY"] = "1"  # all rounds of tests with random cases
 FOLDERS = ["core", "schedule", "plan"]
 FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-DTWOBP_SOURCE_DIR=\"%s\"" % ROOT, "-I", str(ROOT / "include"), "-I", str(ROOT)]
 LIBRARIES = ["-lgtest_main", "-lgtest", "-lpthread"]

@@ -149,6 +149,7 @@ print("held", resident() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_holds_less_than_the_weights_in_16_bits(tmp_path):
     """The base has 96 MiB in float32."""
     script = tmp_path / "memory.py"
@@ -192,6 +193,7 @@ def sft(kind, folder, source, wide=True, **pipeline):
     return trainer
 
 
+@pytest.mark.slow
 def test_qlora_from_files_is_that_of_trl_and_its_adapter_loads(tmp_path):
     transformers, trl, peft = (pytest.importorskip(name) for name in ("transformers", "trl", "peft"))
     import safetensors.torch

@@ -152,6 +152,7 @@ class Cuts(transformers.Trainer):
         return F.cross_entropy(logits[:, : least - 1].flatten(0, 1), labels[:, 1:least].flatten())
 
 
+@pytest.mark.slow
 def test_numbers_of_the_batch_that_decide_sizes_are_captured_again(tmp_path):
     with pytest.warns(UserWarning, match=r"captured on its own.*Python of compute_loss computes something else for other sizes \(.*test_loss_shapes.py:\d+\)"):
         both(Cuts, gpt2, texts(lengths(12)), tmp_path, most=9, max_steps=2)

@@ -59,9 +59,9 @@ def judged(samples=24):
     return [{"prompt": text(rng, 3, 6), "completion": " " + text(rng, 4, 9), "label": i % 3 != 0} for i in range(samples)]
 
 
-def prompts(samples=24):
+def prompts(samples=24, least=3):
     rng = random.Random(3)
-    return [{"prompt": text(rng, 3, 6)} for _ in range(samples)]
+    return [{"prompt": text(rng, least, 6)} for _ in range(samples)]
 
 
 def documents(samples=60):
@@ -169,15 +169,17 @@ def test_padding_to_the_longest_takes_one_capture_more(name, tmp_path):
     assert ours.pipeline.captures <= 3, ours.pipeline.captures
 
 
-@pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
-def test_trainers_that_generate_do_so_with_the_trained_weights(name, tmp_path):
+@pytest.mark.parametrize("name, least", [("GRPOTrainer", 6), ("GRPOTrainer", 3), ("RLOOTrainer", 3)])
+def test_trainers_that_generate_do_so_with_the_trained_weights(name, least, tmp_path):
+    """The first one has prompts of one length, which take one capture."""
     settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2 if STEPS < 10 else 1e-3}
-    compare(*both(name, prompts(), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
+    compare(*both(name, prompts(least=least), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
 
 
-def test_packed_documents(tmp_path):
+@pytest.mark.parametrize("steps", [2, max(7, STEPS)])
+def test_packed_documents(steps, tmp_path):
     """An epoch has 6 steps and one sample more."""
-    settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped", "max_steps": max(7, STEPS)}
+    settings = {"packing": True, "max_length": 24, "padding_free": False, "packing_strategy": "wrapped", "max_steps": steps}
     compare(*both("SFTTrainer", documents(), tmp_path, settings, {}, None))
 
 
@@ -194,6 +196,7 @@ def test_a_reference_that_follows_the_model(tmp_path):
     compare(*both("DPOTrainer", pairs(), tmp_path, settings, {"ref_model": lambda: causal(5)}))
 
 
+@pytest.mark.slow
 def test_bf16_is_that_of_trl(tmp_path):
     """TRL sets bf16 by default."""
     theirs, ours = both("DPOTrainer", pairs(), tmp_path, {"bf16": True, "max_steps": 2})

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/every_way.h"
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
 #include "twobp/data/data.h"
@@ -46,11 +47,12 @@ void use_other_pipeline(Config& config, int which) {
   config.pipeline.memory_cap = other.cap;
 }
 
-// The run is resumed at every step, each time on a different pipeline.
-void expect_bitwise_at_every_step(const Config& config, const TempFolder& folder) {
+// The run is resumed at every step, each time on a different pipeline; or at one or two, of which each kind has others.
+void expect_bitwise(const Config& config, const TempFolder& folder, bool at_every_step, size_t kind) {
   const RunResult whole = run(config);
   ASSERT_EQ(whole.outcome.losses.size(), static_cast<size_t>(kSteps));
   for (int step = 1; step < kSteps; ++step) {
+    if (!at_every_step && (static_cast<size_t>(step) + kind) % 3 != 0) continue;
     Config other = config;
     other.save.checkpoints = folder_with(folder, config, step, concat("from", step));
     use_other_pipeline(other, step);
@@ -70,7 +72,8 @@ TEST_P(ResumeBitwise, AtEveryStep) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
   GetParam().change(config);
-  expect_bitwise_at_every_step(config, folder);
+  const std::string name = GetParam().name;
+  expect_bitwise(config, folder, name == "AdamW" || test::every_way(), name.size());
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <set>
 
 #include <gtest/gtest.h>
 
+#include "tests/every_way.h"
 #include "tests/expect_error.h"
 #include "tests/train/bert_batches.h"
 #include "tests/train/family_config.h"
@@ -42,11 +42,11 @@ struct Row {
   std::vector<Make> unlike{};    // batches that do
 };
 
-// Every fifth way, others in each row, or all with TWOBP_EVERY_WAY.
+// Every ninth way, others in each row.
 std::vector<Way> sample(const Row& row) {
-  if (std::getenv("TWOBP_EVERY_WAY") != nullptr) return row.ways;
+  if (test::every_way()) return row.ways;
   std::vector<Way> ways;
-  for (size_t i = std::hash<std::string>()(row.name) % 5; i < row.ways.size(); i += 5) ways.push_back(row.ways[i]);
+  for (size_t i = std::hash<std::string>()(row.name) % 9; i < row.ways.size(); i += 9) ways.push_back(row.ways[i]);
   return ways.empty() ? std::vector<Way>{row.ways.back()} : ways;
 }
 
