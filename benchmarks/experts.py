@@ -51,17 +51,20 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids, "labels": ids}
 
-    def eager(module, optimizer):
-        optimizer.zero_grad(set_to_none=True)
-        loss = module(**batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss.item()
+    def eager(implementation):
+        module = model_of(implementation, options.layers)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
 
-    steps = {}
-    for one in options.implementations:
-        module = model_of(one, options.layers)
-        steps[one] = lambda of=(module, torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)): eager(*of)
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = module(**batch).loss
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    steps = {one: eager(one) for one in options.implementations}
     trainer = twobp.Trainer(
         model_of("grouped_mm", options.layers),
         batch,

@@ -55,9 +55,10 @@ void run_grouped_mm(Stack& stack) {
   TWOBP_CHECK(a.dim() == 2 && b.dim() == 3 && a.size(1) == b.size(1) && a.scalar_type() == b.scalar_type(),
               "twobp::grouped_mm takes (rows, n) and (groups, n, m), not ", a.sizes(), " and ", b.sizes());
   at::Tensor y = at::empty({a.size(0), b.size(2)}, a.options());
-  const int64_t end = for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    if (rows > 0) multiply(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
-  });
+  const int64_t end =
+      for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+        if (rows > 0) multiply(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
+      });
   if (end < y.size(0)) y.narrow(0, end, y.size(0) - end).zero_();
   arguments.give(std::move(y));
 }
@@ -91,9 +92,8 @@ std::span<const OwnOperator> group_operators() {
 void add_group_products(Parameter& parameter, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
   check_factors(a, b);
   const std::vector<int64_t>& sizes = parameter.sizes();
-  TWOBP_CHECK(sizes.size() == 3 && a.size(1) == sizes[1] && b.size(1) == sizes[2],
-              "the products of groups of ", a.sizes(), " and ", b.sizes(), " do not fit ", parameter.name(), ", ",
-              at::IntArrayRef(sizes));
+  TWOBP_CHECK(sizes.size() == 3 && a.size(1) == sizes[1] && b.size(1) == sizes[2], "the products of groups of ",
+              a.sizes(), " and ", b.sizes(), " do not fit ", parameter.name(), ", ", at::IntArrayRef(sizes));
   TWOBP_CHECK(a.scalar_type() == parameter.value.scalar_type(), "the products for ", parameter.name(), " are of ",
               a.scalar_type(), ", but the parameter is ", parameter.value.scalar_type());
   const auto [gradient, adds] = parameter.grad_to_write();
