@@ -6,6 +6,10 @@
 
 #include "twobp/graph/operators.h"
 
+namespace twobp {
+class Parameter;
+}
+
 namespace twobp::graph {
 
 // The last `arguments` tensors of the stack become contiguous.
@@ -32,6 +36,12 @@ std::span<const OwnOperator> replaced_attention_operators();
 // Products with weights of 4 bits a number. The weight is dequantised for each product, so that nothing but the 4 bits
 // stays.
 std::span<const OwnOperator> four_bit_operators();
+
+// Products of groups of rows with a matrix each. Mixtures of experts have them.
+std::span<const OwnOperator> group_operators();
+// Gradient of `parameter` (groups, n, m): matrix g += a[rows of group g]^T @ b[rows of group g], a (rows, n), b (rows,
+// m). `ends` (groups) has the index after the last row of each group. Throws Error for arguments that do not fit.
+void add_group_products(Parameter& parameter, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends);
 
 inline bool is_wide(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble;

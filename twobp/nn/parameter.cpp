@@ -253,6 +253,11 @@ void Parameter::accumulate(const at::Tensor& gradient) {
   }
 }
 
+std::pair<at::Tensor, bool> Parameter::grad_to_write() {
+  if (discards_) return {grad_to_add(), true};
+  return {table(), std::exchange(has_grad_, true)};
+}
+
 void Parameter::accumulate_rows(const at::Tensor& ids, const at::Tensor& rows) {
   if (discards_) return;
   int64_t known = ids.numel();

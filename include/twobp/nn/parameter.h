@@ -128,6 +128,8 @@ class Parameter {
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // grad (+)= gradient, which has grad's shape and any float dtype.
   void accumulate(const at::Tensor& gradient);
+  // The buffer, and whether to add to it. If not, the caller writes all of it.
+  std::pair<at::Tensor, bool> grad_to_write();
   // Row ids[i] of grad += rows[i], one after the other.
   void accumulate_rows(const at::Tensor& ids, const at::Tensor& rows);
   // The buffer to add to. It is zeroed before the step's first contribution.
