@@ -303,7 +303,8 @@ void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t position
 }
 
 std::span<const OwnOperator> own_operators() {
-  static const std::vector<OwnOperator> all = together(kOwn, {attention_operators(), four_bit_operators(), group_operators()});
+  static const std::vector<OwnOperator> all =
+      together(kOwn, {attention_operators(), four_bit_operators(), group_operators()});
   return all;
 }
 
