@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/commands.h"
-#include "apps/log.h"
 #include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"

@@ -11,7 +11,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include "apps/log.h"
 #include "apps/print.h"
 #include "apps/program.h"
 #include "apps/run_guard.h"
@@ -122,7 +121,6 @@ int run_program(int argc, char** argv) {
   add_plan_command(app);
   add_profile_command(app);
   try {
-    log_in_color(is_terminal(STDERR_FILENO));
     check_commands(app, argc, argv);
     try {
       app.parse(argc, argv);

@@ -5,10 +5,12 @@
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <iostream>
 #include <poll.h>
+#include <string_view>
 #include <unistd.h>
 
 #include "apps/run_guard.h"
@@ -22,6 +24,13 @@ namespace {
 constexpr int kLookMilliseconds = 100;  // between two looks for a signal
 
 int first_error = 0;  // of a write to standard output
+
+void print_message(const char* level, const char* color, const std::string& message) {
+  const char* terminal = std::getenv("TERM");
+  const bool colored = is_terminal(STDERR_FILENO) && terminal != nullptr && std::string_view(terminal) != "dumb";
+  const std::string shown = colored ? concat(color, level, "\033[m") : level;
+  std::fputs(concat("twobp: ", shown, ": ", printable(message), '\n').c_str(), stderr);
+}
 
 }  // namespace
 
@@ -65,6 +74,13 @@ void print(const char* format, ...) {
   va_end(again);
   text.pop_back();
   print_as_is(printable_lines(text));
+}
+
+void log_error(const std::string& message) {
+  print_message("error", "\033[31m\033[1m", message);
+}
+void log_warning(const std::string& message) {
+  print_message("warning", "\033[33m\033[1m", message);
 }
 
 void print_table(std::vector<std::vector<std::string>> rows) {

@@ -1,4 +1,5 @@
-// Prints the program's text and tables on standard output, and prepares the descriptors under it.
+// Prints the program's text and tables on standard output, its messages on standard error, and prepares the descriptors
+// under them.
 #pragma once
 
 #include <string>
@@ -24,6 +25,11 @@ bool wait_writable(int descriptor);
 void print(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // Prints text whose control characters come from the program itself.
 void print_as_is(const std::string& text);
+
+// Prints a message on standard error, in one line, and in color if a person watches. Control characters are shown as
+// escapes.
+void log_error(const std::string& message);
+void log_warning(const std::string& message);
 
 // Prints a table. Columns are as wide as their widest entry. The first is left-aligned, the others are
 // right-aligned.

@@ -13,7 +13,7 @@
 #include <thread>
 #include <unistd.h>
 
-#include "apps/log.h"
+#include "apps/print.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/nn/thrown.h"

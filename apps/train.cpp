@@ -9,7 +9,6 @@
 
 #include "apps/commands.h"
 #include "apps/json_report.h"
-#include "apps/log.h"
 #include "apps/print.h"
 #include "apps/run_guard.h"
 #include "apps/train_output.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 #include <utility>
 
-#include "apps/log.h"
 #include "apps/print.h"
 #include "apps/run_guard.h"
 #include "twobp/core/check.h"

@@ -13,7 +13,7 @@
 #   clang-16, libclang-rt-16-dev    fuzz/run (Debian; no test needs it)
 
 TORCH_VERSION=2.13.0
-PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libspdlog-dev zlib1g-dev libopenmpi-dev openmpi-bin"
+PACKAGES="g++ cmake ninja-build ccache libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev zlib1g-dev libopenmpi-dev openmpi-bin"
 
 say() { printf '== %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

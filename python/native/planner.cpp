@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "python/native/module.h"
-#include "python/native/without_gil.h"
+#include "python/native/unlocked.h"
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"

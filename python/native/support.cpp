@@ -1,4 +1,4 @@
-// What the Python files need of the runtime besides trainers and plans.
+// The module, and what the Python files need of the runtime besides trainers and plans.
 #include <string>
 #include <vector>
 #ifdef __GLIBC__
@@ -7,7 +7,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "python/native/module.h"
+#include "python/native/unlocked.h"
+#include "twobp/core/check.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/operators.h"
 #include "twobp/nn/context.h"
@@ -54,3 +55,14 @@ void add_support(py::module_& module) {
 }
 
 }  // namespace twobp::python
+
+PYBIND11_MODULE(_native, module) {
+  namespace py = pybind11;
+  py::register_exception<twobp::Error>(module, "Error", PyExc_RuntimeError).attr("__module__") = "twobp";
+  twobp::python::watch_exit();
+  twobp::python::add_support(module);
+  twobp::python::add_schedules(module);
+  twobp::python::add_planner(module);
+  twobp::python::add_trainer(module);
+  twobp::python::add_watch(module);
+}

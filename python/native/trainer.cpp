@@ -16,8 +16,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include "python/native/check_state.h"
-#include "python/native/given_fields.h"
+#include "python/native/given.h"
 #include "python/native/module.h"
 #include "python/native/unlocked.h"
 #include "twobp/core/check.h"
@@ -168,20 +167,16 @@ class PyTrainer {
     return means;
   }
 
-  // The trained and frozen weights in this process's own memory, as far as they are contiguous and no other rank has a
-  // copy. Who writes to these tensors between two calls then calls written(). They outlive the trainer. Each has its
-  // own storage, because writers of files take tensors of one storage for views of each other.
+  // The trained and frozen weights in this process's own memory, as far as they are contiguous, without
+  // buffers of which each rank has a copy. Who writes to these tensors between two calls then calls written(). They
+  // outlive the trainer. Each has its own storage, because writers of files take tensors of one storage for views of
+  // each other.
   Fields shared_weights() {
     const Use use(*this);
     Fields shared;
-    const std::vector<LiveTensor> all = trainer_->update().live_weights();
-    std::set<std::string> copied;
-    for (const LiveTensor& one : all) {
-      if (!one.first) copied.insert(one.name);
-    }
-    for (const auto& [name, live, rank, first, frozen] : all) {
-      if (copied.contains(name) || !live.is_cpu() || !live.is_contiguous() || trainer_->world().process_count() > 1)
-        continue;
+    if (trainer_->world().process_count() > 1) return shared;  // ranks of others may have a copy
+    for (const auto& [name, live, rank, first, frozen] : trainer_->update().live_weights()) {
+      if (!first || !live.is_cpu() || !live.is_contiguous()) continue;
       shared[name] = at::from_blob(
           live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
     }

@@ -51,7 +51,7 @@ def check_fields(batch: Batch, what: str, *, is_cut: bool = True) -> dict[str, t
     """Returns the tensors of a batch, contiguous and without autograd. Raises Error unless the first has samples, and
     all have the same number of them. A micro-batch that `is_cut` may have others. Scalars belong to all samples."""
     if not isinstance(batch, Mapping):
-        raise Error(f"{what} is {_kind(batch)}, but must be a dict of tensors, with at least one")
+        raise Error(f"{what} is a {type(batch).__name__}, but must be a dict of tensors, with at least one")
     with checks.readable(what):
         given = dict(batch)
     if not given:
@@ -64,7 +64,7 @@ def check_fields(batch: Batch, what: str, *, is_cut: bool = True) -> dict[str, t
                 "loss_fn reads"
             )
         if not isinstance(tensor, torch.Tensor):
-            raise Error(f"{what}: {name!r} is {_kind(tensor)}, but must be a tensor")
+            raise Error(f"{what}: {name!r} is a {type(tensor).__name__}, but must be a tensor")
         checks.check_dense(tensor, f"{what}: {name!r}")
         fields[name] = tensor.detach().contiguous()
     counts = {name: tensor.shape[0] for name, tensor in fields.items() if tensor.dim()}
@@ -134,10 +134,6 @@ def cut(
         {name: tensor[begin : begin + size] if tensor.dim() else tensor for name, tensor in fields.items()}
         for begin in range(0, samples, size)
     ]
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 def with_a_target(fields: Batch) -> Batch:

@@ -7,7 +7,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,6 +89,13 @@ def files(what: str) -> Iterator[None]:
         yield
     except (OSError, UnicodeError) as error:
         raise Error(f"{what}: {error}") from error
+
+
+def mapping(value: object, what: str) -> dict:
+    if not isinstance(value, Mapping):
+        raise Error(f"{what} is a {type(value).__name__}, but must be a dict")
+    with readable(what):
+        return dict(value)
 
 
 def several(value: Any, name: str) -> list:

@@ -86,8 +86,7 @@ def load(transformers, folder: str, fields: dict) -> torch.nn.Module:
     if names and not classes:
         raise Error(
             f"transformers {transformers.__version__} has no class {names[0]}, which config.json names, and code that "
-            "comes with a "
-            "model does not run"
+            "comes with a model does not run"
         )
     usual = (
         transformers.AutoModelForImageClassification if "pixel_values" in fields else transformers.AutoModelForCausalLM

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from twobp import checks
-from twobp._native import Error
 
 Groups = Mapping[str, Mapping[str, float | str]]  # settings for the parameters whose names match a pattern
 
@@ -34,18 +33,11 @@ class _Optimizer:
     def settings(self) -> dict:
         """Returns the section `optimizer`."""
         groups = []
-        for pattern, group in self._mapping(self.groups, "groups").items():
-            values = [f"{key}={value}" for key, value in self._mapping(group, f"groups[{pattern!r}]").items()]
+        for pattern, group in checks.mapping(self.groups, "groups").items():
+            values = [f"{key}={value}" for key, value in checks.mapping(group, f"groups[{pattern!r}]").items()]
             groups.append(" ".join([checks.text(pattern, "a pattern of groups"), *values]))
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"type": type(self).__name__.lower(), **own, "groups": groups}
-
-    @staticmethod
-    def _mapping(value: Mapping, what: str) -> dict:
-        if not isinstance(value, Mapping):
-            raise Error(f"{what} is {checks.shown(value)}, but must be a dict")
-        with checks.readable(what):
-            return dict(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,8 +77,7 @@ def _meet(place: dict[str, Any], timeout: float) -> torch.distributed.Store:
             raise Error(f"rank 0 cannot listen at {name}: {error}") from None
         raise Error(
             f"rank {rank} got no answer from rank 0 at {name} within {timeout:g} s: check that rank 0 has started "
-            "there, and that MASTER_ADDR and "
-            f"MASTER_PORT are right ({error})"
+            f"there, and that MASTER_ADDR and MASTER_PORT are right ({error})"
         ) from None
     store = torch.distributed.PrefixStore(f"twobp/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     store.set(f"came/{rank}", "")
@@ -105,8 +104,7 @@ def check_loading(device: str) -> None:
     if device == "cuda" and torch.cuda.is_initialized() and os.environ.get("CUDA_MODULE_LOADING") != "EAGER":
         raise Error(
             "CUDA was used before the trainer was made, so that its kernels are loaded on first use, which can wait "
-            "for other processes forever: "
-            "set CUDA_MODULE_LOADING=EAGER for all processes, or make the trainer first"
+            "for other processes forever: set CUDA_MODULE_LOADING=EAGER for all processes, or make the trainer first"
         )
 
 

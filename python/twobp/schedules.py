@@ -167,8 +167,7 @@ class Schedule:
     def __repr__(self) -> str:
         return (
             f"<twobp.Schedule {self.name}, {self.stages} stages on {len(self.ranks)} ranks, {self.micro_batches} "
-            "micro-batches"
-            f"{f' of {self.slices} slices' if self.slices > 1 else ''}, p2 {self.p2}>"
+            f"micro-batches{f' of {self.slices} slices' if self.slices > 1 else ''}, p2 {self.p2}>"
         )
 
 

@@ -128,16 +128,17 @@ class Trainer:
             _native.check_device(checks.text(device, "device"))  # before capture, which takes seconds
         if module is not None:
             loss_fn = _reported(loss_fn, metrics, settings)
-            cache = cache if isinstance(cache, bool) else checks.path(cache, "cache")
-            self._captured = _capture(
+            from twobp.capture import capture  # late, so that importing twobp registers no operator
+
+            self._captured = capture(
                 module,
                 batches.with_a_target(example),
-                loss_fn,
-                loss_reduction,
-                cache,
-                mask,
-                _sliced(settings),
-                settings.get("precision", "fp32"),
+                loss_fn=loss_fn,
+                loss_reduction=loss_reduction,
+                cache=cache if isinstance(cache, bool) else checks.path(cache, "cache"),
+                beside=mask,
+                slices=_sliced(settings),
+                precision=settings.get("precision", "fp32"),
             )
         elif loss_fn is not None or loss_reduction is not None or metrics is not None:
             raise Error("loss_fn, metrics and loss_reduction are for a module: a configured model has its own loss")
@@ -148,7 +149,7 @@ class Trainer:
             graph, constants, weights = _parts(self._captured)
             config["optimizer"]["groups"] = _used_groups(config["optimizer"]["groups"], self._captured)
         else:
-            config["model"] = _mapping(model, "model")
+            config["model"] = checks.mapping(model, "model")
         if group := _process_group():
             processes.check_loading(config["pipeline"].get("device", "cpu"))
         self._native = _native.Trainer(_as_json(config), graph, constants, example, weights, group)
@@ -305,7 +306,7 @@ class Trainer:
         steps = checks.whole(steps, "steps", most=checks.MOST_STEPS)
         flat = {
             f"{name}.{what}": tensor
-            for name, of in _mapping(state, "the state").items()
+            for name, of in checks.mapping(state, "the state").items()
             for what, tensor in _tensors(of, f"the state of {checks.shown(name)}").items()
         }
         self._native.load_optimizer_state(flat, steps)
@@ -486,14 +487,12 @@ class Trainer:
                 raise
             if change:
                 raise Error(
-                    f"{change} has changed since the last step, so the module needs programs of its own. Their capture "
-                    f"failed: {error}. Undo the "
-                    "change, or make a new trainer"
+                    f"{change} has changed since the last step, so the module needs programs of its own. Their "
+                    f"capture failed: {error}. Undo the change, or make a new trainer"
                 ) from error
             raise Error(
                 f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with "
-                "other sizes. That capture failed: "
-                f"{error}"
+                f"other sizes. That capture failed: {error}"
             ) from error
         self._shapes[captured.variant.number].add(_shape(part))
         if change and known == 0:
@@ -501,9 +500,8 @@ class Trainer:
             if self._variants == MANY_VARIANTS:
                 warnings.warn(
                     f"{change} has changed again since the last step. The module was captured for {self._variants} "
-                    "values so far, which takes seconds "
-                    "each time. Let the batch hold what changes from step to step, as a field, or a buffer that "
-                    "forward reads",
+                    "values so far, which takes seconds each time. Let the batch hold what changes from step to step, "
+                    "as a field, or a buffer that forward reads",
                     stacklevel=4,
                 )
 
@@ -611,30 +609,6 @@ def _process_group() -> str:
     return torch.distributed.group.WORLD.group_name
 
 
-def _capture(
-    module: torch.nn.Module,
-    example: Batch,
-    loss_fn: Callable | None,
-    loss_reduction: str | None,
-    cache: bool | str | os.PathLike,
-    beside: Batch,
-    slices: bool,
-    precision: str,
-) -> Captured:
-    from twobp.capture import capture  # a late import, so that importing twobp registers no operator
-
-    return capture(
-        module,
-        example,
-        loss_fn=loss_fn,
-        loss_reduction=loss_reduction,
-        cache=cache,
-        beside=beside,
-        slices=slices,
-        precision=precision,
-    )
-
-
 def _reported(loss_fn: Any, metrics: object, settings: Mapping) -> Callable | None:
     if metrics is None and not isinstance(loss_fn, Mapping):
         return loss_fn
@@ -643,7 +617,7 @@ def _reported(loss_fn: Any, metrics: object, settings: Mapping) -> Callable | No
     from twobp.capture.loss.reported import reported
 
     losses, metrics = (
-        _mapping(one, what) if isinstance(one, Mapping) else one
+        checks.mapping(one, what) if isinstance(one, Mapping) else one
         for one, what in ((loss_fn, "loss_fn"), (metrics, "metrics"))
     )
     return reported(losses, metrics, settings.get("micro_batches"))
@@ -666,7 +640,7 @@ def _parts(captured: Captured) -> tuple[str, dict[str, torch.Tensor], dict[str, 
 
 def _read(captured: Captured) -> set[str]:
     """Returns the parameters on which the loss depends."""
-    from twobp.capture.captured import parameter_names
+    from twobp.capture.layers import parameter_names
 
     return parameter_names(captured.graph["layers"])
 
@@ -682,16 +656,9 @@ def _used_groups(groups: list[str], captured: Captured) -> list[str]:
     return [group for group, names in matching if used.intersection(names)]
 
 
-def _mapping(value: object, what: str) -> dict:
-    if not isinstance(value, Mapping):
-        raise Error(f"{what} is a {type(value).__name__}, but must be a dict")
-    with checks.readable(what):
-        return dict(value)
-
-
 def _tensors(state: object, what: str) -> dict[str, torch.Tensor]:
     """Returns a state's dense tensors by name. Those that torch negates when they are read, it negates here."""
-    state = _mapping(state, what)
+    state = checks.mapping(state, what)
     for name, tensor in state.items():
         checks.text(name, f"a name of {what}")
         if not isinstance(tensor, torch.Tensor):

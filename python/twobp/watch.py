@@ -132,8 +132,7 @@ class Watch:
         if now is not None and now.requires_grad != trained:
             raise Error(
                 f"'{name}' of the module was {'unfrozen' if now.requires_grad else 'frozen'} after the trainer was "
-                "made, which the trainer does "
-                "not see: make a new trainer"
+                "made, which the trainer does not see: make a new trainer"
             )
         if number >= self._of_module:
             raise Error(

@@ -115,6 +115,8 @@ TEST_F(BlockCacheTest, KeepsTwiceTheMemoryOfAStep) {
 TEST_F(BlockCacheTest, FreesUnusedBlocks) {
   const BlockCache::Use use;
   bytes(kMiB);
+  BlockCache::begin_step();
+  EXPECT_EQ(allocations_of([] { bytes(kMiB); }), 1) << "what was freed before the first step";
   bytes(2 * kMiB);
   for (int step = 0; step < 20; ++step) {
     BlockCache::begin_step();

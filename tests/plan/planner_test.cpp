@@ -580,6 +580,14 @@ TEST(Planner, PlansStreamedGradients) {
   EXPECT_TRUE(nothing.best.empty());
   ASSERT_TRUE(nothing.smallest);
   EXPECT_EQ(nothing.smallest->peak_bytes, 858);
+
+  // The gradient of a tied weight is not streamed.
+  LayerCost& tied = model.kinds.at(model.layers.front().kind).at_size.front();
+  const auto alike = std::ranges::count(model.layers, model.layers.front().kind, &ModelLayer::kind);
+  tied.tied_gradient = 40;
+  const PlanResult kept = plan(model, request);
+  ASSERT_TRUE(kept.smallest);
+  EXPECT_EQ(kept.smallest->peak_bytes, 858 + 40 * static_cast<double>(alike));
 }
 
 TEST(Planner, RejectsImpossibleProblems) {

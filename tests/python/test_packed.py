@@ -341,22 +341,37 @@ def test_the_runtime_computes_them_as_autograd_does(norm, gate):
 
 
 class Experts(nn.Module):
-    def __init__(self):
+    """Groups of 2, 0 and 7 rows, in a second micro-batch of 3, 4 and 0, and rows without a group."""
+
+    def __init__(self, transposed):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 6, 4))
-        self.register_buffer("ends", torch.tensor([2, 2, 9]))
+        self.weight = nn.Parameter(torch.randn(3, 4, 6) if transposed else torch.randn(3, 6, 4))
+        self.transposed = transposed
 
-    def forward(self, x):
-        return torch.ops.twobp.grouped_mm(x, self.weight, self.ends)
+    def forward(self, x, ends):
+        return torch.ops.twobp.grouped_mm(x, self.weight.transpose(1, 2) if self.transposed else self.weight, ends)
 
 
-def test_products_of_groups_are_those_of_the_runtime():
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_groups_are_those_of_the_runtime(transposed):
     torch.manual_seed(5)
-    module = Experts().double()
-    batch = {"x": torch.randn(9, 6, dtype=torch.float64), "wanted": torch.randn(9, 4, dtype=torch.float64)}
-    trainer = twobp.Trainer(module, batch, loss_fn=lambda output, batch: functional.mse_loss(output, batch["wanted"]), ranks=1, micro_batches=1)
-    result = trainer.step(batch)
-    loss = functional.mse_loss(torch.cat([batch["x"][:2] @ module.weight[0], batch["x"][2:] @ module.weight[2]]), batch["wanted"])
+    module = Experts(transposed).double()
+    weight = module.weight.detach().clone().requires_grad_()
+    parts = [{"x": torch.randn(9, 6, dtype=torch.float64), "wanted": torch.randn(9, 4, dtype=torch.float64), "ends": torch.tensor(ends)}
+             for ends in ([2, 2, 9], [3, 7, 7])]
+    trainer = twobp.Trainer(module, parts[0], loss_fn=lambda output, batch: functional.mse_loss(output, batch["wanted"]), ranks=1, micro_batches=2,
+                            optimizer=twobp.SGD(lr=0.1))
+    graph = json.dumps([program["backward_p2"] for program in trainer._captured.graph["shapes"][0]["programs"]])
+    assert '"how": "groups"' in graph and "transpose" not in graph and "grouped_mm_weight" not in graph
+    result = trainer.step(parts)
+    matrices = weight.transpose(1, 2) if transposed else weight
+    loss = 0
+    for part in parts:
+        begins = [0, *part["ends"].tolist()]
+        y = torch.cat([part["x"][begin:end] @ matrix for begin, end, matrix in zip(begins, begins[1:], matrices)])
+        y = functional.pad(y, (0, 0, 0, 9 - len(y)))
+        loss = loss + functional.mse_loss(y, part["wanted"]) / 2
     loss.backward()
     assert result.loss == pytest.approx(loss.item(), rel=1e-12)
-    assert result.grad_norm == pytest.approx(module.weight.grad.norm().item(), rel=1e-12)
+    assert result.grad_norm == pytest.approx(weight.grad.norm().item(), rel=1e-12)
+    torch.testing.assert_close(trainer.state_dict()["weight"], (weight - 0.1 * weight.grad).detach(), rtol=1e-12, atol=1e-12)

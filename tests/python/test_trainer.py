@@ -167,6 +167,20 @@ def test_the_next_step_is_traced(make, vectors, tmp_path):
     assert not (tmp_path / "step.json").exists()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_profiler_of_torch_sees_a_step_and_changes_nothing(make, vectors, ranks, capfd):
+    expected = make(ranks=ranks).step(vectors)
+    trainer = make(ranks=ranks)
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        found = trainer.step(vectors)
+    assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+    assert "RecordFunction" not in capfd.readouterr().err
+    seen = {one.key: one.count for one in profiler.key_averages()}
+    assert seen["F"] >= 4 * ranks and seen["I"] >= 4 * ranks and seen["W"] > 0 and "aten::empty" in seen
+    assert ranks > 1 or found.peak_bytes == expected.peak_bytes  # that of several ranks depends on when messages come
+    assert trainer.step(vectors).peak_bytes[0] > 0, "the meter still sees the ranks"
+
+
 def test_two_trainers_live_side_by_side(make, vectors):
     reference = losses(make(), vectors)
     first, second = make(), make(schedule="zb-v")

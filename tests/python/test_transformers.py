@@ -752,10 +752,11 @@ def turn(parameter):
         parameter.data = parameter.data.t()
 
 
-@pytest.mark.parametrize("how, settings", [(shrink, {}), (clamp, {}), (replace, {}), (turn, {}), (shrink, {"bf16": True})])
-def test_the_models_weights_are_the_pipelines(how, settings, tmp_path):
-    """So a callback may change them."""
-    trainers, logs = both(qwen3, tmp_path, callbacks=[Shrinks(how)], max_steps=2 if how is turn else 3, max_grad_norm=0.0 if how is clamp else 1.0, **settings)
+@pytest.mark.parametrize("how, made, settings", [(shrink, qwen3, {}), (clamp, qwen3, {}), (replace, qwen3, {}), (turn, qwen3, {}), (shrink, qwen3, {"bf16": True}),
+                                                 (shrink, llama, {}), (replace, llama, {})])
+def test_the_models_weights_are_the_pipelines(how, made, settings, tmp_path):
+    """So a callback may change them, also those that are tied."""
+    trainers, logs = both(made, tmp_path, callbacks=[Shrinks(how)], max_steps=2 if how is turn else 3, max_grad_norm=0.0 if how is clamp else 1.0, **settings)
     if settings:
         theirs, ours = ([line["loss"] for line in log if "loss" in line] for log in logs)
         assert len(theirs) == 3 and ours == pytest.approx(theirs, rel=2e-3)

@@ -35,15 +35,15 @@ inline Config tiny_resnet(const std::string& block, bool small_images = true) {
 }
 
 inline std::vector<Batch> image_batches(const Config& config, int steps, int micro_batches, int64_t samples = 3) {
-  const SyntheticImages images(1 << 20, config.model.input().channels, config.data.image_size,
-                               config.model.input().classes, 5);
+  const auto images =
+      synthetic_images(1 << 20, config.model.input().channels, config.data.image_size, config.model.input().classes, 5);
   std::vector<Batch> batches;
   int64_t next = 0;
   for (int step = 0; step < steps; ++step) {
     std::vector<int64_t> indices(static_cast<size_t>(micro_batches * samples));
     std::iota(indices.begin(), indices.end(), next);
     next += micro_batches * samples;
-    batches.push_back(read_batch(images, indices, 0, samples));
+    batches.push_back(read_batch(*images, indices, 0, samples));
   }
   return batches;
 }

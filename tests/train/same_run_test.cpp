@@ -22,7 +22,7 @@ Config base() {
 }
 
 RunFacts facts(const Config& config, uint64_t data_seed = 1) {
-  return facts_of_run(config, SyntheticTokens(40, 8, 16, data_seed));
+  return facts_of_run(config, *synthetic_tokens(40, 8, 16, data_seed));
 }
 
 using Change = std::function<void(Config&)>;
@@ -115,8 +115,8 @@ TEST(SameRun, NotesChangesThatAffectTraining) {
 // If a schedule in a file gives up the order of micro-batches, the bits depend on it.
 TEST(SameRun, NotesAnotherOrderOfSums) {
   const auto of = [](const std::string& csv, P2Policy policy) {
-    RunFacts facts =
-        facts_of_run(base(), SyntheticTokens(40, 8, 16, 1), Variant{ScheduleSource(from_csv(csv, "mine.csv")), policy});
+    RunFacts facts = facts_of_run(base(), *synthetic_tokens(40, 8, 16, 1),
+                                  Variant{ScheduleSource(from_csv(csv, "mine.csv")), policy});
     return facts;
   };
   const std::string turned = "0F1,0F0,0I1,0I0,0W1,0W0\n";

@@ -140,7 +140,7 @@ std::shared_ptr<Dataset> open_text(const DataConfig& data, const ModelInput& mod
     return tokenizer.empty() ? open_bytes(data, model, shape) : open_tokenized(data, model, tokenizer, shape);
   }
   if (!data.tokens.empty()) return open_tokens(data, model, shape);
-  return std::make_shared<SyntheticTokens>(kSyntheticSamples, shape.sequence, model.vocab, seed);
+  return synthetic_tokens(kSyntheticSamples, shape.sequence, model.vocab, seed);
 }
 
 // The special tokens of a vocabulary without a tokenizer (bytes, or random numbers): its last four.
@@ -228,8 +228,7 @@ DataSplit open_data(const DataConfig& data, const ModelInput& model, uint64_t se
     case InputKind::kFields:
       return in_whole_micro_batches(open_fields(data, model, seed), model);
     case InputKind::kVectors:
-      return hold_out(std::make_shared<SyntheticVectors>(kSyntheticSamples, data.sequence, model.width, seed),
-                      data.held_out);
+      return hold_out(synthetic_vectors(kSyntheticSamples, data.sequence, model.width, seed), data.held_out);
   }
   fail("open_data: unknown input of model type ", model.type, ".");
 }

@@ -230,4 +230,17 @@ void check_used_keys(const DataConfig& data, const ModelInput& model) {
   }
 }
 
+std::string_view item_name(InputKind kind) {
+  switch (kind) {
+    case InputKind::kImages:
+      return "images";
+    case InputKind::kVectors:
+      return "vectors";
+    case InputKind::kFields:
+      return "items";
+    default:
+      return "tokens";
+  }
+}
+
 }  // namespace twobp

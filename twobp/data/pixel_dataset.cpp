@@ -80,7 +80,7 @@ ImageTransform transform_of(const PixelArray& train, const DataConfig& data, con
 DataSplit open_synthetic(const DataConfig& data, const ModelInput& model, uint64_t seed) {
   constexpr int64_t kUsualSize = 224;
   const int64_t size = data.image_size > 0 ? data.image_size : kUsualSize;
-  const auto images = std::make_shared<SyntheticImages>(kSyntheticSamples, model.channels, size, model.classes, seed);
+  const auto images = synthetic_images(kSyntheticSamples, model.channels, size, model.classes, seed);
   return hold_out_by_class(images, std::vector<int64_t>(kSyntheticSamples), data.held_out, seed);
 }
 

@@ -1,22 +1,50 @@
 // Each sample and field has its own generator, started from (seed, field, index).
 #include "twobp/data/synthetic_dataset.h"
 
+#include <functional>
+#include <utility>
+
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
 
 namespace twobp {
 namespace {
 
-// Calls fill(generator, position) for the samples at `indices`, each with its own generator. `stream` distinguishes the
-// fields.
-template <typename Fill>
-void for_each_sample(const std::vector<int64_t>& indices, int64_t samples, uint64_t seed, uint64_t stream, Fill fill) {
-  for (size_t b = 0; b < indices.size(); ++b) {
-    TWOBP_CHECK(indices[b] >= 0 && indices[b] < samples, "synthetic data: no sample ", indices[b], ", there are ",
-                samples, ".");
-    SplitMix64 generator(mix_bits(mix_bits(seed, stream), static_cast<uint64_t>(indices[b])));
-    fill(generator, static_cast<int64_t>(b));
+using Indices = std::vector<int64_t>;
+
+class SyntheticDataset : public Dataset {
+ public:
+  SyntheticDataset(int64_t samples, std::function<Fields(const Indices&)> make)
+      : samples_(samples), make_(std::move(make)) {}
+  int64_t size() const override { return samples_; }
+  Fields read(const Indices& indices, int64_t /*epoch*/) const override {
+    for (const int64_t index : indices) {
+      TWOBP_CHECK(index >= 0 && index < samples_, "synthetic data: no sample ", index, ", there are ", samples_, ".");
+    }
+    return make_(indices);
   }
+
+ private:
+  int64_t samples_;
+  std::function<Fields(const Indices&)> make_;
+};
+
+// Calls fill(generator, numbers of the sample) for the samples of a field, whose first dimension they are. `stream`
+// distinguishes the fields.
+template <typename Number, typename Fill>
+at::Tensor filled(const Indices& indices, std::vector<int64_t> sizes, uint64_t seed, uint64_t stream, Fill fill) {
+  sizes.insert(sizes.begin(), static_cast<int64_t>(indices.size()));
+  at::Tensor field = at::empty(sizes, c10::CppTypeToScalarType<Number>::value);
+  const int64_t count = indices.empty() ? 0 : field.numel() / sizes[0];  // of a sample
+  for (size_t b = 0; b < indices.size(); ++b) {
+    SplitMix64 generator(mix_bits(mix_bits(seed, stream), static_cast<uint64_t>(indices[b])));
+    fill(generator, field.data_ptr<Number>() + static_cast<int64_t>(b) * count, count);
+  }
+  return field;
+}
+
+int64_t below(SplitMix64& generator, int64_t most) {
+  return static_cast<int64_t>(bounded(generator, static_cast<uint64_t>(most)));
 }
 
 // Uniform numbers with mean 0 and variance 1.
@@ -30,50 +58,38 @@ void fill_uniform(SplitMix64& generator, float* to, int64_t count) {
 
 }  // namespace
 
-SyntheticTokens::SyntheticTokens(int64_t samples, int64_t sequence, int64_t vocab, uint64_t seed)
-    : samples_(samples), sequence_(sequence), vocab_(vocab), seed_(seed) {}
-
-Fields SyntheticTokens::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
-  const auto make = [&](uint64_t stream) {
-    at::Tensor ids = at::empty({static_cast<int64_t>(indices.size()), sequence_}, at::kLong);  // (B, S)
-    for_each_sample(indices, samples_, seed_, stream, [&](SplitMix64& generator, int64_t b) {
-      int64_t* to = ids.data_ptr<int64_t>() + b * sequence_;
-      for (int64_t t = 0; t < sequence_; ++t)
-        to[t] = static_cast<int64_t>(bounded(generator, static_cast<uint64_t>(vocab_)));
-    });
-    return ids;
-  };
-  return {{"input_ids", make(0)}, {"labels", make(1)}};
-}
-
-SyntheticVectors::SyntheticVectors(int64_t samples, int64_t sequence, int64_t dim, uint64_t seed)
-    : samples_(samples), sequence_(sequence), dim_(dim), seed_(seed) {}
-
-Fields SyntheticVectors::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
-  const auto make = [&](uint64_t stream) {
-    at::Tensor values = at::empty({static_cast<int64_t>(indices.size()), sequence_, dim_}, at::kFloat);  // (B, S, D)
-    const int64_t per_sample = sequence_ * dim_;
-    for_each_sample(indices, samples_, seed_, stream, [&](SplitMix64& generator, int64_t b) {
-      fill_uniform(generator, values.data_ptr<float>() + b * per_sample, per_sample);
-    });
-    return values;
-  };
-  return {{"input", make(0)}, {"target", make(1)}};
-}
-
-SyntheticImages::SyntheticImages(int64_t samples, int64_t channels, int64_t size, int64_t classes, uint64_t seed)
-    : samples_(samples), channels_(channels), image_size_(size), classes_(classes), seed_(seed) {}
-
-Fields SyntheticImages::read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const {
-  const auto count = static_cast<int64_t>(indices.size());
-  at::Tensor images = at::empty({count, channels_, image_size_, image_size_}, at::kFloat);  // (B, C, H, W)
-  at::Tensor labels = at::empty({count}, at::kLong);
-  const int64_t per_sample = channels_ * image_size_ * image_size_;
-  for_each_sample(indices, samples_, seed_, /*stream=*/0, [&](SplitMix64& generator, int64_t b) {
-    fill_uniform(generator, images.data_ptr<float>() + b * per_sample, per_sample);
-    labels.data_ptr<int64_t>()[b] = static_cast<int64_t>(bounded(generator, static_cast<uint64_t>(classes_)));
+std::shared_ptr<Dataset> synthetic_tokens(int64_t samples, int64_t sequence, int64_t vocab, uint64_t seed) {
+  return std::make_shared<SyntheticDataset>(samples, [=](const Indices& indices) -> Fields {
+    const auto make = [&](uint64_t stream) {
+      return filled<int64_t>(indices, {sequence}, seed, stream, [&](SplitMix64& generator, int64_t* to, int64_t count) {
+        for (int64_t t = 0; t < count; ++t) to[t] = below(generator, vocab);
+      });
+    };
+    return {{"input_ids", make(0)}, {"labels", make(1)}};
   });
-  return {{"pixel_values", std::move(images)}, {"labels", std::move(labels)}};
+}
+
+std::shared_ptr<Dataset> synthetic_vectors(int64_t samples, int64_t sequence, int64_t dim, uint64_t seed) {
+  return std::make_shared<SyntheticDataset>(samples, [=](const Indices& indices) -> Fields {
+    const auto make = [&](uint64_t stream) {
+      return filled<float>(indices, {sequence, dim}, seed, stream, fill_uniform);
+    };
+    return {{"input", make(0)}, {"target", make(1)}};
+  });
+}
+
+std::shared_ptr<Dataset> synthetic_images(int64_t samples, int64_t channels, int64_t size, int64_t classes,
+                                          uint64_t seed) {
+  return std::make_shared<SyntheticDataset>(samples, [=](const Indices& indices) -> Fields {
+    at::Tensor labels = at::empty({static_cast<int64_t>(indices.size())}, at::kLong);
+    int64_t* label = labels.data_ptr<int64_t>();
+    at::Tensor images = filled<float>(indices, {channels, size, size}, seed, /*stream=*/0,
+                                      [&](SplitMix64& generator, float* to, int64_t count) {
+                                        fill_uniform(generator, to, count);
+                                        *label++ = below(generator, classes);
+                                      });
+    return {{"pixel_values", std::move(images)}, {"labels", std::move(labels)}};
+  });
 }
 
 }  // namespace twobp

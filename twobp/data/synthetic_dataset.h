@@ -2,8 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
+#include <memory>
 
 #include "twobp/data/data.h"
 
@@ -13,47 +12,14 @@ namespace twobp {
 inline constexpr int64_t kSyntheticSamples = 1024;
 
 // `input_ids` and `labels` (B, S) int64, uniform in [0, vocab); every label is counted.
-class SyntheticTokens : public Dataset {
- public:
-  SyntheticTokens(int64_t samples, int64_t sequence, int64_t vocab, uint64_t seed);
-  int64_t size() const override { return samples_; }
-  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
-
- private:
-  int64_t samples_;
-  int64_t sequence_;
-  int64_t vocab_;
-  uint64_t seed_;
-};
+std::shared_ptr<Dataset> synthetic_tokens(int64_t samples, int64_t sequence, int64_t vocab, uint64_t seed);
 
 // `input` and `target` (B, S, D) float32, uniform with mean 0 and variance 1.
-class SyntheticVectors : public Dataset {
- public:
-  SyntheticVectors(int64_t samples, int64_t sequence, int64_t dim, uint64_t seed);
-  int64_t size() const override { return samples_; }
-  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
-
- private:
-  int64_t samples_;
-  int64_t sequence_;
-  int64_t dim_;
-  uint64_t seed_;
-};
+std::shared_ptr<Dataset> synthetic_vectors(int64_t samples, int64_t sequence, int64_t dim, uint64_t seed);
 
 // `pixel_values` (B, C, size, size) float32, uniform with mean 0 and variance 1, and `labels` (B) int64, uniform in [0,
 // classes).
-class SyntheticImages : public Dataset {
- public:
-  SyntheticImages(int64_t samples, int64_t channels, int64_t size, int64_t classes, uint64_t seed);
-  int64_t size() const override { return samples_; }
-  Fields read(const std::vector<int64_t>& indices, int64_t epoch) const override;
-
- private:
-  int64_t samples_;
-  int64_t channels_;
-  int64_t image_size_;
-  int64_t classes_;
-  uint64_t seed_;
-};
+std::shared_ptr<Dataset> synthetic_images(int64_t samples, int64_t channels, int64_t size, int64_t classes,
+                                          uint64_t seed);
 
 }  // namespace twobp

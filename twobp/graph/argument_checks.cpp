@@ -1,5 +1,3 @@
-#include "twobp/graph/argument_checks.h"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -8,6 +6,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "twobp/core/check.h"
+#include "twobp/graph/arguments.h"
 
 namespace twobp::graph {
 namespace {

@@ -1,10 +1,9 @@
-#include "twobp/graph/bind.h"
-
 #include <algorithm>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "twobp/core/check.h"
+#include "twobp/graph/graph.h"
 #include "twobp/graph/interpreter.h"
 #include "twobp/graph/liveness.h"
 #include "twobp/graph/read_code.h"

@@ -5,7 +5,6 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
-#include "twobp/graph/bind.h"
 #include "twobp/graph/interpreter.h"
 
 namespace twobp::graph {

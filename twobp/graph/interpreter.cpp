@@ -8,6 +8,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
+#include "twobp/graph/own_operators.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/nn/thrown.h"
 #include "twobp/nn/values.h"
@@ -198,7 +199,7 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
     rows = rows.repeat({flat.size(0) / rows.size(0), 1});
   }
   if (padding >= 0) rows = rows.masked_fill(flat.eq(padding).unsqueeze(1), 0);
-  operators::add_rows_at(parameter.grad_to_add(), flat, rows);
+  parameter.accumulate_rows(flat, rows);
 }
 
 void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_context) {
@@ -207,6 +208,10 @@ void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_
   switch (one.kind) {
     case Instruction::Kind::kProduct:
       return add_product(parameter, first, take(one.arguments[1], slots));
+    case Instruction::Kind::kGroups: {
+      const at::Tensor second = take(one.arguments[1], slots);
+      return add_group_products(parameter, first, second, take(one.arguments[2], slots));
+    }
     case Instruction::Kind::kEmbedding:
       return add_embedding(parameter, first, take(one.arguments[1], slots), one.arguments[2].value.toInt());
     default:

@@ -11,12 +11,10 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
-#include "twobp/graph/argument_checks.h"
+#include "twobp/graph/arguments.h"
 #include "twobp/nn/saved.h"
 
 namespace twobp::graph {
-
-using Stack = std::vector<c10::IValue>;
 
 // A slice of the sequences (Context::slice), for operators that treat slices in a special way.
 struct SliceCall {

@@ -1,12 +1,10 @@
-#include "twobp/graph/own_attention.h"
-
 #include <cmath>
 #include <optional>
 #include <vector>
 
 #include "twobp/core/check.h"
 #include "twobp/graph/apart_attention.h"
-#include "twobp/graph/own_arguments.h"
+#include "twobp/graph/own_operators.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rows/row_operations.h"

@@ -1,5 +1,3 @@
-#include "twobp/graph/own_four_bits.h"
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -9,7 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include "twobp/core/check.h"
-#include "twobp/graph/own_arguments.h"
+#include "twobp/graph/own_operators.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/rows/operators.h"
 

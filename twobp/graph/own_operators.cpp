@@ -8,9 +8,6 @@
 #include <ATen/ATen.h>
 
 #include "twobp/core/check.h"
-#include "twobp/graph/own_arguments.h"
-#include "twobp/graph/own_attention.h"
-#include "twobp/graph/own_four_bits.h"
 #include "twobp/nn/kernels/image/image_kernels.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
@@ -173,56 +170,6 @@ void run_cross_entropy(Stack& stack) {
   arguments.give(std::move(sum), std::move(logits));
 }
 
-// Calls visit(group, first row, rows) for the groups of rows, which end at `ends`.
-template <typename Visit>
-void for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
-  TWOBP_CHECK(
-      ends.dim() == 1 && ends.size(0) == groups && (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
-      "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(), " ",
-      c10::toString(ends.scalar_type()));
-  const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
-  int64_t begin = 0;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t end = all.const_data_ptr<int64_t>()[group];
-    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end, " of ", rows,
-                ", after row ", begin);
-    visit(group, begin, end - begin);
-    begin = end;
-  }
-}
-
-// y[rows of group g] = a[rows of group g] @ b[g]; rows of no group become 0.
-void run_grouped_mm(Stack& stack) {
-  Arguments arguments(stack, 3);
-  const at::Tensor a = arguments.tensor(0);
-  const at::Tensor b = arguments.tensor(1);
-  TWOBP_CHECK(a.dim() == 2 && b.dim() == 3 && a.size(1) == b.size(1) && a.scalar_type() == b.scalar_type(),
-              "twobp::grouped_mm takes (rows, n) and (groups, n, m), not ", a.sizes(), " and ", b.sizes());
-  at::Tensor y = at::zeros({a.size(0), b.size(2)}, a.options());
-  for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    at::Tensor part = y.narrow(0, begin, rows);
-    if (rows > 0) at::mm_out(part, a.narrow(0, begin, rows), b.select(0, group));
-  });
-  arguments.give(std::move(y));
-}
-
-// dL/db of grouped_mm.
-void run_grouped_mm_weight(Stack& stack) {
-  Arguments arguments(stack, 3);
-  const at::Tensor a = arguments.tensor(0);
-  const at::Tensor dy = arguments.tensor(1);
-  const at::Tensor ends = arguments.tensor(2);
-  TWOBP_CHECK(a.dim() == 2 && dy.dim() == 2 && a.size(0) == dy.size(0) && a.scalar_type() == dy.scalar_type() &&
-                  ends.dim() == 1,
-              "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", dy.sizes());
-  at::Tensor db = at::zeros({ends.size(0), a.size(1), dy.size(1)}, a.options());
-  for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    at::Tensor part = db.select(0, group);
-    if (rows > 0) at::mm_out(part, a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows));
-  });
-  arguments.give(std::move(db));
-}
-
 bool is_plain_product(const at::Tensor& a, const at::Tensor& b) {
   return a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && a.scalar_type() == b.scalar_type() && is_wide(a) &&
          !by_operators(a) && !by_operators(b);
@@ -326,9 +273,7 @@ constexpr OwnOperator kOwn[] = {
     {"twobp::glu_backward(Tensor dy, Tensor x, str activation) -> Tensor dx", &run_glu_backward},
     {"twobp::rotary(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor y", &run_rotary},
     {"twobp::cross_entropy(Tensor logits, Tensor labels, int ignore) -> (Tensor sum, Tensor gradient)",
-     &run_cross_entropy},
-    {"twobp::grouped_mm(Tensor a, Tensor b, Tensor ends) -> Tensor y", &run_grouped_mm},
-    {"twobp::grouped_mm_weight(Tensor a, Tensor dy, Tensor ends) -> Tensor db", &run_grouped_mm_weight}};
+     &run_cross_entropy}};
 
 // Those of this file, and others.
 std::vector<OwnOperator> together(std::span<const OwnOperator> here,
@@ -358,7 +303,8 @@ void check_tables(const at::Tensor& cos, const at::Tensor& sin, int64_t position
 }
 
 std::span<const OwnOperator> own_operators() {
-  static const std::vector<OwnOperator> all = together(kOwn, {attention_operators(), four_bit_operators()});
+  static const std::vector<OwnOperator> all =
+      together(kOwn, {attention_operators(), four_bit_operators(), group_operators()});
   return all;
 }
 

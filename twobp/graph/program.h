@@ -77,6 +77,7 @@ struct Instruction {
     kCall,       // `out` = op(arguments)
     kProduct,    // gradient of `parameter` += a @ b
     kSum,        // gradient of `parameter` += value
+    kGroups,     // gradient of `parameter`, a matrix for each group of rows (own_operators.h) += a^T @ b
     kEmbedding,  // gradient of `parameter`: row ids[i] += dy[i], but not for ids of padding
   };
   Kind kind = Kind::kCall;

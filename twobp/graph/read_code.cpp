@@ -279,12 +279,14 @@ void read_gradient(const JsonNode& node, const CodeRules& rules, Instruction& on
   one.parameter = static_cast<int>(node["add_to"].integer(0, std::numeric_limits<int>::max()));
   constexpr std::pair<const char*, Instruction::Kind> kHow[] = {{"product", Instruction::Kind::kProduct},
                                                                 {"sum", Instruction::Kind::kSum},
+                                                                {"groups", Instruction::Kind::kGroups},
                                                                 {"embedding", Instruction::Kind::kEmbedding}};
   one.kind = named(node["how"], kHow, "way to add to a gradient");
   const JsonNode args = node["args"];
   const std::vector<JsonNode> given = args.elements(kMostArguments);
-  const size_t tensors = one.kind == Instruction::Kind::kSum ? 1 : 2;
-  const size_t count = one.kind == Instruction::Kind::kEmbedding ? 3 : tensors;
+  const bool embedding = one.kind == Instruction::Kind::kEmbedding;
+  const size_t tensors = one.kind == Instruction::Kind::kSum ? 1 : one.kind == Instruction::Kind::kGroups ? 3 : 2;
+  const size_t count = tensors + (embedding ? 1 : 0);
   if (given.size() != count) args.refuse("has ", given.size(), " arguments instead of ", count);
   for (size_t i = 0; i < tensors; ++i) {
     Argument argument;
@@ -292,7 +294,7 @@ void read_gradient(const JsonNode& node, const CodeRules& rules, Instruction& on
     argument.slot = read_slot_object(given[i], rules.slots);
     one.arguments.push_back(argument);
   }
-  if (count == 3) one.arguments.emplace_back().value = given[2].integer(-1, kMostInteger);
+  if (embedding) one.arguments.emplace_back().value = given[2].integer(-1, kMostInteger);
 }
 
 }  // namespace

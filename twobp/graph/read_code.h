@@ -1,4 +1,5 @@
-// Reads the instructions of graph.json against the schemas of their operators.
+// Reads the programs of graph.json, and their instructions against the schemas of their operators. Slots are written
+// once, before they are read.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +7,7 @@
 #include <optional>
 
 #include "twobp/core/json.h"
-#include "twobp/graph/program.h"
-#include "twobp/graph/sizes.h"
+#include "twobp/graph/graph.h"
 
 namespace twobp::graph {
 
@@ -39,5 +39,14 @@ struct CodeRules {
 // Reads a list of instructions. Every operator is on the list of operators.h, and every argument is of its type and
 // every slot in range. Whether slots are written before they are read is not checked here.
 Code read_code(const JsonNode& list, const CodeRules& rules);
+
+// A program of the shape, whose `fields`, `sizes` and `positions` have been read. Throws Error.
+Program read_program(const JsonNode& node, const Shape& shape);
+
+// What counts the targets of a micro-batch of the shape. Throws Error.
+Targets read_targets(const JsonNode& node, const Shape& shape);
+
+// A table of the shape. Throws Error.
+Table read_table(const JsonNode& node, const Shape& shape);
 
 }  // namespace twobp::graph

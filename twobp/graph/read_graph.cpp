@@ -16,7 +16,6 @@
 #include "twobp/files/input_file.h"
 #include "twobp/files/safetensors.h"
 #include "twobp/graph/read_code.h"
-#include "twobp/graph/read_program.h"
 
 namespace twobp::graph {
 namespace {

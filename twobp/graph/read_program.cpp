@@ -1,4 +1,3 @@
-#include "twobp/graph/read_program.h"
 
 #include <map>
 #include <set>

@@ -8,6 +8,7 @@
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/operators.h"
 
 namespace twobp {
 namespace {
@@ -133,7 +134,8 @@ void Parameter::stream_grad() {
 }
 
 void Parameter::forget_grad() {
-  has_grad_ = false;
+  has_grad_ = joined_ = false;
+  rows_.clear();
   if (streams_grad_) grad.reset();
 }
 
@@ -158,6 +160,7 @@ at::Tensor Parameter::empty_like_this() const {
 }
 
 void Parameter::tie_to(Parameter& first) {
+  is_tied_ = true;
   master = first.master;
   if (first.value.scalar_type() == value.scalar_type()) {
     value = first.value;
@@ -169,6 +172,47 @@ void Parameter::tie_to(Parameter& first) {
   }
 }
 
+void Parameter::share_grad(const Parameter& other) {
+  shares_grad_ = true;
+  grad = other.grad;
+}
+
+void Parameter::join_grad() {
+  if (apart_.defined()) {
+    if (has_grad_) grad.add_(apart_);
+    if (!keeps_table_) {
+      apart_.reset();
+      apart_ = empty_like_this();
+      keeps_table_ = true;
+    }
+  } else if (!rows_.empty()) {
+    std::vector<at::Tensor> ids;
+    std::vector<at::Tensor> rows;
+    for (const auto& [at, from] : rows_) {
+      ids.push_back(at);
+      rows.push_back(from);
+    }
+    // The sum of each row first, so that its bits are those of a table.
+    const auto [places, place] = at::_unique(at::cat(ids), /*sorted=*/true, /*return_inverse=*/true);
+    at::Tensor sums = at::zeros({places.numel(), sizes_[1]}, grad.options());
+    operators::add_rows_at(sums, place, at::cat(rows));
+    operators::add_rows_at(grad, places, sums);
+    rows_.clear();
+  }
+  has_grad_ = joined_ = true;
+}
+
+at::Tensor& Parameter::table() {
+  if (!shares_grad_ || joined_) return grad_memory();
+  if (!apart_.defined()) apart_ = empty_like_this();
+  if (!rows_.empty()) {
+    apart_.zero_();
+    for (const auto& [ids, rows] : rows_) operators::add_rows_at(apart_, ids, rows);
+    rows_.clear();
+  }
+  return apart_;
+}
+
 void Parameter::refresh_value() {
   if (!value.is_same(master)) value.copy_(master);
   for (Parameter* other : tied_) other->refresh_value();
@@ -176,7 +220,7 @@ void Parameter::refresh_value() {
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
   if (discards_) return;
-  at::Tensor matrix = as_matrix_of_rows(grad_memory());
+  at::Tensor matrix = as_matrix_of_rows(table());
   const bool widens = a.scalar_type() != grad.scalar_type();
   const at::ScalarType type = product_type(a);
   if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
@@ -200,11 +244,29 @@ void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
 
 void Parameter::accumulate(const at::Tensor& gradient) {
   if (discards_) return;
+  at::Tensor& to = table();
   if (has_grad_) {
-    grad.add_(gradient);
+    to.add_(gradient);
   } else {
-    grad_memory().copy_(gradient);
+    to.copy_(gradient);
     has_grad_ = true;
+  }
+}
+
+std::pair<at::Tensor, bool> Parameter::grad_to_write() {
+  if (discards_) return {grad_to_add(), true};
+  return {table(), std::exchange(has_grad_, true)};
+}
+
+void Parameter::accumulate_rows(const at::Tensor& ids, const at::Tensor& rows) {
+  if (discards_) return;
+  int64_t known = ids.numel();
+  for (const auto& [at, from] : rows_) known += at.numel();
+  if (shares_grad_ && !apart_.defined() && known < sizes_[0]) {
+    rows_.emplace_back(ids, rows);
+    has_grad_ = true;
+  } else {
+    operators::add_rows_at(grad_to_add(), ids, rows);
   }
 }
 
@@ -213,11 +275,12 @@ at::Tensor& Parameter::grad_to_add() {
     if (!discarded_.defined()) discarded_ = empty_like_this().zero_();
     return discarded_;
   }
+  at::Tensor& to = table();
   if (!has_grad_) {
-    grad_memory().zero_();
+    to.zero_();
     has_grad_ = true;
   }
-  return grad;
+  return to;
 }
 
 void Parameter::discard_gradients(bool discard) {

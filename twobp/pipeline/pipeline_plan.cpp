@@ -1,6 +1,8 @@
 // A pipeline's plans: schedules, the memory that they may use, and where W runs on devices.
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -112,6 +114,7 @@ std::vector<int64_t> Pipeline::automatic_caps(const StepPlan& plan, const Stages
 }
 
 void Pipeline::stream_gradients(const std::vector<bool>& stages) {
+  const std::set<std::string> tied = tied_weights(model_);
   streams_ = stages;
   known_fixed_.clear();
   renewed_.clear();
@@ -119,7 +122,9 @@ void Pipeline::stream_gradients(const std::vector<bool>& stages) {
     for (const auto& stage : this->rank(rank).stages()) {
       if (stages.empty() || !stages[static_cast<size_t>(stage->index())]) continue;
       for (int i = 0; i < stage->layer_count(); ++i) {
-        for (Parameter* parameter : stage->parameters(i)) parameter->stream_grad();
+        for (Parameter* parameter : stage->parameters(i)) {
+          if (!tied.contains(parameter->name())) parameter->stream_grad();
+        }
       }
     }
   });

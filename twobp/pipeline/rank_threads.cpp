@@ -14,7 +14,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "twobp/core/check.h"
 #include "twobp/core/random.h"
@@ -67,7 +69,42 @@ void pin_to(const std::vector<int>& cores, int first, int count) {
 
 }  // namespace
 
+// The profiler of torch that records the thread which submits a job: it records what the ranks do for the job, too.
+class RankThreads::Profiler {
+ public:
+  // Of the calling thread. Null: none.
+  static std::shared_ptr<const Profiler> here() {
+    const at::RecordFunctionTLS& callbacks = at::get_record_function_tls_();
+    return callbacks.sorted_tls_callbacks_.empty() ? nullptr : std::make_shared<const Profiler>();
+  }
+
+  void run(const MemoryMeter& meter, const std::function<void()>& work) const {
+    const Profiler before;
+    install();
+    try {
+      const MemoryMeter::Watch watch(meter);
+      work();
+    } catch (...) {
+      before.install();
+      throw;
+    }
+    before.install();
+  }
+
+ private:
+  void install() const {
+    at::set_record_function_tls_(callbacks_);
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(state_);
+  }
+
+  at::RecordFunctionTLS callbacks_ = at::get_record_function_tls_();
+  std::shared_ptr<c10::ThreadLocalDebugInfo> state_ = c10::ThreadLocalDebugInfo::current();
+};
+
 struct RankThreads::State {
+  explicit State(const MemoryMeter& meter) : meter(meter) {}
+
+  const MemoryMeter& meter;
   std::mutex mutex;
   std::condition_variable posted;
   std::condition_variable finished;
@@ -98,7 +135,7 @@ struct RankThreads::State {
 
   void run(const Job& job, int rank) {
     try {
-      job.body(rank);
+      job.profiler ? job.profiler->run(meter, [&] { job.body(rank); }) : job.body(rank);
     } catch (const std::exception& e) {
       report(job, std::current_exception(), e.what());
     } catch (...) {
@@ -151,7 +188,7 @@ CoreShare share_cores(Transport& processes, int ranks_here, double timeout) {
 
 RankThreads::RankThreads(std::vector<int> ranks, const ThreadOptions& options, CoreShare share,
                          const MemoryMeter& meter)
-    : state_(std::make_unique<State>()) {
+    : state_(std::make_unique<State>(meter)) {
   const std::vector<int> cores = usable_cores();
   BlockCache::install();
   const int per_rank = options.threads_per_rank;
@@ -185,7 +222,8 @@ RankThreads::~RankThreads() {
 
 std::shared_ptr<RankThreads::Job> RankThreads::submit(std::function<void(int)> body,
                                                       std::function<void(const std::string&)> on_error) {
-  auto job = std::make_shared<Job>(Job{std::move(body), std::move(on_error), static_cast<int>(state_->threads.size())});
+  auto job = std::make_shared<Job>(
+      Job{std::move(body), std::move(on_error), static_cast<int>(state_->threads.size()), Profiler::here()});
   {
     const std::lock_guard lock(state_->mutex);
     state_->jobs.push_back(job);

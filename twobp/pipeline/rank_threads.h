@@ -35,12 +35,15 @@ class RankThreads {
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
+  class Profiler;
+
   // Work for every rank's thread. Each thread runs the jobs in the order in which they were submitted.
   struct Job {
     std::function<void(int rank)> body;
     // Called by the first rank that throws, before the others are waited for.
     std::function<void(const std::string&)> on_error;
     int running = 0;  // ranks that have not finished it
+    std::shared_ptr<const Profiler> profiler{};
   };
   std::shared_ptr<Job> submit(std::function<void(int)> body, std::function<void(const std::string&)> on_error);
   // Waits until all ranks have done the job. After an error in any job, the remaining jobs are skipped, all ranks are

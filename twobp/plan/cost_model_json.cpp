@@ -38,6 +38,7 @@ constexpr CostField kCostFields[] = {
     {"p2_peak_bytes", &LayerCost::p2_peak},
     {"output_bytes", &LayerCost::output},
     {"input_gradient_bytes", &LayerCost::input_gradient},
+    {"tied_gradient_bytes", &LayerCost::tied_gradient, false, true},
     {"streamed_gradient_bytes", &LayerCost::streamed_gradient, false, true},
     {"streamed_gradient_unit", &LayerCost::streamed_unit, false, true},
     {"forward_rise_seconds", &LayerCost::forward_rise, true, true},

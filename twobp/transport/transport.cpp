@@ -21,6 +21,8 @@ std::string to_string(const Tag& tag) {
                     " of an evaluation");
     case MessageKind::kTiedGradient:
       return concat("a gradient of a weight that stages share, step ", tag.step);
+    case MessageKind::kTiedWeight:
+      return concat("the update of a weight that stages share, step ", tag.step);
     case MessageKind::kWeights:
       return concat("updated weights, step ", tag.step);
     case MessageKind::kClock:

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,5 +26,8 @@ struct ModelSpec {
   int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
   TargetCount count_targets;  // of a micro-batch; empty: its counted labels
 };
+
+// The names of weights with several uses. Makes every layer once, which allocates nothing.
+std::set<std::string> tied_weights(const ModelSpec& model);
 
 }  // namespace twobp

@@ -1,5 +1,6 @@
 // A weight and its gradient. A weight that is used in several places (tied embeddings) is one Parameter per use. They
-// have the same name and separate gradient buffers, so that the uses can be summed in a fixed order.
+// have the same name, and what each adds to the gradient is kept apart until all has come, so that the uses are summed
+// in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -85,9 +86,17 @@ class Parameter {
   void freeze() { trainable_ = false; }
   // Before allocate_value: the master keeps its numbers also if the parameter is frozen.
   void keep_master() { keeps_master_ = true; }
-  // Shares the master of another use of the weight on this rank, and the value, unless that is of another dtype. From
+  // Shares the master of another use of the weight, and the value, unless that is of another dtype. From
   // then on, first.refresh_value() refreshes both.
   void tie_to(Parameter& first);
+  bool is_tied() const { return is_tied_; }
+  // Lets the gradient be that of `other`, the weight's only other use. What this use adds is kept apart
+  // until join_grad(): rows that were looked up as they come, or a table if they are as many as its rows.
+  void share_grad(const Parameter& other);
+  bool shares_grad() const { return shares_grad_; }
+  // Adds what was kept apart to the common gradient, when the other use has added all. If that was a table, the next
+  // steps need one, too, which this allocates.
+  void join_grad();
 
   at::Tensor value;   // used by layers, in their dtype; undefined until allocate_value
   at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
@@ -119,6 +128,10 @@ class Parameter {
   void accumulate_product(const at::Tensor& a, const at::Tensor& b);
   // grad (+)= gradient, which has grad's shape and any float dtype.
   void accumulate(const at::Tensor& gradient);
+  // The buffer, and whether to add to it. If not, the caller writes all of it.
+  std::pair<at::Tensor, bool> grad_to_write();
+  // Row ids[i] of grad += rows[i], one after the other.
+  void accumulate_rows(const at::Tensor& ids, const at::Tensor& rows);
   // The buffer to add to. It is zeroed before the step's first contribution.
   at::Tensor& grad_to_add();
   // While enabled, contributions are dropped: for a repeated backward-p1 (see Recompute).
@@ -127,6 +140,8 @@ class Parameter {
  private:
   // An uninitialized tensor in the dtype of the sums.
   at::Tensor empty_like_this() const;
+  // Where contributions go that are not rows.
+  at::Tensor& table();
 
   std::vector<ParameterPart> parts_;
   std::vector<int64_t> sizes_;
@@ -144,8 +159,14 @@ class Parameter {
   bool transposed_ = false;
   bool channels_last_ = false;
   bool discards_ = false;
-  std::vector<Parameter*> tied_;  // uses whose value is another rounding of this master
-  at::Tensor discarded_;          // returned by grad_to_add() while gradients are discarded
+  bool is_tied_ = false;
+  bool shares_grad_ = false;
+  bool joined_ = false;                                  // in this step
+  std::vector<Parameter*> tied_;                         // uses whose value is another rounding of this master
+  std::vector<std::pair<at::Tensor, at::Tensor>> rows_;  // ids and their rows; see share_grad
+  at::Tensor apart_;                                     // the table in their place
+  bool keeps_table_ = false;                             // join_grad() has allocated it
+  at::Tensor discarded_;                                 // returned by grad_to_add() while gradients are discarded
   at::Tensor initial_;
   Initializer initializer_;
 };

@@ -22,6 +22,7 @@ enum class MessageKind : uint8_t {
   kBackward,      // the output gradient of a stage
   kEvaluation,    // the input of a stage that is evaluated
   kTiedGradient,  // gradient of a weight that several stages use: the weight; the use
+  kTiedWeight,    // a weight that several ranks of a process use is updated: the weight; 0
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kClock,         // question or answer; the round
   // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).

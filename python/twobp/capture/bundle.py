@@ -92,8 +92,7 @@ def read(folder: str | pathlib.Path) -> tuple[dict, dict[str, torch.Tensor], dic
     if graph.get("format") != FORMAT or graph.get("version") not in range(1, VERSION + 1):
         raise CaptureError(
             f"'{folder}/{GRAPH}' is '{graph.get('format')}' version {graph.get('version')}; this program reads "
-            f"'{FORMAT}' version 1 to {VERSION}. "
-            "Capture the module again"
+            f"'{FORMAT}' version 1 to {VERSION}. Capture the module again"
         )
     return (
         graph,

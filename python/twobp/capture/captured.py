@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
-import math
 import os
 import pathlib
 import warnings
@@ -21,43 +20,23 @@ from twobp import _native
 
 from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
-from .errors import CaptureError, user_line
+from .errors import CaptureError, some, user_line
 from .export.draws import Draw
 from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, check_torch, is_number
 from .export.generic import Dimensions, generic
-from .loss.reported import ROWS, Reported
+from .layers import constants_of, described_fields, fitted, kind_names, of_many, trained_names, without_ones
+from .loss.reported import Reported
 from .sizes import numbers_if_served
 from .state.as_before import AsBefore
 from .state.cache import Cache, Entry
 from .state.fingerprint import Fingerprint, tensor_digest, walk_over
 from .state.guards import Guards, recording
 from .trace import Many, Traced, own_tensors, trace
-from .verify.reference import KeepParameters, reference, restore
+from .verify.dry_run import DryRun, WrongSlices, dry_run, limit
+from .verify.reference import KeepParameters, restore
 
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-3,
-    torch.bfloat16: 0.2,
-    torch.float16: 0.1,
-}  # an error beyond this is a wrong program, not rounding
-FLOAT32_PARTS = 1e-5  # the same, for a module in float64 that computes parts in float32
-ROUNDED_PARTS = 0.02  # the same, for a module in float32 that computes parts in 16 bits, by the same operators
 KEPT_VARIANTS = 8  # besides the first; the least recently used is forgotten
 MOST_MANY = 8  # captures of a variant for many shapes; further shapes are captured one by one
-
-
-@dataclasses.dataclass
-class DryRun:
-    """The largest relative errors against the module under autograd, and their places. `slices` is that of loss and
-    gradients over slices of the sequences, at `worst_of_slices`; 0 if there is no program for these."""
-
-    loss: float
-    gradients: float
-    worst: str
-    buffers: float
-    evaluation: float
-    slices: float = 0.0
-    worst_of_slices: str = ""
 
 
 NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for slices if it is given slices=2 or more)"
@@ -504,9 +483,8 @@ class Captured:
         if graph["layers"] and ratios != self.ratios:
             raise CaptureError(
                 f"the loss adds means over numbers of targets whose ratios are {', '.join(self.ratios)} for the first "
-                f"shape of batch, but {', '.join(ratios)} for this one, "
-                "so that it is no mean over the global batch. Let each have the same number for each sample, or set "
-                "loss_reduction"
+                f"shape of batch, but {', '.join(ratios)} for this one, so that it is no mean over the global batch. "
+                "Let each have the same number for each sample, or set loss_reduction"
             )
         self.ratios = ratios
         shape = {
@@ -591,144 +569,12 @@ class Captured:
 
     def limit(self) -> float:
         """Returns the largest relative error that is rounding."""
-        rounded = any("dtypes" in layer for layer in self.graph["layers"])
-        own = max(TOLERANCE.get(p.dtype, 2e-3) for p in self.parameters.values())
-        return max(own, ROUNDED_PARTS) if rounded else own
+        return limit(self)
 
     def _dry_run(
         self, fields: dict[str, torch.Tensor], beside: Mapping[str, torch.Tensor] | None = None, shape: int = -1
     ) -> DryRun:
-        chain = self._chain(shape)
-        count = max(chain.count(fields), 1)
-        weight = torch.tensor(1 / count, dtype=torch.float32).item()  # loss_weight is a float32
-        random = interpret.Random(7)
-        with torch.no_grad():
-            loss, slots, new_buffers = chain.forward(fields, weight, random)
-            drawn = list(random.drawn)
-            gradients = chain.backward(slots, random)
-            del slots
-            in_order, evaluated = interpret.Random(7), None
-            if not self.only_trains:
-                evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
-        expected, wanted, changed, in_evaluation, dtypes = reference(
-            self, {**fields, **(beside or {})}, drawn, list(in_order.drawn)
-        )
-        if not torch.isfinite(expected):
-            raise CaptureError(
-                "the module's loss of the example is not finite, so that its programs cannot be compared with it. Give "
-                "an example with a "
-                "target that counts, and with finite numbers"
-            )
-        _native.release_memory()  # the memory of all values of the micro-batch; later steps do not need it at once
-        scale = 1 / weight if self.loss_reduction == "sum" else 1 / (weight * count)
-        worst, where = worst_of(gradients, wanted, scale)
-        floor = self._change_of_loss(wanted)
-        for name in gradients.keys() - wanted.keys():
-            if gradients[name].count_nonzero() > 0:
-                raise CaptureError(
-                    f"the captured programs train '{name}', which the module itself does not: its gradient is None "
-                    "there. Freeze it "
-                    "(requires_grad_(False)), or use torch.no_grad() where the gradient is to stop"
-                )
-        compared = changed.keys() - {ROWS, *getattr(self.module, "not_compared", ())}
-        result = DryRun(
-            relative(loss * scale, expected, floor),
-            worst,
-            where,
-            max((relative(new_buffers.get(n, self.buffers[n]), changed[n]) for n in compared), default=0.0),
-            0.0 if evaluated is None else relative(evaluated * scale, in_evaluation, floor),
-        )
-        limit = max(self.limit(), TOLERANCE.get(expected.dtype, 2e-3))
-        if dtypes & {torch.bfloat16, torch.float16}:
-            limit = max(limit, ROUNDED_PARTS)
-        if torch.float32 in dtypes:  # as in the norms of transformers, whatever the dtype of the model
-            limit = max(limit, FLOAT32_PARTS)
-        for what, error in (
-            ("the loss", result.loss),
-            (f"the gradient of '{where}'", result.gradients),
-            ("a buffer", result.buffers),
-        ):
-            if not error <= limit:
-                raise CaptureError(
-                    f"the captured programs compute {what} with a relative error of {error:.1e} against the module "
-                    "itself. "
-                    + (
-                        self._left()
-                        or "The module may change its course from call to call, or this is an error of twobp: "
-                        "please report it"
-                    )
-                )
-        if not result.evaluation <= limit:
-            raise CaptureError(
-                "in evaluation mode the module's loss is not that of its training graph without dropout, with "
-                "BatchNorm's running statistics, and "
-                f"with its buffers as they are (relative error {result.evaluation:.1e}). "
-                + (
-                    self._left()
-                    or "Only these may depend on self.training: AlphaDropout, RReLU and the like have no programs"
-                )
-            )
-        result.slices, result.worst_of_slices = self._dry_run_of_slices(
-            chain, fields, weight, random.masks, (expected, wanted), scale
-        )
-        if not result.slices <= limit:
-            raise WrongSlices(
-                f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} "
-                "against the module itself. This "
-                "is an error of twobp: please report it"
-            )
-        return result
-
-    def _left(self) -> str:
-        """Says what the calls of the comparison have changed in the module, or ''."""
-        names = self.before.changed() if self.before else []
-        return (
-            f"Its forward pass changes {some(names)}, and may compute something else at its next call. Programs do "
-            "not: give the module such a value as a field of "
-            "the batch"
-            if names
-            else ""
-        )
-
-    def _dry_run_of_slices(
-        self,
-        chain: interpret.Chain,
-        fields: dict[str, torch.Tensor],
-        weight: float,
-        masks: dict,
-        expected: tuple,
-        scale: float,
-    ):
-        """Returns the largest relative error of the programs over three slices, and its place."""
-        positions = chain.shape.get("positions", 0)
-        if not positions:
-            return 0.0, ""
-        with torch.no_grad():
-            loss, gradients = chain.over_slices(
-                fields, weight, masks, [positions // 2, 1, positions - positions // 2 - 1]
-            )
-        of_loss = relative(loss * scale, expected[0], self._change_of_loss(expected[1]))
-        error, name = worst_of(gradients, expected[1], scale)
-        return (of_loss, "the loss") if not of_loss <= error else (error, f"the gradient of '{name}'")
-
-    def _change_of_loss(self, gradients: dict[str, torch.Tensor]) -> float:
-        """Returns by how much the loss changes if a parameter changes by 1e-4 of itself. A loss that is a difference,
-        as the sum of advantages in GRPO, may be far smaller, and is then all rounding. Times the tolerance, this is
-        what a few roundings of the parameter change."""
-        changes = [1e-4 * (one.norm() * self.parameters[name].norm()).item() for name, one in gradients.items()]
-        return max((one for one in changes if math.isfinite(one)), default=0.0)
-
-
-def worst_of(gradients: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], scale: float) -> tuple[float, str]:
-    """Returns the largest relative error of a gradient times `scale`, and its name. A module's own gradient that is not
-    finite tells nothing."""
-    largest = max((g.norm().item() for g in wanted.values()), default=0.0)
-    errors = [
-        (relative((gradients[name] if name in gradients else torch.zeros_like(one)) * scale, one, largest * 1e-3), name)
-        for name, one in wanted.items()
-        if torch.isfinite(one).all()
-    ]
-    return max(errors, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, ""))  # NaN is the largest
+        return dry_run(self, self._chain(shape), fields, beside)
 
 
 def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
@@ -738,19 +584,8 @@ def check_taken(whole: WithLoss, fields: dict[str, torch.Tensor]) -> None:
     if whole.loss_fn is None and unknown and all(p.kind != p.VAR_KEYWORD for p in parameters):
         raise CaptureError(
             f"the module's forward takes {', '.join(sorted(whole.takes))}, but not the batch's {', '.join(unknown)}, "
-            "and no "
-            "loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out"
+            "and no loss_fn is given, which could read that. Give loss_fn=lambda output, batch: ..., or leave it out"
         )
-
-
-def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float:
-    """Returns |value - expected| / |expected|, in norms. The denominator is at least `floor`."""
-    value, expected = value.double(), expected.double()
-    return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
-
-
-class WrongSlices(Exception):
-    """Programs over slices do not compute what the module does."""
 
 
 class NotServed(Exception):
@@ -768,120 +603,8 @@ class Asked:
     check: bool
 
 
-def of_many(described: dict, names: list[str]) -> dict:
-    """Returns the keys of a shape that serves many. `names` are those of the constants."""
-    if not described:
-        return {}
-    tables = [
-        {**table, "inputs": [{**one, "constant": names[one["constant"]]} for one in table["inputs"]]}
-        for table in described["tables"]
-    ]
-    return {**described, "tables": tables}
-
-
-def without_ones(shape: dict, fields: dict[str, torch.Tensor]) -> dict | None:
-    """Returns the shape without those guards against a size of 1 that a batch does not pass. Returns None if it passes
-    all of them."""
-    numbers = numbers_if_served({**shape, "guards": []}, fields)[0]
-    kept = [one for one in shape["guards"] if "assumed" not in one or numbers is None or numbers[one["size"]]]
-    return {**shape, "guards": kept} if len(kept) < len(shape["guards"]) else None
-
-
-def described_fields(fields: dict[str, torch.Tensor]) -> dict[str, dict]:
-    return {name: {"dtype": dtype_name(t.dtype), "shape": list(t.shape)} for name, t in fields.items()}
-
-
 def modes_of(whole: nn.Module) -> dict[nn.Module, bool]:
     return {part: part.training for part in whole.modules()}
-
-
-def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
-    """Returns the names of the constants that the layers and the shapes have."""
-    tables = [table for shape in shapes for table in shape.get("tables", [])]
-    return {
-        name
-        for names in [
-            *(layer["constants"] for layer in layers),
-            *(names for shape in shapes for names in shape.get("constants", [])),
-            *([one["constant"] for one in table["inputs"]] for table in tables),
-        ]
-        for name in names
-        if isinstance(name, str)
-    }
-
-
-def fitted(layers: list[dict], traced: Traced) -> Traced:
-    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises CaptureError if these do
-    not have what the programs read."""
-    before, now = (
-        parameter_names(of, lambda layer: [*layer["parameters"], *layer["buffers"]]) for of in (layers, traced.layers)
-    )
-    places: dict[int, dict[str, list[int]]] = {}
-    for layer, own in zip(layers, traced.layers):
-        if any(one in own["parameters"] and dtype_in(own, one) != dtype_in(layer, one) for one in layer["parameters"]):
-            raise CaptureError(
-                f"layer '{layer['name']}' reads its parameters in other dtypes then. Capture this separately: make a "
-                "new trainer"
-            )
-        if any(one not in layer[what] for what in ("parameters", "buffers") for one in own[what]):
-            break
-        place = {what: [layer[what].index(one) for one in own[what]] for what in ("parameters", "buffers")}
-        if places.setdefault(own["kind"], place) != place:
-            break
-    else:
-        if len(layers) == len(traced.layers) and len(places) == len(traced.programs) and now <= before:
-            return dataclasses.replace(
-                traced, programs=[moved(program, places[kind]) for kind, program in enumerate(traced.programs)]
-            )
-    which = (
-        f": {some(before ^ now)} {'are' if len(before ^ now) > 1 else 'is'} read by only one of the two"
-        if before != now
-        else ""
-    )
-    raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
-
-
-def dtype_in(layer: dict, parameter: str | list[str]) -> str | None:
-    """Returns the dtype in which a layer reads a parameter; None: all of them in their own."""
-    return layer["dtypes"][layer["parameters"].index(parameter)] if "dtypes" in layer else None
-
-
-def moved(program: dict, place: dict[str, list[int]]) -> dict:
-    """Returns a program that finds its parameters and buffers at other places in the lists of its layer."""
-
-    def code(steps: list[dict]) -> list[dict]:
-        return [
-            type(step)(step, add_to=place["parameters"][step["add_to"]]) if "add_to" in step else step for step in steps
-        ]
-
-    lists = {"parameter": place["parameters"], "buffer": place["buffers"]}
-    return {
-        **program,
-        "inputs": [
-            {**one, "index": lists[one["from"]][one["index"]]} if one["from"] in lists else one
-            for one in program["inputs"]
-        ],
-        "new_buffers": [{**one, "index": place["buffers"][one["index"]]} for one in program["new_buffers"]],
-        "backward_p1": code(program["backward_p1"]),
-        "backward_p2": [{**unit, "code": code(unit["code"])} for unit in program["backward_p2"]],
-    }
-
-
-def some(names: Iterable[str]) -> str:
-    """Returns the first names of many, in order."""
-    names = sorted(names)
-    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def kind_names(layers: list[str], assigned: list[int]) -> list[str]:
-    """Names each kind after the last word of its first layer's name."""
-    names: list[str] = []
-    for layer, kind in zip(layers, assigned):
-        if kind == len(names):
-            words = [w for w in layer.split("#")[0].split(".") if not w.isdigit()]
-            name = words[-1] if words else "layer"
-            names.append(name if name not in names else f"{name}{kind}")
-    return names
 
 
 def capture(
@@ -922,8 +645,7 @@ def capture(
     ):
         raise CaptureError(
             f"loss_fn has the parameter '{own}', which is no part of the module, so that its trained values would be "
-            "lost. Freeze it, or let the "
-            "module hold it and return the loss"
+            "lost. Freeze it, or let the module hold it and return the loss"
         )
     check_precision(module, precision)
     whole = WithLoss(module, loss_fn, precision)
@@ -999,20 +721,3 @@ def check_precision(module: nn.Module, precision: str) -> None:
             f"precision is {precision!r}, but the module has parameters in {dtype_name(own.pop())}, which autocast "
             "leaves as they are. Give a module in float32: module.float(), or leave precision out"
         )
-
-
-def parameter_names(layers: list, of: Callable[[Any], Iterable] = lambda layer: layer["parameters"]) -> set[str]:
-    """Returns the names of those parameters of the layers that `of` chooses. A packed weight has a list of them."""
-    return {name for layer in layers for one in of(layer) for name in (one if isinstance(one, list) else [one])}
-
-
-def trained_names(layers: list[dict], shape: dict) -> set[str]:
-    """Returns the parameters for which some program of the shape has a gradient."""
-
-    def trained(numbered: tuple[int, dict]) -> Iterable:
-        number, layer = numbered
-        program = shape["programs"][shape["kinds"][number] if "kinds" in shape else layer["kind"]]
-        code = [*program["backward_p1"], *(step for unit in program["backward_p2"] for step in unit["code"])]
-        return (layer["parameters"][step["add_to"]] for step in code if "add_to" in step)
-
-    return parameter_names(list(enumerate(layers)), trained)

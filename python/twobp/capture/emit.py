@@ -33,6 +33,7 @@ RENAMED = {
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
 
+GROUPS = "twobp::grouped_mm_weight"
 OTHER_WAY = "Write this part of the module with other operators of torch"
 
 
@@ -198,6 +199,21 @@ def add_gradient(
         left, a = emitter.call("aten::t", product["args"][1])
         right, b = emitter.call("aten::t", product["args"][0])
         code += [left, right, {"add_to": parameter, "how": "product", "args": [{"v": a}, {"v": b}]}]
+    elif alone and last["op"] == GROUPS:
+        code.remove(last)
+        code.append({"add_to": parameter, "how": "groups", "args": last["args"]})
+    elif (
+        alone
+        and last["op"] == "aten::transpose.int"
+        and {last["args"][1] % 3, last["args"][2] % 3} == {1, 2}
+        and made.get(last["args"][0]["v"], {}).get("op") == GROUPS
+        and count[last["args"][0]["v"]] == 1
+    ):
+        products = made[last["args"][0]["v"]]
+        code.remove(last)
+        code.remove(products)
+        a, b, ends = products["args"]
+        code.append({"add_to": parameter, "how": "groups", "args": [b, a, ends]})
     elif alone and last["op"] == "aten::embedding_dense_backward" and not last["args"][4]:
         code.remove(last)
         code.append(

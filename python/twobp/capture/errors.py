@@ -108,3 +108,9 @@ def where(node: fx.Node) -> str:
     found = FRAME.findall(node.stack_trace or "")
     line = ["{}:{}, in {}: {}".format(*found[-1])] if found else []
     return f" ({', '.join([f'part {path_of(node)!r}'] * bool(path_of(node)) + line)})" if line or path_of(node) else ""
+
+
+def some(names: Iterable[str]) -> str:
+    """Returns the first names of many, in order."""
+    names = sorted(names)
+    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -11,7 +11,7 @@ import torch
 from . import symbols
 from .emit import OTHER_WAY, source_of
 from .errors import CaptureError
-from .own_operators import with_neighbours
+from .own_operators import grouped_mm_weight, with_neighbours
 from .sequences.over_slices import Sequences, Slice
 from .sizes import numbers_if_served
 
@@ -112,6 +112,8 @@ def run(
                 value = arguments[0] @ arguments[1]
             elif how == "sum":
                 value = arguments[0]
+            elif how == "groups":
+                value = grouped_mm_weight(*arguments)
             else:
                 dy, ids, padding = arguments
                 value = torch.ops.aten.embedding_dense_backward(dy, ids, shapes[index][0], padding, False)

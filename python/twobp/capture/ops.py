@@ -65,30 +65,13 @@ def attention_with_added_mask(q, k, v, mask, scale):
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # they have the tag of random operators, for their dropout
 # The weight gradient of these operators of a forward graph is a product. They distinguish a layer from small
 # changes between layers.
-FORWARD_HEAVY = {
-    "linear",
-    "addmm",
-    "mm",
-    "bmm",
-    "baddbmm",
-    "matmul",
-    "einsum",
-    "bilinear",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "scaled_dot_product_attention",
-    "attention_with_dropout",
-    "attention_with_added_mask",
-    *RECURRENT,
-    "_grouped_mm",
-    "grouped_mm",
-    "linear_4bit",
-}
+FORWARD_HEAVY = RECURRENT.union(
+    """
+    linear addmm mm bmm baddbmm matmul einsum bilinear conv1d conv2d conv3d convolution conv_transpose1d
+    conv_transpose2d conv_transpose3d scaled_dot_product_attention attention_with_dropout attention_with_added_mask
+    _grouped_mm grouped_mm linear_4bit
+""".split()
+)
 # W may wait for these operators of a backward graph.
 BACKWARD_HEAVY = {
     aten.mm.default,

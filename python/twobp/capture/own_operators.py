@@ -212,8 +212,7 @@ attention = _operator(
 )
 attention_backward = _operator(
     "attention_backward(Tensor dout, Tensor rotated, Tensor out, Tensor log_sum_exp, Tensor? cos, Tensor? sin, int "
-    "heads, int kv_heads, "
-    "bool causal) -> Tensor",
+    "heads, int kv_heads, bool causal) -> Tensor",
     _attention_backward,
     lambda dout, rotated, *_: _empty(rotated),
 )
@@ -247,8 +246,7 @@ causal_attention = _operator(
 )
 causal_attention_backward = _operator(
     "causal_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum_exp, float? "
-    "scale) -> "
-    "(Tensor, Tensor, Tensor)",
+    "scale) -> (Tensor, Tensor, Tensor)",
     _causal_attention_backward,
     _causal_attention_backward,
 )

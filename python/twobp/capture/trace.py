@@ -304,9 +304,8 @@ def refusing_own_backward():
         if threading.get_ident() == thread and not is_installed_module(cls.__module__):
             raise CaptureError(
                 f"the module's forward pass calls {cls.__qualname__}, a torch.autograd.Function, whose own backward "
-                f"pass would not run{current_line()}. Write it "
-                "with operators that have the derivative that you want, such as x + (y - x).detach() for y with the "
-                "derivative of x"
+                f"pass would not run{current_line()}. Write it with operators that have the derivative that you want, "
+                "such as x + (y - x).detach() for y with the derivative of x"
             )
         return apply.__get__(None, cls)(*args, **keywords)
 

@@ -72,8 +72,8 @@ class Trainer(transformers.Trainer):
     that cannot be honoured, and names it. `train` raises it for everything that twobp.Trainer refuses.
 
     `pipeline` is the twobp.Trainer of the last call of `train`, from its first step on. The model's weights are those
-    of the pipeline. Under torchrun, on GPUs, with tied weights and with weights in 16 bits, they are copies, which the
-    model gets when it is evaluated or saved and when training ends. Its gradients stay None."""
+    of the pipeline. Under torchrun, on GPUs and with weights in 16 bits, they are copies, which the model gets when it
+    is evaluated or saved and when training ends. Its gradients stay None."""
 
     pipeline: twobp.Trainer | None = None
     __late_error: BaseException | None = None
@@ -209,8 +209,7 @@ class Trainer(transformers.Trainer):
         if model is not self.model and model is not self.model_wrapped:
             raise Error(
                 f"training_step got a {type(model).__name__} that is not the trainer's model, but the pipeline trains "
-                "that one: leave out _wrap_model, "
-                "and give super().training_step the model that it gets"
+                "that one: leave out _wrap_model, and give super().training_step the model that it gets"
             )
         model.train()  # as in transformers, also those parts that were in evaluation mode
         if is_overridden(self, "_prepare_inputs") or is_overridden(self, "_prepare_input"):
@@ -228,8 +227,7 @@ class Trainer(transformers.Trainer):
         if self.__step_norm is not None or count > whole or last and count < whole:
             raise Error(
                 f"a step has {whole} micro-batches, but training_step of {type(self).__name__} did not call "
-                "super().training_step, which trains in the "
-                "pipeline, once for each of them"
+                "super().training_step, which trains in the pipeline, once for each of them"
             )
         return self.__step() if last else torch.tensor(0.0)
 
@@ -379,8 +377,7 @@ class Trainer(transformers.Trainer):
         if fixed_settings(self.optimizer) != self.__fixed:
             raise Error(
                 f"settings of the optimizer changed since the first step: from {self.__fixed} to "
-                f"{fixed_settings(self.optimizer)}. Only its learning rate "
-                "may change, as by a callback"
+                f"{fixed_settings(self.optimizer)}. Only its learning rate may change, as by a callback"
             )
         for name in ("backward", "clip_grad_norm_"):
             if name in vars(self.accelerator):

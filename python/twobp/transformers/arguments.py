@@ -122,6 +122,5 @@ def check_arguments(args: transformers.TrainingArguments) -> None:
         if value != usually:
             raise Error(
                 f"TrainingArguments.activation_checkpointing_kwargs: {name} is {value!r}: give the trainer "
-                "recompute=[...] instead, "
-                "which chooses the layers"
+                "recompute=[...] instead, which chooses the layers"
             )

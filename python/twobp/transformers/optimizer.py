@@ -21,8 +21,7 @@ def update_rule(optimizer, model: torch.nn.Module) -> twobp.AdamW | twobp.Adam |
     if isinstance(inner, torch.optim.Muon):
         raise Error(
             "the optimizer is torch.optim.Muon, which takes only matrices: use twobp.Trainer with "
-            "optimizer=twobp.Muon(), which gives the "
-            "other parameters to AdamW"
+            "optimizer=twobp.Muon(), which gives the other parameters to AdamW"
         )
     if type(inner) not in KINDS:
         raise Error(
@@ -83,8 +82,7 @@ def highest_lr(optimizer) -> float:
         if not math.isclose(rate, scale * max(rates), rel_tol=1e-9):
             raise Error(
                 f"the optimizer's groups have the learning rates {rates}, which are no longer in their initial "
-                "proportion. The pipeline has one "
-                "schedule for all groups: scale all learning rates by the same factor"
+                "proportion. The pipeline has one schedule for all groups: scale all learning rates by the same factor"
             )
     return max(rates)
 

@@ -32,56 +32,15 @@ constexpr std::array<std::pair<const char*, const char*>, 6> kActivations = {{{"
 
 // Keys of every model's file that do not change what it computes: names and versions, ids of tokens that only
 // generation uses, outputs that a caller may ask for, settings of generation that early files have.
-constexpr std::array kAnyModel = {"architectures",
-                                  "model_type",
-                                  "dtype",
-                                  "torch_dtype",
-                                  "transformers_version",
-                                  "_name_or_path",
-                                  "_attn_implementation",
-                                  "attn_implementation",
-                                  "_commit_hash",
-                                  "auto_map",
-                                  "tokenizer_class",
-                                  "task_specific_params",
-                                  "finetuning_task",
-                                  "problem_type",
-                                  "id2label",
-                                  "label2id",
-                                  "num_labels",
-                                  "use_cache",
-                                  "cache_implementation",
-                                  "return_dict",
-                                  "output_attentions",
-                                  "output_hidden_states",
-                                  "bos_token_id",
-                                  "eos_token_id",
-                                  "pad_token_id",
-                                  "sep_token_id",
-                                  "initializer_range",
-                                  "pretraining_tp",
-                                  "chunk_size_feed_forward",
-                                  "max_length",
-                                  "min_length",
-                                  "do_sample",
-                                  "temperature",
-                                  "top_k",
-                                  "top_p",
-                                  "typical_p",
-                                  "num_beams",
-                                  "num_beam_groups",
-                                  "num_return_sequences",
-                                  "diversity_penalty",
-                                  "repetition_penalty",
-                                  "length_penalty",
-                                  "no_repeat_ngram_size",
-                                  "encoder_no_repeat_ngram_size",
-                                  "unsloth_version",
-                                  "unsloth_fixed",
-                                  "is_llama_config",
-                                  "transformers.js_config",
-                                  "max_sequence_length",
-                                  "max_position_embeddings"};
+constexpr const char* kAnyModel =
+    "architectures model_type dtype torch_dtype transformers_version _name_or_path _attn_implementation "
+    "attn_implementation _commit_hash auto_map tokenizer_class task_specific_params finetuning_task problem_type "
+    "id2label label2id num_labels use_cache cache_implementation return_dict output_attentions "
+    "output_hidden_states bos_token_id eos_token_id pad_token_id sep_token_id initializer_range pretraining_tp "
+    "chunk_size_feed_forward max_length min_length do_sample temperature top_k top_p typical_p num_beams "
+    "num_beam_groups num_return_sequences diversity_penalty repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size unsloth_version unsloth_fixed is_llama_config "
+    "transformers.js_config max_sequence_length max_position_embeddings";
 
 bool asks_for_nothing(const json& value) {
   return value.is_null() || value == json(false) || (value.empty() && !value.is_primitive()) || value == json("");
@@ -204,7 +163,8 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
 }
 
 void check_keys(const DecoderFamily& family, const CheckedJson& file) {
-  std::set<std::string> known(kAnyModel.begin(), kAnyModel.end());
+  const std::vector<std::string> any_model = split(kAnyModel, ' ');
+  std::set<std::string> known(any_model.begin(), any_model.end());
   for (const FileKey& key : family.file) known.insert(key.name);
   for (const std::string& key : rope_keys(family)) known.insert(key);
   for (const std::string& key : window_keys(family)) known.insert(key);

@@ -49,17 +49,18 @@ Values Embedding::backward_p1(Values dy, Context&, Saved& saved) {
 }
 
 void Embedding::backward_p2(std::span<Saved* const> saved) {
-  at::Tensor& grad = weight_.grad_to_add();
-  const int64_t dim = grad.size(1);
+  const int64_t dim = weight_.sizes()[1];
   for (const Saved* one : saved) {
     const at::Tensor ids = one->p2(0).contiguous();
     const at::Tensor dy = one->p2(1).contiguous();
-    if (by_operators(grad)) {
+    if (by_operators(weight_.value) || weight_.shares_grad()) {
       at::Tensor rows = dy.view({-1, dim});
+      if (weight_.shares_grad()) rows = operators::wide(rows);
       if (padding_ >= 0) rows = rows.masked_fill(ids.view({-1, 1}).eq(padding_), 0);
-      operators::add_rows_at(grad, ids.view({-1}), scale_ == 1 ? rows : rows * scale_);
+      weight_.accumulate_rows(ids.view({-1}), scale_ == 1 ? rows : rows * scale_);
       continue;
     }
+    at::Tensor& grad = weight_.grad_to_add();
     const int64_t* id = ids.const_data_ptr<int64_t>();
     dispatch_float(dy.scalar_type(), "Embedding", [&](auto zero) {
       using S = decltype(zero);

@@ -240,19 +240,6 @@ void AddNorm::collect_parameters(std::vector<Parameter*>& parameters) {
   norm_.collect_parameters(parameters);
 }
 
-namespace {
-
-// The gains' gradients are summed over blocks of this many rows, then over the blocks. The sums are the same for any
-// number of threads.
-constexpr int64_t kQueryKeyBlockRows = 64;
-
-// A part of the rows as (rows, norms, cols).
-at::Tensor norms_of(const at::Tensor& rows, int64_t first, int64_t count, int64_t cols) {
-  return rows.narrow(1, first, count * cols).unflatten(1, {count, cols});
-}
-
-}  // namespace
-
 QueryKeyNorm::QueryKeyNorm(const std::string& query, const std::string& key, const QueryKeyNormShape& shape, double eps,
                            at::ScalarType dtype, GainForm form)
     : shape_(shape),
@@ -282,30 +269,11 @@ Values QueryKeyNorm::forward(Values values, Context& context, Saved& saved) {
   const std::vector<Part> both = parts();
   const int64_t norms = both[1].first_norm + both[1].count;
   at::Tensor rstd = at::empty({norms * rows}, query_.value.options());  // by part, then by row
+  const at::Tensor after = as_matrix(packed);
   for (const Part& part : both) {
-    const at::Tensor gain = part.gain->gain();
     at::Tensor scales = rstd.narrow(0, part.first_norm * rows, part.count * rows);
-    if (by_operators(packed)) {
-      at::Tensor x = norms_of(before, part.first, part.count, part.cols).reshape({-1, part.cols});
-      at::Tensor y = at::empty_like(x);
-      operators::rms_norm_forward(x, gain, eps_, y, scales);
-      norms_of(as_matrix(packed), part.first, part.count, part.cols).copy_(y.view({rows, part.count, part.cols}));
-      continue;
-    }
-    dispatch_float(dtype_, "QueryKeyNorm", [&](auto zero) {
-      using S = decltype(zero);
-      const S* from = numbers<S>(before) + part.first;
-      S* to = mutable_numbers<S>(packed) + part.first;
-      const auto* weight = numbers<Compute<S>>(gain);
-      auto* scale = mutable_numbers<Compute<S>>(scales);
-      const int64_t stride = row_stride(packed);
-      for_rows(rows, part.count * part.cols, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          kernels<S>().rms_norm_forward(from + r * width(), weight, to + r * stride, scale + r * part.count, part.count,
-                                        part.cols, eps_);
-        }
-      });
-    });
+    at::Tensor y = after.narrow(1, part.first, part.count * part.cols);
+    rms_norm_rows(before.narrow(1, part.first, part.count * part.cols), part.gain->gain(), eps_, y, scales);
   }
   if (context.keeps()) {
     saved.keep_until_p1(std::move(before));
@@ -321,38 +289,11 @@ Values QueryKeyNorm::backward_p1(Values values, Context&, Saved& saved) {
   TWOBP_CHECK(values[0].numel() == rows * (width() + shape_.kv_heads * shape_.head_dim), "the gradient ",
               values[0].sizes(), " does not fit the output of the norm of queries and keys ", query_.name());
   at::Tensor dx = own_even_rows(std::move(values[0]));
-  const int64_t blocks = (rows + kQueryKeyBlockRows - 1) / kQueryKeyBlockRows;
   for (const Part& part : parts()) {
-    const at::Tensor gain = part.gain->gain();
     const at::Tensor scales = rstd.narrow(0, part.first_norm * rows, part.count * rows);
-    at::Tensor dgain;
-    if (by_operators(dx)) {
-      const at::Tensor x = norms_of(before, part.first, part.count, part.cols).reshape({-1, part.cols});
-      const at::Tensor there = norms_of(as_matrix(dx), part.first, part.count, part.cols);
-      const at::Tensor dy = there.reshape({-1, part.cols});
-      at::Tensor to = at::empty_like(dy);
-      dgain = operators::rms_norm_backward(dy, x, gain, scales, to);
-      there.copy_(to.view(there.sizes()));
-    } else {
-      const at::Tensor sums = at::zeros({blocks, part.cols}, gain.options());
-      dispatch_float(dtype_, "QueryKeyNorm", [&](auto zero) {
-        using S = decltype(zero);
-        const S* from = numbers<S>(before) + part.first;
-        S* to = mutable_numbers<S>(dx) + part.first;
-        const auto* weight = numbers<Compute<S>>(gain);
-        const auto* scale = numbers<Compute<S>>(scales);
-        auto* sum = mutable_numbers<Compute<S>>(sums);
-        const int64_t stride = row_stride(dx);
-        at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t r = begin * kQueryKeyBlockRows; r < std::min(rows, end * kQueryKeyBlockRows); ++r) {
-            kernels<S>().rms_norm_backward(to + r * stride, from + r * width(), weight, scale + r * part.count,
-                                           to + r * stride, sum + r / kQueryKeyBlockRows * part.cols, part.count,
-                                           part.cols);
-          }
-        });
-      });
-      dgain = sums.sum(0);
-    }
+    at::Tensor there = as_matrix(dx).narrow(1, part.first, part.count * part.cols);
+    const at::Tensor x = before.narrow(1, part.first, part.count * part.cols);
+    const at::Tensor dgain = rms_norm_rows_backward(there, x, part.gain->gain(), scales, there);
     if (part.gain->trainable()) part.gain->grad_to_add().add_(dgain);
   }
   return {std::move(dx)};

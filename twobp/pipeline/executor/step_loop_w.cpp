@@ -121,7 +121,8 @@ void StepLoop::apply_summed() {
 
 void StepLoop::book_gradients(int s, const std::vector<Parameter*>& parameters) {
   for (const Parameter* parameter : parameters) {
-    if (parameter->has_grad()) parts_.meter.rebook(parameter->grad, stage(s).index(), MemoryCategory::kGradients);
+    if (parameter->streams_grad() && parameter->has_grad())
+      parts_.meter.rebook(parameter->grad, stage(s).index(), MemoryCategory::kGradients);
   }
 }
 

@@ -12,6 +12,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "twobp/pipeline/memory/memory_meter.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define TWOBP_BLOCK_CACHE 0
 #elif defined(__has_feature)
@@ -138,8 +140,9 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
   void begin_step() {
     const std::lock_guard lock(mutex);
     stays = in_use;
-    most_in_use = std::max(most_in_use, stays);
-    drop(++step - kKeptSteps);
+    const bool first = ++step == 1;  // what came and went before was for setting up
+    most_in_use = first ? stays : std::max(most_in_use, stays);
+    drop(first ? step : step - kKeptSteps);
   }
 
   void close() {
@@ -222,6 +225,7 @@ struct BlockAllocator : c10::Allocator {
   // Reports to the memory meter, which counts the bytes in use.
   static void report(void* data, int64_t bytes) {
     c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+    MemoryMeter::report_beside_profiler(data, bytes);
   }
 };
 

@@ -32,8 +32,8 @@ class BlockCache {
   };
 
   // Call it now and then on a thread with a cache, when all memory in use is there to stay. Gives back memory that was
-  // not used since 16 such calls. Between two calls, the cache keeps at most twice the memory that came into use beyond
-  // the part that stays.
+  // not used since 16 such calls, and at the first call all that is free. Between two calls, the cache keeps at most
+  // twice the memory that came into use beyond the part that stays.
   static void begin_step();
 
   // The number of blocks that this thread has requested from the system since it began.

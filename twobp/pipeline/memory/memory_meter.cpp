@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <unordered_map>
 
 #include <c10/core/Allocator.h>
@@ -146,14 +147,40 @@ MemoryMeter::MemoryMeter(std::vector<int> rank_of_stage) : books_(std::make_shar
 
 MemoryMeter::~MemoryMeter() = default;
 
+// LibTorch has one reporter for each thread. If it is a profiler's, whose callbacks look for their own state there, it
+// stays, and the block cache reports to the meter besides.
 struct MemoryMeter::Watch::Guard {
-  explicit Guard(std::shared_ptr<c10::DebugInfoBase> info)
-      : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(info)) {}
-  c10::DebugInfoGuard guard;
+  explicit Guard(const std::shared_ptr<Books>& books) : before(std::exchange(current, {})) {
+    const auto* const there = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+    if (there == nullptr || there == before.reporter) {
+      current.reporter = books.get();
+      guard.emplace(c10::DebugInfoKind::PROFILER_STATE, books);
+    } else {
+      current.beside_profiler = books.get();
+    }
+  }
+  ~Guard() { current = before; }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  struct Of {
+    const c10::DebugInfoBase* reporter = nullptr;
+    Books* beside_profiler = nullptr;
+  };
+  static thread_local Of current;  // of this thread
+  Of before;
+  std::optional<c10::DebugInfoGuard> guard;
 };
+
+constinit thread_local MemoryMeter::Watch::Guard::Of MemoryMeter::Watch::Guard::current;
 
 MemoryMeter::Watch::Watch(const MemoryMeter& meter) : guard_(std::make_unique<Guard>(meter.books_)) {}
 MemoryMeter::Watch::~Watch() = default;
+
+void MemoryMeter::report_beside_profiler(void* data, int64_t bytes) {
+  if (Books* const books = Watch::Guard::current.beside_profiler)
+    books->reportMemoryUsage(data, bytes, 0, 0, c10::Device(c10::kCPU));
+}
 
 MemoryMeter::Scope::Scope(int stage, MemoryCategory category)
     : stage_(Books::current_owner.stage), category_(Books::current_owner.category) {

@@ -29,9 +29,14 @@ class MemoryMeter {
     ~Watch();
 
    private:
+    friend class MemoryMeter;
     struct Guard;
     std::unique_ptr<Guard> guard_;
   };
+
+  // The block cache calls it for what it reports to LibTorch, which reaches the meter unless a profiler records this
+  // thread.
+  static void report_beside_profiler(void* data, int64_t bytes);
 
   // While it lives, allocations of this thread are booked on `stage` and `category`.
   class Scope {

@@ -150,7 +150,7 @@ void check_gradient(const Values& dy, const OfSlice& before) {
 
 // I and W of one slice.
 void run_backward(std::vector<Specimen>& specimens, size_t slice, Context context, MemoryMeter& meter,
-                  const Device& device, std::optional<Unit> unit) {
+                  const Device& device, const std::set<std::string>& tied, std::optional<Unit> unit) {
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
@@ -172,8 +172,9 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     }
     std::vector<P2Unit> units;
     s->layer->collect_p2(of.saved, units);
-    const GradientBytes gradients = gradient_bytes(s->parameters, units);
+    const GradientBytes gradients = gradient_bytes(s->parameters, units, tied);
     of.cost.gradient_bytes = gradients.all;
+    of.cost.tied_gradient = gradients.tied;
     of.cost.streamed_gradient = gradients.streamed;
     of.cost.streamed_unit = gradients.unit;
     Measurement p2(meter, device, unit.value_or(Unit::kSeconds));
@@ -248,7 +249,7 @@ class Chain {
         run_forward(specimens_, slice, contexts_[slice], model_.input_field, meter_, device_, unit);
       }
       for (size_t slice = first + slices; slice-- > first;) {
-        run_backward(specimens_, slice, contexts_[slice], meter_, device_, unit);
+        run_backward(specimens_, slice, contexts_[slice], meter_, device_, tied_, unit);
       }
       // Layers without a backward pass.
       for (Specimen& s : specimens_) {
@@ -305,6 +306,7 @@ class Chain {
   const ProfiledBatch& batch_;
   const Cuts& cuts_;
   const Device& device_;
+  const std::set<std::string> tied_ = tied_weights(model_);
   BlockCache::Use blocks_;  // as on the ranks
   MemoryMeter meter_{{0}};
   MemoryMeter::Watch watch_{meter_};
@@ -328,20 +330,26 @@ class OneThread {
 
 }  // namespace
 
-GradientBytes gradient_bytes(const std::vector<Parameter*>& parameters, const std::vector<P2Unit>& units) {
+GradientBytes gradient_bytes(const std::vector<Parameter*>& parameters, const std::vector<P2Unit>& units,
+                             const std::set<std::string>& tied) {
+  const auto is_tied = [&](const Parameter& parameter) { return tied.contains(parameter.name()); };
   const auto bytes_of = [](const Parameter& parameter) {
     return parameter.trainable() ? static_cast<double>(parameter.grad.nbytes()) : 0;
   };
   GradientBytes bytes;
-  for (const Parameter* parameter : parameters) bytes.all += bytes_of(*parameter);
-  bytes.streamed = bytes.all;
+  for (const Parameter* parameter : parameters) {
+    bytes.all += bytes_of(*parameter);
+    if (is_tied(*parameter)) bytes.tied += bytes_of(*parameter);
+  }
+  bytes.streamed = bytes.all - bytes.tied;
   const bool whole =
       std::ranges::any_of(units, [](const P2Unit& unit) { return unit.layer->p2_reads_other_weights(); });
   if (units.empty() || whole) return bytes;
   double largest = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     double leaf = 0;
-    for (const Parameter* parameter : parameters_of(*units[i].layer)) leaf += bytes_of(*parameter);
+    for (const Parameter* parameter : parameters_of(*units[i].layer))
+      leaf += is_tied(*parameter) ? 0 : bytes_of(*parameter);
     bytes.streamed -= leaf;
     if (leaf <= largest) continue;
     largest = leaf;

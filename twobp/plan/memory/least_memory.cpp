@@ -14,7 +14,8 @@ namespace {
 double fixed_bytes(const CostModel& model, const PlanChoice& choice, size_t layer) {
   const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
   if (static_cast<int>(layer) < model.first_trainable) return kind.parameter_bytes;
-  return kind.fixed_bytes() - (choice.streams ? kind.gradient_bytes : 0);
+  const double streamable = std::max(0.0, kind.gradient_bytes - kind.at_size.front().tied_gradient);
+  return kind.fixed_bytes() - (choice.streams ? streamable : 0);
 }
 
 // Whether every stage of `a` holds at least as many as in `b`.

@@ -29,6 +29,7 @@ void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.stash, "stash", of);
   check_cost(layer.p2_peak, "p2_peak", of);
   check_cost(layer.gradient_bytes, "gradient_bytes", of);
+  check_cost(layer.tied_gradient, "tied_gradient", of);
   check_cost(layer.streamed_gradient, "streamed_gradient", of);
   check_cost(layer.streamed_unit, "streamed_unit", of);
   TWOBP_CHECK(layer.p2_units >= 0, "cost of ", of, ": p2_units is ", layer.p2_units, ", must not be negative");

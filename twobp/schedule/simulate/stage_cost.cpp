@@ -19,10 +19,17 @@ double factor(const StageCost& stage, double times_the_mean, double LayerCost::*
 
 }  // namespace
 
+double StageCost::fixed(bool streams) const {
+  if (!streams) return fixed_bytes;
+  double freed = gradient_bytes;
+  for (const LayerCost& layer : layers) freed -= layer.tied_gradient;
+  return fixed_bytes - std::clamp(freed, 0.0, fixed_bytes);
+}
+
 StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers) {
   StreamedBytes bytes;
   for (const LayerCost& layer : layers) {
-    bytes.freed += layer.gradient_bytes;
+    bytes.freed += layer.streamable();
     bytes.most = std::max(bytes.most, layer.streamed_gradient);
   }
   return bytes;

@@ -25,7 +25,7 @@ double p2_weight(const LayerCost& layer) {
 // Those of the others are taken to be alike.
 double gradient_of(const LayerCost& layer, int unit) {
   if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_gradient;
-  const double others = (layer.gradient_bytes - layer.streamed_gradient) / std::max(1, layer.p2_units - 1);
+  const double others = (layer.streamable() - layer.streamed_gradient) / std::max(1, layer.p2_units - 1);
   return std::clamp(others, 0.0, layer.streamed_gradient);
 }
 

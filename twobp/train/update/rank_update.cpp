@@ -10,6 +10,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rows/operators.h"
 #include "twobp/pipeline/executor/rank_executor.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
@@ -21,6 +22,10 @@ namespace {
 
 Tag tied_tag(int64_t step, size_t weight, int use) {
   return {step, static_cast<int>(weight), use, MessageKind::kTiedGradient};
+}
+
+Tag updated_tag(int64_t step, size_t weight) {
+  return {step, static_cast<int>(weight), 0, MessageKind::kTiedWeight};
 }
 
 // Number of the sum of squares among the run's collectives.
@@ -58,7 +63,7 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     for (const WeightUse& use : uses) {
       if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
     }
@@ -71,17 +76,17 @@ RankUpdate::~RankUpdate() {
 
 std::vector<Optimizer::Item> RankUpdate::trained_items() {
   std::vector<Optimizer::Item> items;
-  for (const auto& [uses] : uses_.all) {
-    Parameter* here = nullptr;
-    for (const WeightUse& use : uses) {
+  for (const UsedWeight& weight : uses_.all) {
+    Parameter* here = weight.on(rank_);
+    if (here == nullptr) continue;
+    for (const WeightUse& use : weight.uses) {
       if (use.rank != rank_) continue;
-      if (here == nullptr) {
-        here = use.parameter;
-        const bool hidden = std::ranges::all_of(uses, &WeightUse::hidden);
-        if (here->trainable()) items.push_back({here, use.stage, hidden});
-      } else {
-        use.parameter->tie_to(*here);
+      if (use.parameter != here) {
+        if (!weight.shared) use.parameter->tie_to(*here);
+        continue;
       }
+      const bool hidden = std::ranges::all_of(weight.uses, &WeightUse::hidden);
+      if (here->trainable()) items.push_back({here, use.stage, hidden});
     }
   }
   return items;
@@ -101,7 +106,7 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
 
 void RankUpdate::sum_over_replicas() {
   std::vector<GradientReducer::Item> items;
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     const WeightUse& use = uses.front();
     if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
@@ -141,6 +146,12 @@ void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
 
 std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& result) {
   waits_.clear();
+  sum_and_take(step, lr, result);
+  hand_on_shared(step);
+  return std::exchange(waits_, {});
+}
+
+void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   send_tied(step);
   if (reducer_) {
     reducer_->finish(patience());
@@ -160,64 +171,103 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
   if (!depends) {
     // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
     if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
-    take(step, lr, all_finite(squares) ? std::optional<double>(1) : std::nullopt);
-    return std::exchange(waits_, {});
+    return take(step, lr, all_finite(squares) ? std::optional<double>(1) : std::nullopt);
   }
   if (!counts()) squares.zero_();
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
     norm.ready();  // a rank without others below it sends what it has
-    leave_open({step, lr, squares, std::move(norm)});
-    return std::exchange(waits_, {});
+    return leave_open({step, lr, squares, std::move(norm)});
   }
   wait_for(norm, patience());
   if (!result.may_presume && rank_ == pipeline_.world().local_ranks().front()) result.squares.copy_(squares);
   const std::optional<double> factor = factor_for(squares);
   as_presumed_ = factor == 1 / scale_.value;
   take(step, lr, factor);
-  return std::exchange(waits_, {});
 }
 
-// Every rank that holds the weight gets every use's gradient, and adds them in the same order.
+// Every rank that updates the weight gets every use's gradient, and adds them in the same order.
 void RankUpdate::send_tied(int64_t step) {
   Transport& transport = pipeline_.rank(rank_).transport();
   for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const auto& uses = uses_.all[w].uses;
-    const std::set<int> ranks = uses_.all[w].ranks_of_tied(rank_);
-    if (ranks.empty()) continue;
-    for (size_t u = 0; u < uses.size(); ++u) {
-      if (uses[u].rank != rank_) continue;
-      for (const int to : ranks) {
-        if (to != rank_)
-          transport.isend(to, tied_tag(step, w, static_cast<int>(u)), {uses[u].parameter->grad_to_add().clone()});
-      }
+    const UsedWeight& weight = uses_.all[w];
+    std::set<int> ranks = weight.ranks_of_tied(rank_);
+    if (weight.shared && !ranks.empty()) ranks = {weight.uses.front().rank};
+    ranks.erase(rank_);
+    for (size_t u = 0; u < weight.uses.size() && !ranks.empty(); ++u) {
+      if (weight.uses[u].rank != rank_) continue;
+      at::Tensor grad = weight.uses[u].parameter->grad_to_add();
+      // This rank may overwrite it at once, unless it waits for the shared weight.
+      if (!weight.shared) grad = grad.clone();
+      for (const int to : ranks) transport.isend(to, tied_tag(step, w, static_cast<int>(u)), {grad});
     }
   }
 }
 
 void RankUpdate::sum_tied(int64_t step) {
+  for (size_t w = 0; w < uses_.all.size(); ++w) {
+    const UsedWeight& weight = uses_.all[w];
+    if (weight.ranks_of_tied(rank_).empty()) continue;
+    Parameter* own = weight.on(rank_);
+    if (own != nullptr && own->shares_grad()) {
+      const WeightUse& other = weight.uses[1];
+      if (other.rank == rank_) {
+        other.parameter->grad_to_add();
+        other.parameter->forget_grad();
+      } else {
+        MessageWait added(pipeline_.rank(rank_).transport(), other.rank, tied_tag(step, w, 1));
+        wait_for(added, patience());
+      }
+      const MemoryMeter::Scope scope(weight.uses.front().stage, MemoryCategory::kGradients);
+      own->join_grad();
+      continue;
+    }
+    const at::Tensor sum = own != nullptr ? sum_of_uses(step, w) : at::Tensor();
+    for (const WeightUse& use : weight.uses) {
+      if (use.rank == rank_) use.parameter->forget_grad();
+    }
+    if (own == nullptr) continue;
+    own->mark_grad_written();
+    if (!sum.is_same(own->grad)) own->grad.copy_(sum);
+  }
+}
+
+at::Tensor RankUpdate::sum_of_uses(int64_t step, size_t weight) {
+  Transport& transport = pipeline_.rank(rank_).transport();
+  at::Tensor sum;
+  for (size_t u = 0; u < uses_.all[weight].uses.size(); ++u) {
+    const WeightUse& use = uses_.all[weight].uses[u];
+    at::Tensor grad;
+    if (use.rank == rank_) {
+      grad = use.parameter->grad_to_add();
+    } else {
+      MessageWait there(transport, use.rank, tied_tag(step, weight, static_cast<int>(u)));
+      wait_for(there, patience());
+      grad = there.values[0];
+    }
+    // The gradient of this rank may be overwritten, but no message.
+    const bool overwrites = uses_.all[weight].uses.front().rank == rank_;
+    sum = !sum.defined() ? grad : overwrites ? sum.add_(grad) : sum + grad;
+  }
+  return sum;
+}
+
+void RankUpdate::hand_on_shared(int64_t step) {
   Transport& transport = pipeline_.rank(rank_).transport();
   for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const auto& uses = uses_.all[w].uses;
-    if (uses_.all[w].ranks_of_tied(rank_).empty()) continue;
-    at::Tensor sum;
-    Parameter* first_here = nullptr;
-    for (size_t u = 0; u < uses.size(); ++u) {
-      at::Tensor grad;
-      if (uses[u].rank == rank_) {
-        grad = uses[u].parameter->grad_to_add();
-        if (first_here == nullptr) first_here = uses[u].parameter;
-        uses[u].parameter->forget_grad();
-      } else {
-        MessageWait there(transport, uses[u].rank, tied_tag(step, w, static_cast<int>(u)));
-        wait_for(there, patience());
-        grad = there.values[0];
-      }
-      sum = sum.defined() ? sum + grad : grad;
+    const UsedWeight& weight = uses_.all[w];
+    if (!weight.shared) continue;
+    const int updates = weight.uses.front().rank;
+    const std::set<int> ranks = weight.ranks_of_tied(rank_);  // empty: frozen, or not here
+    if (!ranks.empty() && rank_ != updates) {
+      MessageWait updated(transport, updates, updated_tag(step, w));
+      wait_for(updated, patience());
+      continue;
     }
-    first_here->grad_to_add();
-    first_here->grad.copy_(sum);
+    for (const int to : ranks) {
+      if (to != rank_) transport.isend(to, updated_tag(step, w), {});
+    }
   }
 }
 
@@ -334,7 +384,7 @@ Settled RankUpdate::settle() {
 
 void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   at::Tensor bad_weights = at::zeros_like(squares);
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     for (const WeightUse& use : uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
         bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
@@ -363,9 +413,9 @@ std::vector<Optimizer::State> RankUpdate::state() const {
 
 void RankUpdate::restored(int64_t optimizer_steps) {
   optimizer_->set_steps(optimizer_steps);
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     for (const WeightUse& use : uses) {
-      if (use.rank == rank_) use.parameter->refresh_value();
+      if (use.rank == rank_ && (!shared || &use == &uses.front())) use.parameter->refresh_value();
     }
   }
 }

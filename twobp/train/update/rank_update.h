@@ -41,15 +41,19 @@ struct WeightUse {
 // The uses of one weight, in model order.
 struct UsedWeight {
   std::vector<WeightUse> uses;
+  // Its ranks are threads that compute in one memory, so that all uses have one value. The rank of the first use
+  // updates it, while the others wait.
+  bool shared = false;
 
-  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none.
+  // The rank's first parameter for the weight; it has the gradient. Null if the rank has none, or if another rank
+  // updates the weight.
   Parameter* on(int rank) const;
   // The ranks that use a tied weight. Empty if the weight is not tied or not trained, or if `rank` is not one of them.
   std::set<int> ranks_of_tied(int rank) const;
 };
 
 struct WeightUses {
-  // Throws Error if a tied weight has two shapes.
+  // Throws Error if a tied weight has two shapes. Gives the uses of shared weights a common value.
   explicit WeightUses(Pipeline& pipeline);
 
   std::vector<UsedWeight> all;      // in the order of their first use
@@ -147,6 +151,12 @@ class RankUpdate {
   void sum_over_replicas();
   void send_tied(int64_t step);
   void sum_tied(int64_t step);
+  // The sum of this rank's uses and those that come by messages, in model order.
+  at::Tensor sum_of_uses(int64_t step, size_t weight);
+  // The sums over the ranks, and the step or what presumes it.
+  void sum_and_take(int64_t step, double lr, UpdateResult& result);
+  // Waits until shared weights are updated, or says so.
+  void hand_on_shared(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
   // The sums of squares of the gradients that this rank has of the weights that it uses first, of other weights zero.

@@ -39,6 +39,8 @@ bool Update::ties_ranks() const {
 
 void Update::make_savepoints(bool float16) {
   if (pipeline_.ranks() == 1) return;  // a single rank has the norm at once
+  // A rank that takes a step back would change weights while others compute with them.
+  if (std::ranges::any_of(uses_.all, &UsedWeight::shared)) return;
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->make_savepoint(float16); });
 }
 
@@ -104,9 +106,10 @@ void Update::swap_averages() {
 
 std::vector<LiveTensor> Update::live_weights() const {
   std::vector<LiveTensor> all;
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     std::set<int> seen;  // uses on one rank share their weight
     for (const WeightUse& use : uses) {
+      if (shared && !seen.empty()) break;
       if (!seen.insert(use.rank).second || use.parameter == nullptr) continue;
       const bool frozen = !use.parameter->trainable() && !use.parameter->is_buffer();
       for (auto& [name, rows] : use.parameter->parts_of(use.parameter->master)) {
@@ -119,9 +122,9 @@ std::vector<LiveTensor> Update::live_weights() const {
 
 std::vector<LiveTensor> Update::live_optimizer_state() const {
   std::map<const Parameter*, int> first_rank;  // by parameter: the first rank that has the weight
-  for (const auto& [uses] : uses_.all) {
+  for (const auto& [uses, shared] : uses_.all) {
     int lowest = uses.front().rank;
-    for (const WeightUse& use : uses) lowest = std::min(lowest, use.rank);
+    for (const WeightUse& use : uses) lowest = shared ? lowest : std::min(lowest, use.rank);
     for (const WeightUse& use : uses) first_rank[use.parameter] = lowest;
   }
   std::vector<LiveTensor> all;

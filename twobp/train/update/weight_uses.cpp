@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "twobp/core/check.h"
+#include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
@@ -48,6 +49,18 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
       }
     }
   }
+  if (!pipeline.world().devices.empty()) return;
+  const MemoryMeter::Watch watch(pipeline.meter());
+  for (UsedWeight& weight : all) {
+    const WeightUse& first = weight.uses.front();
+    const bool one_rank =
+        std::ranges::all_of(weight.uses, [&](const WeightUse& use) { return use.rank == first.rank; });
+    if (first.parameter == nullptr || first.parameter->is_buffer() || !(one_rank || pipeline.world().all_local))
+      continue;
+    weight.shared = !one_rank;
+    for (size_t i = 1; weight.shared && i < weight.uses.size(); ++i) weight.uses[i].parameter->tie_to(*first.parameter);
+    if (first.trainable && weight.uses.size() == 2) first.parameter->share_grad(*weight.uses[1].parameter);
+  }
 }
 
 at::Tensor WeightUses::by_layer(const at::Tensor& by_weight) const {
@@ -58,6 +71,7 @@ at::Tensor WeightUses::by_layer(const at::Tensor& by_weight) const {
 }
 
 Parameter* UsedWeight::on(int rank) const {
+  if (shared && uses.front().rank != rank) return nullptr;
   const auto here = std::ranges::find(uses, rank, &WeightUse::rank);
   return here == uses.end() ? nullptr : here->parameter;
 }

@@ -147,13 +147,12 @@ std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeight
 std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights) {
   std::vector<std::string> lacking = check_weights(pipeline.model(), weights);
   pipeline.on_ranks([&](int rank) {
-    std::set<const void*> done;  // tied weights share their memory on a rank
     for (int s = 0; s < pipeline.stages(); ++s) {
       if (pipeline.rank_of_stage()[s] != rank) continue;
       Stage& stage = pipeline.stage(s);
       for (int i = 0; i < stage.layer_count(); ++i) {
         for (Parameter* parameter : stage.parameters(i)) {
-          if (done.insert(parameter->master.const_data_ptr()).second) copy_weight(*parameter, weights);
+          if (!parameter->is_tied()) copy_weight(*parameter, weights);
         }
       }
     }

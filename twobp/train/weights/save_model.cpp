@@ -36,18 +36,9 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 
 // Files that belong to a model's weights, regardless of who trained it last: those of a tokenizer, and
 // others.
-constexpr std::array kTokenizerFiles = {"tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "chat_template.jinja",
-                                        "chat_template.json",
-                                        "tokenizer.model",
-                                        "spiece.model",
-                                        "sentencepiece.bpe.model",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "vocab.txt"};
+constexpr const char* kTokenizerFiles =
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja "
+    "chat_template.json tokenizer.model spiece.model sentencepiece.bpe.model vocab.json merges.txt vocab.txt";
 constexpr std::array kOtherFiles = {"generation_config.json", "preprocessor_config.json", "processor_config.json"};
 
 // A tokenizer's chat templates besides its main one, in its folder: "additional_chat_templates/NAME.jinja", by name.
@@ -65,8 +56,8 @@ std::vector<std::string> additional_chat_templates(const fs::path& folder) {
 // The names of a tokenizer's files, whether `folder` has them or not, and of its further chat templates
 // there.
 std::vector<std::string> tokenizer_files(const fs::path& folder) {
-  std::vector<std::string> names = additional_chat_templates(folder);
-  names.insert(names.begin(), kTokenizerFiles.begin(), kTokenizerFiles.end());
+  std::vector<std::string> names = split(kTokenizerFiles, ' ');
+  for (std::string& name : additional_chat_templates(folder)) names.push_back(std::move(name));
   return names;
 }
 

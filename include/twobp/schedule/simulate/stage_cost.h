@@ -1,7 +1,6 @@
 // The cost of one layer and of one stage, for the simulation, the planner and the auto-scheduler.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <vector>
@@ -28,7 +27,8 @@ struct LayerCost {
   double output = 0;             // the output itself: it leaves a stage that ends here
   double input_gradient = 0;     // dL/dx itself: it leaves a stage that begins here
   double gradient_bytes = 0;     // of its weights: data parallelism sums them; read only with buckets
-  double streamed_gradient = 0;  // the most of these at once if each is applied when it is complete
+  double tied_gradient = 0;      // of these: of weights that other layers use, too, which are never streamed
+  double streamed_gradient = 0;  // the most of the others at once if each is applied when it is complete
   double streamed_unit = 0;      // the piece of W during which they are that much
 
   // Seconds that F, I and W take more for each time the mean that a micro-batch's samples cost beyond the mean
@@ -38,15 +38,19 @@ struct LayerCost {
   double backward_p2_rise = 0;
 
   double seconds() const { return forward + backward_p1 + backward_p2; }
+  double streamable() const { return gradient_bytes - tied_gradient; }
 };
 
 // All numbers of a cost but p2_units, for code that treats them alike.
-inline constexpr std::array kLayerNumbers = {
-    &LayerCost::forward,           &LayerCost::backward_p1,   &LayerCost::backward_p2,    &LayerCost::forward_peak,
-    &LayerCost::forward_held,      &LayerCost::p1_peak,       &LayerCost::p1_held,        &LayerCost::stash,
-    &LayerCost::p2_peak,           &LayerCost::output,        &LayerCost::input_gradient, &LayerCost::gradient_bytes,
-    &LayerCost::streamed_gradient, &LayerCost::streamed_unit, &LayerCost::forward_rise,   &LayerCost::backward_p1_rise,
-    &LayerCost::backward_p2_rise};
+inline constexpr std::array kLayerNumbers = {&LayerCost::forward,          &LayerCost::backward_p1,
+                                             &LayerCost::backward_p2,      &LayerCost::forward_peak,
+                                             &LayerCost::forward_held,     &LayerCost::p1_peak,
+                                             &LayerCost::p1_held,          &LayerCost::stash,
+                                             &LayerCost::p2_peak,          &LayerCost::output,
+                                             &LayerCost::input_gradient,   &LayerCost::gradient_bytes,
+                                             &LayerCost::tied_gradient,    &LayerCost::streamed_gradient,
+                                             &LayerCost::streamed_unit,    &LayerCost::forward_rise,
+                                             &LayerCost::backward_p1_rise, &LayerCost::backward_p2_rise};
 
 // Leaves out the backward pass of the first `count` layers of a model. They save nothing, and the output of each
 // replaces its input.
@@ -78,7 +82,7 @@ struct StageCost {
   std::vector<LayerCost> layers = {};
 
   // fixed_bytes, less those that streamed gradients free.
-  double fixed(bool streams) const { return fixed_bytes - (streams ? std::min(gradient_bytes, fixed_bytes) : 0); }
+  double fixed(bool streams) const;
 };
 
 // Bytes of the gradients of a stage with these layers that streams them: what is not held all the time, and the most

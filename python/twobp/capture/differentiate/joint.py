@@ -147,8 +147,7 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
         if is_mutable(node):
             raise CaptureError(
                 f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of "
-                f"it{where(node)}. "
-                "Write this part of the module with other operators of torch"
+                f"it{where(node)}. Write this part of the module with other operators of torch"
             )
     return Joint(graph_module, arriving, wanted)
 

@@ -34,10 +34,8 @@ REMOVED = {
     aten.sym_constrain_range.default,
 }
 ASSERTIONS = {aten._assert_async.msg, aten._assert_async.default}
-LIKE = {
-    aten.rand_like.default: aten.rand.default,
-    aten.randn_like.default: aten.randn.default,
-}  # these take a generator
+# These take a generator.
+LIKE = {aten.rand_like.default: aten.rand.default, aten.randn_like.default: aten.randn.default}
 SAME_VALUE = {aten.alias.default, aten.lift_fresh_copy.default}
 
 ROUNDED = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of other precisions, autocast has none
@@ -188,8 +186,7 @@ def loss_of(output: Any) -> torch.Tensor:
         )
         raise CaptureError(
             f"the module's output is {found}, and no loss_fn is given. Return a scalar loss, pass the targets that "
-            "make the module "
-            "compute one (`labels` in Hugging Face models), or give loss_fn=lambda output, batch: ..."
+            "make the module compute one (`labels` in Hugging Face models), or give loss_fn=lambda output, batch: ..."
         )
     return loss
 
@@ -365,9 +362,8 @@ def check_values(graph: fx.Graph) -> None:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
                 f"the module's forward pass calls '{node.target.name()}', an operator that takes "
-                f"functions{where(node)}, which programs do not have. In place of "
-                "torch.cond, compute both sides and choose: torch.where(condition, a, b). Write a loop out, and "
-                "attention by scaled_dot_product_attention"
+                f"functions{where(node)}, which programs do not have. In place of torch.cond, compute both sides and "
+                "choose: torch.where(condition, a, b). Write a loop out, and attention by scaled_dot_product_attention"
             )
         values = node.meta.get("val")
         for value in values if isinstance(values, (tuple, list)) else [values]:
@@ -385,8 +381,7 @@ def check_values(graph: fx.Graph) -> None:
             elif value.layout is not torch.strided:
                 raise CaptureError(
                     f"the module has a tensor of the layout {value.layout}{where(node)}, which programs do not have. "
-                    "Call to_dense() on it before the "
-                    "module takes it"
+                    "Call to_dense() on it before the module takes it"
                 )
             elif any(map(symbols.is_unknown, value.shape)):
                 raise CaptureError(
@@ -482,8 +477,7 @@ def with_meaning(
         elif spec.kind.name == "USER_INPUT_MUTATION":
             raise CaptureError(
                 f"the module's forward pass writes into the field '{field_of.get(spec.target, spec.target)}' of its "
-                f"batch{where(node)}. "
-                "Let it clone the tensor first"
+                f"batch{where(node)}. Let it clone the tensor first"
             )
         else:
             raise CaptureError(

@@ -98,7 +98,6 @@ class NothingKnown:
 def _assert(condition: torch.Tensor, what: str) -> None:
     torch.ops.aten._assert_async.msg(
         condition,
-        f"{what}{current_line()}. Let it be the same in every batch, or keep all elements as tensors: (x * mask).sum() "
-        "in place "
-        "of x[mask].sum()",
+        f"{what}{current_line()}. Let it be the same in every batch, or keep all elements as tensors: (x * "
+        "mask).sum() in place of x[mask].sum()",
     )

@@ -16,32 +16,9 @@ from twobp.batches import samples_of
 from .. import ops, symbols
 from ..export.forward import Forward
 from ..sequences.along import SUM, Along, Mixes
-from ..sequences.positions import place_of
+from ..sequences.positions import REDUCING, place_of
 
-JOIN = {
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "var",
-    "var_mean",
-    "std",
-    "prod",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "logsumexp",
-    "linalg_vector_norm",
-    "norm",
-    "median",
-    "nanmean",
-    "select",
-    "trace",
-    "dot",
-}
+JOIN = {*REDUCING, "norm", "median", "nanmean", "select", "trace", "dot"}
 
 
 class Samples:

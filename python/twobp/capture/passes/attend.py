@@ -21,12 +21,8 @@ from .masked import FILLS
 
 SCORES = {aten.scaled_dot_product_attention.default, aten.softmax.int, aten._softmax.default}
 PRODUCTS = {aten.matmul.default, aten.bmm.default, aten.einsum.default}
-MAGNITUDES = (
-    (1.0, 1.0),
-    (1e-2, 1.0),
-    (30.0, 1e2),
-    (1e3, 1e3),
-)  # of the random numbers, and by what scores of this size multiply an error
+# Of the random numbers, and by what scores of this size multiply an error.
+MAGNITUDES = ((1.0, 1.0), (1e-2, 1.0), (30.0, 1e2), (1e3, 1e3))
 
 
 def fuse_attention(layer: Layer) -> None:

@@ -24,14 +24,11 @@ RESHAPES = {
 }
 SAME = {aten.clone.default, aten.contiguous.default, aten._to_copy.default, aten.detach.default, aten.alias.default}
 LOOKUPS = {"embedding", "embedding_bag", "_embedding_bag", "index", "index_select", "gather", "take"}
-NO_NUMBERS = {
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-}  # they read a tensor's type, but none of its numbers
+NO_NUMBERS = set(
+    """
+    new_zeros new_ones new_full zeros_like ones_like full_like
+""".split()
+)  # they read a tensor's type, but none of its numbers
 JOINS = {"cat", "stack", "slice_scatter", "select_scatter", "index_put"}
 MOST_NUMBERS = 1 << 22  # of an index; larger ones are not followed
 

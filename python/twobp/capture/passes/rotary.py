@@ -28,14 +28,10 @@ def fuse_rotary(layer: Layer) -> None:
         if found is None:
             continue
         x, tables = found
+        positions, width = last.meta["val"].shape[-2:]
         with graph.inserting_before(last):
-            turned = call(
-                graph,
-                rotary,
-                x,
-                *(call_half(graph, one, *last.meta["val"].shape[-2:], x.meta["val"].dtype) for one in tables),
-                False,
-            )
+            halves = [call_half(graph, one, positions, width, x.meta["val"].dtype) for one in tables]
+            turned = call(graph, rotary, x, *halves, False)
         last.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
     layer.graph_module.recompile()

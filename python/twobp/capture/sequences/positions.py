@@ -87,8 +87,7 @@ def spelled_out(node: fx.Node) -> Mixes:
     return Mixes(
         node,
         f"'{ops.short_name(node)}' multiplies positions with positions. Write attention as "
-        "scaled_dot_product_attention(q, k, v, is_causal=True); "
-        "nn.MultiheadAttention does with need_weights=False",
+        "scaled_dot_product_attention(q, k, v, is_causal=True); nn.MultiheadAttention does with need_weights=False",
     )
 
 
@@ -261,9 +260,8 @@ def other_attention(node: fx.Node, of: Follower):
         raise Mixes(
             node,
             "this attention has no form for slices. Give it queries, keys and values (batch, heads, positions, "
-            "numbers) of float32 or float64, the "
-            f"last number equal for all, and a scale above 0; these are {', '.join(str(list(one)) for one in sizes)} "
-            f"of {q.meta['val'].dtype}",
+            "numbers) of float32 or float64, the last number equal for all, and a scale above 0; these are "
+            f"{', '.join(str(list(one)) for one in sizes)} of {q.meta['val'].dtype}",
         )
     of.replace(causal_attention, q, k, v, scale)
     return Along(2)
@@ -283,19 +281,7 @@ def linear_in_sums(node: fx.Node, of: Follower):
             and (name == "mul" or sums[0] is node.args[0])
         )
     else:
-        right = name in (
-            "neg",
-            "reshape",
-            "view",
-            "clone",
-            "contiguous",
-            "_to_copy",
-            "detach",
-            "alias",
-            "sum",
-            "squeeze",
-            "unsqueeze",
-        )
+        right = name in "neg reshape view clone contiguous _to_copy detach alias sum squeeze unsqueeze".split()
     if not right:
         raise Mixes(node, f"'{name}' of a sum over positions does not add up over slices")
     return SUM
@@ -306,62 +292,23 @@ def other_size(node: fx.Node, of: Follower):
     return None
 
 
+REDUCING = """
+    sum mean amax amin max min var var_mean std prod any all argmax argmin logsumexp linalg_vector_norm
+""".split()
 RULES: dict[str, Callable] = {
     **dict.fromkeys(
-        (
-            "_to_copy",
-            "type_as",
-            "clone",
-            "contiguous",
-            "detach",
-            "alias",
-            "lift_fresh_copy",
-            "zeros_like",
-            "ones_like",
-            "full_like",
-        ),
+        """
+        _to_copy type_as clone contiguous detach alias lift_fresh_copy zeros_like ones_like full_like
+        """.split(),
         same,
     ),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full"), other_size),
+    **dict.fromkeys(REDUCING, reduced),
     **dict.fromkeys(
-        (
-            "sum",
-            "mean",
-            "amax",
-            "amin",
-            "max",
-            "min",
-            "var",
-            "var_mean",
-            "std",
-            "prod",
-            "any",
-            "all",
-            "argmax",
-            "argmin",
-            "logsumexp",
-            "linalg_vector_norm",
-        ),
-        reduced,
-    ),
-    **dict.fromkeys(
-        (
-            "softmax",
-            "_softmax",
-            "log_softmax",
-            "_log_softmax",
-            "_safe_softmax",
-            "cumsum",
-            "cumprod",
-            "logcumsumexp",
-            "sort",
-            "topk",
-            "flip",
-            "roll",
-            "split",
-            "split_with_sizes",
-            "chunk",
-        ),
+        """
+        softmax _softmax log_softmax _log_softmax _safe_softmax cumsum cumprod logcumsumexp sort topk flip roll split
+        split_with_sizes chunk
+        """.split(),
         apart,
     ),
     **VIEWS,

@@ -97,8 +97,7 @@ class AsBefore:
             if any(self._walk.number_of(parameter) is None for parameter in made):
                 raise CaptureError(
                     f"the module's forward pass makes '{named(name, key)}', whose parameters are then no part of the "
-                    "module that is "
-                    "trained. Make it in __init__, or call the module once on an example before"
+                    "module that is trained. Make it in __init__, or call the module once on an example before"
                 )
 
     def _entries(self) -> list[tuple[str, dict, str, object]]:

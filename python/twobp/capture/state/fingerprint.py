@@ -42,18 +42,8 @@ INSTALLED = tuple(
         )
     }
 )
-PLAIN = {
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(Ellipsis),
-    range,
-    slice,
-}  # not their subclasses, which may have attributes and code
+# Not their subclasses, which may have attributes and code.
+PLAIN = {type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice}
 PLAIN_OF_TORCH = (
     torch.dtype,
     torch.device,
@@ -64,49 +54,28 @@ PLAIN_OF_TORCH = (
     torch._ops.OpOverloadPacket,
 )
 DATA = (list, dict, set, frozenset, tuple, int, float, complex, str, bytes)
-ANY_NAME = {
-    "globals",
-    "vars",
-    "getattr",
-    "eval",
-    "exec",
-    "__dict__",
-}  # code with these may read names that it does not contain
+ANY_NAME = set(
+    """
+    globals vars getattr eval exec __dict__
+""".split()
+)  # code with these may read names that it does not contain
 AROUND = {"__getattribute__", "getattr_static"}  # code with these may read attributes that are not recorded
 HEAP_TYPE = 1 << 9  # of a class's __flags__: Python made it
 TORCH = os.path.join(os.path.dirname(os.path.realpath(torch.__file__)), "")
 # These attributes of modules and classes do not change the forward pass, or are checked elsewhere.
-UNUSED_OF_MODULES = {
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-    "generation_config",
-}  # of transformers, only for generate(); it holds a hash of the process
-UNUSED_OF_CLASSES = {
-    "__module__",
-    "__doc__",
-    "__dict__",
-    "__weakref__",
-    "__annotations__",
-    "__annotate__",
-    "__annotate_func__",
-    "__annotations_cache__",
-    "__abstractmethods__",
-    "_abc_impl",
-    "__firstlineno__",
-    "__static_attributes__",
-    "__dataclass_fields__",
-    "__parameters__",
-    "__orig_bases__",
-    "__match_args__",
-    "__slotnames__",
-}
+UNUSED_OF_MODULES = set(
+    """
+    _parameters _buffers _modules _backward_hooks _backward_pre_hooks _state_dict_hooks _state_dict_pre_hooks
+    _load_state_dict_pre_hooks _load_state_dict_post_hooks generation_config
+""".split()
+)  # generation_config of transformers is only for generate(), and holds a hash of the process
+UNUSED_OF_CLASSES = set(
+    """
+    __module__ __doc__ __dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__
+    __abstractmethods__ _abc_impl __firstlineno__ __static_attributes__ __dataclass_fields__ __parameters__
+    __orig_bases__ __match_args__ __slotnames__
+""".split()
+)
 
 
 VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))

@@ -11,13 +11,14 @@ import torch
 from torch import fx, nn
 
 from .. import interpret, ops
-from ..captured import Captured, relative
+from ..captured import Captured
 from ..cut import Layer, cut
 from ..errors import CaptureError
 from ..export.forward import export
 from ..loss.targets import weigh_loss
 from ..own_operators import dropout_scale
 from ..passes.fold import fold
+from .dry_run import relative
 
 
 @contextlib.contextmanager

@@ -68,8 +68,7 @@ class Replay(TorchDispatchMode):
         if drawn is None or isinstance(args[0], torch.Tensor) and drawn.shape != args[0].shape:
             raise CaptureError(
                 f"the module draws random numbers by {base}{current_line()}, but its captured form draws by {name} "
-                "there. Draw by torch.rand, "
-                "torch.bernoulli or dropout"
+                "there. Draw by torch.rand, torch.bernoulli or dropout"
             )
         if base == "uniform_":
             drawn = drawn * (args[2] - args[1]) + args[1]
@@ -93,9 +92,8 @@ class KeepParameters(TorchDispatchMode):
                     if name is not None:
                         raise CaptureError(
                             f"in evaluation mode the module's forward changes its parameter '{name}' by "
-                            f"{function}{current_line()}. A trainer has the weights "
-                            "of training, so switch that off in the module (for RWKV of transformers: "
-                            "config.rescale_every = 0)"
+                            f"{function}{current_line()}. A trainer has the weights of training, so switch that off "
+                            "in the module (for RWKV of transformers: config.rescale_every = 0)"
                         )
         return function(*args, **(kwargs or {}))
 
@@ -123,8 +121,7 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
                     )
                     raise CaptureError(
                         "the module's forward pass assigns another tensor to its buffer "
-                        f"'{f'{path}.{key}'.removeprefix('module.')}', which "
-                        f"programs do not see. {advice}"
+                        f"'{f'{path}.{key}'.removeprefix('module.')}', which programs do not see. {advice}"
                     )
             found = zip(trained, torch.autograd.grad(loss, list(trained.values()), allow_unused=True))
             gradients = {name: one for name, one in found if one is not None}

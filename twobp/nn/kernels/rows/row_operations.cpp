@@ -15,61 +15,94 @@ namespace {
 // count.
 constexpr int64_t kGainBlockRows = 64;
 
-at::Tensor norm_backward_rows(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                              const at::Tensor& rstd, at::Tensor& dx) {
-  const int64_t cols = x.size(-1);
-  const int64_t rows = x.numel() / cols;
+// The norms of all rows below each other: a view, or else a copy.
+at::Tensor below_each_other(const at::Tensor& rows, int64_t cols) {
+  return rows.unflatten(1, {-1, cols}).reshape({-1, cols});
+}
+
+// Whether the norms of all rows lie below each other in memory.
+bool is_dense(const at::Tensor& rows) {
+  return rows.stride(0) == rows.size(1);
+}
+
+}  // namespace
+
+void rms_norm_rows(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y, at::Tensor& rstd) {
+  const int64_t cols = gain.numel();
+  const int64_t norms = x.size(1) / cols;  // of a row
+  if (by_operators(x)) {
+    at::Tensor to = is_dense(y) ? y.view({-1, cols}) : at::empty({y.size(0) * norms, cols}, y.options());
+    operators::rms_norm_forward(below_each_other(x, cols), gain, eps, to, rstd);
+    if (!is_dense(y)) y.copy_(to.view(y.sizes()));
+    return;
+  }
+  dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
+    using S = decltype(zero);
+    const S* from = numbers<S>(x);
+    const auto* weight = numbers<Compute<S>>(gain);
+    S* to = mutable_numbers<S>(y);
+    auto* scale = mutable_numbers<Compute<S>>(rstd);
+    const bool dense = is_dense(x) && is_dense(y);
+    for_rows(x.size(0), x.size(1), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end;) {
+        const int64_t count = dense ? end - r : 1;
+        kernels<S>().rms_norm_forward(from + r * x.stride(0), weight, to + r * y.stride(0), scale + r * norms,
+                                      count * norms, cols, eps);
+        r += count;
+      }
+    });
+  });
+}
+
+at::Tensor rms_norm_rows_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                                  const at::Tensor& rstd, at::Tensor& dx) {
+  const int64_t cols = gain.numel();
+  const int64_t norms = x.size(1) / cols;
+  if (by_operators(x)) {
+    at::Tensor to = is_dense(dx) ? dx.view({-1, cols}) : at::empty({dx.size(0) * norms, cols}, dx.options());
+    const at::Tensor dgain =
+        operators::rms_norm_backward(below_each_other(dy, cols), below_each_other(x, cols), gain, rstd, to);
+    if (!is_dense(dx)) dx.copy_(to.view(dx.sizes()));
+    return dgain;
+  }
+  const int64_t rows = x.size(0);
   const int64_t blocks = (rows + kGainBlockRows - 1) / kGainBlockRows;
-  const at::Tensor dgain = at::zeros({blocks, cols}, weight.options());
+  const at::Tensor dgain = at::zeros({blocks, cols}, gain.options());
   dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
     using S = decltype(zero);
     const S* from = numbers<S>(x);
     const S* gradient = numbers<S>(dy);
-    const auto* gain = numbers<Compute<S>>(weight);
+    const auto* weight = numbers<Compute<S>>(gain);
     const auto* scale = numbers<Compute<S>>(rstd);
     S* to = mutable_numbers<S>(dx);
     auto* sums = mutable_numbers<Compute<S>>(dgain);
-    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) {
-        const int64_t row = block * kGainBlockRows;
-        const int64_t count = std::min(kGainBlockRows, rows - row);
-        kernels<S>().rms_norm_backward(gradient + row * cols, from + row * cols, gain, scale + row, to + row * cols,
-                                       sums + block * cols, count, cols);
+    const bool dense = is_dense(x) && is_dense(dy) && is_dense(dx);
+    at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t r = first * kGainBlockRows; r < std::min(rows, last * kGainBlockRows);) {
+        const int64_t block = r / kGainBlockRows;
+        const int64_t count = dense ? std::min(rows, (block + 1) * kGainBlockRows) - r : 1;
+        kernels<S>().rms_norm_backward(gradient + r * dy.stride(0), from + r * x.stride(0), weight, scale + r * norms,
+                                       to + r * dx.stride(0), sums + block * cols, count * norms, cols);
+        r += count;
       }
     });
   });
   return dgain.sum(0);
 }
 
-}  // namespace
-
 std::pair<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& gain, double eps) {
-  const int64_t cols = x.size(-1);
-  const int64_t rows = x.numel() / cols;
-  at::Tensor y = at::empty(x.sizes(), x.options());
-  at::Tensor rstd = at::empty({rows}, gain.options());
-  if (by_operators(x)) {
-    operators::rms_norm_forward(x, gain, eps, y, rstd);
-  } else {
-    dispatch_float(x.scalar_type(), "RmsNorm", [&](auto zero) {
-      using S = decltype(zero);
-      const S* from = numbers<S>(x);
-      const auto* weight = numbers<Compute<S>>(gain);
-      S* to = mutable_numbers<S>(y);
-      auto* scale = mutable_numbers<Compute<S>>(rstd);
-      for_rows(rows, cols, [&](int64_t begin, int64_t end) {
-        kernels<S>().rms_norm_forward(from + begin * cols, weight, to + begin * cols, scale + begin, end - begin, cols,
-                                      eps);
-      });
-    });
-  }
-  return {std::move(y), std::move(rstd)};
+  const at::Tensor rows = x.view({-1, x.size(-1)});
+  at::Tensor y = at::empty(rows.sizes(), x.options());
+  at::Tensor rstd = at::empty({rows.size(0)}, gain.options());
+  rms_norm_rows(rows, gain, eps, y, rstd);
+  return {y.view(x.sizes()), std::move(rstd)};
 }
 
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
                              at::Tensor& dx) {
-  return by_operators(x) ? operators::rms_norm_backward(dy, x, gain, rstd, dx)
-                         : norm_backward_rows(dy, x, gain, rstd, dx);
+  const auto rows_of = [](const at::Tensor& tensor) { return tensor.view({-1, tensor.size(-1)}); };
+  at::Tensor to = rows_of(dx);
+  return rms_norm_rows_backward(rows_of(dy), rows_of(x), gain, rstd, to);
 }
 
 namespace {

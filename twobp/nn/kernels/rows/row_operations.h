@@ -19,8 +19,13 @@ std::pair<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor
 at::Tensor rms_norm_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& rstd,
                              at::Tensor& dx);
 
-// Gated linear units (arXiv 2002.05202) on tensors: by our kernels, or by LibTorch's operators for tensors that are not
-// in a CPU's memory.
+// The same of several norms that lie side by side in each row: x, y (rows, norms * cols) with dense rows at any
+// distance, gain (cols), rstd (rows * norms). `dx` may be `dy`.
+void rms_norm_rows(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y, at::Tensor& rstd);
+at::Tensor rms_norm_rows_backward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
+                                  const at::Tensor& rstd, at::Tensor& dx);
+
+// Gated linear units, arXiv 2002.05202.
 
 // "silu", "gelu" (exact), "gelu_tanh". Throws Error that lists them for other names.
 Gate parse_gate(const std::string& name);
@@ -31,8 +36,7 @@ at::Tensor glu(const at::Tensor& packed, Gate gate);
 // Writes dL/d(g | u) into `dx`, which has even rows and may be `packed`. dact (..., cols) is contiguous.
 void glu_backward(const at::Tensor& packed, const at::Tensor& dact, Gate gate, at::Tensor& dx);
 
-// Rotary position embedding (RoFormer, arXiv 2104.09864) on tensors: by our kernels, or by LibTorch's operators for
-// tensors that are not in a CPU's memory.
+// Rotary position embedding, RoFormer, arXiv 2104.09864.
 
 // Heads of a row: `count` of them, from number `first` on, `step` numbers apart.
 struct RowHeads {
@@ -46,8 +50,7 @@ struct RowHeads {
 // number i + half; the rest stays. `back`: by the opposite angle, as gradients do.
 void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads, bool back);
 
-// Softmax cross-entropy on tensors: by our kernels, or by LibTorch's operators for tensors that are not in a CPU's
-// memory.
+// Softmax cross-entropy.
 
 // logits (..., classes) with even rows (padded_rows.h), labels (rows) int64 and contiguous, in [0, classes) or
 // `ignore`, which counts nothing. Returns the sum of the losses, a float64 scalar in a CPU's memory or on the logits'

@@ -1,8 +1,10 @@
-// The arguments of a call of an operator, and what a check may require of them.
+// The arguments of a call of an operator: as our own operators take them, and what is checked of them for ATen's.
 #pragma once
 
 #include <initializer_list>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,20 +15,55 @@
 
 namespace twobp::graph {
 
-// The last `count` values on a stack.
-class CheckedCall {
- public:
-  CheckedCall(std::vector<c10::IValue>& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}
+using Stack = std::vector<c10::IValue>;
 
-  size_t size() const { return stack_.size() - first_; }
-  const at::Tensor& tensor(size_t i) const { return stack_[first_ + i].toTensor(); }
-  bool has(size_t i) const { return stack_[first_ + i].isTensor() && tensor(i).defined(); }
+// The last `count` values on a stack.
+class OnStack {
+ public:
+  OnStack(Stack& stack, size_t count) : stack_(stack), first_(stack.size() - count) {}
+
   int64_t integer(size_t i) const { return stack_[first_ + i].toInt(); }
   bool flag(size_t i) const { return stack_[first_ + i].toBool(); }
   double number(size_t i) const { return stack_[first_ + i].toDouble(); }
   std::optional<double> maybe_number(size_t i) const {
     return stack_[first_ + i].isNone() ? std::nullopt : std::optional(stack_[first_ + i].toDouble());
   }
+
+ protected:
+  Stack& stack_;
+  size_t first_;
+};
+
+// The arguments of a call, which it takes off the stack. A tensor that the stack alone held is then exclusively owned.
+class Arguments : public OnStack {
+ public:
+  using OnStack::OnStack;
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+  at::Tensor tensor(size_t i) { return std::move(stack_[first_ + i]).toTensor(); }
+  at::Tensor maybe(size_t i) {
+    return stack_[first_ + i].isNone() ? at::Tensor() : std::move(stack_[first_ + i]).toTensor();
+  }
+  at::Scalar scalar(size_t i) const { return stack_[first_ + i].toScalar(); }
+  std::string text(size_t i) const { return stack_[first_ + i].toStringRef(); }
+
+  // Leaves these results.
+  template <typename... Results>
+  void give(Results... results) {
+    stack_.resize(first_);
+    (stack_.emplace_back(std::move(results)), ...);
+  }
+};
+
+// The arguments of a call that is checked.
+class CheckedCall : public OnStack {
+ public:
+  using OnStack::OnStack;
+
+  size_t size() const { return stack_.size() - first_; }
+  const at::Tensor& tensor(size_t i) const { return stack_[first_ + i].toTensor(); }
+  bool has(size_t i) const { return stack_[first_ + i].isTensor() && tensor(i).defined(); }
   std::vector<int64_t> integers(size_t i) const { return stack_[first_ + i].toIntVector(); }
 
   // The kernel indexes the memory of these tensors, where there are any.
@@ -79,10 +116,15 @@ class CheckedCall {
     if (but) outside.logical_and_(indices.ne(*but));
     TWOBP_CHECK(!outside.any().item<bool>(), "argument ", i, " has an index outside 0 to ", count - 1);
   }
-
- private:
-  std::vector<c10::IValue>& stack_;
-  size_t first_;
 };
+
+// What LibTorch's kernels rely on without checking it. Autograd passes them nothing else, but a bundle could, and they
+// would read or write outside their tensors, or give what was in memory before. tests/graph/operator_sweep looks for
+// operators that need a check.
+// Checks the arguments of a call. Throws Error. May replace a tensor by one with other strides.
+using ArgumentCheck = void (*)(CheckedCall& call);
+
+// The check of ATen's operator of this name and overload, "median.dim"; null if it checks its arguments itself.
+ArgumentCheck find_check(std::string_view name);
 
 }  // namespace twobp::graph

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Times a training step of a captured mixture of experts (Qwen3-MoE of transformers: width 512, 16 experts of width
+256, 4 for each token, sequences of 256) on one rank with one thread against PyTorch's step of the same module, with
+transformers' implementations of experts, in turns. The ratio to the best of them should be at most 0.85. With --cpu,
+seconds are those of the processor, for a busy machine.
+
+    PYTHONPATH=build/release/python benchmarks/experts.py [--cpu] [--layers 8] [--rounds 7]
+        [--implementations eager grouped_mm batched_mm]
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import transformers
+
+import twobp
+
+VOCABULARY, SEQUENCE, SAMPLES = 1024, 256, 2
+
+
+def model_of(implementation: str, layers: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=SEQUENCE,
+        moe_intermediate_size=256,
+        num_experts=16,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+        use_cache=False,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config, experts_implementation=implementation)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--implementations", nargs="+", default=["eager", "grouped_mm"])
+    options = parser.parse_args()
+    clock = time.process_time if options.cpu else time.perf_counter
+    torch.set_num_threads(1)
+    ids = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids, "labels": ids}
+
+    def eager(implementation):
+        module = model_of(implementation, options.layers)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = module(**batch).loss
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step
+
+    steps = {one: eager(one) for one in options.implementations}
+    trainer = twobp.Trainer(
+        model_of("grouped_mm", options.layers),
+        batch,
+        ranks=1,
+        micro_batches=1,
+        threads=1,
+        pin=False,
+        optimizer=twobp.AdamW(lr=1e-4, weight_decay=0.01),
+    )
+    steps["twobp"] = lambda: trainer.step(batch).loss
+    seconds: dict[str, list[float]] = {one: [] for one in steps}
+    for turn in range(options.rounds + 2):
+        losses = {}
+        for one, step in steps.items():
+            begin = clock()
+            losses[one] = step()
+            if turn >= 2:
+                seconds[one].append(clock() - begin)
+        if max(losses.values()) - min(losses.values()) > 1e-3 * losses["twobp"]:
+            raise SystemExit(f"experts.py: losses differ: {losses}")
+    medians = {one: statistics.median(of) for one, of in seconds.items()}
+    for one, median in medians.items():
+        print(f"{one:12} {median:.3f} s [{min(seconds[one]):.3f}, {max(seconds[one]):.3f}]")
+    best = min((one for one in steps if one != "twobp"), key=medians.__getitem__)
+    ratios = sorted(a / b for a, b in zip(seconds["twobp"], seconds[best]))
+    print(f"twobp / {best}: {statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}] (bar 0.85)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/graph/own_operators.h"
+#include "twobp/nn/kernels/products/products.h"
+#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/parameter.h"
+
+namespace twobp::graph {
+namespace {
+
+// Calls visit(group, first row, rows) for the groups of rows, which end at `ends`. Returns the end of the last one.
+template <typename Visit>
+int64_t for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
+  TWOBP_CHECK(
+      ends.dim() == 1 && ends.size(0) == groups && (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
+      "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(), " ",
+      c10::toString(ends.scalar_type()));
+  const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
+  int64_t begin = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t end = all.const_data_ptr<int64_t>()[group];
+    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end, " of ", rows,
+                ", after row ", begin);
+    visit(group, begin, end - begin);
+    begin = end;
+  }
+  return begin;
+}
+
+void check_factors(const at::Tensor& a, const at::Tensor& b) {
+  TWOBP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
+              "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", b.sizes());
+}
+
+// y = a @ b, or y + a @ b.
+void multiply(at::Tensor y, const at::Tensor& a, const at::Tensor& b, bool adds = false) {
+  const bool ours = is_wide(a) && y.scalar_type() == a.scalar_type() && !by_operators(a) && !by_operators(b);
+  if (ours) return adds ? multiply_add(y, a, b) : multiply_into(y, a, b);
+  if (y.scalar_type() == a.scalar_type()) {
+    adds ? at::addmm_out(y, y, a, b) : at::mm_out(y, a, b);
+  } else {
+    const at::Tensor product = at::mm(a, b);
+    adds ? y.add_(product) : y.copy_(product);
+  }
+}
+
+// y[rows of group g] = a[rows of group g] @ b[g]; rows of no group become 0.
+void run_grouped_mm(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor b = arguments.tensor(1);
+  TWOBP_CHECK(a.dim() == 2 && b.dim() == 3 && a.size(1) == b.size(1) && a.scalar_type() == b.scalar_type(),
+              "twobp::grouped_mm takes (rows, n) and (groups, n, m), not ", a.sizes(), " and ", b.sizes());
+  at::Tensor y = at::empty({a.size(0), b.size(2)}, a.options());
+  const int64_t end =
+      for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+        if (rows > 0) multiply(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
+      });
+  if (end < y.size(0)) y.narrow(0, end, y.size(0) - end).zero_();
+  arguments.give(std::move(y));
+}
+
+// dL/db of grouped_mm.
+void run_grouped_mm_weight(Stack& stack) {
+  Arguments arguments(stack, 3);
+  const at::Tensor a = arguments.tensor(0);
+  const at::Tensor dy = arguments.tensor(1);
+  const at::Tensor ends = arguments.tensor(2);
+  check_factors(a, dy);
+  TWOBP_CHECK(ends.dim() == 1, "the ends of groups are ", ends.sizes(), ", not one for each group");
+  at::Tensor db = at::empty({ends.size(0), a.size(1), dy.size(1)}, a.options());
+  for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    rows > 0 ? multiply(db.select(0, group), a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows))
+             : static_cast<void>(db.select(0, group).zero_());
+  });
+  arguments.give(std::move(db));
+}
+
+constexpr OwnOperator kGroups[] = {
+    {"twobp::grouped_mm(Tensor a, Tensor b, Tensor ends) -> Tensor y", &run_grouped_mm},
+    {"twobp::grouped_mm_weight(Tensor a, Tensor dy, Tensor ends) -> Tensor db", &run_grouped_mm_weight}};
+
+}  // namespace
+
+std::span<const OwnOperator> group_operators() {
+  return kGroups;
+}
+
+void add_group_products(Parameter& parameter, const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
+  check_factors(a, b);
+  const std::vector<int64_t>& sizes = parameter.sizes();
+  TWOBP_CHECK(sizes.size() == 3 && a.size(1) == sizes[1] && b.size(1) == sizes[2], "the products of groups of ",
+              a.sizes(), " and ", b.sizes(), " do not fit ", parameter.name(), ", ", at::IntArrayRef(sizes));
+  TWOBP_CHECK(a.scalar_type() == parameter.value.scalar_type(), "the products for ", parameter.name(), " are of ",
+              a.scalar_type(), ", but the parameter is ", parameter.value.scalar_type());
+  const auto [gradient, adds] = parameter.grad_to_write();
+  for_groups(ends, sizes[0], a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    if (rows > 0) {
+      multiply(gradient.select(0, group), a.narrow(0, begin, rows).t(), b.narrow(0, begin, rows), adds);
+    } else if (!adds) {
+      gradient.select(0, group).zero_();
+    }
+  });
+}
+
+}  // namespace twobp::graph
