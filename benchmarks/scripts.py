@@ -57,7 +57,7 @@ def seconds_of(text: str, name: str) -> list[float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--sizes", nargs=4, default=["256", "4", "64", "6"])
+    parser.add_argument("--sizes", nargs=4, default=["256", "4", "64", "16"])
     given = parser.parse_args()
     os.environ.update(TWOBP_SCRIPT_SIZES=" ".join(given.sizes), HF_HUB_OFFLINE="1", TWOBP_CACHE="off")
     sys.path[0:1] = [str(FOLDER / "scripts"), str(FOLDER)]

@@ -97,8 +97,8 @@ def test_a_wrong_setting_is_one_clear_error(make, settings, message):
 @pytest.mark.parametrize("device, message", [("cuda", "cuda.*compute on CPUs: pipeline.device = \"cpu\""), ("gpu", "no device is called 'gpu': use cpu or cuda"),
                                              ("cuda:1", "name a device by its kind alone, not as 'cuda:1'")])
 def test_a_device_that_is_not_there_is_one_clear_error_before_capture(vectors, device, message, monkeypatch):
-    import twobp.trainer
-    monkeypatch.setattr(twobp.trainer, "_capture", lambda *_: pytest.fail("the module is captured"))
+    import twobp.capture
+    monkeypatch.setattr(twobp.capture, "capture", lambda *_, **named: pytest.fail("the module is captured"))
     with pytest.raises(twobp.Error, match=message):
         twobp.Trainer(torch.nn.Linear(16, 16), vectors, device=device)
 
