@@ -108,7 +108,7 @@ def dry_run(
         if not error <= limit:
             raise CaptureError(
                 f"the captured programs compute {what} with a relative error of {error:.1e} against the module "
-                "itcaptured. "
+                "itself. "
                 + (
                     left(captured)
                     or "The module may change its course from call to call, or this is an error of twobp: "
@@ -122,7 +122,7 @@ def dry_run(
             f"with its buffers as they are (relative error {result.evaluation:.1e}). "
             + (
                 left(captured)
-                or "Only these may depend on captured.training: AlphaDropout, RReLU and the like have no programs"
+                or "Only these may depend on self.training: AlphaDropout, RReLU and the like have no programs"
             )
         )
     result.slices, result.worst_of_slices = dry_run_of_slices(
@@ -131,7 +131,7 @@ def dry_run(
     if not result.slices <= limit:
         raise WrongSlices(
             f"over slices, programs compute {result.worst_of_slices} with a relative error of {result.slices:.1e} "
-            "against the module itcaptured. This is an error of twobp: please report it"
+            "against the module itself. This is an error of twobp: please report it"
         )
     return result
 
@@ -168,7 +168,7 @@ def dry_run_of_slices(
 
 
 def change_of_loss(captured: Captured, gradients: dict[str, torch.Tensor]) -> float:
-    """Returns by how much the loss changes if a parameter changes by 1e-4 of itcaptured. A loss that is a difference,
+    """Returns by how much the loss changes if a parameter changes by 1e-4 of itself. A loss that is a difference,
     as the sum of advantages in GRPO, may be far smaller, and is then all rounding. Times the tolerance, this is
     what a few roundings of the parameter change."""
     changes = [1e-4 * (one.norm() * captured.parameters[name].norm()).item() for name, one in gradients.items()]
