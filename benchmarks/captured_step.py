@@ -55,8 +55,10 @@ class Eager:
 
     def step(self, batch):
         self.optimizer.zero_grad()
-        self.model(**batch).loss.backward()
+        loss = self.model(**batch).loss
+        loss.backward()
         self.optimizer.step()
+        return loss.item()
 
 
 def hand_split(layers: int, width: int, batch: dict[str, torch.Tensor]) -> twobp.Trainer:

@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 
+import captured_step
 import torch
 import transformers
 
@@ -51,20 +52,8 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids, "labels": ids}
 
-    def eager(implementation):
-        module = model_of(implementation, options.layers)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
-
-        def step():
-            optimizer.zero_grad(set_to_none=True)
-            loss = module(**batch).loss
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return step
-
-    steps = {one: eager(one) for one in options.implementations}
+    eager = {one: captured_step.Eager(model_of(one, options.layers)) for one in options.implementations}
+    steps = {one: lambda of=of: of.step(batch) for one, of in eager.items()}
     trainer = twobp.Trainer(
         model_of("grouped_mm", options.layers),
         batch,
@@ -85,12 +74,11 @@ def main() -> None:
                 seconds[one].append(clock() - begin)
         if max(losses.values()) - min(losses.values()) > 1e-3 * losses["twobp"]:
             raise SystemExit(f"experts.py: losses differ: {losses}")
-    medians = {one: statistics.median(of) for one, of in seconds.items()}
-    for one, median in medians.items():
-        print(f"{one:12} {median:.3f} s [{min(seconds[one]):.3f}, {max(seconds[one]):.3f}]")
-    best = min((one for one in steps if one != "twobp"), key=medians.__getitem__)
-    ratios = sorted(a / b for a, b in zip(seconds["twobp"], seconds[best]))
-    print(f"twobp / {best}: {statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}] (bar 0.85)")
+    for one in steps:
+        print(f"{one:12} {captured_step.spread(seconds[one])} s")
+    best = min((one for one in steps if one != "twobp"), key=lambda one: statistics.median(seconds[one]))
+    ratios = [a / b for a, b in zip(seconds["twobp"], seconds[best])]
+    print(f"twobp / {best}: {captured_step.spread(ratios)} (bar 0.85)")
 
 
 if __name__ == "__main__":
