@@ -28,7 +28,8 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-constexpr double kLong = 60;  // seconds
+constexpr double kLong = 60;     // seconds
+constexpr double kPatience = 6;  // until those that come have met, also on a busy machine
 constexpr const char* kChild = "TWOBP_TEST_STORE_CHILD";
 
 StorePlace place_at(int port, int rank, int size) {
@@ -105,11 +106,9 @@ TEST(StoreConnection, ReportsThatTheServerDoesNotAnswer) {
 
 TEST(StoreConnection, NamesTheMissingRanks) {
   const int port = test::free_port();
-  const double begin = now_seconds();
-  for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, 3)) {
+  for (const std::string& what : messages_of({place_at(port, 0, 4), place_at(port, 2, 4)}, kPatience)) {
     expect_parts(what, {"ranks 1, 3 of 4 did not connect", std::to_string(port)});
   }
-  EXPECT_LT(now_seconds() - begin, 10);
 }
 
 TEST(StoreConnection, NamesUnequalSizes) {
@@ -131,7 +130,7 @@ TEST(StoreConnection, NamesARankThatComesTwice) {
 
 TEST(StoreConnection, NamesFewOfManyMissingRanks) {
   const int port = test::free_port();
-  for (const std::string& what : messages_of({place_at(port, 0, 100), place_at(port, 3, 100)}, 1)) {
+  for (const std::string& what : messages_of({place_at(port, 0, 100), place_at(port, 3, 100)}, kPatience)) {
     expect_parts(what, {"ranks 1, 2, 4, 5, 6, 7, 8, 9 and 90 more of 100 did not connect"});
   }
 }
