@@ -154,6 +154,11 @@ const Section& pipeline_section() {
                  "hardly longer; kept: until the end of the step")
            .one_of({"auto", "kept", "streamed"})
            .free_on_resume(),
+       TWOBP_KEY(PipelineConfig, stash,
+                 "tensors that only W reads; bf16: float32 ones are kept in half the bytes, rounded to bfloat16, which "
+                 "changes weight gradients but neither F nor I; full: as computed")
+           .one_of({"full", "bf16"})
+           .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
                  "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
                  "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "
