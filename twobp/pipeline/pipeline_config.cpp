@@ -154,9 +154,10 @@ const Section& pipeline_section() {
                  "hardly longer; kept: until the end of the step")
            .one_of({"auto", "kept", "streamed"})
            .free_on_resume(),
-       TWOBP_KEY(PipelineConfig, stash,
-                 "tensors that only W reads; bf16: float32 ones are kept in half the bytes, rounded to bfloat16, which "
-                 "changes weight gradients but neither F nor I; full: as computed")
+       TWOBP_KEY(
+           PipelineConfig, stash,
+           "how tensors that only W reads are kept: as computed (full), or rounded to bfloat16 (bf16); that takes half "
+           "the bytes of float32, and changes weight gradients but neither F nor I")
            .one_of({"full", "bf16"})
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
