@@ -163,7 +163,7 @@ TEST(FrozenStages, LeaveTheOtherStagesAsTheyAre) {
             for (Instruction instruction : with.ranks[rank]) {
               if (instruction.op == Op::kForward)
                 ahead += instruction.stage == rank ? 1 : instruction.stage == ranks ? -instruction.count : 0;
-              if (rank == 0) EXPECT_LE(ahead, 2 * ranks * slices + 1);
+              EXPECT_TRUE(rank > 0 || ahead <= 2 * ranks * slices + 1);
               const bool from_frozen = instruction.stage == ranks && instruction.op == Op::kRecvForward;
               if (instruction.stage < ranks || from_frozen) continue;
               instruction.stage -= ranks;

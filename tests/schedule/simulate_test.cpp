@@ -46,7 +46,6 @@ TEST(FrozenStages, FillTheWaitAtTheBeginning) {
   beside.forward = 2;
   StageCost frozen;
   frozen.backward_p1 = frozen.backward_p2 = frozen.stash_bytes = 0;
-  frozen.p2_units = 0;
   for (const auto& [micro_batches, before, after] :
        std::vector<std::tuple<int, double, double>>{{2, 10, 9}, {4, 18, 17}}) {
     const Schedule plain = make_schedule("1f1b", 2, micro_batches, P2Policy::kFill);
@@ -59,7 +58,6 @@ TEST(FrozenStages, FillTheWaitAtTheBeginning) {
 TEST(FrozenStages, KeepNoActivations) {
   StageCost frozen;
   frozen.backward_p1 = frozen.backward_p2 = frozen.stash_bytes = 0;
-  frozen.p2_units = 0;
   frozen.activation_bytes = 50;
   const Schedule schedule = after_frozen_stages(make_schedule("1f1b", 1, 3, P2Policy::kOff));
   const std::vector<StageCost> costs{frozen, {}};
