@@ -10,6 +10,7 @@ on its own.
 """
 
 import argparse
+import sys
 import time
 import warnings
 
@@ -340,8 +341,15 @@ def compute_in_float64():
     def wide(one):
         return torch.float64 if one is torch.float32 else one
 
+    def to_wide(self, *a, **k):
+        if sys._getframe(1).f_globals["__name__"].startswith("torch."):  # how torch traces its own operators
+            return to(self, *a, **k)
+        return to(self, *map(wide, a), **{n: wide(v) for n, v in k.items()})
+
     torch.Tensor.float = lambda self: self.double()
-    torch.Tensor.to = lambda self, *a, **k: to(self, *map(wide, a), **{n: wide(v) for n, v in k.items()})
+    torch.Tensor.to = to_wide
+    softmax = nn.functional.softmax
+    nn.functional.softmax = lambda *a, dtype=None, **k: softmax(*a, dtype=wide(dtype), **k)
 
 
 def over_shapes(make) -> str:

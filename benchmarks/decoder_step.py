@@ -15,12 +15,12 @@ import twobp
 from captured_step import VOCABULARY, Eager, batch_of, options_of, spread
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
-            "stablelm", "starcoder2")
+            "stablelm", "starcoder2", "qwen3_moe")
 
 
 def model_of(family: str, layers: int, width: int) -> torch.nn.Module:
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": width // 8,
-             "intermediate_size": 1408, "vocab_size": VOCABULARY, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 0,
+             "intermediate_size": 1408, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "vocab_size": VOCABULARY, "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 0,
              "eos_token_id": 0}
     config = transformers.AutoConfig.for_model(family)
     kept = {key: value for key, value in sizes.items() if hasattr(config, key)}

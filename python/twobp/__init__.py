@@ -3,6 +3,7 @@ nothing in the process."""
 
 import torch  # noqa: F401 (loads the libraries to which _native is linked)
 
+from twobp import torch_versions  # noqa: F401 (refuses another torch than that of _native)
 from twobp._native import Error
 from twobp.optimizers import SGD, Adam, AdamW, Muon
 from twobp.planner import Plan, PlanRow, plan

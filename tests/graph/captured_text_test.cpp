@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include <gtest/gtest.h>
+#include <torch/headeronly/version.h>
 
 #include "tests/graph/plain_sgd.h"
 #include "tests/train/helpers.h"
@@ -14,7 +15,7 @@ namespace {
 
 // The loss is the sum of the embeddings of all tokens, divided by the number of targets.
 constexpr const char* kGraph =
-    R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Sum", "dtype": "float32",
+    R"({"format": "twobp graph", "version": 1, "torch": ")" TORCH_VERSION R"(", "module": "Sum", "dtype": "float32",
   "layers": [{"name": "sum", "kind": 0, "parameters": ["table"], "buffers": [], "constants": []}], "kinds": ["sum"],
   "parameters": {"table": {"dtype": "float32", "shape": [256, 3]}}, "buffers": {},
   "shapes": [{"fields": {"input_ids": {"dtype": "int64", "shape": [2, 8]}, "labels": {"dtype": "int64", "shape": [2, 8]}},

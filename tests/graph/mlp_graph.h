@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include <torch/headeronly/version.h>
+
 #include "twobp/graph/read_graph.h"
 
 namespace twobp::test {
@@ -47,8 +49,8 @@ struct MlpGraph {
     }
     add(layers,
         R"({"name": "last", "kind": 2, "parameters": ["last.weight", "last.bias"], "buffers": [], "constants": []})");
-    return R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Mlp", "dtype": ")" + dtype +
-           "\", \"layers\": [" + layers + R"(], "kinds": ["first", "middle", "last")" +
+    return R"({"format": "twobp graph", "version": 1, "torch": ")" TORCH_VERSION R"(", "module": "Mlp", "dtype": ")" +
+           dtype + "\", \"layers\": [" + layers + R"(], "kinds": ["first", "middle", "last")" +
            (frozen_first ? R"(, "after frozen")" : "") + R"(], "parameters": {)" + parameters + "}, \"buffers\": {" +
            buffers + "}, \"shapes\": [" + shape(kSamples) + "]}";
   }

@@ -10,6 +10,7 @@
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/experts.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
@@ -223,6 +224,32 @@ LayerCase squared_error_case(const std::string& name, int64_t positions, int64_t
   return c;
 }
 
+// The reference computes all experts for every token.
+LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<Experts>(ExpertsNames{"router", "expert", "gate", "up", "down"}, shape, kStd, dtype);
+  };
+  c.input = sizes({positions, shape.dim});
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    const at::Tensor scores = at::softmax(reference::linear(x, w[0]), -1);
+    const at::Tensor chosen = at::zeros_like(scores).scatter_(-1, std::get<1>(at::topk(scores, shape.chosen, -1)), 1);
+    at::Tensor weights = scores * chosen;
+    if (shape.normalized) weights = weights / weights.sum(-1, true);
+    const at::Tensor up = w[1].view({shape.experts, -1, shape.dim});
+    const at::Tensor down = w[2].view({shape.experts, shape.dim, -1});
+    at::Tensor sum = at::zeros_like(x);
+    for (int64_t e = 0; e < shape.experts; ++e) {
+      const at::Tensor act = reference::swiglu(reference::linear(x, up[e]));
+      sum = sum + weights.select(-1, e).unsqueeze(-1) * reference::linear(act, down[e]);
+    }
+    return sum;
+  };
+  c.roundings = static_cast<double>(2 * positions + 4 * shape.hidden + 4 * shape.dim + shape.experts) + 60;
+  return c;
+}
+
 LayerCase residual_case() {
   LayerCase c;
   c.name = "ResidualOfLinear";
@@ -373,6 +400,10 @@ const std::vector<LayerCase>& layer_cases() {
       cross_entropy_case("CrossEntropyScaledAndCapped", 3, 7, {0.6, 1.5}),
       squared_error_case("SquaredError", 3, 5),
       squared_error_case("SquaredErrorLarge", 65, 17),
+      experts_case("Experts", {5, 3, 4, 2, false}, 3),
+      experts_case("ExpertsNormalized", {5, 3, 4, 3, true}, 3),
+      experts_case("ExpertsOneChosen", {5, 3, 2, 1, false}, 3),
+      experts_case("ExpertsLarge", {33, 17, 16, 4, true}, 65),
       residual_case(),
       scaled_residual_case(),
       residual_join_case(),

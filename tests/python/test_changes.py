@@ -475,6 +475,7 @@ def test_an_annealed_closure_is_right_warned_of_and_bounded(made):
     assert len(trainer._captured.variants) <= twobp.capture.captured.KEPT_VARIANTS + 1
 
 
+@pytest.mark.slow
 def test_an_annealed_tensor_keeps_bounded_memory(made):
     trainer = trainer_of(made.net, made.space.loss_fn)
     sizes = []

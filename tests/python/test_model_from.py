@@ -92,6 +92,7 @@ def losses(path):
     return [json.loads(line)["loss"] for line in pathlib.Path(path).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_sequences_of_a_captured_model_are_cut_into_slices(prepare, run, tmp_path):
     prepare(phi)
     for slices in (1, 2):

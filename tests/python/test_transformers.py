@@ -856,6 +856,7 @@ trainer.end()
 """
 
 
+@pytest.mark.slow
 def test_a_process_for_each_rank(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(PROCESSES)

@@ -146,4 +146,26 @@ def starcoder2(dice):
                                          sliding_window=dice.choice([None, 4]), rope_parameters=scaling(dice))
 
 
-FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]
+def routing(dice, experts, more):
+    """Of Mixtral, `more` is False: its routing is always normalized."""
+    count = dice.randint(1, 6)
+    return {experts: count, "num_experts_per_tok": dice.randint(1, count), **({"norm_topk_prob": dice.random() < 0.5} if more else {})}
+
+
+def mixtral(dice):
+    return transformers.MixtralConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_local_experts", False),
+                                      sliding_window=dice.choice([None, 4]))
+
+
+def qwen3_moe(dice):
+    return transformers.Qwen3MoeConfig(**sizes(dice, equal=True), **common(dice), **rms(dice), **routing(dice, "num_experts", True),
+                                       moe_intermediate_size=dice.randint(3, 20), attention_bias=dice.random() < 0.5, rope_parameters=scaling(dice))
+
+
+def olmoe(dice):
+    return transformers.OlmoeConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_experts", True),
+                                    attention_bias=dice.random() < 0.5, rope_parameters=scaling(dice))
+
+
+FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2,
+            mixtral, qwen3_moe, olmoe]

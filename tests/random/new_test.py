@@ -26,7 +26,7 @@ import transformers
 from command_line import options_of
 
 TYPES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
-         "stablelm", "starcoder2", "bert", "mamba"]
+         "stablelm", "starcoder2", "mixtral", "qwen3_moe", "olmoe", "bert", "mamba"]
 VOCAB, SEQUENCE, SAMPLES, HELD_OUT = 40, 12, 24, 8
 TOLERANCE = 2e-5  # of losses of about 4
 # Settings of which a model type has some. The program says which it does not have.
@@ -36,7 +36,7 @@ SETTINGS = ["tied=true", "tied=false", "windows=[4,0]", "windows=[5]", "windows=
             "rope_scaling=yarn rope_factor=4 rope_original_positions=8", "rope_scaling=longrope rope_factor=2 rope_original_positions=8 "
             "rope_short=[1,1,1,1,1,1,1,1] rope_long=[2,2,2,2,2,2,2,2]", "rope_part=0.5", "rope_layers=[1,0]", "rope_local_theta=50",
             "pad_token=5", "logit_cap=3", "attention_cap=3", "residual_scale=0.5", "logit_scale=0.5", "parallel=false", "norm_eps=0.01",
-            "hidden=20", "state=3", "conv_kernel=3", "expand=1", "dt_rank=2", "token_types=1"]
+            "hidden=20", "state=3", "conv_kernel=3", "expand=1", "dt_rank=2", "token_types=1", "experts=4", "experts_per_token=1", "normalized_routing=true"]
 
 
 def settings_of(kind, dice):

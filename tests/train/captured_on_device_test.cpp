@@ -4,6 +4,7 @@
 #include <memory>
 
 #include <gtest/gtest.h>
+#include <torch/headeronly/version.h>
 
 #include "tests/graph/mlp_bundle.h"
 #include "tests/nn/device/stand_in_device.h"
@@ -29,7 +30,7 @@ constexpr int kSteps = 3;
 
 // y = W (2 x), then the squared error of c y. The first and the last layer have no parameters.
 constexpr const char* kBare =
-    R"({"format": "twobp graph", "version": 1, "torch": "2.13", "module": "Bare", "dtype": "float32",
+    R"({"format": "twobp graph", "version": 1, "torch": ")" TORCH_VERSION R"(", "module": "Bare", "dtype": "float32",
   "layers": [{"name": "double", "kind": 0, "parameters": [], "buffers": [], "constants": []},
              {"name": "linear", "kind": 1, "parameters": ["w"], "buffers": [], "constants": []},
              {"name": "loss", "kind": 2, "parameters": [], "buffers": [], "constants": ["c"]}],

@@ -67,7 +67,15 @@ DECODERS = {
     "stablelm": transformers.StableLmConfig(**COMMON, num_attention_heads=2, num_key_value_heads=1, use_qkv_bias=True, rope_parameters={
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
+    "mixtral": transformers.MixtralConfig(**COMMON, **HEADS, head_dim=10, num_local_experts=4),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**COMMON, **HEADS, head_dim=10, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16),
+    "qwen3_moe-normalized": transformers.Qwen3MoeConfig(**COMMON, **HEADS, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+                                                        norm_topk_prob=True),
+    "olmoe": transformers.OlmoeConfig(**COMMON, **HEADS, num_experts=4, num_experts_per_tok=2),
 }
+# Of an expert in files. In the module, all experts have one tensor, with gate and up in one.
+EXPERTS = {"mixtral": ("block_sparse_moe", ("w1", "w3"), ("w2",)), "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), ("down_proj",))}
+EXPERTS["olmoe"] = EXPERTS["qwen3_moe"]
 PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 
 SMALL = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, initializer_range=0.3)
@@ -135,9 +143,20 @@ def model_of(family, config):
 
 
 def tensors_of(model, copy=True):
-    """The parameters, each once, and the buffers that are saved."""
+    """The parameters, each once, and the buffers that are saved, with the experts apart, as files have them."""
     buffers = {name: one for name, one in model.named_buffers() if name in model.state_dict()}
-    return {name: one.detach().clone().contiguous() if copy else one for name, one in {**dict(model.named_parameters()), **buffers}.items()}
+    found = {}
+    for name, one in {**dict(model.named_parameters()), **buffers}.items():
+        found.update(experts_of(model, name, one) if ".mlp.experts." in name else {name: one})
+    return {name: one.detach().clone().contiguous() if copy else one for name, one in found.items()}
+
+
+def experts_of(model, name, stack):
+    block, inputs, output = EXPERTS[model.config.model_type]
+    names = inputs if name.endswith("gate_up_proj") else output
+    before = name.split(".mlp.")[0]
+    return {f"{before}.{block}.experts.{number}.{part}.weight": rows for number, expert in enumerate(stack)
+            for part, rows in zip(names, expert.chunk(len(names)))}
 
 
 def padding(ids, right, both):
@@ -273,13 +292,15 @@ def make(family, folder):
             part.backward()
             loss += part.item()
         # transformers keeps a second bias of a decoder that is not tied, and does not use it.
-        used = {name for name in before if name not in dict(model.named_parameters()) or model.get_parameter(name).grad is not None}
+        unused = {name for name, one in model.named_parameters() if one.grad is None}
+        used = {name for name in before if name not in unused}
         norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None]).item()
         torch.optim.SGD(model.parameters(), lr=lr).step()
         for name, tensors in (("before", before), ("after", tensors_of(model))):
             save_file({name: one for name, one in tensors.items() if name in used}, to / f"{name}.safetensors")
         # The names of this model's tensors in files.
-        names = {name: name.replace("lm_head", "embed_out") if config.model_type == "gpt_neox" else name for name in used}
+        other = {"gpt_neox": ("lm_head", "embed_out"), "mixtral": (".mlp.gate.", ".block_sparse_moe.gate.")}.get(config.model_type, ("", ""))
+        names = {name: name.replace(*other) for name in used}
         rotary = getattr(getattr(model, "model", None), "rotary_emb", None) if family == "llama" else None
         (to / "facts.json").write_text(json.dumps({**facts_of(model), "loss": loss, "lr": lr, "grad_norm": norm, "names": names,
                                                    "inv_freq": [] if rotary is None else rotary.inv_freq.tolist()}))

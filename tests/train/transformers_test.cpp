@@ -46,16 +46,19 @@ struct Family {
   double last_bits = 0;      // of the weight, which the difference of two weights may lose besides
 };
 
-const Family kFamilies[] = {
-    {"decoders",
-     {"llama", "llama-dynamic", "mistral", "qwen2", "qwen3", "phi3", "phi3-longrope", "olmo2", "gemma", "gemma2",
-      "gemma3_text", "smollm3", "gpt2", "gpt_neox", "gpt_neox-serial", "granite", "stablelm", "starcoder2"},
-     {"data.sequence=32", "pipeline.micro_batch_size=2"},
-     3e-3},
-    {"llama", {"grouped", "tied", "plain"}},
-    {"bert", {"tied", "untied"}},
-    {"mamba", {"tied", "untied"}, {"data.sequence=39", "pipeline.micro_batch_size=2"}},
-    {"resnet", {"bottleneck", "basic", "deep"}, {"pipeline.micro_batch_size=6"}, 1e-3, 2}};
+const std::vector<std::string> kDecoders = {"llama",         "llama-dynamic", "mistral",
+                                            "qwen2",         "qwen3",         "phi3",
+                                            "phi3-longrope", "olmo2",         "gemma",
+                                            "gemma2",        "gemma3_text",   "smollm3",
+                                            "gpt2",          "gpt_neox",      "gpt_neox-serial",
+                                            "granite",       "stablelm",      "starcoder2",
+                                            "mixtral",       "qwen3_moe",     "qwen3_moe-normalized",
+                                            "olmoe"};
+const Family kFamilies[] = {{"decoders", kDecoders, {"data.sequence=32", "pipeline.micro_batch_size=2"}, 3e-3},
+                            {"llama", {"grouped", "tied", "plain"}},
+                            {"bert", {"tied", "untied"}},
+                            {"mamba", {"tied", "untied"}, {"data.sequence=39", "pipeline.micro_batch_size=2"}},
+                            {"resnet", {"bottleneck", "basic", "deep"}, {"pipeline.micro_batch_size=6"}, 1e-3, 2}};
 
 double largest(const at::Tensor& tensor) {
   return tensor.abs().max().item<double>();

@@ -2,47 +2,15 @@
 
 #include "twobp/core/check.h"
 #include "twobp/graph/own_operators.h"
-#include "twobp/nn/kernels/products/products.h"
-#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/products/groups.h"
 #include "twobp/nn/parameter.h"
 
 namespace twobp::graph {
 namespace {
 
-// Calls visit(group, first row, rows) for the groups of rows, which end at `ends`. Returns the end of the last one.
-template <typename Visit>
-int64_t for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
-  TWOBP_CHECK(
-      ends.dim() == 1 && ends.size(0) == groups && (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
-      "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(), " ",
-      c10::toString(ends.scalar_type()));
-  const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
-  int64_t begin = 0;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t end = all.const_data_ptr<int64_t>()[group];
-    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end, " of ", rows,
-                ", after row ", begin);
-    visit(group, begin, end - begin);
-    begin = end;
-  }
-  return begin;
-}
-
 void check_factors(const at::Tensor& a, const at::Tensor& b) {
   TWOBP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(0) == b.size(0) && a.scalar_type() == b.scalar_type(),
               "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", b.sizes());
-}
-
-// y = a @ b, or y + a @ b.
-void multiply(at::Tensor y, const at::Tensor& a, const at::Tensor& b, bool adds = false) {
-  const bool ours = is_wide(a) && y.scalar_type() == a.scalar_type() && !by_operators(a) && !by_operators(b);
-  if (ours) return adds ? multiply_add(y, a, b) : multiply_into(y, a, b);
-  if (y.scalar_type() == a.scalar_type()) {
-    adds ? at::addmm_out(y, y, a, b) : at::mm_out(y, a, b);
-  } else {
-    const at::Tensor product = at::mm(a, b);
-    adds ? y.add_(product) : y.copy_(product);
-  }
 }
 
 // y[rows of group g] = a[rows of group g] @ b[g]; rows of no group become 0.
@@ -55,7 +23,7 @@ void run_grouped_mm(Stack& stack) {
   at::Tensor y = at::empty({a.size(0), b.size(2)}, a.options());
   const int64_t end =
       for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-        if (rows > 0) multiply(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
+        if (rows > 0) write_product(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
       });
   if (end < y.size(0)) y.narrow(0, end, y.size(0) - end).zero_();
   arguments.give(std::move(y));
@@ -71,7 +39,7 @@ void run_grouped_mm_weight(Stack& stack) {
   TWOBP_CHECK(ends.dim() == 1, "the ends of groups are ", ends.sizes(), ", not one for each group");
   at::Tensor db = at::empty({ends.size(0), a.size(1), dy.size(1)}, a.options());
   for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    rows > 0 ? multiply(db.select(0, group), a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows))
+    rows > 0 ? write_product(db.select(0, group), a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows))
              : static_cast<void>(db.select(0, group).zero_());
   });
   arguments.give(std::move(db));
@@ -97,7 +65,7 @@ void add_group_products(Parameter& parameter, const at::Tensor& a, const at::Ten
   const auto [gradient, adds] = parameter.grad_to_write();
   for_groups(ends, sizes[0], a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
     if (rows > 0) {
-      multiply(gradient.select(0, group), a.narrow(0, begin, rows).t(), b.narrow(0, begin, rows), adds);
+      write_product(gradient.select(0, group), a.narrow(0, begin, rows).t(), b.narrow(0, begin, rows), adds);
     } else if (!adds) {
       gradient.select(0, group).zero_();
     }

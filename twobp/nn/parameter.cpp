@@ -1,11 +1,11 @@
 #include "twobp/nn/parameter.h"
 
 #include <functional>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "twobp/core/check.h"
-#include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/nn/kernels/products/products.h"
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/kernels/rows/operators.h"
@@ -219,27 +219,7 @@ void Parameter::refresh_value() {
 }
 
 void Parameter::accumulate_product(const at::Tensor& a, const at::Tensor& b) {
-  if (discards_) return;
-  at::Tensor matrix = as_matrix_of_rows(table());
-  const bool widens = a.scalar_type() != grad.scalar_type();
-  const at::ScalarType type = product_type(a);
-  if (widens && type == grad.scalar_type()) return accumulate_product(a.to(type), b.to(type));
-  if (widens) {
-    const ProductTimer timer(a.size(0), b.size(1), a.size(1));
-    // A GPU's product has float32 sums, which are not rounded, and is added where it is made.
-    if (!a.is_cpu()) {
-      has_grad_ ? at::addmm_out(matrix, matrix, a, b, grad.scalar_type())
-                : at::mm_out(matrix, a, b, grad.scalar_type());
-    } else {
-      const at::Tensor product = at::mm(a, b);
-      has_grad_ ? matrix.add_(product) : matrix.copy_(product);
-    }
-  } else if (has_grad_) {
-    multiply_add(matrix, a, b);
-  } else {
-    multiply_into(matrix, a, b);
-  }
-  has_grad_ = true;
+  if (!discards_) write_product(as_matrix_of_rows(table()), a, b, std::exchange(has_grad_, true));
 }
 
 void Parameter::accumulate(const at::Tensor& gradient) {

@@ -16,13 +16,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from twobp import _native
+from twobp import _native, torch_versions
 
 from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, some, user_line
 from .export.draws import Draw
-from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, check_torch, is_number
+from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, is_number
 from .export.generic import Dimensions, generic
 from .layers import constants_of, described_fields, fitted, kind_names, of_many, trained_names, without_ones
 from .loss.reported import Reported
@@ -629,7 +629,8 @@ def capture(
     `Captured.add_shape`. Without `slices`, programs run over whole sequences alone, and capture is faster. With the
     `precision` "bf16" or "fp16", they compute as under torch.autocast. Raises
     CaptureError, which says what cannot be captured, where, and what to do. The module is not changed."""
-    check_torch()
+    if reason := torch_versions.unknown():
+        raise CaptureError(reason)
     if not isinstance(module, nn.Module):
         raise CaptureError(f"capture takes a torch.nn.Module, not {type(module).__name__}")
     for name, part in module.named_modules():

@@ -78,13 +78,18 @@ json to_file(const FileKey& key, double value) {
   return static_cast<int64_t>(whole);
 }
 
+json::const_iterator find_in(const CheckedJson& file, const FileKey& key) {
+  const auto found = file.object.find(key.name);
+  return found == file.object.end() && key.also != nullptr ? file.object.find(key.also) : found;
+}
+
 // The file with what transformers takes for the key if it is missing.
 struct FileValue {
   json object = json::object();
   CheckedJson section;
 
   FileValue(const CheckedJson& file, const FileKey& key) : section{object, file.origin} {
-    const auto found = file.object.find(key.name);
+    const auto found = find_in(file, key);
     if (found != file.object.end()) {
       object[key.name] = *found;
     } else if (key.otherwise != nullptr) {
@@ -96,7 +101,7 @@ struct FileValue {
 // Whether the key is null, there or by default.
 bool is_null(const CheckedJson& file, const FileKey& key) {
   if (key.otherwise == nullptr) return false;  // reading it throws
-  const auto found = file.object.find(key.name);
+  const auto found = find_in(file, key);
   return found != file.object.end() ? found->is_null() : json::parse(key.otherwise).is_null();
 }
 
@@ -117,7 +122,7 @@ void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
         using Value = std::remove_pointer_t<decltype(field)>;
         if constexpr (std::is_same_v<Value, int64_t>) {
           *field = null ? 0 : section.integer(key.name);
-          TWOBP_CHECK(null || *field > 0 || !file.find(key.name), file.origin, ": ", key.name,
+          TWOBP_CHECK(null || *field > 0 || find_in(file, key) == file.object.end(), file.origin, ": ", key.name,
                       " 0 is not supported: an integer from 1 is");
         } else if constexpr (std::is_same_v<Value, double>) {
           const double number = null ? 0 : section.number(key.name);
@@ -165,7 +170,10 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
 void check_keys(const DecoderFamily& family, const CheckedJson& file) {
   const std::vector<std::string> any_model = split(kAnyModel, ' ');
   std::set<std::string> known(any_model.begin(), any_model.end());
-  for (const FileKey& key : family.file) known.insert(key.name);
+  for (const FileKey& key : family.file) {
+    known.insert(key.name);
+    if (key.also != nullptr) known.insert(key.also);
+  }
   for (const std::string& key : rope_keys(family)) known.insert(key);
   for (const std::string& key : window_keys(family)) known.insert(key);
   known.insert(family.ignored.begin(), family.ignored.end());
@@ -267,6 +275,7 @@ void write_decoder(const DecoderFamily& family, const DecoderOptions& given, int
                 first->second->option, " and model.", key.option, " of a ", family.name,
                 ": make them equal to save the model");
     out[key.name] = value;
+    if (key.also != nullptr) out.erase(key.also);
   }
   write_rope(family, o, out);
   write_windows(family, o, out);

@@ -10,6 +10,7 @@
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/experts.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
@@ -103,9 +104,26 @@ struct Decoder {
     }
   }
 
+  std::unique_ptr<Layer> experts(const std::string& block) const {
+    const DecoderNames& n = family.names;
+    const ExpertsNames names{block + n.router, block + n.experts, n.expert[0], n.expert[1], n.expert[2]};
+    for (const std::string& name :
+         {n.router, n.experts + "0." + n.expert[0], n.experts + "0." + n.expert[1], n.experts + "0." + n.expert[2]}) {
+      TWOBP_CHECK(!LoraLinear::adapts({{block + name + ".weight", 1}}, s.lora), "LoRA cannot adapt ", block, name,
+                  ": routers and experts have no adapters; remove it from the targets");
+    }
+    const ExpertsShape shape{
+        o.dim, o.hidden, o.experts, o.experts_per_token, o.normalized_routing, parse_gate(o.activation)};
+    return std::make_unique<Experts>(names, shape, o.init_std, s.dtype);
+  }
+
   std::unique_ptr<Layer> mlp(const std::string& block) const {
     const DecoderNames& n = family.names;
     auto half = [&](Layers& layers) {
+      if (o.experts > 0) {
+        layers.push_back(experts(block));
+        return;
+      }
       const std::vector<int64_t> rows(family.gated ? 2 : 1, o.hidden);
       layers.push_back(linear(parts(block, n.mlp_input, rows), o.dim, o.mlp_bias));
       const std::vector<ParameterPart> output = parts(block, {n.mlp_output}, {o.dim});
@@ -186,7 +204,8 @@ ModelType type_of_family(const DecoderFamily& family) {
   type.no_graph = [](const ModelOptions& o) {
     const auto& options = o.as<DecoderOptions>();
     const bool drops = options.dropout > 0 || options.attention_dropout > 0;
-    return std::string(drops ? "its dropout draws other masks in every step" : "");
+    if (drops) return std::string("its dropout draws other masks in every step");
+    return std::string(options.experts > 0 ? "the host counts the tokens of each expert" : "");
   };
   type.fill_in = [&family](ModelOptions& o) {
     auto& options = o.as<DecoderOptions>();
@@ -224,7 +243,8 @@ ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& given, cons
     const std::string block = family.names.blocks + std::to_string(i);
     model.layers.push_back(
         {block + ".attention", d.attention_kind(i), [d, block, i] { return d.attention(block + ".", i); }});
-    model.layers.push_back({block + ".mlp", "mlp", [d, block] { return d.mlp(block + "."); }});
+    model.layers.push_back(
+        {block + ".mlp", o.experts > 0 ? "experts" : "mlp", [d, block] { return d.mlp(block + "."); }});
   }
   model.layers.push_back({family.names.head, "head", [d] { return d.head(); }});
   return model;

@@ -39,6 +39,9 @@ constexpr FileKey kHeadDim = {"head_dim", "head_dim", "0"};
 constexpr FileKey kAttentionBias = {"attention_bias", "attention_bias", "false"};
 constexpr FileKey kMlpBias = {"mlp_bias", "mlp_bias", "false"};
 
+// Of the load-balancing loss, which output_router_logits would add and which is refused.
+const std::vector<const char*> kRouterLoss = {"router_aux_loss_coef"};
+
 DecoderFamily llama_family() {
   DecoderFamily f{.name = "llama", .hf_class = "LlamaForCausalLM"};
   f.file = file_keys(kRmsEps,
@@ -311,13 +314,81 @@ DecoderFamily starcoder2_family() {
   return f;
 }
 
+DecoderFamily mixtral_family() {
+  DecoderFamily f{.name = "mixtral", .hf_class = "MixtralForCausalLM"};
+  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "8"},
+                                                            kHeadDim,
+                                                            kSilu,
+                                                            kUntied,
+                                                            {"num_local_experts", "experts", "8"},
+                                                            {"num_experts_per_tok", "experts_per_token", "2"},
+                                                            {"router_jitter_noise", nullptr, "0.0"}});
+  f.names.router = "block_sparse_moe.gate";
+  f.names.experts = "block_sparse_moe.experts.";
+  f.names.expert = {"w1", "w3", "w2"};
+  f.defaults.experts = 8;
+  f.defaults.normalized_routing = true;
+  f.default_theta = 1e6;
+  f.windows = WindowsInFile::kEvery;
+  f.ignored = kRouterLoss;
+  return f;
+}
+
+DecoderFamily qwen3_moe_family() {
+  DecoderFamily f{.name = "qwen3_moe", .hf_class = "Qwen3MoeForCausalLM"};
+  f.file = {{"hidden_size", "dim"},
+            {"num_hidden_layers", "layers"},
+            {"num_attention_heads", "heads"},
+            {"moe_intermediate_size", "hidden", "768"},
+            {"vocab_size", "vocab"},
+            {"attention_dropout", "attention_dropout", "0"},
+            kRmsEps,
+            {"num_key_value_heads", "kv_heads", "4"},
+            kHeadDim,
+            kSilu,
+            kUntied,
+            kAttentionBias,
+            {"num_experts", "experts", "128", FileForm::kSame, "num_local_experts"},
+            {"num_experts_per_tok", "experts_per_token", "8"},
+            {"norm_topk_prob", "normalized_routing", "false"},
+            {"decoder_sparse_step", nullptr, "1"},
+            {"use_sliding_window", nullptr, "false"}};
+  f.names.query_norm = "self_attn.q_norm";
+  f.names.key_norm = "self_attn.k_norm";
+  f.defaults.experts = 8;
+  f.ignored = kRouterLoss;
+  // Dense layers, which have this width, and windows are refused above.
+  for (const char* of_others : {"intermediate_size", "sliding_window", "max_window_layers"})
+    f.ignored.push_back(of_others);
+  return f;
+}
+
+DecoderFamily olmoe_family() {
+  DecoderFamily f{.name = "olmoe", .hf_class = "OlmoeForCausalLM"};
+  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "0"},
+                                                            kSilu,
+                                                            kUntied,
+                                                            kAttentionBias,
+                                                            {"num_experts", "experts", "64"},
+                                                            {"num_experts_per_tok", "experts_per_token", "8"},
+                                                            {"norm_topk_prob", "normalized_routing", "false"}});
+  f.names.query_norm = "self_attn.q_norm";
+  f.names.key_norm = "self_attn.k_norm";
+  f.whole_head_norm = true;
+  f.equal_heads = true;
+  f.defaults.experts = 8;
+  f.default_pad_token = 1;
+  f.ignored = kRouterLoss;
+  return f;
+}
+
 }  // namespace
 
 const std::vector<DecoderFamily>& decoder_families() {
   static const std::vector<DecoderFamily> all = {
-      llama_family(), mistral_family(),  qwen2_family(),   qwen3_family(),    phi3_family(),
-      olmo2_family(), gemma1_family(),   gemma2_family(),  gemma3_family(),   smollm3_family(),
-      gpt2_family(),  gpt_neox_family(), granite_family(), stablelm_family(), starcoder2_family()};
+      llama_family(),   mistral_family(),  qwen2_family(),      qwen3_family(),   phi3_family(),      olmo2_family(),
+      gemma1_family(),  gemma2_family(),   gemma3_family(),     smollm3_family(), gpt2_family(),      gpt_neox_family(),
+      granite_family(), stablelm_family(), starcoder2_family(), mixtral_family(), qwen3_moe_family(), olmoe_family()};
   return all;
 }
 

@@ -34,6 +34,7 @@ struct FileKey {
   const char* option;               // of DecoderOptions; nullptr: must have the value `otherwise`
   const char* otherwise = nullptr;  // what transformers takes if the key is missing, as JSON; nullptr: an error
   FileForm form = FileForm::kSame;
+  const char* also = nullptr;  // its name in other files
 };
 
 // How config.json gives the windows of the layers.
@@ -60,6 +61,9 @@ struct DecoderNames {
   std::string mlp_after_norm{};
   std::vector<std::string> mlp_input = {"mlp.gate_proj", "mlp.up_proj"};  // or one
   std::string mlp_output = "mlp.down_proj";
+  std::string router = "mlp.gate";
+  std::string experts = "mlp.experts.";
+  std::vector<std::string> expert = {"gate_proj", "up_proj", "down_proj"};
   std::string norm = "model.norm";
   std::string head = "lm_head";
 };

@@ -99,7 +99,14 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, heads, "query heads of attention").in("heads").from(1, kMaxCount),
       TWOBP_KEY(O, kv_heads, "key and value heads; 0: as many as heads").in("heads").from(0, kMaxCount),
       TWOBP_KEY(O, head_dim, "width of a head; 0: dim / heads").in("features").from(0, kMaxCount),
-      TWOBP_KEY(O, hidden, "width of the MLP; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
+      TWOBP_KEY(O, experts, "experts in place of each MLP").in("experts").from(1, kMaxCount),
+      TWOBP_KEY(O, experts_per_token, "experts that the router chooses for each token")
+          .in("experts")
+          .from(1, kMaxCount),
+      TWOBP_KEY(O, normalized_routing, "the weights of a token's experts sum to 1"),
+      TWOBP_KEY(
+          O, hidden,
+          "width of the MLP, or of an expert; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
           .in("features")
           .from(0, 4 * kMaxWidth),
       vocab_key<O>(),
@@ -200,6 +207,8 @@ void check_decoder(const DecoderFamily& family, const DecoderOptions& model) {
   TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
               ") does not divide model.heads (", model.heads, "): every key-value head serves as many query heads.");
   check_rotary_dims(family, model);
+  TWOBP_CHECK(model.experts == 0 || model.experts_per_token <= model.experts, "model.experts_per_token (",
+              model.experts_per_token, ") is more than model.experts (", model.experts, "): change one of them.");
   for (const int window : model.windows) {
     TWOBP_CHECK(window >= 0, "model.windows has ", window,
                 ": give the number of keys that a query sees, or 0 for all before it.");

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Literal
 
-import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks_from_tensors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import _sympy_handlers, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
+
+from twobp import torch_versions
 
 from .. import ops, symbols
 from ..cut import Layer
@@ -24,8 +24,7 @@ from ..errors import CaptureError, where
 from ..ops import aten
 from ..passes.rounded import join_casts
 
-# torch traces arguments that are sums and products of sizes, but knows no call for a power, such as n * n.
-_sympy_handlers().setdefault(sympy.Pow, operator.pow)
+torch_versions.complete_size_calls()
 
 SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 

@@ -245,14 +245,6 @@ def quiet():
             one.setLevel(level)
 
 
-def check_torch() -> None:
-    if torch.__version__.split("+")[0].split(".")[:2] != ["2", "13"]:
-        raise CaptureError(
-            f"capture uses parts of torch 2.13 that other versions change; this is torch {torch.__version__}. Install "
-            "torch==2.13.*"
-        )
-
-
 def check_parts(module: nn.Module) -> None:
     """Refuses parts for which export would not give the reason."""
     for name, part in module.named_modules():

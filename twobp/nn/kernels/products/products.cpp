@@ -122,6 +122,20 @@ void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, doubl
   }
 }
 
+void write_product(at::Tensor y, const at::Tensor& a, const at::Tensor& b, bool adds) {
+  if (a.scalar_type() == y.scalar_type()) return adds ? multiply_add(y, a, b) : multiply_into(y, a, b);
+  const at::ScalarType type = product_type(a);
+  if (type == y.scalar_type()) return write_product(y, a.to(type), b.to(type), adds);
+  const ProductTimer timer(a.size(0), b.size(1), a.size(1));
+  // A GPU's product has float32 sums, which are not rounded, and is added where it is made.
+  if (!a.is_cpu()) {
+    adds ? at::addmm_out(y, y, a, b, y.scalar_type()) : at::mm_out(y, a, b, y.scalar_type());
+  } else {
+    const at::Tensor product = at::mm(a, b);
+    adds ? y.add_(product) : y.copy_(product);
+  }
+}
+
 namespace {
 
 thread_local ProductTime here;

@@ -21,6 +21,9 @@ void multiply_into(at::Tensor& y, const at::Tensor& a, const at::Tensor& b);
 void multiply_and_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, const at::Tensor& row);
 // y = y + scale a @ b.
 void multiply_add(at::Tensor& y, const at::Tensor& a, const at::Tensor& b, double scale = 1);
+// y = a @ b, or y + a @ b, where y may be wider than a and b: a gradient in float32. On a CPU, the product is rounded
+// to their dtype at most once, on a GPU not at all.
+void write_product(at::Tensor y, const at::Tensor& a, const at::Tensor& b, bool adds = false);
 
 // Small matrix products inside kernels, on raw pointers. They call the BLAS inside LibTorch if possible, because a call
 // through ATen costs as much as a product of 32 x 32.

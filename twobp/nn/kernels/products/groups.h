@@ -1,0 +1,29 @@
+// Groups of rows, each with a matrix of its own: mixtures of experts multiply them.
+#pragma once
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/products/products.h"
+
+namespace twobp {
+
+// Calls visit(group, first row, rows) for the groups of rows. `ends` (groups) has the index after the last row of each,
+// in ascending order. Returns the end of the last one. Throws Error if they do not fit `rows`.
+template <typename Visit>
+int64_t for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&& visit) {
+  TWOBP_CHECK(
+      ends.dim() == 1 && ends.size(0) == groups && (ends.scalar_type() == at::kInt || ends.scalar_type() == at::kLong),
+      "a grouped product of ", groups, " matrices takes as many ends of groups, not ", ends.sizes(), " ",
+      c10::toString(ends.scalar_type()));
+  const at::Tensor all = ends.to(at::kCPU, at::kLong).contiguous();
+  int64_t begin = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t end = all.const_data_ptr<int64_t>()[group];
+    TWOBP_CHECK(end >= begin && end <= rows, "group ", group, " of a grouped product ends at row ", end, " of ", rows,
+                ", after row ", begin);
+    visit(group, begin, end - begin);
+    begin = end;
+  }
+  return begin;
+}
+
+}  // namespace twobp

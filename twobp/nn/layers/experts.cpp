@@ -1,0 +1,209 @@
+#include "twobp/nn/layers/experts.h"
+
+#include <utility>
+
+#include "twobp/core/check.h"
+#include "twobp/nn/kernels/products/groups.h"
+#include "twobp/nn/kernels/products/rows.h"
+
+namespace twobp {
+namespace {
+
+enum Child : uint8_t { kRouter, kInput, kOutput };
+
+std::vector<ParameterPart> parts(const ExpertsNames& names, int64_t experts,
+                                 const std::vector<std::string>& projections, int64_t rows) {
+  std::vector<ParameterPart> parts;
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    for (const std::string& name : projections) {
+      parts.push_back({concat(names.experts, expert, ".", name, ".weight"), rows});
+    }
+  }
+  return parts;
+}
+
+// Rows of a group: those that lie together, or those of its tokens.
+at::Tensor rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places, int64_t begin, int64_t rows) {
+  return of_tokens ? matrix.index_select(0, places.narrow(0, begin, rows)) : matrix.narrow(0, begin, rows);
+}
+
+// y[t] = the sum of the rows (tokens, chosen) of each token, in the order of the token's experts.
+at::Tensor sum_of_tokens(const at::Tensor& matrix, const at::Tensor& rows) {
+  at::Tensor sum = matrix.index_select(0, rows.select(1, 0));
+  for (int64_t i = 1; i < rows.size(1); ++i) sum.add_(matrix.index_select(0, rows.select(1, i)));
+  return sum;
+}
+
+// Where the rows of all tokens go. A token has as many rows as it has experts.
+struct Routing {
+  at::Tensor experts;  // (tokens, chosen)
+  at::Tensor ends;     // (experts), on the host
+  at::Tensor places;   // (tokens * chosen): the token of each row, in the order of the experts
+  at::Tensor rows;     // (tokens, chosen): the row of each of a token's experts
+};
+
+Routing route(const at::Tensor& chosen, int64_t experts) {
+  const at::Tensor of_rows = chosen.flatten();
+  const at::Tensor order = at::argsort(of_rows, /*stable=*/true, 0, false);
+  at::Tensor rows = at::empty_like(order);
+  rows.scatter_(0, order, at::arange(order.numel(), order.options()));
+  return {chosen, at::bincount(of_rows, {}, experts).cumsum(0).cpu(), order.floor_divide(chosen.size(1)),
+          rows.view(chosen.sizes())};
+}
+
+}  // namespace
+
+GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std,
+                             at::ScalarType dtype, Tokens tokens)
+    : weight_([&] {
+        int64_t rows = 0;
+        for (const ParameterPart& part : parts) rows += part.rows;
+        return Parameter(parts, {rows, in}, dtype, init_std);
+      }()),
+      groups_(groups),
+      tokens_(tokens) {}
+
+Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
+  at::Tensor& x = values[0];
+  at::Tensor& ends = values[1];
+  at::Tensor& places = values[2];
+  const at::Tensor w = matrices();
+  TWOBP_CHECK(x.dim() == 2 && x.size(1) == w.size(2), "the products of ", weight_.name(), " take rows of ", w.size(2),
+              " numbers, got ", x.sizes());
+  at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
+  for_groups(ends, groups_, places.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    if (rows == 0) return;
+    write_product(y.narrow(0, begin, rows), rows_of(x, tokens_ == Tokens::kInput, places, begin, rows),
+                  w.select(0, group).t());
+  });
+  if (!context.keeps()) return {std::move(y)};
+  saved.keep_until_p1(ends);
+  saved.keep_until_p1(places);
+  if (weight_.trainable()) {
+    saved.keep_until_p2(std::move(x));
+    saved.keep_until_p2(std::move(ends));
+    saved.keep_until_p2(std::move(places));
+  }
+  return {std::move(y)};
+}
+
+Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
+  at::Tensor dy = std::move(values[0]);
+  const at::Tensor ends = saved.take_p1(0);
+  const at::Tensor places = saved.take_p1(1);
+  const at::Tensor w = matrices();
+  at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
+  for_groups(ends, groups_, places.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    if (rows == 0) return;
+    write_product(dx.narrow(0, begin, rows), rows_of(dy, tokens_ == Tokens::kGradient, places, begin, rows),
+                  w.select(0, group));
+  });
+  if (weight_.trainable()) saved.keep_until_p2(std::move(dy));
+  return {std::move(dx)};
+}
+
+void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
+  for (const Saved* one : saved) {
+    const at::Tensor& places = one->p2(2);
+    const auto [gradient, adds] = weight_.grad_to_write();
+    const at::Tensor of_groups = gradient.view({groups_, -1, gradient.size(1)});
+    for_groups(one->p2(1), groups_, places.size(0), [&, adds = adds](int64_t group, int64_t begin, int64_t rows) {
+      if (rows > 0) {
+        write_product(of_groups.select(0, group),
+                      rows_of(one->p2(3), tokens_ == Tokens::kGradient, places, begin, rows).t(),
+                      rows_of(one->p2(0), tokens_ == Tokens::kInput, places, begin, rows), adds);
+      } else if (!adds) {
+        of_groups.select(0, group).zero_();
+      }
+    });
+  }
+}
+
+void GroupedLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  if (weight_.trainable()) units.push_back({this, &saved});
+}
+
+Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype)
+    : shape_(shape),
+      router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype),
+      input_(parts(names, shape.experts, {names.gate, names.up}, shape.hidden), shape.experts, shape.dim, init_std,
+             dtype, GroupedLinear::Tokens::kInput),
+      output_(parts(names, shape.experts, {names.down}, shape.dim), shape.experts, shape.hidden, init_std, dtype,
+              GroupedLinear::Tokens::kGradient) {
+  TWOBP_CHECK(shape.chosen >= 1 && shape.chosen <= shape.experts, names.router, " chooses ", shape.chosen, " of ",
+              shape.experts, " experts");
+}
+
+Values Experts::forward(Values values, Context& context, Saved& saved) {
+  const std::vector<int64_t> sizes = values[0].sizes().vec();
+  at::Tensor x = as_matrix(values[0]);
+  values.clear();
+  const at::Tensor logits = router_.forward({x}, context, saved.child(kRouter))[0];
+  // Small scores decide over experts, so they are computed in float32 at least.
+  at::Tensor scores = at::softmax(logits, -1, compute_type(logits.scalar_type()));
+  auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
+  if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  Routing routing = route(chosen, shape_.experts);
+  at::Tensor packed = input_.forward({std::move(x), routing.ends, routing.places}, context, saved.child(kInput))[0];
+  at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
+  of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
+  // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
+  at::Tensor act = glu(packed, shape_.gate);
+  act.mul_(of_rows);
+  const at::Tensor y =
+      output_.forward({std::move(act), routing.ends, routing.places}, context, saved.child(kOutput))[0];
+  at::Tensor sum = sum_of_tokens(y, routing.rows).view(sizes);
+  if (context.keeps()) {
+    for (at::Tensor& one : Values{std::move(packed), std::move(of_rows), std::move(scores), std::move(weights),
+                                  std::move(routing.experts), std::move(routing.rows)}) {
+      saved.keep_until_p1(std::move(one));
+    }
+  }
+  return {std::move(sum)};
+}
+
+Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
+  const std::vector<int64_t> sizes = values[0].sizes().vec();
+  at::Tensor packed = saved.take_p1(0);
+  const at::Tensor of_rows = saved.take_p1(1);
+  const at::Tensor scores = saved.take_p1(2);
+  const at::Tensor weights = saved.take_p1(3);
+  const at::Tensor chosen = saved.take_p1(4);
+  const at::Tensor rows = saved.take_p1(5);
+  at::Tensor dact = output_.backward_p1({as_matrix(values[0])}, context, saved.child(kOutput))[0];
+  saved.child(kOutput).release_p1();
+  values.clear();
+  const at::Tensor dweight_of_rows = at::mul(dact, glu(packed, shape_.gate)).sum(-1, false, scores.scalar_type());
+  dact.mul_(of_rows);
+  at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
+  glu_backward(packed, dact, shape_.gate, dpacked);
+  packed.reset();
+  const at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
+  saved.child(kInput).release_p1();
+  at::Tensor dx = sum_of_tokens(dx_of_rows, rows);
+  // w = s / sum of the chosen s, of which dL/ds is (dL/dw - sum of w dL/dw) / sum; the softmax follows.
+  at::Tensor dscores = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
+  const at::Tensor of_chosen = scores.gather(-1, chosen);
+  if (shape_.normalized) {
+    dscores = (dscores - (dscores * weights).sum(-1, true)) / of_chosen.sum(-1, true);
+  }
+  const at::Tensor products = dscores * of_chosen;
+  at::Tensor dlogits = scores * -products.sum(-1, true);
+  dlogits.scatter_add_(-1, chosen, products);
+  dx.add_(router_.backward_p1({dlogits.to(dx.scalar_type())}, context, saved.child(kRouter))[0]);
+  return {dx.view(sizes)};
+}
+
+void Experts::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  output_.collect_p2(saved.child(kOutput), units);
+  input_.collect_p2(saved.child(kInput), units);
+  router_.collect_p2(saved.child(kRouter), units);
+}
+
+void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
+  router_.collect_parameters(parameters);
+  input_.collect_parameters(parameters);
+  output_.collect_parameters(parameters);
+}
+
+}  // namespace twobp

@@ -1,0 +1,78 @@
+// A mixture of experts in place of an MLP (arXiv 2101.03961, 2401.04088): a router chooses a few experts for each
+// token, each expert is a gated MLP, and the token's output is their weighted sum.
+//   s = softmax(x R^T)          the token's experts are its k largest s; their weights w are s, or s over their sum
+//   y = sum over them of w_e down_e(gate(gate_e x) * up_e x)
+// No token is dropped. The rows of all tokens are sorted by expert, so that an expert's rows lie together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "twobp/nn/kernels/rows/row_operations.h"
+#include "twobp/nn/layer.h"
+#include "twobp/nn/layers/linear.h"
+
+namespace twobp {
+
+// The rows of group g times a matrix of their own, W_g (out, in): y = x W_g^T. One side has a row for each row of the
+// groups, and the other a row for each token, from which each row of the groups takes the one at its place.
+//   p1: dx = dy W_g        p2: dW_g += dy^T x, a unit for all groups
+class GroupedLinear : public Layer {
+ public:
+  enum class Tokens : uint8_t { kInput, kGradient };  // the side that has a row for each token
+
+  // The parts have the groups' rows, one group after the other.
+  GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
+                Tokens tokens);
+
+  // x; ends (groups), see for_groups; places (rows of all groups).
+  Values forward(Values values, Context& context, Saved& saved) override;
+  // Returns a row for each row of the groups.
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void backward_p2(std::span<Saved* const> saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  bool p2_reads_other_weights() const override { return false; }
+  void collect_parameters(std::vector<Parameter*>& parameters) override { parameters.push_back(&weight_); }
+
+ private:
+  at::Tensor matrices() const { return weight_.value.view({groups_, -1, weight_.value.size(1)}); }
+
+  Parameter weight_;  // (groups * out, in)
+  int64_t groups_;
+  Tokens tokens_;
+};
+
+struct ExpertsShape {
+  int64_t dim = 0;
+  int64_t hidden = 0;  // of an expert
+  int64_t experts = 0;
+  int64_t chosen = 0;       // for each token
+  bool normalized = false;  // whether a token's weights sum to 1
+  Gate gate{};
+};
+
+// The parameters are named router.weight and expert0.gate.weight, with the given names.
+struct ExpertsNames {
+  std::string router;
+  std::string experts;  // "model.layers.0.mlp.experts."
+  std::string gate, up, down;
+};
+
+class Experts : public Layer {
+ public:
+  Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype);
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  ExpertsShape shape_;
+  Linear router_;
+  GroupedLinear input_;   // gate and up
+  GroupedLinear output_;  // down
+};
+
+}  // namespace twobp
