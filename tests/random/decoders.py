@@ -157,6 +157,11 @@ def mixtral(dice):
                                       sliding_window=dice.choice([None, 4]))
 
 
+def qwen2_moe(dice):
+    return transformers.Qwen2MoeConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_experts", True), qkv_bias=dice.random() < 0.5,
+                                       moe_intermediate_size=dice.randint(3, 20), shared_expert_intermediate_size=dice.randint(3, 20))
+
+
 def qwen3_moe(dice):
     return transformers.Qwen3MoeConfig(**sizes(dice, equal=True), **common(dice), **rms(dice), **routing(dice, "num_experts", True),
                                        moe_intermediate_size=dice.randint(3, 20), attention_bias=dice.random() < 0.5, rope_parameters=scaling(dice))
@@ -168,4 +173,4 @@ def olmoe(dice):
 
 
 FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2,
-            mixtral, qwen3_moe, olmoe]
+            mixtral, qwen2_moe, qwen3_moe, olmoe]
