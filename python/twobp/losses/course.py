@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -58,6 +59,7 @@ RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "e
 # These may return their argument itself. In a trace they return another object.
 SAME = set("to type type_as contiguous float double half bfloat16 int long bool cpu".split())
 READS = set("numel nelement size dim ndimension stride element_size is_floating_point is_contiguous".split())
+PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
 IN_PLACE = {f"__i{op}__" for op in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()}
 
 
@@ -184,8 +186,8 @@ class Recorded(Mode):
         self._written: dict[int, tuple[T, str]] = {}
         self.sized: dict[str, Any] = {}
 
-    def note(self, *parts: object) -> None:
-        self.notes.append(self.digest(*parts))
+    def note(self, first: object, *others: object) -> None:
+        self.notes.append(first if isinstance(first, str) and not others else self.digest(first, *others))
 
     def gradients(self) -> bool:
         return torch.is_grad_enabled()
@@ -206,11 +208,13 @@ class Recorded(Mode):
             how = digest(tensor.dtype, tuple(tensor.shape), id(tensor), tensor._version)
         if known is None and id(tensor) not in self.names:
             self.constants[id(tensor)] = tensor
-        written = self._written.get(storage_of(tensor))
+        written = self._written.get(storage_of(tensor)) if self._written else None
         return how if written is None else self.digest(how, written[1])
 
     def text(self, value: Any, exact: bool) -> str:
         """Describes an argument. Numbers that are computed with are described by how they were made."""
+        if type(value) in PLAIN:
+            return repr(value)
         if isinstance(value, T):
             return self.how_of(value)
         if isinstance(value, Number):
@@ -229,8 +233,8 @@ class Recorded(Mode):
             return type(value).__qualname__
         return repr(value)
 
-    def made(self, results: Any, how: str, unknown: bool) -> None:
-        for number, one in enumerate(pytree.tree_leaves(results)):
+    def made(self, leaves: list, how: str, unknown: bool) -> None:
+        for number, one in enumerate(leaves):
             if isinstance(one, T):
                 self._how[id(one)] = (one, f"{how}.{number}")
                 if unknown:
@@ -239,7 +243,7 @@ class Recorded(Mode):
     def answered(self, module_name: str, state: str, args: tuple, kwargs: dict, results: Any) -> None:
         how = self.digest("call", module_name, state, self.text(args, True), self.text(kwargs, True), self.gradients())
         self.note(how)
-        self.made(results, how, True)
+        self.made(pytree.tree_leaves(results), how, True)
 
     def call(self, function, args, kwargs):
         name = name_of(function)
@@ -249,9 +253,10 @@ class Recorded(Mode):
             self.note(name, self.how_of(args[0]), args[1:], kwargs)
             return function(*args, **kwargs)
         exact = name not in ARITHMETIC
-        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, T)]
+        tensors = tensors_of((args, kwargs))
         unknown = any(map(self.is_unknown, tensors)) or name.startswith(RANDOM)
-        how = self.digest(name, self.text(args, exact), self.text(kwargs, exact), self.gradients())
+        named = self.text(kwargs, exact) if kwargs else ""
+        how = self.digest(name, self.text(args, exact), named, self.gradients())
         key = self.sized_keys.next() if is_sized(function, args) else None
         result = self.compute(function, args, kwargs, key)
         target = kwargs.get("out", args[0] if args else None) if writes(name, kwargs) else None
@@ -262,7 +267,7 @@ class Recorded(Mode):
                 self._unknown.setdefault(place, target)
             self.note(how)
             return result
-        leaves = [one for one in pytree.tree_leaves(result) if isinstance(one, T)]
+        leaves = tensors_of(result)
         if not leaves:
             return result
         self.note(how)
@@ -382,6 +387,7 @@ class Symbolic:
         }
 
 
+@functools.lru_cache(4096)
 def name_of(function) -> str:
     owner: Any = getattr(function, "__self__", None)
     if getattr(function, "__name__", "") == "__get__" and hasattr(owner, "__name__"):
@@ -389,6 +395,7 @@ def name_of(function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
+@functools.lru_cache(4096)
 def is_read(name: str) -> bool:
     """Whether a function only reads what is no tensor, such as a shape."""
     if name.endswith(".get"):
@@ -406,8 +413,22 @@ def is_sized(function: Callable, args: tuple) -> bool:
     return function in SIZED or function is torch.where and len(args) == 1
 
 
+def tensors_of(value: Any) -> list[T]:
+    """Returns the tensors in arguments or results. Most are plain, for which a tree takes long."""
+    if isinstance(value, T):
+        return [value]
+    if type(value) in PLAIN:
+        return []
+    if type(value) in (tuple, list):
+        return [one for part in value for one in tensors_of(part)]
+    if type(value) is dict:
+        return [one for part in value.values() for one in tensors_of(part)]
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, T)]
+
+
 def storage_of(tensor: T) -> int:
-    tensor = getattr(tensor, "elem", tensor)  # of a FunctionalTensor
+    if type(tensor) is not T and type(tensor) is not nn.Parameter:
+        tensor = getattr(tensor, "elem", tensor)  # of a FunctionalTensor
     return tensor.untyped_storage()._cdata
 
 

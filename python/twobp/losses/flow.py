@@ -8,6 +8,8 @@ Both record the course: which functions of torch were called, with what (course.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -57,6 +59,24 @@ def module_calls(parts: Callable[[nn.Module], bool], around: Callable[[nn.Module
         yield depth
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+remembering = functools.cache(functools.cache)  # a function that gives the first answer to each question again
+
+
+@contextlib.contextmanager
+def packages_read_once():
+    """accelerate reads files of a package each time it is asked for it, as by TRL in each loss."""
+    imports = sys.modules.get("accelerate.utils.imports")
+    original = getattr(imports, "_is_package_available", None)
+    if original is None:
+        yield
+        return
+    imports._is_package_available = remembering(original)
+    try:
+        yield
+    finally:
+        imports._is_package_available = original
 
 
 class Real(Mode):
@@ -131,8 +151,8 @@ class Tracing(Recorded):
     def digest(self, *parts):
         return self.symbolic.digest(*parts)
 
-    def note(self, *parts):
-        super().note(*parts)
+    def note(self, first, *others):
+        super().note(first, *others)
         self.symbolic.lines.append(line())
 
     def gradients(self):

@@ -20,7 +20,7 @@ from twobp import Error
 from twobp.capture import symbols
 
 from .course import At, Outcome, Take, Template, is_traced
-from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls
+from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls, packages_read_once
 from .heads import whole_heads
 from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
@@ -127,6 +127,7 @@ class Script:
         self._courses: list[Course] = []
         self._plans: dict[tuple | int, Plan] = {}  # by shapes, or by course if it is the same for all shapes
         self._placed: list[T] = []  # in attributes of the trainer, by the last step
+        self._inside: dict[int, tuple[list[nn.Module], list[nn.Module]]] = {}  # parts, and those with adapters
         self._described: dict = {}  # the course of the last trace
         self.one_by_one = ""  # why there are no programs for many shapes
         self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
@@ -149,7 +150,19 @@ class Script:
         self._parts = {
             id(part): f"{name}.{path}" for name, m in self.modules.items() for path, part in m.named_modules()
         }
+        self._inside.clear()
         self.names = self._tensors()
+
+    def _state_of(self, module: nn.Module) -> str:
+        """Describes what compute_loss may change about a module before it calls it: modes, and adapters of PEFT."""
+        if id(module) not in self._inside:
+            parts = list(module.modules())
+            self._inside[id(module)] = parts, [one for one in parts if hasattr(one, "_active_adapter")]
+        parts, adapters = self._inside[id(module)]
+        return digest(
+            [one.training for one in parts],
+            [(getattr(one, "_disable_adapters", None), one._active_adapter) for one in adapters],
+        )
 
     def _tensors(self) -> dict[int, str]:
         return {
@@ -219,12 +232,12 @@ class Script:
             with made, mode.unrecorded():
                 tensors = [torch.zeros(v.shape, dtype=v.dtype) if isinstance(v, Value) else v for v in known.output]
             output = pytree.tree_unflatten(tensors, known.tree)
-            mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
+            mode.answered(self._parts[id(module)], self._state_of(module), args, kwargs, output)
             return output
 
         with torch.no_grad(), torch.random.fork_rng(devices=[]), module_calls(self.calls_of, answer) as depth:
             mode.depth = depth
-            with mode:
+            with packages_read_once(), mode:
                 loss = self.compute(trainer, self.inputs(fields, others, tree), items)
         if any(id(one) in mode.constants for one in self._placed):
             raise Error(
@@ -479,7 +492,7 @@ class Script:
                 )
                 with mode.unrecorded():
                     output = pytree.tree_map_only(T, T.detach, output)
-            mode.answered(self._parts[id(module)], state_of(module), args, kwargs, output)
+            mode.answered(self._parts[id(module)], self._state_of(module), args, kwargs, output)
             return output
 
         with Kept(self.trainer, trace=True), whole_heads(), module_calls(self.is_part, around) as depth:
@@ -598,16 +611,6 @@ def replace_tensors(trainer: Any, mode: Walk, values: Mapping[str, T]) -> None:
         if any(wanted):
             new = [values[mode.how_of(one)] if by_value else one for one, by_value in zip(leaves, wanted)]
             vars(trainer)[name] = pytree.tree_unflatten(new, tree)
-
-
-def state_of(module: nn.Module) -> str:
-    """What compute_loss may change about a module before it calls it: modes, and adapters of PEFT."""
-    return digest(
-        *(
-            (part.training, getattr(part, "_disable_adapters", None), str(getattr(part, "_active_adapter", None)))
-            for part in module.modules()
-        )
-    )
 
 
 @contextlib.contextmanager
