@@ -40,7 +40,7 @@ MEASURED = {
     "pipeline.graphs": "likewise: 0.97 of the time without ([section 12](results.md#12-four-stages-on-one-gpu))",
     "pipeline.pin": "turn it off for several runs on a machine: two at once take 2.02x (1.97 to 2.02) as long with it; alone it changes nothing (1.006, 0.962 to 1.050)",
     "pipeline.sums": "`nccl`, and `gpu_parts` against none: not measured",
-    "pipeline.stash": "loss after 200 steps 1.9631 in place of 1.9607 ([more](memory.md#streamed-gradients))",
+    "pipeline.stash": "half the bytes of the stash ([losses](memory.md#streamed-gradients))",
     "train.precision": "loss after 200 steps: fp32 1.9607, bf16 1.9566, fp16 1.9613 ([output](../benchmarks/results/precision_loss.txt)). bf16 on a CPU without its instructions: 0.87x the speed",
     "optimizer.shard": "two replicas of LLaMA: AdamW's state takes 114 instead of 228 MiB on each, the peak 488 instead of 598 MiB",
     "model.lora": "SmolLM2-135M: 0.705 of the time of training all weights, 1982 instead of 4154 MiB ([lora.txt](../benchmarks/results/lora.txt))",
