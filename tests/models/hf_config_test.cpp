@@ -209,7 +209,8 @@ TEST_F(HfConfig, RefusesUnsupportedSettings) {
   refuse([](json& c) { c["attention_dropout"] = 1.5; }, {"model.attention_dropout is 1.5"});
   refuse([](json& c) { c["sliding_window"] = 4; },
          {"sliding_window is 4, which is not supported with model_type \"llama\"", "remove it"});
-  refuse([](json& c) { c["layer_types"] = {"full_attention"}; }, {"layer_types is a list"});
+  refuse([](json& c) { c["layer_types"] = {"full_attention", "sliding_attention"}; }, {"layer_types is a list"});
+  EXPECT_NO_THROW(read([](json& c) { c["layer_types"] = {"full_attention"}; }));
   EXPECT_NO_THROW(read([](json& c) { c["use_magic"] = false; }));  // it requests nothing
   EXPECT_NO_THROW(read([](json& c) { c["sliding_window"] = nullptr; }));
   refuse([](json& c) { c["quantization_config"] = {{"bits", 4}}; }, {"quantized"});

@@ -225,11 +225,19 @@ LayerCase squared_error_case(const std::string& name, int64_t positions, int64_t
 }
 
 // The reference computes all experts for every token.
-LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions) {
+LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions, int64_t shared = 0) {
   LayerCase c;
   c.name = name;
   c.make = [=](at::ScalarType dtype) {
-    return std::make_unique<Experts>(ExpertsNames{"router", "expert", "gate", "up", "down"}, shape, kStd, dtype);
+    std::unique_ptr<Layer> of_all;
+    if (shared > 0) {
+      of_all = std::make_unique<Switched>(
+          linear({{"switch", 1}}, shape.dim, dtype),
+          make_sequential(linear({{"shared", 2 * shared}}, shape.dim, dtype), std::make_unique<GatedUnit>(shape.gate),
+                          linear({{"out", shape.dim}}, shared, dtype)));
+    }
+    return std::make_unique<Experts>(ExpertsNames{"router", "expert", "gate", "up", "down"}, shape, kStd, dtype,
+                                     std::move(of_all));
   };
   c.input = sizes({positions, shape.dim});
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
@@ -244,9 +252,11 @@ LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64
       const at::Tensor act = reference::swiglu(reference::linear(x, up[e]));
       sum = sum + weights.select(-1, e).unsqueeze(-1) * reference::linear(act, down[e]);
     }
-    return sum;
+    if (shared == 0) return sum;
+    const at::Tensor of_all = reference::linear(reference::swiglu(reference::linear(x, w[3])), w[4]);
+    return sum + at::sigmoid(reference::linear(x, w[5])) * of_all;
   };
-  c.roundings = static_cast<double>(2 * positions + 4 * shape.hidden + 4 * shape.dim + shape.experts) + 60;
+  c.roundings = static_cast<double>(2 * positions + 4 * shape.hidden + 4 * shared + 4 * shape.dim + shape.experts) + 60;
   return c;
 }
 
@@ -403,6 +413,7 @@ const std::vector<LayerCase>& layer_cases() {
       experts_case("Experts", {5, 3, 4, 2, false}, 3),
       experts_case("ExpertsNormalized", {5, 3, 4, 3, true}, 3),
       experts_case("ExpertsOneChosen", {5, 3, 2, 1, false}, 3),
+      experts_case("ExpertsAndShared", {5, 3, 4, 2, true}, 3, 4),
       experts_case("ExpertsLarge", {33, 17, 16, 4, true}, 65),
       residual_case(),
       scaled_residual_case(),

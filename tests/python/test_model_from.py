@@ -128,6 +128,7 @@ def test_a_model_is_trained_and_transformers_loads_it(prepare, run, tmp_path, ma
         assert float(evaluated) == pytest.approx(saved.eval()(**held_out).loss.item(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_is_captured_for_the_precision_of_the_run(prepare, run, tmp_path):
     model = prepare(olmo)
     batch = {name: torch.from_numpy(array[:4]) for name, array in samples(model).items()}

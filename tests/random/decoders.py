@@ -149,12 +149,18 @@ def starcoder2(dice):
 def routing(dice, experts, more):
     """Of Mixtral, `more` is False: its routing is always normalized."""
     count = dice.randint(1, 6)
-    return {experts: count, "num_experts_per_tok": dice.randint(1, count), **({"norm_topk_prob": dice.random() < 0.5} if more else {})}
+    return {experts: count, "num_experts_per_tok": dice.randint(1, count), "experts_implementation": "eager",  # the other takes even widths
+            **({"norm_topk_prob": dice.random() < 0.5} if more else {})}
 
 
 def mixtral(dice):
     return transformers.MixtralConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_local_experts", False),
                                       sliding_window=dice.choice([None, 4]))
+
+
+def qwen2_moe(dice):
+    return transformers.Qwen2MoeConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_experts", True), qkv_bias=dice.random() < 0.5,
+                                       moe_intermediate_size=dice.randint(3, 20), shared_expert_intermediate_size=dice.randint(3, 20))
 
 
 def qwen3_moe(dice):
@@ -167,5 +173,5 @@ def olmoe(dice):
                                     attention_bias=dice.random() < 0.5, rope_parameters=scaling(dice))
 
 
-FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2,
-            mixtral, qwen3_moe, olmoe]
+FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]
+MIXTURES = [mixtral, qwen2_moe, qwen3_moe, olmoe]

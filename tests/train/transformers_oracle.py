@@ -68,6 +68,8 @@ DECODERS = {
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
     "mixtral": transformers.MixtralConfig(**COMMON, **HEADS, head_dim=10, num_local_experts=4),
+    "qwen2_moe": transformers.Qwen2MoeConfig(**COMMON, **HEADS, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
+                                             shared_expert_intermediate_size=20),
     "qwen3_moe": transformers.Qwen3MoeConfig(**COMMON, **HEADS, head_dim=10, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16),
     "qwen3_moe-normalized": transformers.Qwen3MoeConfig(**COMMON, **HEADS, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
                                                         norm_topk_prob=True),
@@ -75,7 +77,7 @@ DECODERS = {
 }
 # Of an expert in files. In the module, all experts have one tensor, with gate and up in one.
 EXPERTS = {"mixtral": ("block_sparse_moe", ("w1", "w3"), ("w2",)), "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), ("down_proj",))}
-EXPERTS["olmoe"] = EXPERTS["qwen3_moe"]
+EXPERTS["qwen2_moe"] = EXPERTS["olmoe"] = EXPERTS["qwen3_moe"]
 PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 
 SMALL = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, initializer_range=0.3)

@@ -43,7 +43,10 @@ constexpr const char* kAnyModel =
     "transformers.js_config max_sequence_length max_position_embeddings";
 
 bool asks_for_nothing(const json& value) {
-  return value.is_null() || value == json(false) || (value.empty() && !value.is_primitive()) || value == json("");
+  // layer_types of a family without windows
+  const auto full = [](const json& layer) { return layer == json("full_attention"); };
+  if (value.is_array()) return std::all_of(value.begin(), value.end(), full);
+  return value.is_null() || value == json(false) || (value.empty() && value.is_object()) || value == json("");
 }
 
 const Key& option_key(const std::string& option) {

@@ -104,17 +104,33 @@ struct Decoder {
     }
   }
 
+  void add_gated(Layers& layers, const std::vector<ParameterPart>& input, const std::vector<ParameterPart>& output,
+                 int64_t hidden) const {
+    layers.push_back(linear(input, o.dim, o.mlp_bias));
+    layers.push_back(std::make_unique<GatedUnit>(parse_gate(o.activation)));
+    layers.push_back(linear(output, hidden, o.mlp_bias));
+  }
+
   std::unique_ptr<Layer> experts(const std::string& block) const {
     const DecoderNames& n = family.names;
     const ExpertsNames names{block + n.router, block + n.experts, n.expert[0], n.expert[1], n.expert[2]};
-    for (const std::string& name :
-         {n.router, n.experts + "0." + n.expert[0], n.experts + "0." + n.expert[1], n.experts + "0." + n.expert[2]}) {
-      TWOBP_CHECK(!LoraLinear::adapts({{block + name + ".weight", 1}}, s.lora), "LoRA cannot adapt ", block, name,
-                  ": routers and experts have no adapters; remove it from the targets");
+    for (const std::string& projection : n.expert) {
+      const std::string name = concat(names.experts, "0.", projection);
+      TWOBP_CHECK(!LoraLinear::adapts({{name + ".weight", 1}}, s.lora), "LoRA cannot adapt ", name,
+                  ": experts have no adapters; remove it from the targets");
+    }
+    std::unique_ptr<Layer> shared;
+    if (o.shared_hidden > 0) {
+      const std::string expert = block + n.shared_expert;
+      Layers mlp;
+      add_gated(mlp, parts(expert, {n.expert[0], n.expert[1]}, {o.shared_hidden, o.shared_hidden}),
+                parts(expert, {n.expert[2]}, {o.dim}), o.shared_hidden);
+      shared = std::make_unique<Switched>(linear(parts(block, {n.shared_gate}, {1}), o.dim, false),
+                                          std::make_unique<Sequential>(std::move(mlp)));
     }
     const ExpertsShape shape{
         o.dim, o.hidden, o.experts, o.experts_per_token, o.normalized_routing, parse_gate(o.activation)};
-    return std::make_unique<Experts>(names, shape, o.init_std, s.dtype);
+    return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
   }
 
   std::unique_ptr<Layer> mlp(const std::string& block) const {
@@ -124,12 +140,10 @@ struct Decoder {
         layers.push_back(experts(block));
         return;
       }
-      const std::vector<int64_t> rows(family.gated ? 2 : 1, o.hidden);
-      layers.push_back(linear(parts(block, n.mlp_input, rows), o.dim, o.mlp_bias));
       const std::vector<ParameterPart> output = parts(block, {n.mlp_output}, {o.dim});
-      if (!family.gated) return add_plain_output(layers, output);
-      layers.push_back(std::make_unique<GatedUnit>(parse_gate(o.activation)));
-      layers.push_back(linear(output, o.hidden, o.mlp_bias));
+      if (family.gated) return add_gated(layers, parts(block, n.mlp_input, {o.hidden, o.hidden}), output, o.hidden);
+      layers.push_back(linear(parts(block, n.mlp_input, {o.hidden}), o.dim, o.mlp_bias));
+      add_plain_output(layers, output);
     };
     auto whole = branch(block, n.mlp_norm, half, n.mlp_after_norm, "mlp.dropout");
     if (o.parallel) return std::make_unique<ResidualJoin>(std::move(whole));

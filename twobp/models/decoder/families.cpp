@@ -334,32 +334,50 @@ DecoderFamily mixtral_family() {
   return f;
 }
 
-DecoderFamily qwen3_moe_family() {
-  DecoderFamily f{.name = "qwen3_moe", .hf_class = "Qwen3MoeForCausalLM"};
+// What the second and the third generation share. Dense layers and windows are refused.
+DecoderFamily qwen_moe(const char* name, const char* hf_class, const std::vector<FileKey>& more) {
+  DecoderFamily f{.name = name, .hf_class = hf_class};
   f.file = {{"hidden_size", "dim"},
             {"num_hidden_layers", "layers"},
             {"num_attention_heads", "heads"},
-            {"moe_intermediate_size", "hidden", "768"},
             {"vocab_size", "vocab"},
             {"attention_dropout", "attention_dropout", "0"},
             kRmsEps,
-            {"num_key_value_heads", "kv_heads", "4"},
             kHeadDim,
             kSilu,
             kUntied,
-            kAttentionBias,
-            {"num_experts", "experts", "128", FileForm::kSame, "num_local_experts"},
-            {"num_experts_per_tok", "experts_per_token", "8"},
             {"norm_topk_prob", "normalized_routing", "false"},
             {"decoder_sparse_step", nullptr, "1"},
             {"use_sliding_window", nullptr, "false"}};
+  f.file.insert(f.file.end(), more.begin(), more.end());
+  f.defaults.experts = 8;
+  f.ignored = {"router_aux_loss_coef", "intermediate_size", "sliding_window", "max_window_layers"};
+  return f;
+}
+
+DecoderFamily qwen2_moe_family() {
+  DecoderFamily f = qwen_moe("qwen2_moe", "Qwen2MoeForCausalLM",
+                             {{"num_key_value_heads", "kv_heads", "16"},
+                              {"moe_intermediate_size", "hidden", "1408"},
+                              {"shared_expert_intermediate_size", "shared_hidden", "5632"},
+                              {"qkv_bias", "attention_bias", "true"},
+                              {"num_experts", "experts", "60", FileForm::kSame, "num_local_experts"},
+                              {"num_experts_per_tok", "experts_per_token", "4"}});
+  f.defaults.attention_bias = true;
+  f.defaults.shared_hidden = 256;
+  f.output_bias = false;
+  return f;
+}
+
+DecoderFamily qwen3_moe_family() {
+  DecoderFamily f = qwen_moe("qwen3_moe", "Qwen3MoeForCausalLM",
+                             {{"num_key_value_heads", "kv_heads", "4"},
+                              {"moe_intermediate_size", "hidden", "768"},
+                              kAttentionBias,
+                              {"num_experts", "experts", "128", FileForm::kSame, "num_local_experts"},
+                              {"num_experts_per_tok", "experts_per_token", "8"}});
   f.names.query_norm = "self_attn.q_norm";
   f.names.key_norm = "self_attn.k_norm";
-  f.defaults.experts = 8;
-  f.ignored = kRouterLoss;
-  // Dense layers, which have this width, and windows are refused above.
-  for (const char* of_others : {"intermediate_size", "sliding_window", "max_window_layers"})
-    f.ignored.push_back(of_others);
   return f;
 }
 
@@ -386,9 +404,10 @@ DecoderFamily olmoe_family() {
 
 const std::vector<DecoderFamily>& decoder_families() {
   static const std::vector<DecoderFamily> all = {
-      llama_family(),   mistral_family(),  qwen2_family(),      qwen3_family(),   phi3_family(),      olmo2_family(),
-      gemma1_family(),  gemma2_family(),   gemma3_family(),     smollm3_family(), gpt2_family(),      gpt_neox_family(),
-      granite_family(), stablelm_family(), starcoder2_family(), mixtral_family(), qwen3_moe_family(), olmoe_family()};
+      llama_family(),   mistral_family(),   qwen2_family(),     qwen3_family(),    phi3_family(),
+      olmo2_family(),   gemma1_family(),    gemma2_family(),    gemma3_family(),   smollm3_family(),
+      gpt2_family(),    gpt_neox_family(),  granite_family(),   stablelm_family(), starcoder2_family(),
+      mixtral_family(), qwen2_moe_family(), qwen3_moe_family(), olmoe_family()};
   return all;
 }
 

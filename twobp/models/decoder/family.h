@@ -64,6 +64,8 @@ struct DecoderNames {
   std::string router = "mlp.gate";
   std::string experts = "mlp.experts.";
   std::vector<std::string> expert = {"gate_proj", "up_proj", "down_proj"};
+  std::string shared_expert = "mlp.shared_expert.";
+  std::string shared_gate = "mlp.shared_expert_gate";
   std::string norm = "model.norm";
   std::string head = "lm_head";
 };

@@ -9,7 +9,8 @@
 namespace twobp {
 namespace {
 
-enum Child : uint8_t { kRouter, kInput, kOutput };
+enum Child : uint8_t { kRouter, kInput, kOutput, kShared };
+enum SwitchedChild : uint8_t { kGate, kBody };
 
 std::vector<ParameterPart> parts(const ExpertsNames& names, int64_t experts,
                                  const std::vector<std::string>& projections, int64_t rows) {
@@ -123,13 +124,45 @@ void GroupedLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   if (weight_.trainable()) units.push_back({this, &saved});
 }
 
-Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype)
+Values Switched::forward(Values x, Context& context, Saved& saved) {
+  at::Tensor factor = at::sigmoid(gate_->forward({x[0]}, context, saved.child(kGate))[0]);
+  at::Tensor y = body_->forward(std::move(x), context, saved.child(kBody))[0];
+  at::Tensor product = y * factor;
+  if (context.keeps()) {
+    saved.keep_until_p1(std::move(y));
+    saved.keep_until_p1(std::move(factor));
+  }
+  return {std::move(product)};
+}
+
+Values Switched::backward_p1(Values dy, Context& context, Saved& saved) {
+  const at::Tensor dfactor = (dy[0] * saved.take_p1(0)).sum(-1, /*keepdim=*/true);
+  const at::Tensor factor = saved.take_p1(1);
+  at::Tensor dx = body_->backward_p1({dy[0] * factor}, context, saved.child(kBody))[0];
+  saved.child(kBody).release_p1();
+  dx.add_(gate_->backward_p1({dfactor * factor * (1 - factor)}, context, saved.child(kGate))[0]);
+  return {std::move(dx)};
+}
+
+void Switched::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
+  body_->collect_p2(saved.child(kBody), units);
+  gate_->collect_p2(saved.child(kGate), units);
+}
+
+void Switched::collect_parameters(std::vector<Parameter*>& parameters) {
+  body_->collect_parameters(parameters);
+  gate_->collect_parameters(parameters);
+}
+
+Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
+                 std::unique_ptr<Layer> shared)
     : shape_(shape),
       router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype),
       input_(parts(names, shape.experts, {names.gate, names.up}, shape.hidden), shape.experts, shape.dim, init_std,
              dtype, GroupedLinear::Tokens::kInput),
       output_(parts(names, shape.experts, {names.down}, shape.dim), shape.experts, shape.hidden, init_std, dtype,
-              GroupedLinear::Tokens::kGradient) {
+              GroupedLinear::Tokens::kGradient),
+      shared_(std::move(shared)) {
   TWOBP_CHECK(shape.chosen >= 1 && shape.chosen <= shape.experts, names.router, " chooses ", shape.chosen, " of ",
               shape.experts, " experts");
 }
@@ -144,7 +177,7 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
   if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
   Routing routing = route(chosen, shape_.experts);
-  at::Tensor packed = input_.forward({std::move(x), routing.ends, routing.places}, context, saved.child(kInput))[0];
+  at::Tensor packed = input_.forward({x, routing.ends, routing.places}, context, saved.child(kInput))[0];
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
   // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
@@ -152,14 +185,15 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   act.mul_(of_rows);
   const at::Tensor y =
       output_.forward({std::move(act), routing.ends, routing.places}, context, saved.child(kOutput))[0];
-  at::Tensor sum = sum_of_tokens(y, routing.rows).view(sizes);
+  at::Tensor sum = sum_of_tokens(y, routing.rows);
+  if (shared_) sum.add_(shared_->forward({std::move(x)}, context, saved.child(kShared))[0]);
   if (context.keeps()) {
     for (at::Tensor& one : Values{std::move(packed), std::move(of_rows), std::move(scores), std::move(weights),
                                   std::move(routing.experts), std::move(routing.rows)}) {
       saved.keep_until_p1(std::move(one));
     }
   }
-  return {std::move(sum)};
+  return {sum.view(sizes)};
 }
 
 Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
@@ -170,9 +204,10 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor weights = saved.take_p1(3);
   const at::Tensor chosen = saved.take_p1(4);
   const at::Tensor rows = saved.take_p1(5);
-  at::Tensor dact = output_.backward_p1({as_matrix(values[0])}, context, saved.child(kOutput))[0];
-  saved.child(kOutput).release_p1();
+  const at::Tensor dy = as_matrix(values[0]);
   values.clear();
+  at::Tensor dact = output_.backward_p1({dy}, context, saved.child(kOutput))[0];
+  saved.child(kOutput).release_p1();
   const at::Tensor dweight_of_rows = at::mul(dact, glu(packed, shape_.gate)).sum(-1, false, scores.scalar_type());
   dact.mul_(of_rows);
   at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
@@ -190,6 +225,10 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor products = dscores * of_chosen;
   at::Tensor dlogits = scores * -products.sum(-1, true);
   dlogits.scatter_add_(-1, chosen, products);
+  if (shared_) {
+    dx.add_(shared_->backward_p1({dy}, context, saved.child(kShared))[0]);
+    saved.child(kShared).release_p1();
+  }
   dx.add_(router_.backward_p1({dlogits.to(dx.scalar_type())}, context, saved.child(kRouter))[0]);
   return {dx.view(sizes)};
 }
@@ -197,6 +236,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
 void Experts::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   output_.collect_p2(saved.child(kOutput), units);
   input_.collect_p2(saved.child(kInput), units);
+  if (shared_) shared_->collect_p2(saved.child(kShared), units);
   router_.collect_p2(saved.child(kRouter), units);
 }
 
@@ -204,6 +244,7 @@ void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
   router_.collect_parameters(parameters);
   input_.collect_parameters(parameters);
   output_.collect_parameters(parameters);
+  if (shared_) shared_->collect_parameters(parameters);
 }
 
 }  // namespace twobp

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "twobp/nn/kernels/rows/row_operations.h"
@@ -59,9 +61,25 @@ struct ExpertsNames {
   std::string gate, up, down;
 };
 
+// y = sigmoid(gate(x)) body(x), where the gate gives one number for each token.
+class Switched : public Layer {
+ public:
+  Switched(std::unique_ptr<Layer> gate, std::unique_ptr<Layer> body) : gate_(std::move(gate)), body_(std::move(body)) {}
+
+  Values forward(Values x, Context& context, Saved& saved) override;
+  Values backward_p1(Values dy, Context& context, Saved& saved) override;
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
+
+ private:
+  std::unique_ptr<Layer> gate_, body_;
+};
+
 class Experts : public Layer {
  public:
-  Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype);
+  // What `shared` gives for a token is added to the sum; it may be null.
+  Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
+          std::unique_ptr<Layer> shared = nullptr);
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -73,6 +91,7 @@ class Experts : public Layer {
   Linear router_;
   GroupedLinear input_;   // gate and up
   GroupedLinear output_;  // down
+  std::unique_ptr<Layer> shared_;
 };
 
 }  // namespace twobp

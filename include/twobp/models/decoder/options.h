@@ -16,9 +16,10 @@ struct DecoderOptions {
   int64_t kv_heads = 0;  // 0: as many as heads
   int64_t head_dim = 0;  // 0: dim / heads
   int64_t hidden = 0;    // width of the MLP; 0: see filled_in
-  int64_t experts = 0;             // in place of each MLP (nn/layers/experts.h); 0: MLPs
+  int64_t experts = 0;   // in place of each MLP (nn/layers/experts.h); 0: MLPs
   int64_t experts_per_token = 2;
   bool normalized_routing = false;  // whether the weights of a token's experts sum to 1
+  int64_t shared_hidden = 0;        // width of an expert that all tokens share; 0: none
   int64_t vocab = 256;
   double norm_eps = 1e-5;
   std::string activation = "silu";  // of the MLP: silu, gelu, gelu_tanh
