@@ -242,7 +242,8 @@ int bench(const BenchOptions& options) {
     for (const std::string& asked : options.schedules) {
       const std::string schedule = AskedSchedule(asked).source.name();
       if (!placed.insert(placement_of(one, schedule)).second) continue;
-      const Config of_rows = config_for(one, schedule);
+      Config of_rows = config_for(one, schedule);
+      of_rows.pipeline.stages = pipeline_shape(of_rows.pipeline).stages;  // the same for all rows, also frozen layers
       check_config(of_rows);
       trainers.push_back(std::make_unique<Trainer>(of_rows));
       for (BenchRow& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));

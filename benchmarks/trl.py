@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Times steps of TRL's SFTTrainer and DPOTrainer on one device, and of the same trainers in a pipeline of two ranks, with equally many
-threads, step by step in turn. The model is a LLaMA of dim 512 with 8 layers and random weights.
+threads, step by step in turn. `reference` compares DPO, whose reference model computes F alone, with SFT on as many tokens. The model is a LLaMA of
+dim 512 with 8 layers and random weights.
 
-    benchmarks/trl.py [--only sft dpo] [--steps 8]
+    benchmarks/trl.py [--only sft dpo reference] [--steps 8]
 """
 import argparse
 import os
@@ -65,7 +66,9 @@ class Turns:
             self.changed.notify_all()
 
 
-def compare(kind: str, steps: int) -> None:
+def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int) -> list[list[float]]:
+    """Trains by two trainers in turn, each given by its kind, whether it is in a pipeline, and the samples of a micro-batch. Returns the seconds
+    of the timed steps of each, and their losses."""
     import datasets
     import torch
     import transformers
@@ -86,23 +89,27 @@ def compare(kind: str, steps: int) -> None:
             self.turns.wait(self.number)
 
     configs, kinds = {"sft": trl.SFTConfig, "dpo": trl.DPOConfig}, {"sft": "SFTTrainer", "dpo": "DPOTrainer"}
-    data, turns, trainers, timed = datasets.Dataset.from_list(samples(kind, SAMPLES * MICRO_BATCHES * steps)), Turns(), [], []
+    turns, made, timed = Turns(), [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number, (place, own) in enumerate(((trl, {}), (twobp.trl, {"ranks": CORES, "schedule": "1f1b", "p2": "fill"}))):
+        for number, (kind, pipelined, size) in enumerate(trainers):
+            data = datasets.Dataset.from_list(samples(kind, size * micro_batches * steps))
             arguments = configs[kind](folder, use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=steps,
-                                      logging_steps=1, gradient_checkpointing=False, max_length=LENGTH + 2, per_device_train_batch_size=SAMPLES,
-                                      gradient_accumulation_steps=MICRO_BATCHES, learning_rate=1e-5)
+                                      logging_steps=1, gradient_checkpointing=False, max_length=LENGTH + 2, per_device_train_batch_size=size,
+                                      gradient_accumulation_steps=micro_batches, learning_rate=1e-5)
             timed.append(Timed(number, turns))
+            own = {"ranks": CORES, "schedule": "1f1b", "p2": "fill"} if pipelined else {}
             if kind == "dpo":
-                own = {**own, "ref_model": model()}
-            trainers.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(), callbacks=[timed[-1]], **own))
-            trainers[-1].remove_callback(transformers.PrinterCallback)
+                own["ref_model"] = model()
+            place = twobp.trl if pipelined else trl
+            made.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(),
+                                                    callbacks=[timed[-1]], **own))
+            made[-1].remove_callback(transformers.PrinterCallback)
 
         def train(number):
             turns.wait(number)
             torch.set_num_threads(CORES)
             try:
-                trainers[number].train()
+                made[number].train()
             finally:
                 turns.give(1 - number)
 
@@ -111,20 +118,41 @@ def compare(kind: str, steps: int) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    theirs, ours = ([one["loss"] for one in trainer.state.log_history if "loss" in one] for trainer in trainers)
-    if len(theirs) != steps or len(ours) != steps:
-        sys.exit(f"{kind}: a trainer stopped")
-    ratios = [b / a for a, b in zip(timed[0].seconds[FIRST:], timed[1].seconds[FIRST:])]
-    seconds = [statistics.median(one.seconds[FIRST:]) for one in timed]
+    losses = [[one["loss"] for one in trainer.state.log_history if "loss" in one] for trainer in made]
+    if any(len(one) != steps for one in losses):
+        sys.exit("a trainer stopped")
+    for trainer, (kind, pipelined, _) in zip(made, trainers):
+        if pipelined and trainer.pipeline is not None:
+            print(f"{kind}: layers of the stages {'+'.join(map(str, trainer.pipeline.split))}", flush=True)
+    return [*(one.seconds[FIRST:] for one in timed), *losses]
+
+
+def line(names: tuple[str, str], seconds: list[list[float]]) -> str:
+    ratios = [b / a for a, b in zip(*seconds)]
+    first, second = map(statistics.median, seconds)
+    return (f"{names[0]} {first:.3f} s a step, {names[1]} {second:.3f} s, ratio {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def compare(kind: str, steps: int) -> None:
+    *seconds, theirs, ours = race([(kind, False, SAMPLES), (kind, True, SAMPLES)], MICRO_BATCHES, steps)
     worst = max(abs(a - b) / abs(a) for a, b in zip(theirs, ours))
-    print(f"{kind}  TRL {seconds[0]:.3f} s a step, pipeline {seconds[1]:.3f} s, ratio {statistics.median(ratios):.3f} "
-          f"({min(ratios):.3f} to {max(ratios):.3f}), losses differ by {worst:.1e}", flush=True)
+    print(f"{kind}  {line(('TRL', 'pipeline'), seconds)}, losses differ by {worst:.1e}", flush=True)
+
+
+def reference(pipelined: bool, steps: int) -> None:
+    seconds = race([("sft", pipelined, 2 * SAMPLES), ("dpo", pipelined, SAMPLES)], CORES, steps)[:2]  # a pair is two sequences
+    print(f"{'pipeline' if pipelined else 'TRL'}, M = {CORES}  {line(('SFT', 'DPO'), seconds)}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["sft", "dpo"], default=["sft", "dpo"])
+    parser.add_argument("--only", nargs="+", choices=["sft", "dpo", "reference"], default=["sft", "dpo", "reference"])
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     for name in given.only:
-        compare(name, given.steps)
+        if name == "reference":
+            for pipelined in (False, True):
+                reference(pipelined, given.steps)
+        else:
+            compare(name, given.steps)

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tests/pipeline/support.h"
+#include "twobp/models/freeze.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -71,6 +72,41 @@ TEST(Executor, RunsAllStagesOnOneRank) {
     EXPECT_EQ(expected.loss, actual.loss);
     expect_same_bits(expected.gradients, actual.gradients);
   }
+}
+
+// A chain of frozen layers, whose stages lie beside those of the trained layers.
+TEST(Executor, FrozenStagesLeaveTheSameBits) {
+  ModelSpec model = small_llama(4);  // 10 layers
+  freeze(model, {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"});
+  ASSERT_EQ(model.first_trainable, 5);
+  constexpr int kMicroBatches = 6;
+  const Result expected = one_stage(model, kMicroBatches);
+  EXPECT_FALSE(expected.gradients.empty());
+  int runs = 0;
+  for (const std::string& name : schedule_names()) {
+    for (const P2Policy policy : policies_of(name)) {
+      for (const int ranks : {1, 2}) {
+        const int stages = ranks * usual_stages_per_rank(named_schedule(name).placement);
+        if (!admits(name, stages, ranks, kMicroBatches)) continue;
+        std::vector<int> split = ranks == 1 ? std::vector<int>{5} : std::vector<int>{2, 3};
+        for (int stage = 0; stage < stages; ++stage) split.push_back(stage == 0 ? 6 - stages : 1);
+        std::vector<int> rank_of_stage = place_stages(named_schedule(name).placement, stages, ranks);
+        for (int rank = ranks; rank-- > 0;) rank_of_stage.insert(rank_of_stage.begin(), rank);
+        PipelineOptions options = options_of(split, rank_of_stage);
+        options.frozen_stages = true;
+        Pipeline pipeline(model, test::no_costs(model), options);
+        const StepPlan plan = pipeline.plan(ScheduleSource(name), kMicroBatches, policy, {P2Batching::kLoop, 0});
+        EXPECT_EQ(plan.schedule.frozen, ranks);
+        EXPECT_EQ(pipeline.run(plan, random_batch(kMicroBatches), step_request()).loss, expected.loss);
+        expect_same_bits(expected.gradients, take_gradients(pipeline));
+        ++runs;
+      }
+    }
+  }
+  EXPECT_GT(runs, 100);
+  PipelineOptions options = options_of({3, 3, 2, 2}, {0, 1, 0, 1});
+  options.frozen_stages = true;
+  test::expect_error([&] { Pipeline pipeline(model, test::no_costs(model), options); }, {"have trained layers"});
 }
 
 // The schedule itself places W between other ops, as single units and as a range. F, I and messages are ranges too.

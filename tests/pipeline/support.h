@@ -162,6 +162,7 @@ inline std::vector<at::Tensor> take_gradients(Pipeline& pipeline) {
   for (int s = 0; s < pipeline.stages(); ++s) {
     for (int i = 0; i < pipeline.stage(s).layer_count(); ++i) {
       for (Parameter* parameter : pipeline.stage(s).parameters(i)) {
+        if (!parameter->trainable()) continue;
         EXPECT_TRUE(parameter->has_grad()) << parameter->name();
         gradients.push_back(parameter->grad.clone());
         parameter->forget_grad();

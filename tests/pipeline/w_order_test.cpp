@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <set>
 #include <sstream>
@@ -61,6 +62,7 @@ struct Clock {
 struct Costs {
   LayerCost cost;
   int64_t input = 0;  // bytes
+  int64_t input_gradient = 0;
   int64_t output = 0;
   int64_t activation = 0;
   int64_t stash = 0;
@@ -86,7 +88,7 @@ class Timed : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override {
     costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.backward_p1);
     Values dx;
-    if (costs_.input > 0) dx.push_back(bytes(costs_.input));
+    if (costs_.input_gradient > 0) dx.push_back(bytes(costs_.input_gradient));
     if (costs_.cost.p2_units > 0) {
       at::Tensor stash = bytes(costs_.stash);
       micro_batch_of_[stash.data_ptr()] = static_cast<int>(context.micro_batch);
@@ -179,6 +181,7 @@ struct Case {
   P2Order order = P2Order::kOldest;
   int ranks = 1;
   int micro_batches = 1;
+  int frozen = 0;  // stages
   std::vector<int> split;
   std::vector<int> rank_of_stage;
   std::vector<Costs> layers;
@@ -189,7 +192,8 @@ struct Case {
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
              << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
-             << c.latency << ", " << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
+             << c.latency << ", " << c.frozen << " frozen stages, "
+             << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
 }
 
 class Draw {
@@ -215,9 +219,12 @@ Case draw_case(Draw& draw) {
     c.ranks = draw.number(1, 4);
     c.micro_batches = draw.number(1, 9);
     const Placement placement = named_schedule(c.schedule).placement;
-    const int stages = c.ranks * usual_stages_per_rank(placement);
+    int stages = c.ranks * usual_stages_per_rank(placement);
     if (!admits(c.schedule, stages, c.ranks, c.micro_batches)) continue;
     c.rank_of_stage = place_stages(placement, stages, c.ranks);
+    if (draw.chance(30)) c.frozen = c.ranks;
+    for (int rank = c.frozen; rank-- > 0;) c.rank_of_stage.insert(c.rank_of_stage.begin(), rank);
+    stages += c.frozen;
     int64_t input = 0;
     const double unit = 1.0 / 64;
     for (int stage = 0; stage < stages; ++stage) {
@@ -226,9 +233,11 @@ Case draw_case(Draw& draw) {
         Costs& layer = c.layers.emplace_back();
         layer.stage = stage;
         layer.input = input;
+        layer.input_gradient = stage < c.frozen || (stage == c.frozen && i == 0) ? 0 : input;
         layer.output = input = draw.number(1, 64);
         layer.activation = draw.number(1, 200);
         layer.cost.forward = unit * draw.number(1, 100);
+        if (stage < c.frozen) continue;
         layer.cost.backward_p1 = unit * draw.number(1, 100);
         if (draw.chance(70)) {
           layer.cost.p2_units = 1;
@@ -252,16 +261,17 @@ void fill_in_bytes(std::vector<Costs>& layers) {
     LayerCost& cost = one.cost;
     const bool last = i + 1 == layers.size();
     const auto input = static_cast<double>(one.input);
+    const auto input_gradient = static_cast<double>(one.input_gradient);
     const auto output = static_cast<double>(one.output);
     const auto activation = static_cast<double>(one.activation);
     const auto stash = static_cast<double>(one.stash);
     cost.forward_peak = activation + output;
     cost.forward_held = activation + output - input;
-    cost.p1_peak = input + stash;
-    cost.p1_held = input + stash - activation - (last ? 0 : output);
+    cost.p1_peak = input_gradient + stash;
+    cost.p1_held = input_gradient + stash - activation - (last ? 0 : output);
     cost.stash = stash;
     cost.output = output;
-    cost.input_gradient = input;
+    cost.input_gradient = input_gradient;
   }
 }
 
@@ -334,7 +344,10 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   world.all_local = false;  // so that ranks book their messages
   for (int rank = 0; rank < c.ranks; ++rank)
     world.pipeline[rank] = std::make_unique<TimedTransport>(rank, clocks, mail, c.latency);
-  Pipeline pipeline(model, profile, test::options_of(c.split, c.rank_of_stage), std::move(world));
+  PipelineOptions pipeline_options = test::options_of(c.split, c.rank_of_stage);
+  pipeline_options.frozen_stages = c.frozen > 0;
+  model.first_trainable = std::accumulate(c.split.begin(), c.split.begin() + c.frozen, 0);
+  Pipeline pipeline(model, profile, pipeline_options, std::move(world));
 
   SimulationOptions options;
   options.message_seconds = c.latency;

@@ -237,6 +237,53 @@ def test_what_no_gradient_reaches_is_not_trained(how):
         assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
 
 
+def chain_of(*ends):
+    return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(14)], *ends)
+
+
+class Referred(nn.Module):
+    """Compares with a frozen model, which it calls last, like DPO. All layers after a `wide` reference would pass its output on."""
+
+    def __init__(self, wide):
+        super().__init__()
+        self.policy, self.reference = (chain_of(*([nn.Linear(8, 32)] if wide else [])) for _ in range(2))
+        self.reference.requires_grad_(False)
+        self.wide = wide
+
+    def forward(self, x, y):
+        policy = self.policy(x)
+        with torch.no_grad():
+            reference = self.reference(x)
+        if not self.wide:
+            policy, reference = policy.sum(1), reference.sum(1)
+        return (policy - reference - y.view(-1, *[1] * (policy.dim() - 1))).square().mean()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_reference_model_is_cut_before_the_trained_one(wide):
+    batch = {"x": torch.randn(8, 8, generator=torch.Generator().manual_seed(1)), "y": torch.linspace(-1, 1, 8)}
+    expected, runs = [], []
+    for settings in (None, {"ranks": 1}, {"ranks": 2}, {"ranks": 2, "p2": "off"}, {"ranks": 3, "schedule": "gpipe"}, {"ranks": 2, "schedule": "zb-v"}):
+        torch.manual_seed(4)
+        module = Referred(wide).train()
+        if settings is None:
+            optimizer = torch.optim.SGD(module.policy.parameters(), lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                expected.append(module(**batch))
+                expected[-1].backward()
+                optimizer.step()
+            continue
+        trainer = twobp.Trainer(module, {name: tensor[:2] for name, tensor in batch.items()}, micro_batches=4, optimizer=twobp.SGD(lr=0.1),
+                                loss_reduction="mean", **settings)
+        first, last = ("policy", "reference") if wide else ("reference", "policy")
+        assert trainer.layers[0].startswith(first) and trainer.layers[-1].startswith(last), trainer.layers
+        assert sum(trainer.split) == len(trainer.layers)
+        runs.append([trainer.step(batch).loss for _ in range(3)])
+    assert runs[0] == pytest.approx([one.item() for one in expected], rel=1e-5)
+    assert all(run == runs[0] for run in runs)
+
+
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()

@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/schedule/named.h"
 #include "tests/schedule/support.h"
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/schedule_source.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -130,6 +132,51 @@ TEST(AddCommunication, NeighboursOnOneRankHandOverDirectly) {
 TEST(AddCommunication, RefusesExistingCommunication) {
   const Schedule once = add_communication(gpipe(2, 2));
   EXPECT_NE(error_of([&] { add_communication(once); }).find("has communication already"), std::string::npos);
+}
+
+TEST(FrozenStages, ComeFirstOnEachRank) {
+  const auto text = [](int ranks, int micro_batches, int rank) {
+    const Schedule plain = make_schedule("1f1b", ranks, micro_batches, P2Policy::kOff);
+    return rank_text(after_frozen_stages(plain), rank);
+  };
+  EXPECT_EQ(text(2, 2, 0),
+            "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 2RECV_B0 2B0 2RECV_B1 2B1");
+  EXPECT_EQ(text(2, 2, 1),
+            "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 3RECV_F0 3F0 3B0 3SEND_B0 3RECV_F1 3F1 3B1 3SEND_B1");
+  EXPECT_EQ(text(1, 4, 0), "0F0 0F1 0F2 1F0 1B0 0F3 1F1 1B1 1F2 1B2 1F3 1B3") << "two micro-batches ahead";
+}
+
+TEST(FrozenStages, LeaveTheOtherStagesAsTheyAre) {
+  int checked = 0;
+  for (const std::string& name : schedule_names()) {
+    for (const P2Policy policy : policies_of(name)) {
+      for (int ranks = 1; ranks <= 4; ++ranks) {
+        for (const auto& [micro_batches, slices] : std::vector<std::pair<int, int>>{{1, 1}, {3, 1}, {9, 1}, {3, 2}}) {
+          const int stages = stages_on(name, ranks);
+          if (!admits(name, stages, ranks, micro_batches, slices)) continue;
+          const Schedule plain = make_schedule(name, stages, micro_batches, policy, ranks, slices);
+          const Schedule with = ScheduleSource(name).make(stages + ranks, ranks, micro_batches, policy, slices, true);
+          EXPECT_EQ(with.frozen, ranks);
+          for (int rank = 0; rank < ranks; ++rank) {
+            std::vector<Instruction> rest;
+            int ahead = 0;
+            for (Instruction instruction : with.ranks[rank]) {
+              if (instruction.op == Op::kForward)
+                ahead += instruction.stage == rank ? 1 : instruction.stage == ranks ? -instruction.count : 0;
+              EXPECT_TRUE(rank > 0 || ahead <= 2 * ranks * slices + 1);
+              const bool from_frozen = instruction.stage == ranks && instruction.op == Op::kRecvForward;
+              if (instruction.stage < ranks || from_frozen) continue;
+              instruction.stage -= ranks;
+              rest.push_back(instruction);
+            }
+            EXPECT_EQ(rest, plain.ranks[rank]) << name << ' ' << policy_name(policy) << " on rank " << rank;
+            ++checked;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 1000);
 }
 
 TEST(Passes, RefuseStagesThatDoNotExist) {

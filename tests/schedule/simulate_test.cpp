@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -33,6 +34,36 @@ double bubble(const std::string& name, int stages, P2Policy policy) {
 
 double gain(const std::string& name, int stages, P2Policy policy) {
   return preset(name, stages, P2Policy::kOff).step_seconds / preset(name, stages, policy).step_seconds;
+}
+
+// A reference model of half the layers of each stage: beside these, F takes two units. In stages of its own, it fills
+// the wait at the beginning.
+TEST(FrozenStages, FillTheWaitAtTheBeginning) {
+  const auto seconds = [](const Schedule& schedule, const std::vector<StageCost>& costs) {
+    return simulate(schedule, costs).step_seconds;
+  };
+  StageCost beside;
+  beside.forward = 2;
+  StageCost frozen;
+  frozen.backward_p1 = frozen.backward_p2 = frozen.stash_bytes = 0;
+  for (const auto& [micro_batches, before, after] :
+       std::vector<std::tuple<int, double, double>>{{2, 10, 9}, {4, 18, 17}}) {
+    const Schedule plain = make_schedule("1f1b", 2, micro_batches, P2Policy::kFill);
+    EXPECT_EQ(seconds(plain, {beside, beside}), before);
+    EXPECT_EQ(seconds(after_frozen_stages(plain), {frozen, frozen, {}, {}}), after);
+  }
+}
+
+// They hold nothing after F but their outputs, until the next stage takes them.
+TEST(FrozenStages, KeepNoActivations) {
+  StageCost frozen;
+  frozen.backward_p1 = frozen.backward_p2 = frozen.stash_bytes = 0;
+  frozen.activation_bytes = 50;
+  const Schedule schedule = after_frozen_stages(make_schedule("1f1b", 1, 3, P2Policy::kOff));
+  const std::vector<StageCost> costs{frozen, {}};
+  const Simulation simulation = simulate(schedule, costs);
+  EXPECT_EQ(simulation.ranks[0].peak_bytes, 50);
+  EXPECT_EQ(simulation.ranks[0].peak_in_flight, 1);
 }
 
 class Formulas : public testing::TestWithParam<int> {};

@@ -33,6 +33,7 @@ std::vector<Schedule> valid_schedules() {
     }
   }
   schedules.push_back(make_forward_schedule({0, 1, 2}, 3));
+  schedules.push_back(after_frozen_stages(make_schedule("1f1b", 2, 5, P2Policy::kFill)));
   Random random(3);
   for (int round = 0; round < 20; ++round) {
     schedules.push_back(add_communication(random_schedule(random, 4, 3, 1 + round % 4, /*place_w=*/true)));
@@ -242,6 +243,21 @@ TEST(Validate, RejectsWAfterBAndBAfterI) {
   EXPECT_EQ(marked_cell(rejection(schedule)), "0W0");
   schedule.ranks[0] = {{Op::kForward, 0, 0}, {Op::kBackwardP1, 0, 0}, {Op::kBackward, 0, 0}};
   EXPECT_EQ(marked_cell(rejection(schedule)), "0B0");
+}
+
+TEST(Validate, RejectsABackwardOfAFrozenStage) {
+  Schedule schedule = after_frozen_stages(make_schedule("1f1b", 2, 2, P2Policy::kOff));
+  schedule.ranks[1].push_back({Op::kBackward, 1, 0});
+  EXPECT_NE(rejection(schedule).find("1B0: stage 1 is frozen, so it has F alone"), std::string::npos);
+  schedule.ranks[1].back() = {Op::kRecvBackward, 1, 0};
+  EXPECT_NE(rejection(schedule).find("1RECV_B0: stage 1 is frozen, so it needs no gradient"), std::string::npos);
+  schedule.ranks[1].pop_back();
+  schedule.ranks[0].push_back({Op::kSendBackward, 2, 0});
+  EXPECT_NE(rejection(schedule).find("2SEND_B0: stage 1 is frozen, so it needs no gradient"), std::string::npos);
+  schedule.ranks[0].pop_back();
+  EXPECT_EQ(rejection(schedule), "");
+  schedule.frozen = 1;
+  EXPECT_NE(rejection(schedule).find("has no I or B"), std::string::npos);
 }
 
 TEST(Validate, RejectsEmptySchedules) {

@@ -5,6 +5,8 @@
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/weights/weight_files.h"
 
 namespace twobp::TWOBP_FILE {
@@ -67,6 +69,62 @@ TEST(Frozen, CostsNoBackwardGradientOrState) {
 TEST(Frozen, FreezingAllIsAnError) {
   Trainer trainer(frozen_config({"*"}));
   test::expect_error([&] { trainer.step(); }, {"nothing is trained", "model.freeze"});
+}
+
+// Half of the 18 layers are frozen.
+Config half_frozen_config() {
+  Config config = frozen_config(
+      {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*", "model.layers.2.*", "model.layers.3.*"});
+  test::llama_of(config).layers = 8;
+  return config;
+}
+
+TEST(FrozenStages, AreMadeIfStepsAreFaster) {
+  const ModelSpec model = build_model(half_frozen_config());
+  ASSERT_EQ(model.first_trainable, 9);
+  Profile costs;
+  for (const LayerSpec& layer : model.layers)
+    costs[layer.kind] = {.forward = 1, .backward_p1 = 1, .backward_p2 = 1, .p2_units = 1};
+  PipelineOptions options;
+  options.rank_of_stage = {0, 1};
+  const auto with = [&](const Variant& variant, int micro_batches) {
+    return with_frozen_stages(options, model, {{}, {costs}}, variant, micro_batches);
+  };
+  const PipelineOptions two = with({"1f1b", P2Policy::kFill}, 2);
+  EXPECT_TRUE(two.frozen_stages);
+  EXPECT_EQ(two.stages, 4);
+  EXPECT_EQ(two.rank_of_stage, (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_LE(two.split[0] + two.split[1], 9);
+  const SliceProfiles slices{{}, {costs}};
+  EXPECT_LT(simulated_seconds(model, slices, two, {"1f1b", P2Policy::kFill}, 2),
+            0.9 * simulated_seconds(model, slices, options, {"1f1b", P2Policy::kFill}, 2));
+  EXPECT_FALSE(with({"1f1b", P2Policy::kFill}, 64).frozen_stages) << "the gain is too small";
+  EXPECT_FALSE(with({"auto", P2Policy::kFill}, 2).frozen_stages);
+  EXPECT_FALSE(with({ScheduleSource(make_schedule("1f1b", 2, 2, P2Policy::kOff)), P2Policy::kOff}, 2).frozen_stages);
+  options.rank_of_stage = {0, 0};
+  EXPECT_FALSE(with({"1f1b", P2Policy::kFill}, 2).frozen_stages);
+}
+
+TEST(FrozenStages, TrainToTheSameBits) {
+  Config config = half_frozen_config();
+  const auto batches = random_batches(3, 2);
+  Trainer one(config);
+  const auto expected = test::train(one, batches, {"1f1b", P2Policy::kOff});
+  config.pipeline.stages = 0;
+  config.pipeline.ranks = 2;
+  int made = 0;
+  for (int i = 0; i < 9 && made == 0; ++i) {  // the costs are measured
+    Trainer two(config);
+    made = two.pipeline().frozen_stages();
+    const auto found = test::train(two, batches, {"zb-h1", P2Policy::kPlaced});
+    EXPECT_TRUE(test::same_bits(expected.losses, found.losses));
+    for (size_t w = 0; w < expected.weights.size(); ++w)
+      EXPECT_TRUE(test::same_bits(expected.weights[w], found.weights[w])) << two.weights()[w]->name();
+    EXPECT_TRUE(two.evaluate(batches[0], 1).has_value());
+  }
+  EXPECT_EQ(made, 2);
+  config.pipeline.stages = 2;
+  EXPECT_EQ(Trainer(config).pipeline().frozen_stages(), 0) << "pipeline.stages is what it says";
 }
 
 Config lora_config(int stages = 1) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
@@ -72,6 +73,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     : model_(model),
       split_(options.split),
       rank_of_stage_(options.rank_of_stage),
+      frozen_stages_(options.frozen_stages),
       slices_(options.slices),
       world_(std::move(world)),
       timeout_(options.timeout),
@@ -87,6 +89,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   TWOBP_CHECK(rank_of_stage_.size() == split_.size(), "rank_of_stage places ", rank_of_stage_.size(),
               " stages, but the split has ", split_.size());
   const int ranks = *std::max_element(rank_of_stage_.begin(), rank_of_stage_.end()) + 1;
+  TWOBP_CHECK(!frozen_stages_ || std::accumulate(split_.begin(), split_.begin() + ranks, 0) <= model.first_trainable,
+              "the first ", ranks, " stages have trained layers, but are to be frozen");
   TWOBP_CHECK(ranks == world_.ranks, "the stages are placed on ", ranks, " ranks, but each pipeline of this run has ",
               world_.ranks);
   std::vector<int> first_layer;

@@ -30,8 +30,11 @@ class Stage;
 struct PipelineOptions {
   int stages = 2;
   std::vector<int> rank_of_stage;  // empty: one stage on each rank
-  std::vector<int> split;          // layers per stage; empty: by measured cost
-  SliceProfiles slices;            // the slices of a training step's sequences; no cuts: they are whole
+  // Whether the first stage of each rank has frozen layers alone, before those of the schedule (after_frozen_stages).
+  // The split is given then.
+  bool frozen_stages = false;
+  std::vector<int> split;  // layers per stage; empty: by measured cost
+  SliceProfiles slices;    // the slices of a training step's sequences; no cuts: they are whole
   ThreadOptions threads;
   uint64_t seed = 1;     // of the initial weights
   double timeout = 300;  // seconds, of each wait for a message or another process
@@ -103,6 +106,8 @@ class Pipeline {
   bool is_local(int rank) const { return world_.is_local(rank); }
   const std::vector<int>& split() const { return split_; }
   const std::vector<int>& rank_of_stage() const { return rank_of_stage_; }
+  // The number of stages before those of a named schedule: see PipelineOptions::frozen_stages.
+  int frozen_stages() const { return frozen_stages_ ? ranks() : 0; }
   const ModelSpec& model() const { return model_; }
   // The costs of the layers of each stage; with slices, of each slice and stage, slice by slice.
   const StagesOfLayers& layer_costs() const { return layer_costs_; }
@@ -154,6 +159,7 @@ class Pipeline {
   ModelSpec model_;
   std::vector<int> split_;
   std::vector<int> rank_of_stage_;
+  bool frozen_stages_;
   SliceProfiles slices_;
   StagesOfLayers layer_costs_;
   std::unique_ptr<MemoryMeter> meter_;

@@ -23,7 +23,7 @@ StepPlan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Pol
                         const StepOptions& options) const {
   if (micro_batches == 0) return forward_plan(0);
   const auto make = [&](const ScheduleSource& source, P2Policy policy) {
-    return source.make(stages(), ranks(), micro_batches, policy, slices());
+    return source.make(stages(), ranks(), micro_batches, policy, slices(), frozen_stages_);
   };
   Schedule standard = make(schedule, P2Policy::kOff);
   TWOBP_CHECK(standard.has_backward(), "schedule '", schedule.name(),

@@ -83,6 +83,7 @@ Schedule without_instructions(const Schedule& schedule) {
   result.stages = schedule.stages;
   result.micro_batches = schedule.micro_batches;
   result.slices = schedule.slices;
+  result.frozen = schedule.frozen;
   result.rank_of_stage = schedule.rank_of_stage;
   result.allow_reorder = schedule.allow_reorder;
   result.policy = schedule.has(Op::kBackwardP2) ? P2Policy::kPlaced : P2Policy::kOff;

@@ -142,4 +142,34 @@ Schedule add_communication(Schedule schedule) {
   return schedule;
 }
 
+Schedule after_frozen_stages(Schedule schedule) {
+  const int frozen = schedule.rank_count();
+  const int ahead = 2 * frozen * schedule.slices;
+  schedule.stages += frozen;
+  schedule.frozen += frozen;
+  for (int rank = frozen; rank-- > 0;) schedule.rank_of_stage.insert(schedule.rank_of_stage.begin(), rank);
+  for (int rank = 0; rank < frozen; ++rank) {
+    std::vector<Instruction> with;
+    int next = 0;
+    const auto run_frozen = [&](int end) {
+      for (; next < std::min(end, schedule.micro_batches); ++next) {
+        if (rank > 0) with.push_back({Op::kRecvForward, rank, next});
+        with.push_back({Op::kForward, rank, next});
+        if (schedule.rank_of_stage[rank + 1] != rank) with.push_back({Op::kSendForward, rank, next});
+      }
+    };
+    run_frozen(ahead);
+    for (Instruction instruction : schedule.ranks[rank]) {
+      instruction.stage += frozen;
+      const bool forward = instruction.op == Op::kForward;
+      if (forward) run_frozen(instruction.micro_batch + instruction.count + ahead);
+      if (forward && instruction.stage == frozen && rank + 1 != frozen)
+        with.push_back({Op::kRecvForward, frozen, instruction.micro_batch, instruction.count});
+      with.push_back(instruction);
+    }
+    schedule.ranks[rank] = std::move(with);
+  }
+  return schedule;
+}
+
 }  // namespace twobp

@@ -20,4 +20,8 @@ Schedule apply_p2_policy(Schedule schedule, P2Policy policy);
 // This is the last pass. Throws Error if there are messages already.
 Schedule add_communication(Schedule schedule);
 
+// Puts a chain of frozen stages before a schedule that is ready to run, one on each rank. Their F run ahead of the rest
+// by up to two micro-batches for each rank, so that no rank waits for them, and as few outputs as that are kept.
+Schedule after_frozen_stages(Schedule schedule);
+
 }  // namespace twobp

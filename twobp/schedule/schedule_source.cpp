@@ -52,7 +52,14 @@ P2Policy ScheduleSource::default_policy() const {
   return written_ ? written_->policy : P2Policy::kFill;
 }
 
-Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy, int slices) const {
+Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy policy, int slices,
+                              bool frozen_stages) const {
+  if (!written_ && frozen_stages) {
+    Schedule schedule = make_schedule(name_, stages - ranks, micro_batches, policy, ranks, slices);
+    schedule = after_frozen_stages(std::move(schedule));
+    validate(schedule);
+    return schedule;
+  }
   if (!written_) return make_schedule(name_, stages, micro_batches, policy, ranks, slices);
   rank_of_stage(stages, ranks);
   TWOBP_CHECK(slices == written_->slices, name_, " is a schedule of ", written_->slices,

@@ -46,8 +46,10 @@ class ScheduleSource {
   P2Policy default_policy() const;
   // The schedule ready to run: with p2 policy and messages, and validated. A written one has its own stages and ranks.
   // If `micro_batches` is less than its number (at the end of an epoch), the cells of the missing ones are dropped. A
-  // written one has its own number of slices, too. Throws Error if this is not possible.
-  Schedule make(int stages, int ranks, int micro_batches, P2Policy policy, int slices = 1) const;
+  // written one has its own number of slices, too. With `frozen_stages`, a named schedule's stages come after one of
+  // each rank with frozen layers (after_frozen_stages), and `stages` counts all. Throws Error if this is not possible.
+  Schedule make(int stages, int ranks, int micro_batches, P2Policy policy, int slices = 1,
+                bool frozen_stages = false) const;
 
   friend std::ostream& operator<<(std::ostream& out, const ScheduleSource& source) { return out << source.name_; }
 

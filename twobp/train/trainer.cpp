@@ -182,6 +182,8 @@ Trainer::Trainer(const Config& config, Parts parts)
   SliceProfiles slices =
       agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure, config.pipeline.timeout);
   const Profile profile = sum_of(slices);
+  if (config.pipeline.stages == 0 && config.pipeline.split.empty())
+    options = with_frozen_stages(options, parts.model, slices, *variant_, micro_batches_);
   if (slices.count() > 1) config_.pipeline.slice_lengths = slices.lengths();  // recorded by a checkpoint
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));

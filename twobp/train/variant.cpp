@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/plan/auto_schedule/auto_schedule.h"
 #include "twobp/plan/memory/stage_bytes.h"
+#include "twobp/plan/planner.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/transport/collectives.h"
@@ -137,9 +140,45 @@ double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, co
   const std::vector<int> split =
       options.split.empty() ? measured_split(model, layer_costs(model, sum_of(slices)), placed) : options.split;
   const Schedule schedule = variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
-                                                  micro_batches, variant.policy, slices.count());
+                                                  micro_batches, variant.policy, slices.count(), options.frozen_stages);
   const auto costs = profiled_costs(layer_costs_of_stages(model, slices.profiles, split));
   return simulate(schedule, costs, in_process_simulation()).step_seconds;
+}
+
+PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
+                                   const Variant& variant, int micro_batches) {
+  constexpr double kLeastGain = 1.02;
+  constexpr int kMostMoves = 300;
+  const int ranks = *std::max_element(options.rank_of_stage.begin(), options.rank_of_stage.end()) + 1;
+  const auto layers = static_cast<int>(model.layers.size());
+  const bool named = variant.schedule.written() == nullptr && variant.schedule.name() != kAutoSchedule;
+  if (!named || ranks == 1 || model.first_trainable < ranks || layers - model.first_trainable < options.stages)
+    return options;
+  const auto seconds = [&](const PipelineOptions& one) {
+    return simulated_seconds(model, slices, one, variant, micro_batches);
+  };
+  PipelineOptions with = options;
+  const std::vector<LayerCost> costs = layer_costs(model, sum_of(slices));
+  const auto place = [&](int begin, int end, const std::vector<int>& rank_of_stage) {
+    ModelSpec part;
+    part.layers.assign(model.layers.begin() + begin, model.layers.begin() + end);
+    for (const int count : measured_split(part, {costs.begin() + begin, costs.begin() + end}, rank_of_stage))
+      with.split.push_back(count);
+    with.rank_of_stage.insert(with.rank_of_stage.end(), rank_of_stage.begin(), rank_of_stage.end());
+  };
+  with.rank_of_stage.clear();
+  place(0, model.first_trainable, place_stages(Placement::kLinear, ranks, ranks));
+  place(model.first_trainable, layers, options.rank_of_stage);
+  with.stages += ranks;
+  with.frozen_stages = true;
+  with.split =
+      move_layers(with.split, seconds(with), kMostMoves, [&](const std::vector<int>& split) -> std::optional<double> {
+        if (std::accumulate(split.begin(), split.begin() + ranks, 0) > model.first_trainable) return std::nullopt;
+        PipelineOptions moved = with;
+        moved.split = split;
+        return seconds(moved);
+      });
+  return seconds(options) > kLeastGain * seconds(with) ? with : options;
 }
 
 }  // namespace twobp

@@ -78,4 +78,10 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
                          const Variant& variant, int micro_batches);
 
+// The same pipeline with stages of their own for the model's frozen first layers, such as those of a reference model,
+// whose F then fill waits (PipelineOptions::frozen_stages), if the simulated step is more than 2 % faster. Written
+// schedules, and those that are searched for, have the stages that they have.
+PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
+                                   const Variant& variant, int micro_batches);
+
 }  // namespace twobp

@@ -79,6 +79,7 @@ struct Schedule {
   // micro-batch m. F runs in this order. I and W run the slices of a micro-batch last to first, because a slice's
   // gradient needs those of the later slices, which read its keys and values.
   int slices = 1;
+  int frozen = 0;                               // the first stages, which have F alone: nothing in them is trained
   std::vector<int> rank_of_stage;               // placement; a rank owns any number of stages
   std::vector<std::vector<Instruction>> ranks;  // the instructions of each rank, in order
   // Gives up micro-batch order within F, I and W of a stage, and with it bitwise equality.
@@ -88,6 +89,8 @@ struct Schedule {
   // Whether the stage has no previous or no next stage.
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage + 1 == stages; }
+  // Whether the previous stage needs the gradient of this one's input.
+  bool gives_gradient(int stage) const { return stage > frozen; }
   bool has(Op op) const;
   // False for an evaluation.
   bool has_backward() const { return has(Op::kBackwardP1) || has(Op::kBackwardP2) || has(Op::kBackward); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 from collections import Counter
 
 import torch
@@ -69,6 +70,44 @@ def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
                 parameters.add(node)
             node.meta["product"] = reads and ops.short_name(node) in ops.FORWARD_HEAVY or node.target is linear_4bit
     return chain, free
+
+
+def references_first(
+    chain: list[fx.Node], free: set[fx.Node], forward: Forward, frozen: set[str]
+) -> tuple[list[fx.Node], int]:
+    """Puts chains of calls that depend on frozen weights alone, such as those of a reference model, before the calls
+    that depend on trained ones. They are then no part of the way from the trained weights to the loss and back. Returns
+    the number of these calls, too. Nothing moves if more bytes leave them than are usually in between two of them,
+    because all later layers pass these on."""
+    weights = {node for node, (source, name) in forward.inputs.items() if source == "parameter" and name in frozen}
+    parent: dict[fx.Node, fx.Node] = {}  # of a call that depends on frozen weights alone; a chain is a tree
+
+    def root(node: fx.Node) -> fx.Node:
+        while parent[node] is not node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    late: list[fx.Node] = []  # calls after the first that is trained
+    trained = False
+    for node in chain:
+        read = [one for one in ops.inputs_of(node) if one not in free and one not in weights]
+        if ops.is_random(node) or any(one not in parent for one in read):
+            trained = True
+            continue
+        parent[node] = node
+        for one in read:
+            parent[root(one)] = node
+        if trained:
+            late.append(node)
+    products = Counter(root(node) for node in parent if heavy(node))
+    moved = {one for one in map(root, late) if products[one] > ATOMIC}
+    first = [node for node in chain if node in parent and root(node) in moved]
+    if not first:
+        return chain, 0
+    rest = [node for node in chain if node not in parent or root(node) not in moved]
+    points, _ = crossing(first + rest, forward.loss)
+    sizes = [sum(bytes_of(one, forward.sizes) for one in values) for values in points[: len(first)]]
+    return (first + rest, len(first)) if sizes[-1] <= statistics.median(sizes) else (chain, 0)
 
 
 def crossing(chain: list[fx.Node], loss: fx.Node) -> tuple[list[list[fx.Node]], set[fx.Node]]:
@@ -225,12 +264,18 @@ def sink_casts(forward: Forward) -> None:
             graph.erase_node(node)
 
 
-def cut(forward: Forward) -> list[Layer]:
-    """Returns the chain of layers. Values that skip a layer pass through it as inputs and outputs."""
+def cut(forward: Forward, frozen: set[str]) -> list[Layer]:
+    """Returns the chain of layers. Values that skip a layer pass through it as inputs and outputs. `frozen` are the
+    parameters that are not trained."""
     sink_casts(forward)
     chain, free = chain_of(forward)
+    chain, first = references_first(chain, free, forward, frozen)
     points, lasting = crossing(chain, forward.loss)
-    pieces = merge_light(chain, cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes))
+    cuts = cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes)
+    pieces: list[list[fx.Node]] = []
+    for begin, end in ((0, first), (first, len(chain))):
+        if begin < end:
+            pieces += merge_light(chain[begin:end], [i - begin for i in cuts if begin <= i < end - 1])
     at = {node: i for i, node in enumerate(chain)}
     position = {node: i for i, node in enumerate(forward.graph.nodes)}
     layers: list[Layer] = []

@@ -126,7 +126,7 @@ def trace(
     factors = {} if many else matrices.describe(forward)  # those of the first shape count
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
-    layers = cut(forward)
+    layers = cut(forward, frozen)
     for layer in layers if forward.casts else ():
         round_parameters(layer)
     constants = Constants({name for name, one in own.items() if isinstance(one, nn.Parameter)})

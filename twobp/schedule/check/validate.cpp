@@ -2,6 +2,7 @@
 // completeness, inputs), the second all ranks side by side (deadlock).
 #include "twobp/schedule/check/validate.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -126,6 +127,7 @@ class Validator {
       return;
     }
     has_any_backward_ = true;
+    if (stage < schedule_.frozen) reject(cell(op, stage, m), ": stage ", stage, " is frozen, so it has F alone");
     if (op == Op::kBackwardP2) {
       if (has(Op::kBackward, stage, m)) {
         reject(cell(op, stage, m), " runs again what ", cell(Op::kBackward, stage, m), " has done");
@@ -168,6 +170,10 @@ class Validator {
     if (previous ? schedule_.is_first(stage) : schedule_.is_last(stage)) {
       reject(cell(op, stage, m), ": stage ", stage, " is the ", previous ? "first" : "last");
     }
+    const bool backward = op == Op::kSendBackward || op == Op::kRecvBackward;
+    if (backward && !schedule_.gives_gradient(std::max(stage, neighbour))) {
+      reject(cell(op, stage, m), ": stage ", std::min(stage, neighbour), " is frozen, so it needs no gradient");
+    }
     if (same_rank(stage, neighbour)) {
       reject(cell(op, stage, m), ": stage ", neighbour, " is on the same rank, which needs no message");
     }
@@ -200,7 +206,7 @@ class Validator {
         if (!has(Op::kForward, stage, m)) {
           reject_op(Op::kRecvForward, stage, m, cell(Op::kForward, stage, m), " is missing");
         }
-        if (has_any_backward_ && !has_backward(stage, m)) {
+        if (has_any_backward_ && stage >= schedule_.frozen && !has_backward(stage, m)) {
           reject_op(Op::kForward, stage, m, cell(Op::kForward, stage, m), " has no I or B");
         }
         if (has(Op::kBackwardP1, stage, m) && !has(Op::kBackwardP2, stage, m)) {

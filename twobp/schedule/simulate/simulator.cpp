@@ -41,7 +41,7 @@ class Simulator {
                           : recorded_.empty() ? options.p2_order
                                               : P2Order::kOldest;
     std::vector<bool> gives_gradient(schedule.stages);
-    for (int stage = 0; stage < schedule.stages; ++stage) gives_gradient[stage] = !schedule.is_first(stage);
+    for (int stage = 0; stage < schedule.stages; ++stage) gives_gradient[stage] = schedule.gives_gradient(stage);
     for (int rank = 0; rank < schedule.rank_count(); ++rank) {
       ranks_.push_back(rank_at_begin(schedule.ranks[rank], order, gives_gradient));
       queues_.emplace_back(schedule, rank, WQueue::Rules{order, options.data_parallel.replicas > 1, nullptr, streams_});
@@ -162,7 +162,7 @@ class Simulator {
     run_steps(rank, Op::kForward, {stage, m}, model(stage, m).forward);
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
-    if (!has_backward_) --state.in_flight;  // an evaluation keeps nothing
+    if (!has_backward_ || stage < schedule_.frozen) --state.in_flight;  // nothing is kept
     if (!schedule_.is_last(stage) && same_rank(stage, stage + 1)) {
       memory_.hand_over(stage, stage + 1, model(stage, m).output, state.now, Op::kForward, m);
     }
@@ -202,7 +202,7 @@ class Simulator {
   }
 
   void hand_back(int rank, int stage, int m) {
-    if (schedule_.is_first(stage) || !same_rank(stage, stage - 1)) return;
+    if (!schedule_.gives_gradient(stage) || !same_rank(stage, stage - 1)) return;
     memory_.hand_over(stage, stage - 1, model(stage, m).input_gradient, ranks_[rank].now, Op::kBackwardP1, m);
   }
 

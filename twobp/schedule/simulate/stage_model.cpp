@@ -135,12 +135,12 @@ std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector
     StageCost cost = costs[i];
     const double input = first ? 0 : costs[i - 1].output_bytes;
     const double output_gradient = last ? 0 : costs[i + 1].input_gradient_bytes;
-    if (first) cost.input_gradient_bytes = 0;
+    if (!schedule.gives_gradient(stage)) cost.input_gradient_bytes = 0;
     if (last && cost.layers.empty()) cost.output_bytes = 0;
     StageModel model = cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last);
     model.p2_seconds = model.pieces.back().begin;
     model.forward.finish();
-    if (!has_backward) keep_nothing(model, input, last);
+    if (!has_backward || (stage < schedule.frozen && cost.layers.empty())) keep_nothing(model, input, last);
     double& largest = largest_p2[schedule.rank_of_stage[stage]];
     for (const P2Piece& piece : model.pieces) largest = std::max(largest, piece.peak);
     models.push_back(std::move(model));
