@@ -61,8 +61,11 @@ std::vector<bool> streams_of(const PlanOptions& options, const std::optional<Con
   std::vector<std::string> names = {config ? config->pipeline.gradients : "kept"};
   if (!options.gradients.empty()) names = parse_names("--gradients", options.gradients);
   const std::string why = config ? why_gradients_are_kept(*config) : "";
-  if (names == std::vector<std::string>{"auto"})
-    return why.empty() ? std::vector<bool>{false, true} : std::vector<bool>{false};
+  if (names == std::vector<std::string>{"auto"}) {
+    if (why.empty()) return {false, true};
+    std::cout << to_text(StreamedGradients{{}, why}) << '\n';
+    return {false};
+  }
   std::vector<bool> streams;
   for (const std::string& name : names) {
     TWOBP_CHECK(name == "kept" || name == "streamed", "--gradients has '", name, "': write kept, streamed, or auto");
@@ -124,7 +127,10 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   measure.slices = request.slices;
   measure.recompute = request.recompute;
   // The measured costs already include a configured recomputation.
-  if (measure.recompute.empty() && config->pipeline.recompute.empty()) measure.recompute = recompute_names();
+  if (measure.recompute.empty() && config->pipeline.recompute.empty()) {
+    measure.recompute = recompute_names();
+    if (config->pipeline.stash == "bf16") measure.recompute = {"none", "activations"};  // see check_config.cpp
+  }
   measure.seconds = options.seconds;
   std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n" << std::flush;
   return measure_costs(*config, measure);

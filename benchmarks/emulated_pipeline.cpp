@@ -4,6 +4,7 @@
 // rank (arXiv 2401.10241, section 5.3). A span runs from a rank's first op to its last.
 //
 //   build/release/benchmarks/emulated_pipeline --ranks 4,8 --milliseconds 10
+//   build/release/benchmarks/emulated_pipeline --ranks 4,8 --schedules 1f1b,gpipe --p2 fill --streamed
 #include <algorithm>
 #include <cstdio>
 
@@ -31,6 +32,7 @@ struct Options {
   int micro_batches = 0;     // 0: set by the number of ranks
   int slices = 1;            // of each micro-batch
   int layers = 4;            // per stage: the number of pieces of W
+  bool streamed = false;     // also with streamed gradients, whose W waits for the end of a stage's I
   double milliseconds = 10;  // of F, of I and of W of a micro-batch on a rank, over all its stages
   std::string json_file;
 };
@@ -78,7 +80,15 @@ int64_t most_held(const StepReport& report) {
   return most;
 }
 
-json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Options& options) {
+// Layers without weights have nothing to update.
+class NoUpdate : public StepUpdate {
+ public:
+  void apply(int, const std::vector<Parameter*>&) override {}
+  std::vector<Waited> run(int) override { return {}; }
+  Settled settle(int) override { return {}; }
+};
+
+json measure(const NamedSchedule& named, int ranks, P2Policy policy, bool streamed, const Options& options) {
   const int per_rank = usual_stages_per_rank(named.placement);
   const int stages = ranks * per_rank;
   const int micro_batches = options.micro_batches > 0 ? options.micro_batches : options.micro_batches_per_rank * ranks;
@@ -104,6 +114,9 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
     pipeline_options.slices = {equal_cuts(positions, options.slices), std::vector<Profile>(options.slices, profile)};
   }
   Pipeline pipeline(model, profile, pipeline_options);
+  SimulationOptions simulation_options;
+  if (streamed) simulation_options.streams.assign(static_cast<size_t>(stages), true);
+  pipeline.stream_gradients(simulation_options.streams);
   const StepPlan plan = pipeline.plan(named.name, micro_batches, policy, {P2Batching::kLoop, 0});
 
   std::vector<StageCost> costs(stages);
@@ -114,7 +127,7 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
     cost.stash_bytes = static_cast<double>(layer.stash_bytes) * options.layers;
   }
   const double work = micro_batches * 3 * options.milliseconds * 1e-3;
-  const Simulation simulation = simulate(plan.schedule, costs);
+  const Simulation simulation = simulate(plan.schedule, costs, simulation_options);
   const Bubble simulated = of_simulation(simulation, work);
   double most_held_simulated = 0;
   for (const RankSimulation& rank : simulation.ranks)
@@ -123,15 +136,18 @@ json measure(const NamedSchedule& named, int ranks, P2Policy policy, const Optio
   const std::vector<Fields> batch(micro_batches, {{"input_ids", at::zeros({1, positions}, at::kLong)}});
   StepRequest step;
   step.want_events = true;
+  step.update = std::make_shared<NoUpdate>();
   const StepReport measured_report = pipeline.run(plan, batch, step);
   const Bubble measured = of_run(measured_report);
 
   std::printf("%-18s %-8s %4d %4d  %8.3fs %8.3fs  %7.4f %7.4f %+8.4f  %7.4f %7.4f\n", std::string(named.name).c_str(),
-              std::string(policy_name(policy)).c_str(), ranks, micro_batches, measured.seconds, simulated.seconds,
-              measured.idle, simulated.idle, measured.idle - simulated.idle, measured.authors, simulated.authors);
+              streamed ? "streamed" : std::string(policy_name(policy)).c_str(), ranks, micro_batches, measured.seconds,
+              simulated.seconds, measured.idle, simulated.idle, measured.idle - simulated.idle, measured.authors,
+              simulated.authors);
   std::fflush(stdout);
   return {{"schedule", named.name},
           {"p2", policy_name(policy)},
+          {"gradients", streamed ? "streamed" : "kept"},
           {"ranks", ranks},
           {"micro_batches", micro_batches},
           {"slices", options.slices},
@@ -160,7 +176,9 @@ int run(const Options& options) {
         policies = named.places_p2 ? std::vector<std::string>{"placed"} : std::vector<std::string>{"off", "fill"};
       }
       for (const std::string& policy : policies) {
-        rows.push_back(measure(named, ranks, parse_policy(policy), options));
+        const P2Policy asked = parse_policy(policy);
+        rows.push_back(measure(named, ranks, asked, false, options));
+        if (options.streamed && asked != P2Policy::kOff) rows.push_back(measure(named, ranks, asked, true, options));
       }
     }
   }
@@ -186,6 +204,7 @@ int main(int argc, char** argv) {
   app.add_option("--micro-batches", options.micro_batches, "Number of micro-batches M, for every number of ranks");
   app.add_option("--slices", options.slices, "Equal slices of each micro-batch")->capture_default_str();
   app.add_option("--layers", options.layers, "Layers per stage; W runs in as many pieces")->capture_default_str();
+  app.add_flag("--streamed", options.streamed, "Also with streamed gradients, where p2 is not off");
   app.add_option("--milliseconds", options.milliseconds, "Time of each of F, I and W on a rank")->capture_default_str();
   app.add_option("--json", options.json_file, "File for the rows as JSON");
   CLI11_PARSE(app, argc, argv);

@@ -3,6 +3,7 @@
 
     benchmarks/streamed.py                  LLaMa of dim 1024, 8 layers, sequences of 64, 2 and 4 micro-batches of one sequence
     benchmarks/streamed.py --no-times       bytes alone, in less time (busy cores do not matter)
+    benchmarks/streamed.py --shards         two replicas with optimizer.shard: weights, optimizer state and gradients of a rank
     benchmarks/streamed.py --svg docs/gradients.svg    draws the memory over a step, kept and streamed, side by side
 
 All ways of a case take turns in one process, and ratios are taken within each turn. Times need two quiet cores.
@@ -44,16 +45,29 @@ def report(options, optimizer, micro_batches, name, rows):
             figures[way]["time"] = spread(ratios(after, before))
             text += f", time {text_of(figures[way]['time'])} of {statistics.median(before):.3f} s"
         print(f"  {optimizer:6} M {micro_batches}  {name:12} {way:13} {text}", flush=True)
+    if not options.no_times:
+        share = statistics.median(kept["p2_seconds_all"]) / statistics.median(kept["step_seconds_all"]) / len(kept["peak_bytes"])
+        print(f"  {'':10} {name:12} W takes {share:.2f} of a step of each rank with kept gradients", flush=True)
     return figures
 
 
-def memory_over_a_step(options, gradients, folder):
+def memory_over_a_step(options, gradients, folder, settings=()):
     """(seconds since the step's begin, bytes of weights, optimizer and gradients, those of activations and stash) after each event of one rank."""
     trace = folder / f"{gradients}.json"
     call(options.program, "train", ROOT / "configs/bench_llama.json", "--trace", trace, "--trace-steps", "3", "--set", *MODEL, "train.steps=3",
-         "pipeline.ranks=1", "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *options.set)
+         "pipeline.ranks=1", "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *settings, *options.set)
     counters = sorted((event["ts"], *event["args"].values()) for event in json.loads(trace.read_text()) if event["ph"] == "C")
     return [((ts - counters[0][0]) / 1e6, fixed, held) for ts, fixed, held in counters]
+
+
+def compare_shards(options, folder):
+    settings = ["pipeline.data_parallel=2", "optimizer.shard=true", "optimizer.type=adamw"]
+    most, least = {}, {}
+    for gradients in ("kept", "streamed"):
+        fixed = [fixed for _, fixed, _ in memory_over_a_step(options, gradients, folder, settings)]
+        most[gradients], least[gradients] = max(fixed), min(fixed)
+    print(f"two replicas with shards, M 4: weights, optimizer state and gradients of a rank {most['kept'] / 2**20:.0f} -> {most['streamed'] / 2**20:.0f} MiB, "
+          f"{most['streamed'] / most['kept']:.3f}x (bar 0.72); gradients at most {(most['streamed'] - least['streamed']) / 2**20:.1f} MiB")
 
 
 def draw(options, folder):
@@ -95,10 +109,11 @@ def main():
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--svg", type=pathlib.Path)
+    parser.add_argument("--shards", action="store_true")
     options = parser.parse_args()
-    if options.svg:
+    if options.svg or options.shards:
         with tempfile.TemporaryDirectory() as folder:
-            return draw(options, pathlib.Path(folder))
+            return (draw if options.svg else compare_shards)(options, pathlib.Path(folder))
     if options.no_times:
         options.repeats = 1
     figures = {}

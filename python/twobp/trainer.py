@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import gc
 import json
 import numbers
 import os
@@ -255,7 +256,8 @@ class Trainer:
         if not self._captured.trained <= self._shared:
             self._shared.clear()
         self._watch.share({name: weights[name] for name in self._shared}, self._native.written)
-        _native.release_memory()  # of the module's own
+        gc.collect()  # the graphs of capture, which lead to themselves
+        _native.release_memory()  # that of these, and of the module's own weights
 
     def _load_into_module(self) -> None:
         """Gives the module the weights and buffers of the last step that it does not share: one by one, so that there

@@ -455,6 +455,8 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"train.eval_every=10", "data.held_out=0"}, {"train.eval_every is 10", "data.held_out is 0"});
   refuse({"pipeline.gradients=stream"}, {"pipeline.gradients", "\"streamed\""});
   refuse({"pipeline.gradients=streamed", "train.clip_norm=1"}, {"every stage keeps its gradients", "train.clip_norm"});
+  refuse({"pipeline.stash=fp16"}, {"pipeline.stash", "\"bf16\""});
+  refuse({"pipeline.stash=bf16", "pipeline.recompute=both"}, {"pipeline.stash", "pipeline.recompute"});
   refuse({"pipeline.gradients=streamed", "train.precision=fp16"}, {"every stage keeps its gradients", "fp16"});
   refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
 }

@@ -50,6 +50,31 @@ TEST(Saved, KeepsUntilP2AcrossP1) {
   expect_error([&] { saved.p2(0); }, {"saved tensor 0 of 0"});
 }
 
+// Only float32 tensors that take more memory than their copy are rounded. One that is kept twice stays one.
+TEST(Saved, RoundsWhatOnlyWReads) {
+  Saved saved;
+  const at::Tensor input = at::tensor({1.0F + 1.0F / 1024, 3.0F});
+  const at::Tensor ids = at::tensor({1, 2}, at::kLong);
+  const at::Tensor expanded = at::ones({1}).expand({8});
+  saved.keep_until_p2(input);
+  saved.keep_until_p2(ids);
+  saved.keep_until_p2(expanded);
+  saved.child(0).keep_until_p2(input.view({2}));
+  saved.child(1).keep_until_p2(input.narrow(0, 1, 1));
+  saved.round_p2();
+  saved.round_p2();  // nothing is left to round
+  EXPECT_EQ(saved.p2(0).scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(saved.p2(1).is_same(ids));
+  EXPECT_TRUE(saved.p2(2).is_same(expanded));
+  EXPECT_TRUE(saved.child(0).p2(0).is_same(saved.p2(0)));
+  EXPECT_FALSE(saved.child(1).p2(0).is_alias_of(saved.p2(0))) << "another part of the same memory";
+  saved.widen_p2();
+  EXPECT_TRUE(at::equal(saved.p2(0), at::tensor({1.0F, 3.0F})));
+  EXPECT_TRUE(at::equal(saved.child(0).p2(0), saved.p2(0)));
+  EXPECT_TRUE(at::equal(saved.child(1).p2(0), at::tensor({3.0F})));
+  EXPECT_TRUE(at::equal(input, at::tensor({1.0F + 1.0F / 1024, 3.0F}))) << "others still read it";
+}
+
 // Units of W point to a container's children while others are added.
 TEST(Saved, ChildrenStayWhereTheyAre) {
   Saved saved;

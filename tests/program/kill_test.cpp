@@ -131,5 +131,43 @@ TEST_F(Kill, EveryResumeEndsWithTheSameWeights) {
       kills, in_training, rounds, kSteps, now_seconds() - begin);
 }
 
+// When the process is killed, all weights but those of one layer have changed, and their gradients are gone.
+TEST_F(Kill, InTheTailOfStreamedGradients) {
+  const auto config_of = [&](const std::string& name, bool checkpoints) {
+    json config = config_in(folder_, name, checkpoints);
+    config["train"]["clip_norm"] = 0;
+    config["train"]["steps"] = 5;
+    config["pipeline"]["micro_batches"] = 3;
+    return folder_.write(name + ".json", config.dump());
+  };
+  expect_success({"train", config_of("kept", false), "--metrics", folder_.path("kept.jsonl")});
+  const auto losses = losses_in(folder_.path("kept.jsonl"));
+  ASSERT_EQ(losses.size(), 5U);
+  const std::string weights = read_file(folder_.path("kept-model/model.safetensors"));
+  for (const std::string split : {"6", "4,2"}) {
+    const std::string name = concat("streamed", split);
+    const std::string metrics = folder_.path(name + ".jsonl");
+    const std::vector<std::string> train = {"train",
+                                            config_of(name, true),
+                                            "--resume",
+                                            "--metrics",
+                                            metrics,
+                                            "--set",
+                                            "pipeline.gradients=streamed",
+                                            concat("pipeline.split=", split),
+                                            "pipeline.stages=0",
+                                            split == "6" ? "pipeline.ranks=1" : "pipeline.ranks=2"};
+    {
+      const test::Environment fault("TWOBP_FAIL", "W:step=3:micro_batch=2:layer=2:kill=1");
+      const Finished killed = test::run_program(train);
+      ASSERT_EQ(killed.exit_code, 128 + SIGKILL) << killed.out << killed.err;
+    }
+    EXPECT_EQ(losses_in(metrics).size(), 2U) << "step 3 did not end";
+    EXPECT_GT(resumed_step(expect_success(train).out), 0);
+    EXPECT_EQ(losses_in(metrics), losses) << name;
+    EXPECT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true) << name;
+  }
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

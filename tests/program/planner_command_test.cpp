@@ -202,6 +202,23 @@ TEST_F(PlanModel, MeasuresOnlySizesThatTheDataHas) {
   expect_one_message({"plan", config, "--seconds", "0.01", "--micro-batch-sizes", "2,4"}, {"4", "3"});
 }
 
+// Clipping needs all gradients at once: plan and train say that they are kept, and why.
+TEST_F(PlanModel, SaysWhyGradientsAreKept) {
+  const std::string kept = "gradients are kept until the end of a step (train.clip_norm needs the norm of all";
+  const std::vector<std::string> clipped = {config_, "--set", "train.clip_norm=1", "pipeline.gradients=auto",
+                                            "train.steps=1"};
+  for (const std::string command : {"plan", "train"}) {
+    std::vector<std::string> arguments = {command};
+    arguments.insert(arguments.end(), clipped.begin(), clipped.end());
+    if (command == "plan")
+      arguments.insert(arguments.end(), {"--seconds", "0.01", "--ranks", "1", "--recompute", "none"});
+    const std::string out = expect_success(arguments).out;
+    EXPECT_NE(out.find(kept), std::string::npos) << out;
+  }
+  expect_one_message({"plan", config_, "--set", "train.clip_norm=1", "--gradients", "kept,streamed"},
+                     {"--gradients has 'streamed'", "train.clip_norm"});
+}
+
 // An option that would change nothing is refused.
 TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   const std::string file = costs();

@@ -104,7 +104,7 @@ def text_of(dice, common, kind, folder):
             f"pipeline.micro_batches={dice.randint(1, samples // size)}", f"pipeline.micro_batch_size={size}"], sequence
 
 
-def way_of(dice, sliced, streams):
+def way_of(dice, sliced, streams, rounds):
     """Settings that must not change the bits."""
     gradients = dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)  # streamed ones need W that waits
     schedule = dice.choice([one for one in SCHEDULES if not sliced or one != 'dualpipe-v'])
@@ -115,7 +115,7 @@ def way_of(dice, sliced, streams):
             f"pipeline.p2={dice.choice(['off'] * (gradients != 'streamed') + ['end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
             f"pipeline.gradients={gradients}",
             f"pipeline.memory_cap={dice.choice(['auto', '0', '1.2x'])}", f"pipeline.run_ahead={dice.choice(['auto', 'on', 'off'])}",
-            f"pipeline.recompute={dice.choice(['[]', 'activations'] + ['derivatives', 'both'] * (not sliced))}"]
+            f"pipeline.recompute={dice.choice(['[]', 'activations'] + ['derivatives', 'both'] * (not sliced and not rounds))}"]
 
 
 def train(program, folder, settings, resumed_after=None):
@@ -146,6 +146,7 @@ def run_case(number, seed, program, verbose):
     common = [*model, *training_of(dice, kind), "optimizer.schedule=constant"]
     steps = int(next(one for one in common if one.startswith("train.steps=")).split("=")[1])
     common.append(f"pipeline.threads={dice.choice([1, 1, 2])}")  # the kernels of math libraries depend on it
+    common.append(f"pipeline.stash={dice.choice(['full', 'full', 'bf16'])}")
     resumed_after = dice.randint(1, steps - 1) if dice.random() < 0.3 else None
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other, tempfile.TemporaryDirectory() as data:
         sliced = False
@@ -153,7 +154,7 @@ def run_case(number, seed, program, verbose):
             common, sequence = text_of(dice, common, kind, pathlib.Path(data))
             sliced = kind != "bert" and dice.random() < 0.4
             common += documents.slices_of(dice, sequence) if sliced else []
-        way = way_of(dice, sliced, "train.clip_norm=0" in common and "train.precision=fp16" not in common)
+        way = way_of(dice, sliced, "train.clip_norm=0" in common and "train.precision=fp16" not in common, "pipeline.stash=bf16" in common)
         if verbose:
             print(*common, "", *way, f"resumed after {resumed_after}", sep="\n")
         reference = ["pipeline.schedule=gpipe", "pipeline.ranks=1", "pipeline.p2=off"]

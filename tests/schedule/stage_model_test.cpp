@@ -202,6 +202,32 @@ TEST(StageModel, KeepsNothingWithoutABackward) {
   expect_growth(all[2].forward.whole, 1, 0, -5);
 }
 
+// Streamed gradients: each piece of W with its own seconds, stash and gradient, which is that beyond the ones made in
+// I.
+TEST(StageModel, RunsSmallGradientsFirst) {
+  auto costs = three_stages();
+  costs[1].layers = two_layers();
+  costs[1].layers[0].gradient_bytes = costs[1].layers[0].streamed_gradient = 10;
+  costs[1].layers[1].gradient_bytes = 30;
+  costs[1].layers[1].streamed_gradient = 25;  // during its first piece
+  costs[1].layers[1].p1_gradient = 3;
+  const auto expect_pieces = [&](const std::vector<bool>& smallest_first, const std::vector<double>& gradients,
+                                 const std::vector<double>& freed) {
+    const auto all = stage_models(empty_schedule({0, 1, 2}, 1), costs, true, smallest_first);
+    const std::vector<P2Piece>& pieces = all[1].pieces;
+    ASSERT_EQ(pieces.size(), 4U);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(pieces[i].gradient, gradients[i]) << i;
+      EXPECT_EQ(pieces[i].freed, freed[i]) << i;
+      EXPECT_DOUBLE_EQ(pieces[i].begin, costs[1].backward_p2 * static_cast<double>(i) / 3) << i;
+    }
+  };
+  expect_pieces({}, {22, 5, 10, 0}, {0, 4, 8, 14});
+  expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 4, 10, 14});
+  costs[1].layers[1].streamed_stash = 7;  // of 8
+  expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 1, 7, 14});
+}
+
 TEST(StageModel, TakesTheLargestP2OfItsRank) {
   auto costs = three_stages();
   costs[1].layers = two_layers();

@@ -33,12 +33,14 @@ Config two_stages() {
 }
 
 TEST(ParseFault, ReadsEveryKey) {
-  const Fault fault = parse_fault("W:step=3:rank=1:replica=2:micro_batch=4:seconds=0.5");
+  const Fault fault = parse_fault("W:step=3:rank=1:replica=2:micro_batch=4:layer=5:seconds=0.5:kill=1");
   EXPECT_EQ(fault.where, Fault::Where::kBackwardP2);
   EXPECT_EQ(fault.step, 3);
   EXPECT_EQ(fault.rank, 1);
   EXPECT_EQ(fault.replica, 2);
   EXPECT_EQ(fault.micro_batch, 4);
+  EXPECT_EQ(fault.layer, 5);
+  EXPECT_EQ(fault.kill, 1);
   EXPECT_EQ(fault.seconds, 0.5);
   EXPECT_EQ(parse_fault("loader").where, Fault::Where::kLoader);
 }
@@ -73,6 +75,16 @@ TEST(FaultInjection, FailsInTheChosenMicroBatch) {
   const Asked asked("F:step=1:rank=1:micro_batch=2");
   Trainer trainer(two_stages());
   expect_error([&] { trainer.step(random_batch(3, 2, 2, 1), {"gpipe"}); }, {"rank 1, step 1, 1F2: "});
+}
+
+TEST(FaultInjection, FailsInTheChosenLayer) {
+  const Asked asked("W:step=1:rank=1:layer=4");
+  Trainer trainer(two_stages());
+  expect_error(
+      [&] {
+        trainer.step(random_batch(3, 2, 2, 1), {"gpipe", P2Policy::kFill});
+      },
+      {"rank 1, step 1, ", "layer model.layers.1.mlp", "a failure on demand"});
 }
 
 TEST(FaultInjection, FailsInTheLoader) {

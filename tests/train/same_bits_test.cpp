@@ -259,6 +259,19 @@ std::vector<Row> others() {
     rows.push_back({concat("ResnetCappedThreads", count), with(test::tiny_resnet("bottleneck"), threads(count)),
                     random(2, 4), under_caps(every({{2, 2, 2}}, {"1f1b"}, {P2Policy::kFill}), 60'000)});
   }
+  const Change bf16_stash = [](Config& c) { c.pipeline.stash = "bf16"; };
+  const Change full_stash = [](Config& c) { c.pipeline.stash = "full"; };
+  rows.push_back({"Bf16Stash",
+                  with(llama(true, 0), bf16_stash),
+                  random(3, 3),
+                  every({{8}, {3, 5}, {3, 2, 3}}, {"1f1b"}) +
+                      test::streamed(every({{8}, {3, 5}}, {"1f1b"}, {P2Policy::kEnd, P2Policy::kFill})),
+                  {full_stash}});
+  rows.push_back({"ResnetBf16Stash",
+                  with(test::tiny_resnet("bottleneck"), bf16_stash),
+                  random(3, 3),
+                  every({{3, 3}}, {"1f1b"}),
+                  {full_stash}});
   // The stem of Hugging Face's models.
   rows.push_back({"ResnetPooled", test::tiny_resnet("basic", /*small_images=*/false), random(2, 2),
                   every({{3, 3}}, {"1f1b"}, {P2Policy::kFill})});

@@ -99,6 +99,7 @@ TEST(SameRun, NotesChangesThatAffectTraining) {
       {"train.steps is 500 but 100", [](Config& c) { c.train.steps = 500; }},
       {"train.clip_norm", [](Config& c) { c.train.clip_norm = 1; }},
       {"pipeline.threads is 4 but 1", [](Config& c) { c.pipeline.threads = 4; }},
+      {"pipeline.stash", [](Config& c) { c.pipeline.stash = "bf16"; }},
       {"pipeline.p2_batching", [](Config& c) { c.pipeline.p2_batching = "concat"; }}};
   for (const auto& [text, change] : changes) {
     Config now = base();

@@ -1,5 +1,7 @@
 #include "twobp/nn/layer.h"
 
+#include <algorithm>
+
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 
@@ -71,6 +73,43 @@ void Saved::release() {
   release_p2();
   context_.reset();
   for (auto& child : children_) child->release();
+}
+
+namespace {
+
+bool same_place(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
+}
+
+}  // namespace
+
+void Saved::round_p2() {
+  Rounded rounded;
+  round_p2(rounded);
+}
+
+void Saved::round_p2(Rounded& rounded) {
+  rounded_.resize(p2_.size(), false);
+  for (size_t i = 0; i < p2_.size(); ++i) {
+    at::Tensor& tensor = p2_[i];
+    // One with a graph is differentiated in W. One that is expanded takes less memory than its copy.
+    if (rounded_[i] || !tensor.defined() || tensor.scalar_type() != at::kFloat || tensor.requires_grad()) continue;
+    if (tensor.storage().nbytes() <= static_cast<size_t>(tensor.numel()) * sizeof(at::BFloat16)) continue;
+    auto known = std::ranges::find_if(rounded, [&](const auto& one) { return same_place(one.first, tensor); });
+    if (known == rounded.end()) known = rounded.insert(known, {tensor, tensor.to(at::kBFloat16)});
+    tensor = known->second;
+    rounded_[i] = true;
+  }
+  for (auto& child : children_) child->round_p2(rounded);
+}
+
+void Saved::widen_p2() {
+  for (size_t i = 0; i < rounded_.size(); ++i) {
+    if (rounded_[i]) p2_[i] = p2_[i].to(at::kFloat);
+  }
+  rounded_.clear();
+  for (auto& child : children_) child->widen_p2();
 }
 
 at::Tensor pinned(const at::Tensor& tensor, at::DeviceType type) {

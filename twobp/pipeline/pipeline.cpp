@@ -128,6 +128,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
                     .meter = *meter_,
                     .timeout = timeout_,
                     .input_field = model_.input_field,
+                    .bf16_stash = model_.bf16_stash,
                     .books_messages = !world_.all_local};
     executors_[rank] = std::make_unique<RankExecutor>(std::move(parts), accounts_);
   });

@@ -154,6 +154,12 @@ const Section& pipeline_section() {
                  "hardly longer; kept: until the end of the step")
            .one_of({"auto", "kept", "streamed"})
            .free_on_resume(),
+       TWOBP_KEY(
+           PipelineConfig, stash,
+           "how tensors that only W reads are kept: as computed (full), or rounded to bfloat16 (bf16); that takes half "
+           "the bytes of float32, and changes weight gradients but neither F nor I")
+           .one_of({"full", "bf16"})
+           .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, run_ahead,
                  "on: a rank begins the next step as soon as it has ended its part of this one, unless an "
                  "evaluation, a checkpoint or a trace comes in between; auto: on if the simulated gain is more "

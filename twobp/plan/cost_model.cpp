@@ -29,6 +29,7 @@ LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
   for (const auto number : kLayerNumbers) costs.*number = a.*number + (b.*number - a.*number) * x;
   costs.p2_units = b.p2_units;
   costs.tied_gradient = b.tied_gradient;  // of the weights, whatever the size
+  costs.p1_gradient = b.p1_gradient;
   costs.streamed_gradient = b.streamed_gradient;
   costs.streamed_unit = b.streamed_unit;
   return costs;
@@ -181,6 +182,7 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
       cost.gradient_bytes = trained ? kind.gradient_bytes : 0;
       cost.tied_gradient = std::min(cost.tied_gradient, cost.gradient_bytes);
+      cost.p1_gradient = std::min(cost.p1_gradient, cost.streamable());
       if (cost.streamed_gradient == 0 || !trained) cost.streamed_gradient = cost.streamable();  // not measured
       ++layer;
     }
@@ -207,7 +209,7 @@ LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2)
     cost.backward_p2 += was.forward + was.backward_p1;
     cost.backward_p2_rise += was.forward_rise + was.backward_p1_rise;
     cost.p2_units = 1;
-    cost.streamed_gradient = cost.streamed_unit = 0;  // W of the whole layer
+    cost.streamed_gradient = cost.streamed_unit = cost.streamed_stash = 0;  // W of the whole layer
     cost.stash = input + was.output;
     cost.p1_held += cost.stash - was.stash;
     cost.p1_peak += was.output;  // dL/dy is kept

@@ -29,8 +29,8 @@ class WQueue {
     bool completes_first = false;
     // By instruction: the units that have run before it, at receives (simulate/for_training.h). Null: no places.
     const std::vector<int>* places = nullptr;
-    // By stage: whether its gradients are streamed. Its W is held back until all its I has ended, and then runs layer
-    // by layer, so that each gradient is complete soon after it has begun. Empty: none.
+    // By stage: whether its gradients are streamed. Its W is held back until all its I has ended, and then runs unit
+    // by unit, each with all micro-batches, so that each gradient is complete soon after it has begun. Empty: none.
     std::vector<bool> streams{};
   };
 
@@ -44,6 +44,8 @@ class WQueue {
   void end_p1();
 
   bool has_begun(int stage, int micro_batch) const { return find(stage, micro_batch) != nullptr; }
+  // Whether I of all micro-batches of this stage has ended.
+  bool all_ended(int stage) const { return ended_[local(stage)] == micro_batches_; }
   // Whether no W may run.
   bool empty() const { return pending_ == held_back_; }
   // Units that have run.

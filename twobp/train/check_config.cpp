@@ -49,6 +49,11 @@ void check_device(const Config& config) {
 }
 
 void check_gradients(const Config& config) {
+  for (const std::string& rule : config.pipeline.recompute) {
+    TWOBP_CHECK(config.pipeline.stash == "full" || !repeats_in_w(rule), "pipeline.stash is \"", config.pipeline.stash,
+                "\", but pipeline.recompute has \"", rule,
+                "\", whose W repeats F and I from what is kept: set stash to \"full\", or recompute activations.");
+  }
   if (config.pipeline.gradients != "streamed") return;
   const std::string why = why_gradients_are_kept(config);
   TWOBP_CHECK(why.empty(), "pipeline.gradients is \"streamed\", but every stage keeps its gradients: ", why,

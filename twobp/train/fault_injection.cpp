@@ -1,6 +1,7 @@
 #include "twobp/train/fault_injection.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <thread>
 #include <utility>
@@ -99,9 +100,11 @@ Fault parse_fault(const std::string& text) {
                       : key == "rank"        ? &fault.rank
                       : key == "replica"     ? &fault.replica
                       : key == "micro_batch" ? &fault.micro_batch
+                      : key == "layer"       ? &fault.layer
+                      : key == "kill"        ? &fault.kill
                                              : nullptr;
     TWOBP_CHECK(number != nullptr, kVariable, "=", text, ": '", key,
-                "' is none of step, rank, replica, micro_batch, seconds");
+                "' is none of step, rank, replica, micro_batch, layer, seconds, kill");
     *number = static_cast<int64_t>(value);
   }
   return fault;
@@ -133,7 +136,8 @@ void FaultInjection::choose_layers(const Pipeline& pipeline) {
   int layer = 0;
   for (int s = 0; s < pipeline.stages(); ++s) {
     for (int i = 0; i < pipeline.split()[s]; ++i, ++layer) {
-      layers_[layer] = here_ && pipeline.rank_of_stage()[s] == fault_.rank;
+      layers_[layer] =
+          here_ && pipeline.rank_of_stage()[s] == fault_.rank && (fault_.layer < 0 || fault_.layer == layer);
     }
   }
 }
@@ -154,6 +158,7 @@ void FaultInjection::in_optimizer(int rank, int64_t step) {
 }
 
 void FaultInjection::happen() const {
+  if (fault_.kill != 0) std::raise(SIGKILL);
   if (fault_.seconds == 0) fail("a failure on demand, ", kVariable, "=", fault_.text);
   std::this_thread::sleep_for(std::chrono::duration<double>(fault_.seconds));
 }

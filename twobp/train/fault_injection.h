@@ -7,7 +7,9 @@
 //     rank         of the pipeline (0)
 //     replica      (0)
 //     micro_batch  of F, I and W: index in the step, counted over all replicas (any)
+//     layer        likewise: index in the model (any)
 //     seconds      sleeps this long instead of throwing
+//     kill         1: kills the process (SIGKILL) instead of throwing
 #pragma once
 
 #include <atomic>
@@ -32,8 +34,10 @@ struct Fault {
   int64_t rank = 0;
   int64_t replica = 0;
   int64_t micro_batch = -1;  // -1: any
+  int64_t layer = -1;        // likewise
   double seconds = 0;        // 0: throws
-  std::string text;          // the original text
+  int64_t kill = 0;
+  std::string text;  // the original text
 };
 
 // Throws Error if the text does not have the form above.
@@ -57,7 +61,7 @@ class FaultInjection {
   // Called by the wrapped layers and data: whether they must fail now.
   bool is_due(Fault::Where where, int layer, const Context& context) const;
   bool is_due_in_loader() const { return loader_due_; }
-  // Throws or sleeps.
+  // Throws, sleeps, or kills the process.
   void happen() const;
 
  private:

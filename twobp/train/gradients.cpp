@@ -10,6 +10,7 @@
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/config.h"
+#include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {
@@ -36,6 +37,7 @@ class Simulator {
   Simulated run(const std::vector<bool>& streams) const {
     SimulationOptions options = simulation_of(kept_);
     options.streams = streams;
+    options.data_parallel.replicas = pipeline_.world().replicas;  // the order of W goes by it
     Simulated result;
     result.bytes.assign(fixed_.begin(), fixed_.end());
     for (size_t stage = 0; stage < streams.size(); ++stage) {

@@ -153,7 +153,8 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   const Device device = Device::open(config.pipeline.device, options.device);
   device.prepare_libraries();
   std::vector<ModelSpec> models = {spec};
-  std::vector<ModelSpec> sliced = {spec};
+  models.front().bf16_stash = config.pipeline.stash == "bf16";
+  std::vector<ModelSpec> sliced = models;
   for (const std::string& mode : options.recompute) {
     if (mode == "none") continue;
     TWOBP_CHECK(config.pipeline.recompute.empty(), "recomputation '", mode,

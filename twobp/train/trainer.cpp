@@ -157,6 +157,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     faults_->wrap(parts.model);
     faults_->wrap(data_);
   }
+  parts.model.bf16_stash = config.pipeline.stash == "bf16";
   config_.pipeline.micro_batches = micro_batches_;  // recorded by a checkpoint, without the schedule's file
   loss_scale_ = std::make_unique<LossScale>();
   if (config.train.precision == "fp16") *loss_scale_ = {true, config.train.loss_scale, 0};

@@ -24,6 +24,7 @@ struct ModelSpec {
                             // itself
   std::vector<LayerSpec> layers;
   int first_trainable = 0;    // earlier layers have no backward pass: see freeze.h
+  bool bf16_stash = false;    // float32 tensors that only W reads are kept in bfloat16
   TargetCount count_targets;  // of a micro-batch; empty: its counted labels
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "twobp/nn/values.h"
@@ -48,9 +49,17 @@ class Saved {
   void forget_slice();
 
   void release_p1() { p1_.clear(); }
-  void release_p2() { p2_.clear(); }
+  void release_p2() {
+    p2_.clear();
+    rounded_.clear();
+  }
   // Drops everything, including the children's tensors.
   void release();
+
+  // After I: rounds the float32 tensors that only W still reads to bfloat16, here and in the children. One that is kept
+  // several times stays one. Before W, widen_p2() gives them back as float32.
+  void round_p2();
+  void widen_p2();
 
   // Calls visit(tensor) for the tensors that are kept until p2, here and in the children.
   template <typename Visit>
@@ -60,8 +69,12 @@ class Saved {
   }
 
  private:
+  using Rounded = std::vector<std::pair<at::Tensor, at::Tensor>>;  // tensors, and what they became
+  void round_p2(Rounded& rounded);
+
   Values p1_;
   c10::SmallVector<at::Tensor, 2> p2_;
+  std::vector<bool> rounded_;  // by tensor of p2_; empty: none
   Saved* previous_ = nullptr;
   std::shared_ptr<const Context> context_;        // shared: Context is only declared here
   std::vector<std::unique_ptr<Saved>> children_;  // pointers: W units refer to them while the vector grows

@@ -30,6 +30,7 @@ struct PipelineConfig {
   std::string p2_batching = "loop";    // loop, concat
   std::string p2_order = "auto";       // of the W left at the end: oldest, bucket; auto: bucket with data_parallel
   std::string gradients = "kept";      // auto, kept, streamed
+  std::string stash = "full";          // of tensors that only W reads: full, bf16
   std::string run_ahead = "auto";      // on: a rank begins the next step when it has ended its part of this one
   std::string bucket = "25MiB";        // size of the gradients that data parallelism sums at once
   std::string sums = "auto";           // of gradients over replicas: auto, ordered, nccl

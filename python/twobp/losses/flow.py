@@ -37,9 +37,14 @@ class Unseen(Exception):
 
 
 @contextlib.contextmanager
-def module_calls(parts: Callable[[nn.Module], bool], around: Callable[[nn.Module, Callable, tuple, dict], Any]):
-    """Lets `around(module, call, args, kwargs)` make the outermost calls of the modules that `parts` chooses."""
-    original, thread, depth = nn.Module.__call__, threading.get_ident(), [0]
+def module_calls(
+    parts: Callable[[nn.Module], bool],
+    around: Callable[[nn.Module, Callable, tuple, dict], Any],
+    method: str = "__call__",
+):
+    """Lets `around(module, call, args, kwargs)` make the outermost calls of the modules that `parts` chooses, which
+    call `method`. Python looks at each class of modules when `__call__` is replaced, but not for `_call_impl`."""
+    original, thread, depth = getattr(nn.Module, method), threading.get_ident(), [0]
 
     def call(module, *args, **kwargs):
         if threading.get_ident() != thread or depth[0] or not parts(module):
@@ -54,11 +59,11 @@ def module_calls(parts: Callable[[nn.Module], bool], around: Callable[[nn.Module
 
         return around(module, inner, args, kwargs)
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
+    setattr(nn.Module, method, call)
     try:
         yield depth
     finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+        setattr(nn.Module, method, original)
 
 
 remembering = functools.cache(functools.cache)  # a function that gives the first answer to each question again

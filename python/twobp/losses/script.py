@@ -235,7 +235,9 @@ class Script:
             mode.answered(self._parts[id(module)], self._state_of(module), args, kwargs, output)
             return output
 
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), module_calls(self.calls_of, answer) as depth:
+        compiled = any(one._compiled_call_impl for one in self.modules.values())
+        calls = module_calls(self.calls_of, answer, "__call__" if compiled else "_call_impl")
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), calls as depth:
             mode.depth = depth
             with packages_read_once(), mode:
                 loss = self.compute(trainer, self.inputs(fields, others, tree), items)

@@ -264,7 +264,7 @@ void StepLoop::backward_p1(int s, int mb, bool fused) {
   Values dy = take(boundaries_[s].output_gradient[mb]);
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   observer_.op_begins(Op::kBackwardP1, stage.index(), mb, !queue_.empty());
-  const bool by_layer = at_ == tail_.last_p1;
+  const bool by_layer = at_ == tail_.last_p1 && !smallest_first(s);
   made_[s][mb].clear();
   queue_.begin_p1(stage.index(), mb);
   int units = 0;
@@ -286,6 +286,7 @@ void StepLoop::backward_p1(int s, int mb, bool fused) {
     parts_.progress();
   }
   queue_.end_p1();
+  if (smallest_first(s) && queue_.all_ended(stage.index())) sort_units(s);
   if (stage.gives_gradient()) hand_back(s, mb, std::move(dy));
   observer_.op_ends(units);
 }
@@ -294,6 +295,7 @@ int StepLoop::list_units(int s, int mb, int layer) {
   Stage& stage = this->stage(s);
   Saved& saved = stage.saved(mb, layer);
   saved.release_p1();
+  if (parts_.bf16_stash) saved.round_p2();
   saved.visit_p2([&](const at::Tensor& t) {
     parts_.meter.rebook(t, stage.index(), MemoryCategory::kStash);
     if (!weights_.empty() && t.defined() && t.has_storage()) weights_.erase(t.storage().unsafeGetStorageImpl());

@@ -36,6 +36,7 @@ struct RankParts {
   MemoryMeter& meter;
   double timeout = 300;     // seconds, of each wait
   std::string input_field;  // see ModelSpec
+  bool bf16_stash = false;  // likewise
   // Messages may come from another process or pipeline, so this rank books their memory itself.
   bool books_messages = false;
   KnownForms known_forms{};  // of its messages, if it books them
@@ -95,6 +96,10 @@ class StepLoop {
     bool has_p2() const {
       return std::ranges::any_of(p2, [](const auto& leaf) { return leaf.second > 0; });
     }
+    // Whether its W reads weights to which other units add, so that none may change before the last unit.
+    bool reads_weights() const {
+      return std::ranges::any_of(p2, [](const auto& leaf) { return leaf.first->p2_reads_other_weights(); });
+    }
   };
 
   void execute(const Instruction& instruction);
@@ -147,6 +152,11 @@ class StepLoop {
   void apply(const std::vector<Parameter*>& parameters);
   // Applies streamed gradients that have been summed over replicas.
   void apply_summed();
+  // Whether W waits for the end of the stage's I, and then runs in the order of the gradients' bytes: those of small
+  // weights while most of the stash is there, those of large ones when it is gone. Sums over replicas begin earlier,
+  // and in one order on all of them, without it.
+  bool smallest_first(int s) { return streams(s) && !parts_.sums(request_); }
+  void sort_units(int s);
   bool streams(int s) { return !streams_.empty() && streams_[static_cast<size_t>(stage(s).index())]; }
   // Books the memory that gradients of these parameters have taken in I.
   void book_gradients(int s, const std::vector<Parameter*>& parameters);

@@ -1,6 +1,7 @@
 // The loop's weight gradients: what its queue gives is run here.
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include <ATen/record_function.h>
 
@@ -41,6 +42,7 @@ void StepLoop::run_unit(std::span<const WUnits> together) {
     }
   }
   const MemoryMeter::Scope scope(first.stage, MemoryCategory::kStash);
+  for (Saved* one : saved) one->widen_p2();
   naming_layer([&] { return concat(parts_.place_of(stage(s), unit.layer), ", W of micro-batch ", first.micro_batch); },
                [&] { unit.unit.layer->backward_p2(saved); });
   for (Saved* one : saved) one->release_p2();
@@ -54,6 +56,24 @@ void StepLoop::run_unit(std::span<const WUnits> together) {
 
 void StepLoop::run_w_by_layer(int stage, int units) {
   queue_.take_by_layer(stage, units, [&](const WUnits& one) { run_w(one); });
+}
+
+void StepLoop::sort_units(int s) {
+  const auto streamed_bytes = [](const std::vector<Parameter*>& parameters) {
+    size_t bytes = 0;
+    for (const Parameter* one : parameters) bytes += one->streams_grad() ? one->master.nbytes() : 0;
+    return bytes;
+  };
+  std::map<const Layer*, size_t> known;
+  const auto gradients = [&](const MadeUnit& made) {
+    const auto [bytes, is_new] = known.try_emplace(made.unit.layer);
+    if (is_new) {
+      const bool whole = work_[s][made.layer].reads_weights();  // they are applied together
+      bytes->second = streamed_bytes(whole ? stage(s).parameters(made.layer) : parameters_of(*made.unit.layer));
+    }
+    return bytes->second;
+  };
+  for (std::vector<MadeUnit>& units : made_[s]) std::ranges::stable_sort(units, {}, gradients);
 }
 
 void StepLoop::flush_w(int s, int first, int last) {
@@ -97,8 +117,7 @@ std::vector<Parameter*> StepLoop::complete(int s, int layer, Layer* leaf) const 
     std::ranges::remove_copy_if(parts_.stages[s]->parameters(layer), std::back_inserter(complete), applied);
     return complete;
   }
-  const bool reads = std::ranges::any_of(work.p2, [](const auto& one) { return one.first->p2_reads_other_weights(); });
-  if (leaf == nullptr || reads || work.p2.at(leaf) > 0) return complete;
+  if (leaf == nullptr || work.reads_weights() || work.p2.at(leaf) > 0) return complete;
   for (Parameter* parameter : parameters_of(*leaf)) {
     const bool open = std::ranges::any_of(work.p2, [&](const auto& other) {
       return other.second > 0 && std::ranges::count(parameters_of(*other.first), parameter) > 0;

@@ -50,6 +50,7 @@ struct Specimen {
   std::unique_ptr<Layer> layer;
   bool backward = true;  // whether some layer of the kind has a backward pass
   std::vector<Parameter*> parameters;
+  std::optional<double> p1_gradient;  // see LayerCost
   std::vector<std::unique_ptr<OfSlice>> slices;
 };
 
@@ -148,9 +149,19 @@ void check_gradient(const Values& dy, const OfSlice& before) {
               ", but its input has ", at::IntArrayRef(*before.output));
 }
 
+// Of the gradients that have been written, apart from those of tied weights.
+double written_bytes(const std::vector<Parameter*>& parameters, const std::set<std::string>& tied) {
+  double bytes = 0;
+  for (const Parameter* one : parameters) {
+    if (one->trainable() && one->has_grad() && !tied.contains(one->name()))
+      bytes += static_cast<double>(one->grad.nbytes());
+  }
+  return bytes;
+}
+
 // I and W of one slice.
 void run_backward(std::vector<Specimen>& specimens, size_t slice, Context context, MemoryMeter& meter,
-                  const Device& device, const std::set<std::string>& tied, std::optional<Unit> unit) {
+                  const Device& device, const std::set<std::string>& tied, bool bf16_stash, std::optional<Unit> unit) {
   Values dy;
   for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
     if (!s->backward) continue;
@@ -163,6 +174,7 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
       naming_layer([&] { return measured(*s, "I"); }, [&] { check_gradient(dy, *before->slices[slice]); });
     }
     of.saved.release_p1();
+    if (bf16_stash) of.saved.round_p2();
     const double p1_cost = p1.cost();
     if (unit) {
       of.backward_p1.push_back(p1_cost);
@@ -177,10 +189,16 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     of.cost.tied_gradient = gradients.tied;
     of.cost.streamed_gradient = gradients.streamed;
     of.cost.streamed_unit = gradients.unit;
+    if (!s->p1_gradient) s->p1_gradient = written_bytes(s->parameters, tied);  // no W has run yet
+    of.cost.p1_gradient = *s->p1_gradient;
     Measurement p2(meter, device, unit.value_or(Unit::kSeconds));
-    for (auto& unit : units) {
+    for (size_t i = 0; i < units.size(); ++i) {
+      P2Unit& unit = units[i];
+      const double before = p2.held();
+      unit.saved->widen_p2();
       naming_layer([&] { return measured(*s, "W"); }, [&] { unit.layer->backward_p2({&unit.saved, 1}); });
       unit.saved->release_p2();
+      if (i == static_cast<size_t>(gradients.unit)) of.cost.streamed_stash = std::max(0.0, before - p2.held());
     }
     // Without W there is nothing to free, and the time is only that of finding this out.
     if (unit && !units.empty()) {
@@ -249,7 +267,7 @@ class Chain {
         run_forward(specimens_, slice, contexts_[slice], model_.input_field, meter_, device_, unit);
       }
       for (size_t slice = first + slices; slice-- > first;) {
-        run_backward(specimens_, slice, contexts_[slice], meter_, device_, tied_, unit);
+        run_backward(specimens_, slice, contexts_[slice], meter_, device_, tied_, model_.bf16_stash, unit);
       }
       // Layers without a backward pass.
       for (Specimen& s : specimens_) {

@@ -30,8 +30,10 @@ void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.p2_peak, "p2_peak", of);
   check_cost(layer.gradient_bytes, "gradient_bytes", of);
   check_cost(layer.tied_gradient, "tied_gradient", of);
+  check_cost(layer.p1_gradient, "p1_gradient", of);
   check_cost(layer.streamed_gradient, "streamed_gradient", of);
   check_cost(layer.streamed_unit, "streamed_unit", of);
+  check_cost(layer.streamed_stash, "streamed_stash", of);
   TWOBP_CHECK(layer.p2_units >= 0, "cost of ", of, ": p2_units is ", layer.p2_units, ", must not be negative");
   TWOBP_CHECK(layer.p2_units > 0 || layer.stash == 0, "cost of ", of, ": stash is ", layer.stash,
               ", but there is no W to free it (p2_units is 0)");

@@ -50,7 +50,9 @@ class Simulator {
       if (!options.cap_per_rank.empty()) ranks_[rank].cap = options.cap_per_rank[rank];
       if (!options.begin.empty()) ranks_[rank].now = options.begin[rank];
     }
-    models_ = stage_models(schedule, costs, has_backward_);
+    std::vector<bool> sorted(schedule.stages);
+    for (int stage = 0; stage < schedule.stages; ++stage) sorted[stage] = smallest_first(stage);
+    models_ = stage_models(schedule, costs, has_backward_, sorted);
     if (options.norm_known > 0) leading_ = leading_forwards(schedule).end;
     visited_.assign(schedule.ranks.size(), 0);
   }
@@ -88,6 +90,7 @@ class Simulator {
     return (receive == Op::kRecvForward ? forward_ : backward_)[slot(stage, m)];
   }
   bool streams(int stage) const { return !streams_.empty() && streams_[static_cast<size_t>(stage)]; }
+  bool smallest_first(int stage) const { return streams(stage) && options_.data_parallel.replicas == 1; }
   bool same_rank(int a, int b) const { return schedule_.rank_of_stage[a] == schedule_.rank_of_stage[b]; }
 
   // The earliest time when the rank may run this op, apart from the op's own waits.
@@ -172,7 +175,7 @@ class Simulator {
     recorded_.take(rank, Op::kBackwardP1, stage, m);
     RankState& state = ranks_[rank];
     queues_[rank].begin_p1(stage, m);
-    if (state.before_tail == 0 && state.ends_by_layer) {
+    if (state.before_tail == 0 && state.ends_by_layer && !smallest_first(stage)) {
       run_last_p1(rank, {stage, m});
     } else {
       sums_.p1_ran(stage, model(stage, m), state.now);
@@ -381,6 +384,7 @@ class Simulator {
     for (int stage = 0; stage < schedule_.stages; ++stage) {
       RankSimulation& rank = result_.ranks[schedule_.rank_of_stage[stage]];
       rank.fixed_bytes += costs_[stage].fixed(streams(stage));
+      if (streams(stage)) rank.peak_bytes = rank.peak.bytes += streamed_bytes(costs_[stage].layers).in_p1;
       if (has_backward_) rank.update_bytes = std::max(rank.update_bytes, costs_[stage].update_bytes);
       result_.stage_peaks.push_back(memory_.stage_peak(stage));
     }

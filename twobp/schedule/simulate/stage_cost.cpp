@@ -30,8 +30,10 @@ StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers) {
   StreamedBytes bytes;
   for (const LayerCost& layer : layers) {
     bytes.freed += layer.streamable();
-    bytes.most = std::max(bytes.most, layer.streamed_gradient);
+    bytes.in_p1 += layer.p1_gradient;
+    bytes.most = std::max(bytes.most, layer.streamed_in_w());
   }
+  bytes.most += bytes.in_p1;
   return bytes;
 }
 

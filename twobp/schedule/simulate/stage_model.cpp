@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace twobp {
 namespace {
@@ -24,9 +25,15 @@ double p2_weight(const LayerCost& layer) {
 
 // Those of the others are taken to be alike.
 double gradient_of(const LayerCost& layer, int unit) {
-  if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_gradient;
+  if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_in_w();
   const double others = (layer.streamable() - layer.streamed_gradient) / std::max(1, layer.p2_units - 1);
-  return std::clamp(others, 0.0, layer.streamed_gradient);
+  return std::clamp(others, 0.0, layer.streamed_in_w());
+}
+
+double stash_of(const LayerCost& layer, int unit) {
+  if (layer.streamed_stash == 0 || layer.p2_units == 1) return layer.stash / layer.p2_units;
+  if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_stash;
+  return (layer.stash - layer.streamed_stash) / (layer.p2_units - 1);
 }
 
 void close_pieces(StageModel& model, double seconds, double freed) {
@@ -53,7 +60,7 @@ StageModel plain_model(const StageCost& cost, double input, double output_gradie
   return model;
 }
 
-StageModel layered_model(const StageCost& cost, bool last) {
+StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) {
   StageModel model;
   const auto& layers = cost.layers;
   model.output = cost.output_bytes;
@@ -66,8 +73,6 @@ StageModel layered_model(const StageCost& cost, bool last) {
     p2_sum += p2_weight(layer);
     units += layer.p2_units;
   }
-  double seconds = 0;
-  double freed = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held});
   }
@@ -82,11 +87,10 @@ StageModel layered_model(const StageCost& cost, bool last) {
         {.seconds = p1[i], .peak = layer.p1_peak, .held = layer.p1_held, .p2_units = layer.p2_units});
     double p2 = 0;
     for (int unit = 0; unit < layer.p2_units; ++unit) {
-      model.pieces.push_back({seconds, freed, layer.p2_peak, gradient_of(layer, unit)});
       const double share = p2_sum > 0 ? p2_weight(layer) / p2_sum / layer.p2_units : 1.0 / units;
       p2 += cost.backward_p2 * share;
-      seconds += cost.backward_p2 * share;
-      freed += layer.stash / layer.p2_units;
+      model.pieces.push_back(
+          {cost.backward_p2 * share, stash_of(layer, unit), layer.p2_peak, gradient_of(layer, unit)});
     }
     if (layer.p2_units > 0) {
       model.backward.steps.push_back(
@@ -94,6 +98,13 @@ StageModel layered_model(const StageCost& cost, bool last) {
     } else {
       model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held});
     }
+  }
+  if (smallest_first) std::ranges::stable_sort(model.pieces, {}, &P2Piece::gradient);
+  double seconds = 0;
+  double freed = 0;
+  for (P2Piece& piece : model.pieces) {  // whose own seconds and bytes become those before it
+    seconds += std::exchange(piece.begin, seconds);
+    freed += std::exchange(piece.freed, freed);
   }
   close_pieces(model, units > 0 ? cost.backward_p2 : 0, freed);
   return model;
@@ -125,19 +136,22 @@ void OpModel::finish() {
   }
 }
 
-std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward) {
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward,
+                                     const std::vector<bool>& smallest_first) {
   std::vector<StageModel> models;
   std::vector<double> largest_p2(schedule.ranks.size(), 0);
   for (size_t i = 0; i < costs.size(); ++i) {
     const int stage = static_cast<int>(i % schedule.stages);
     const bool first = schedule.is_first(stage);
     const bool last = schedule.is_last(stage);
+    const bool sorts = !smallest_first.empty() && smallest_first[static_cast<size_t>(stage)];
     StageCost cost = costs[i];
     const double input = first ? 0 : costs[i - 1].output_bytes;
     const double output_gradient = last ? 0 : costs[i + 1].input_gradient_bytes;
     if (!schedule.gives_gradient(stage)) cost.input_gradient_bytes = 0;
     if (last && cost.layers.empty()) cost.output_bytes = 0;
-    StageModel model = cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last);
+    StageModel model =
+        cost.layers.empty() ? plain_model(cost, input, output_gradient) : layered_model(cost, last, sorts);
     model.p2_seconds = model.pieces.back().begin;
     model.forward.finish();
     if (!has_backward || (stage < schedule.frozen && cost.layers.empty())) keep_nothing(model, input, last);

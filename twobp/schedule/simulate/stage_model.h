@@ -36,7 +36,7 @@ struct StageModel {
   OpModel forward;
   OpModel backward_p1;
   OpModel backward;             // B: its steps are whole layers' I and W
-  std::vector<P2Piece> pieces;  // of W, in the order they are queued; one more at the end, with the sums
+  std::vector<P2Piece> pieces;  // of W, in the order they run; one more at the end, with the sums
   bool p2_peaks = false;        // some piece has a peak
   double p2_seconds = 0;        // W within B
   double output = 0;            // bytes of messages
@@ -47,7 +47,9 @@ struct StageModel {
 };
 
 // The models of all stages, row by row: as many as `costs`, in that order. Without
-// `has_backward`, nothing is kept after F.
-std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward);
+// `has_backward`, nothing is kept after F. `smallest_first`, by stage: whether W runs in the order of the gradients'
+// bytes; empty: none.
+std::vector<StageModel> stage_models(const Schedule& schedule, const std::vector<StageCost>& costs, bool has_backward,
+                                     const std::vector<bool>& smallest_first = {});
 
 }  // namespace twobp

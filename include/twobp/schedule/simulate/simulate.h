@@ -65,9 +65,10 @@ struct SimulationOptions {
   DataParallel data_parallel;
   MessageHolder message_holder = MessageHolder::kNobody;
   P2Order p2_order = P2Order::kOldest;  // ignored for a recorded order, which has its own
-  // By stage: whether its gradients are streamed. Its W then waits for the end of its I and runs layer by layer,
-  // whatever the schedule says; gradients take LayerCost::streamed_gradient during W and nothing else. Ignored for a
-  // recorded order. Empty: none.
+  // By stage: whether its gradients are streamed. Its W then waits for the end of its I, whatever the schedule says,
+  // and runs with all micro-batches of a unit, that of small gradients first; with replicas, layer by layer. Gradients
+  // take LayerCost::p1_gradient at any time, and others during their W alone. Ignored for a recorded order. Empty:
+  // none.
   std::vector<bool> streams;
 
   // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must come as in

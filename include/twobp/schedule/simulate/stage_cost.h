@@ -1,6 +1,7 @@
 // The cost of one layer and of one stage, for the simulation, the planner and the auto-scheduler.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <vector>
@@ -28,8 +29,10 @@ struct LayerCost {
   double input_gradient = 0;     // dL/dx itself: it leaves a stage that begins here
   double gradient_bytes = 0;     // of its weights: data parallelism sums them; read only with buckets
   double tied_gradient = 0;      // of these: of weights that other layers use, too, which are never streamed
+  double p1_gradient = 0;        // of the others: made in I, and so held from the first I until the last W
   double streamed_gradient = 0;  // the most of the others at once if each is applied when it is complete
   double streamed_unit = 0;      // the piece of W during which they are that much
+  double streamed_stash = 0;     // what this piece frees of the stash, which the others share; 0: an equal share
 
   // Seconds that F, I and W take more for each time the mean that a micro-batch's samples cost beyond the mean
   // (Dataset::cost). 0 if all samples cost the same.
@@ -39,18 +42,17 @@ struct LayerCost {
 
   double seconds() const { return forward + backward_p1 + backward_p2; }
   double streamable() const { return gradient_bytes - tied_gradient; }
+  // The most that W adds to those made in I.
+  double streamed_in_w() const { return std::max(0.0, streamed_gradient - p1_gradient); }
 };
 
 // All numbers of a cost but p2_units, for code that treats them alike.
-inline constexpr std::array kLayerNumbers = {&LayerCost::forward,          &LayerCost::backward_p1,
-                                             &LayerCost::backward_p2,      &LayerCost::forward_peak,
-                                             &LayerCost::forward_held,     &LayerCost::p1_peak,
-                                             &LayerCost::p1_held,          &LayerCost::stash,
-                                             &LayerCost::p2_peak,          &LayerCost::output,
-                                             &LayerCost::input_gradient,   &LayerCost::gradient_bytes,
-                                             &LayerCost::tied_gradient,    &LayerCost::streamed_gradient,
-                                             &LayerCost::streamed_unit,    &LayerCost::forward_rise,
-                                             &LayerCost::backward_p1_rise, &LayerCost::backward_p2_rise};
+inline constexpr std::array kLayerNumbers = {
+    &LayerCost::forward,        &LayerCost::backward_p1,  &LayerCost::backward_p2,       &LayerCost::forward_peak,
+    &LayerCost::forward_held,   &LayerCost::p1_peak,      &LayerCost::p1_held,           &LayerCost::stash,
+    &LayerCost::p2_peak,        &LayerCost::output,       &LayerCost::input_gradient,    &LayerCost::gradient_bytes,
+    &LayerCost::tied_gradient,  &LayerCost::p1_gradient,  &LayerCost::streamed_gradient, &LayerCost::streamed_unit,
+    &LayerCost::streamed_stash, &LayerCost::forward_rise, &LayerCost::backward_p1_rise,  &LayerCost::backward_p2_rise};
 
 // Leaves out the backward pass of the first `count` layers of a model. They save nothing, and the output of each
 // replaces its input.
@@ -85,10 +87,11 @@ struct StageCost {
   double fixed(bool streams) const;
 };
 
-// Bytes of the gradients of a stage with these layers that streams them: what is not held all the time, and the most
-// at once during W.
+// Bytes of the gradients of a stage with these layers that streams them: what is not held between steps, what the first
+// I makes, and the most at once during W.
 struct StreamedBytes {
   double freed = 0;
+  double in_p1 = 0;
   double most = 0;
 };
 StreamedBytes streamed_bytes(const std::vector<LayerCost>& layers);
