@@ -3,7 +3,6 @@ capture with those whose private parts it knows. What differs between these vers
 
 from __future__ import annotations
 
-import functools
 import operator
 import pathlib
 import re
@@ -43,23 +42,11 @@ def unknown() -> str | None:
 
 def complete_size_calls() -> None:
     """torch traces arguments that are computed from sizes by a table of calls. Before 2.14 it has none for a power,
-    such as n * n, and before 2.13 none for the larger or smaller of sizes."""
+    such as n * n."""
     import sympy
     from torch.fx.experimental.proxy_tensor import _sympy_handlers
-    from torch.utils._sympy.functions import Max, Min
 
-    calls = _sympy_handlers()
-    calls.setdefault(sympy.Pow, operator.pow)
-    calls.setdefault(Max, largest)
-    calls.setdefault(Min, smallest)
-
-
-def largest(*sizes):
-    return functools.reduce(torch.sym_max, sizes)
-
-
-def smallest(*sizes):
-    return functools.reduce(torch.sym_min, sizes)
+    _sympy_handlers().setdefault(sympy.Pow, operator.pow)
 
 
 check_built_with(pathlib.Path(__file__).parent)

@@ -80,7 +80,7 @@ def first_difference(
         forward = export(captured.whole, fields, captured.buffers)
     fold(forward)
     weigh_loss(forward, fields, captured.loss_reduction)
-    layers = cut(forward)
+    layers = cut(forward, {name for name, p in captured.parameters.items() if not p.requires_grad})
     names = [layer["name"] for layer in captured.graph["layers"]]
     if [layer.name for layer in layers] != names:
         return "the module has other layers now"
