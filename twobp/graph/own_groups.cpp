@@ -13,6 +13,10 @@ void check_factors(const at::Tensor& a, const at::Tensor& b) {
               "twobp::grouped_mm_weight takes (rows, n) and (rows, m), not ", a.sizes(), " and ", b.sizes());
 }
 
+auto rows_of(const at::Tensor& matrix) {
+  return [&matrix](int64_t begin, int64_t rows) { return matrix.narrow(0, begin, rows); };
+}
+
 // y[rows of group g] = a[rows of group g] @ b[g]; rows of no group become 0.
 void run_grouped_mm(Stack& stack) {
   Arguments arguments(stack, 3);
@@ -21,10 +25,7 @@ void run_grouped_mm(Stack& stack) {
   TWOBP_CHECK(a.dim() == 2 && b.dim() == 3 && a.size(1) == b.size(1) && a.scalar_type() == b.scalar_type(),
               "twobp::grouped_mm takes (rows, n) and (groups, n, m), not ", a.sizes(), " and ", b.sizes());
   at::Tensor y = at::empty({a.size(0), b.size(2)}, a.options());
-  const int64_t end =
-      for_groups(arguments.tensor(2), b.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-        if (rows > 0) write_product(y.narrow(0, begin, rows), a.narrow(0, begin, rows), b.select(0, group));
-      });
+  const int64_t end = multiply_groups(y, arguments.tensor(2), b, rows_of(a));
   if (end < y.size(0)) y.narrow(0, end, y.size(0) - end).zero_();
   arguments.give(std::move(y));
 }
@@ -38,10 +39,7 @@ void run_grouped_mm_weight(Stack& stack) {
   check_factors(a, dy);
   TWOBP_CHECK(ends.dim() == 1, "the ends of groups are ", ends.sizes(), ", not one for each group");
   at::Tensor db = at::empty({ends.size(0), a.size(1), dy.size(1)}, a.options());
-  for_groups(ends, ends.size(0), a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    rows > 0 ? write_product(db.select(0, group), a.narrow(0, begin, rows).t(), dy.narrow(0, begin, rows))
-             : static_cast<void>(db.select(0, group).zero_());
-  });
+  write_group_products(db, /*adds=*/false, ends, a.size(0), rows_of(a), rows_of(dy));
   arguments.give(std::move(db));
 }
 
@@ -63,13 +61,7 @@ void add_group_products(Parameter& parameter, const at::Tensor& a, const at::Ten
   TWOBP_CHECK(a.scalar_type() == parameter.value.scalar_type(), "the products for ", parameter.name(), " are of ",
               a.scalar_type(), ", but the parameter is ", parameter.value.scalar_type());
   const auto [gradient, adds] = parameter.grad_to_write();
-  for_groups(ends, sizes[0], a.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    if (rows > 0) {
-      write_product(gradient.select(0, group), a.narrow(0, begin, rows).t(), b.narrow(0, begin, rows), adds);
-    } else if (!adds) {
-      gradient.select(0, group).zero_();
-    }
-  });
+  write_group_products(gradient, adds, ends, a.size(0), rows_of(a), rows_of(b));
 }
 
 }  // namespace twobp::graph

@@ -59,29 +59,30 @@ def module_calls(
 
         return around(module, inner, args, kwargs)
 
-    setattr(nn.Module, method, call)
-    try:
+    with replaced(nn.Module, method, lambda _: call):
         yield depth
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, new: Callable[[Any], Any]):
+    """Gives a module of Python or a class another attribute for a while, new(the usual one), if it has it."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, new(original))
+    try:
+        yield
     finally:
-        setattr(nn.Module, method, original)
+        setattr(owner, name, original)
 
 
 remembering = functools.cache(functools.cache)  # a function that gives the first answer to each question again
 
 
-@contextlib.contextmanager
 def packages_read_once():
     """accelerate reads files of a package each time it is asked for it, as by TRL in each loss."""
-    imports = sys.modules.get("accelerate.utils.imports")
-    original = getattr(imports, "_is_package_available", None)
-    if original is None:
-        yield
-        return
-    imports._is_package_available = remembering(original)
-    try:
-        yield
-    finally:
-        imports._is_package_available = original
+    return replaced(sys.modules.get("accelerate.utils.imports"), "_is_package_available", remembering)
 
 
 class Real(Mode):

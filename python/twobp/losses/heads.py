@@ -3,11 +3,12 @@ step of each tile would keep its results for I. While a loss is traced, the same
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
 import torch
 from torch.nn import functional as F
+
+from .flow import replaced
 
 T = torch.Tensor
 
@@ -41,15 +42,5 @@ class Whole:
         return logs.gather(-1, targets[:, None]).squeeze(-1), *found
 
 
-@contextlib.contextmanager
 def whole_heads():
-    utils = sys.modules.get("trl.trainer.utils")
-    original = getattr(utils, "_ChunkedLogProbFunction", None)
-    if original is None:
-        yield
-        return
-    utils._ChunkedLogProbFunction = Whole
-    try:
-        yield
-    finally:
-        utils._ChunkedLogProbFunction = original
+    return replaced(sys.modules.get("trl.trainer.utils"), "_ChunkedLogProbFunction", lambda _: Whole)

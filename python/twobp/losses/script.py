@@ -20,7 +20,7 @@ from twobp import Error
 from twobp.capture import symbols
 
 from .course import At, Outcome, Take, Template, is_traced
-from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls, packages_read_once
+from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls, packages_read_once, replaced
 from .heads import whole_heads
 from .numbers import digest, nested
 from .shadow import Kept, changed, shadow_of
@@ -615,22 +615,12 @@ def replace_tensors(trainer: Any, mode: Walk, values: Mapping[str, T]) -> None:
             vars(trainer)[name] = pytree.tree_unflatten(new, tree)
 
 
-@contextlib.contextmanager
 def refusing_generation():
-    utils = sys.modules.get("transformers.generation.utils")
-    if utils is None:
-        yield
-        return
-    original = utils.GenerationMixin.generate
-
     def generate(self, *args, **keywords):
         raise Error(
             "compute_loss calls generate(), whose course depends on values. Generate in _prepare_inputs, and return "
             "the tokens as tensors of the batch, as GRPOTrainer of TRL does"
         )
 
-    utils.GenerationMixin.generate = generate
-    try:
-        yield
-    finally:
-        utils.GenerationMixin.generate = original
+    utils = sys.modules.get("transformers.generation.utils")
+    return replaced(utils and utils.GenerationMixin, "generate", lambda _: generate)

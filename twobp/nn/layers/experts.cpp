@@ -23,9 +23,11 @@ std::vector<ParameterPart> parts(const ExpertsNames& names, int64_t experts,
   return parts;
 }
 
-// Rows of a group: those that lie together, or those of its tokens.
-at::Tensor rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places, int64_t begin, int64_t rows) {
-  return of_tokens ? matrix.index_select(0, places.narrow(0, begin, rows)) : matrix.narrow(0, begin, rows);
+// Gives rows of a group: those that lie together, or those of its tokens.
+auto rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places) {
+  return [&matrix, of_tokens, &places](int64_t begin, int64_t rows) {
+    return of_tokens ? matrix.index_select(0, places.narrow(0, begin, rows)) : matrix.narrow(0, begin, rows);
+  };
 }
 
 // y[t] = the sum of the rows (tokens, chosen) of each token, in the order of the token's experts.
@@ -72,11 +74,7 @@ Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
   TWOBP_CHECK(x.dim() == 2 && x.size(1) == w.size(2), "the products of ", weight_.name(), " take rows of ", w.size(2),
               " numbers, got ", x.sizes());
   at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
-  for_groups(ends, groups_, places.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    if (rows == 0) return;
-    write_product(y.narrow(0, begin, rows), rows_of(x, tokens_ == Tokens::kInput, places, begin, rows),
-                  w.select(0, group).t());
-  });
+  multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places));
   if (!context.keeps()) return {std::move(y)};
   saved.keep_until_p1(ends);
   saved.keep_until_p1(places);
@@ -94,11 +92,7 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor places = saved.take_p1(1);
   const at::Tensor w = matrices();
   at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
-  for_groups(ends, groups_, places.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    if (rows == 0) return;
-    write_product(dx.narrow(0, begin, rows), rows_of(dy, tokens_ == Tokens::kGradient, places, begin, rows),
-                  w.select(0, group));
-  });
+  multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places));
   if (weight_.trainable()) saved.keep_until_p2(std::move(dy));
   return {std::move(dx)};
 }
@@ -107,16 +101,9 @@ void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
   for (const Saved* one : saved) {
     const at::Tensor& places = one->p2(2);
     const auto [gradient, adds] = weight_.grad_to_write();
-    const at::Tensor of_groups = gradient.view({groups_, -1, gradient.size(1)});
-    for_groups(one->p2(1), groups_, places.size(0), [&, adds = adds](int64_t group, int64_t begin, int64_t rows) {
-      if (rows > 0) {
-        write_product(of_groups.select(0, group),
-                      rows_of(one->p2(3), tokens_ == Tokens::kGradient, places, begin, rows).t(),
-                      rows_of(one->p2(0), tokens_ == Tokens::kInput, places, begin, rows), adds);
-      } else if (!adds) {
-        of_groups.select(0, group).zero_();
-      }
-    });
+    write_group_products(gradient.view({groups_, -1, gradient.size(1)}), adds, one->p2(1), places.size(0),
+                         rows_of(one->p2(3), tokens_ == Tokens::kGradient, places),
+                         rows_of(one->p2(0), tokens_ == Tokens::kInput, places));
   }
 }
 

@@ -26,4 +26,25 @@ int64_t for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&&
   return begin;
 }
 
+// Writes y[rows of group g] = left(first row, rows) @ matrices[g]. Returns the end of the last group.
+template <typename Left>
+int64_t multiply_groups(const at::Tensor& y, const at::Tensor& ends, const at::Tensor& matrices, Left&& left) {
+  return for_groups(ends, matrices.size(0), y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    if (rows > 0) write_product(y.narrow(0, begin, rows), left(begin, rows), matrices.select(0, group));
+  });
+}
+
+// Writes matrices[g] = left(first row, rows)^T @ right(first row, rows), or adds it. `rows` counts those of all groups.
+template <typename Left, typename Right>
+void write_group_products(const at::Tensor& matrices, bool adds, const at::Tensor& ends, int64_t rows, Left&& left,
+                          Right&& right) {
+  for_groups(ends, matrices.size(0), rows, [&](int64_t group, int64_t begin, int64_t count) {
+    if (count > 0) {
+      write_product(matrices.select(0, group), left(begin, count).t(), right(begin, count), adds);
+    } else if (!adds) {
+      matrices.select(0, group).zero_();
+    }
+  });
+}
+
 }  // namespace twobp
