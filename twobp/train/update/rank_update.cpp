@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/wait.h"
-#include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/row_arguments.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/square_sums.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/world.h"
 
@@ -31,25 +32,6 @@ Tag updated_tag(int64_t step, size_t weight) {
 // Number of the sum of squares among the run's collectives.
 constexpr int kNormNumber = 1;
 
-// By gradient. The host waits for a device once.
-std::vector<double> sums_of_squares(const std::vector<at::Tensor>& grads) {
-  std::vector<double> sums;
-  std::vector<at::Tensor> later;
-  for (const at::Tensor& grad : grads) {
-    if (by_operators(grad)) {
-      later.push_back(operators::sum_of_squares(grad));
-      continue;
-    }
-    dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
-      using S = decltype(zero);
-      sums.push_back(kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel()));
-    });
-  }
-  if (later.empty()) return sums;
-  const at::Tensor read = at::stack(later).cpu();
-  return {read.const_data_ptr<double>(), read.const_data_ptr<double>() + read.numel()};
-}
-
 }  // namespace
 
 RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
@@ -61,11 +43,12 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
     sum_over_replicas();
   }
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
-  if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
+  if (shards_) keep_own(items);
   optimizer_ = std::make_unique<Optimizer>(config, items);
   for (const auto& [uses, shared] : uses_.all) {
     for (const WeightUse& use : uses) {
       if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+      if (use.rank == rank_) layers_[use.parameter] = uses.front().layer;
     }
   }
 }
@@ -96,12 +79,31 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
   const ParameterGroups groups(config);
   std::vector<Parameter*> parameters;
   std::vector<UpdateCost> costs;
-  for (const auto& [parameter, stage, in_hidden_layer] : items) {
-    const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
+  for (const Optimizer::Item& item : items) {
+    Parameter* const parameter = item.parameter;
+    const bool muon = groups.rule_of(*parameter, item.hidden).muon;
     parameters.push_back(parameter);
-    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
+    // Squares are summed in blocks. A part of channels-last memory has whole rows, so that a checkpoint may hold it.
+    const at::Tensor& master = parameter->master;
+    const int64_t row = master.is_contiguous() ? 1 : master.stride(0);
+    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0, std::lcm(kSquareBlock, row)});
   }
   shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs);
+}
+
+void RankUpdate::keep_own(std::vector<Optimizer::Item>& items) const {
+  std::erase_if(items, [&](const Optimizer::Item& item) { return shards_->own(item.parameter) == nullptr; });
+  for (Optimizer::Item& item : items) {
+    const Cut& cut = *shards_->own(item.parameter);
+    if (cut.end - cut.begin == item.parameter->numel()) continue;
+    item.begin = cut.begin;
+    item.end = cut.end;
+  }
+}
+
+at::Tensor RankUpdate::own_gradient(const Parameter& parameter) const {
+  const Cut* const cut = shards_ ? shards_->own(&parameter) : nullptr;
+  return cut != nullptr ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
 }
 
 void RankUpdate::sum_over_replicas() {
@@ -111,7 +113,7 @@ void RankUpdate::sum_over_replicas() {
     if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
     GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
-    if (shards_) item.owner = shards_->owner_of(use.parameter);
+    if (shards_) item.cuts = shards_->cuts_of(use.parameter);
     items.push_back(std::move(item));
   }
   reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items), settings_.bucket_bytes,
@@ -123,21 +125,21 @@ void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
   TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
   std::vector<Parameter*> now;
   std::vector<at::Tensor> grads;
+  std::vector<int64_t> layers;
   for (Parameter* parameter : complete) {
     if (!parameter->trainable() || tied_.contains(parameter)) continue;
-    if (shards_ && !shards_->owns(parameter)) {
+    applied_.insert(parameter);
+    if (shards_ && shards_->own(parameter) == nullptr) {
       parameter->forget_grad();
       continue;
     }
     now.push_back(parameter);
-    grads.push_back(parameter->grad);
+    grads.push_back(own_gradient(*parameter));
+    layers.push_back(layers_.at(parameter));
   }
-  const std::vector<double> squares = sums_of_squares(grads);
-  for (size_t i = 0; i < now.size(); ++i) {
-    applied_[now[i]] = squares[i];
-    finite_ = finite_ && std::isfinite(squares[i]);
-  }
-  if (finite_) {
+  if (!squares_.defined()) squares_ = square_sums(uses_.layers);
+  add_squares(grads, layers, squares_);
+  if (all_finite(values_of(squares_))) {
     optimizer_->step_early(now, lr);
   } else {  // the step fails
     for (Parameter* parameter : now) parameter->forget_grad();
@@ -162,16 +164,17 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   const at::Tensor squares = sum_squares();
   const bool depends = settings_.depends_on_norm(scale_);
   if ((!depends || result.may_presume) && counts()) {
-    // Processes sum them at the end of the step. The ranks of this process write to different weights.
-    for (int64_t weight = 0; weight < squares.numel(); ++weight) {
-      const double sum = squares.const_data_ptr<double>()[weight];
-      if (sum != 0) result.squares.mutable_data_ptr<double>()[weight] = sum;
+    // Processes sum them at the end of the step. The ranks of this process write to different layers.
+    const double* const from = squares.const_data_ptr<double>();
+    auto* const to = result.squares.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < squares.numel(); ++i) {
+      if (from[i] != 0) to[i] = from[i];
     }
   }
   if (!depends) {
     // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
     if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
-    return take(step, lr, all_finite(squares) ? std::optional<double>(1) : std::nullopt);
+    return take(step, lr, all_finite(values_of(squares)) ? std::optional<double>(1) : std::nullopt);
   }
   if (!counts()) squares.zero_();
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
@@ -295,30 +298,25 @@ bool RankUpdate::counts() const {
 
 at::Tensor RankUpdate::sum_squares() {
   std::vector<at::Tensor> grads;
-  std::vector<size_t> places;
-  at::Tensor squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::kDouble);
-  auto* const by_weight = squares.mutable_data_ptr<double>();
-  for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const UsedWeight& weight = uses_.all[w];
+  std::vector<int64_t> layers;
+  for (const UsedWeight& weight : uses_.all) {
     const Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
-    if (const auto applied = applied_.find(parameter); applied != applied_.end()) {
-      by_weight[w] = applied->second;
-    } else if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
-      grads.push_back(parameter->grad);
-      places.push_back(w);
-    }
+    if (applied_.contains(parameter)) continue;
+    if (shards_ ? shards_->own(parameter) == nullptr : !parameter->has_grad()) continue;
+    grads.push_back(own_gradient(*parameter));
+    layers.push_back(weight.uses.front().layer);
   }
-  const std::vector<double> sums = sums_of_squares(grads);
-  for (size_t i = 0; i < sums.size(); ++i) by_weight[places[i]] = sums[i];
+  at::Tensor squares = squares_.defined() ? std::exchange(squares_, {}) : square_sums(uses_.layers);
+  add_squares(grads, layers, squares);
   applied_.clear();
-  finite_ = true;
   return squares;
 }
 
 std::optional<double> RankUpdate::factor_for(const at::Tensor& squares) const {
-  if (!all_finite(squares)) return std::nullopt;
-  const double norm = norm_of(uses_.by_layer(squares)) / scale_.value;
+  const std::vector<double> by_layer = values_of(squares);
+  if (!all_finite(by_layer)) return std::nullopt;
+  const double norm = norm_of(by_layer) / scale_.value;
   return (settings_.clip_norm > 0 ? std::min(1.0, settings_.clip_norm / (norm + 1e-6)) : 1) / scale_.value;
 }
 
@@ -382,8 +380,9 @@ Settled RankUpdate::settle() {
   return {as_presumed_, scale_.value};
 }
 
-void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
-  at::Tensor bad_weights = at::zeros_like(squares);
+void RankUpdate::fail_not_finite(const std::vector<double>& squares, int64_t step) {
+  const auto count = static_cast<int64_t>(squares.size());
+  at::Tensor bad_weights = at::zeros({count}, at::TensorOptions().dtype(at::kDouble));
   for (const auto& [uses, shared] : uses_.all) {
     for (const WeightUse& use : uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
@@ -393,12 +392,12 @@ void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   }
   sum_on_the_way(pipeline_.rank(rank_).transport(), bad_weights, settings_.timeout);
   const auto& layers = pipeline_.model().layers;
-  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+  for (int64_t layer = 0; layer < count; ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
                 " is not finite in step ", step, ": lower optimizer.lr, set train.clip_norm, or look at the data");
   }
-  int64_t last = squares.numel() - 1;
-  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
+  int64_t last = count - 1;
+  while (last > 0 && std::isfinite(squares[last])) --last;
   fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
        ": lower optimizer.lr, set train.clip_norm, or look at the data");
 }

@@ -63,13 +63,6 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
   }
 }
 
-at::Tensor WeightUses::by_layer(const at::Tensor& by_weight) const {
-  at::Tensor sums = at::zeros({layers}, at::kDouble);
-  auto* values = sums.mutable_data_ptr<double>();
-  for (size_t w = 0; w < all.size(); ++w) values[all[w].uses.front().layer] += by_weight.const_data_ptr<double>()[w];
-  return sums;
-}
-
 Parameter* UsedWeight::on(int rank) const {
   if (shared && uses.front().rank != rank) return nullptr;
   const auto here = std::ranges::find(uses, rank, &WeightUse::rank);
