@@ -5,6 +5,8 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/products/groups.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/attention_inputs.h"
+#include "twobp/nn/layers/balance.h"
 
 namespace twobp {
 namespace {
@@ -44,6 +46,13 @@ struct Routing {
   at::Tensor places;   // (tokens * chosen): the token of each row, in the order of the experts
   at::Tensor rows;     // (tokens, chosen): the row of each of a token's experts
 };
+
+// Which tokens of (B, S, dim) are padding; undefined if none are.
+at::Tensor padding_of_tokens(const Context& context, at::IntArrayRef sizes, at::Device device) {
+  if (sizes.size() != 3) return {};
+  const at::Tensor padding = padding_of(context, sizes[0], context.past + sizes[1], device);
+  return padding.defined() ? padding.narrow(1, context.past, sizes[1]).reshape({-1}) : padding;
+}
 
 Routing route(const at::Tensor& chosen, int64_t experts) {
   const at::Tensor of_rows = chosen.flatten();
@@ -174,13 +183,17 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
       output_.forward({std::move(act), routing.ends, routing.places}, context, saved.child(kOutput))[0];
   at::Tensor sum = sum_of_tokens(y, routing.rows);
   if (shared_) sum.add_(shared_->forward({std::move(x)}, context, saved.child(kShared))[0]);
+  Values out = {sum.view(sizes)};
+  if (shape_.balanced) {
+    out.push_back(balance_sums(scores, chosen, padding_of_tokens(context, sizes, scores.device())));
+  }
   if (context.keeps()) {
     for (at::Tensor& one : Values{std::move(packed), std::move(of_rows), std::move(scores), std::move(weights),
                                   std::move(routing.experts), std::move(routing.rows)}) {
       saved.keep_until_p1(std::move(one));
     }
   }
-  return {sum.view(sizes)};
+  return out;
 }
 
 Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
@@ -192,6 +205,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor chosen = saved.take_p1(4);
   const at::Tensor rows = saved.take_p1(5);
   const at::Tensor dy = as_matrix(values[0]);
+  const at::Tensor dsums = shape_.balanced ? values[1] : at::Tensor();
   values.clear();
   at::Tensor dact = output_.backward_p1({dy}, context, saved.child(kOutput))[0];
   saved.child(kOutput).release_p1();
@@ -212,6 +226,12 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor products = dscores * of_chosen;
   at::Tensor dlogits = scores * -products.sum(-1, true);
   dlogits.scatter_add_(-1, chosen, products);
+  if (dsums.defined()) {
+    at::Tensor of_scores = scores * dsums[1].to(scores.scalar_type());
+    const at::Tensor padding = padding_of_tokens(context, sizes, scores.device());
+    if (padding.defined()) of_scores.masked_fill_(padding.unsqueeze(1), 0);
+    dlogits.add_(of_scores - scores * of_scores.sum(-1, true));
+  }
   if (shared_) {
     dx.add_(shared_->backward_p1({dy}, context, saved.child(kShared))[0]);
     saved.child(kShared).release_p1();
