@@ -295,8 +295,7 @@ TEST(OptimizerShards, ShareTheUpdatesThatTakeLong) {
   const std::vector<UpdateCost> costs = {{1000}, {40, 160}, {40, 160}, {80, 320}, {10}, {30, 120}, {30, 120}};
   const Cuts cuts = share_out(costs, 2);
   const std::vector<int> owners = {0, 1, 1, 0, 0, 0, 1};
-  for (const size_t i : {1, 2, 3, 5, 6})
-    EXPECT_EQ(cuts[i], (std::vector<Cut>{{owners[i], 0, costs[i].numbers}})) << i;
+  for (const size_t i : {1, 2, 3, 5, 6}) EXPECT_EQ(cuts[i], (std::vector<Cut>{{owners[i], 0, costs[i].numbers}})) << i;
   EXPECT_EQ(loads_of(costs, 2), (std::vector<int64_t>{615, 615}));
 }
 

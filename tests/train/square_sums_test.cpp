@@ -1,4 +1,6 @@
 // Sums of squares are exact, so their bits do not depend on the order or on how tensors are cut.
+#include "twobp/train/update/square_sums.h"
+
 #include <cmath>
 #include <limits>
 #include <random>
@@ -6,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include "twobp/nn/kernels/rows/row_arguments.h"
-#include "twobp/train/update/square_sums.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {

@@ -95,9 +95,8 @@ std::vector<Checkpoint::Piece> Checkpoint::pieces_with(File file, const PieceNam
   const auto found = pieces_.find({file, name.name});
   std::vector<Piece> pieces = found == pieces_.end() ? std::vector<Piece>() : found->second;
   if (!name.whole()) {
-    std::erase_if(pieces, [&](const Piece& piece) {
-      return piece.name.end <= name.begin || piece.name.begin >= name.end;
-    });
+    std::erase_if(pieces,
+                  [&](const Piece& piece) { return piece.name.end <= name.begin || piece.name.begin >= name.end; });
   }
   return pieces;
 }
@@ -157,7 +156,8 @@ void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
       int64_t there = 0;
       for (const auto& [piece, part] : pieces_with(file, wanted)) {
         verify(*part);
-        const at::ScalarType type = part->tensors.type(part->tensors.contains(piece.name) ? piece.name : to_string(piece));
+        const at::ScalarType type =
+            part->tensors.type(part->tensors.contains(piece.name) ? piece.name : to_string(piece));
         TWOBP_CHECK(type == tensor.scalar_type(), part->path.string(), ": ", wanted.name, " is ", type,
                     ", in this run it is ", tensor.scalar_type(), ": ", other_run(file));
         there = piece.end;
@@ -180,8 +180,8 @@ void Checkpoint::check_no_others(File file, const std::set<std::string>& known) 
   std::set<std::string> wholes;
   for (const std::string& name : known) wholes.insert(parse_piece(name).name);
   for (const auto& [key, part] : where_) {
-    TWOBP_CHECK(key.first != file || wholes.contains(parse_piece(key.second).name), part->path.string(), " has ", key.second,
-                ", which this run does not have: ", other_run(file));
+    TWOBP_CHECK(key.first != file || wholes.contains(parse_piece(key.second).name), part->path.string(), " has ",
+                key.second, ", which this run does not have: ", other_run(file));
   }
 }
 

@@ -74,7 +74,7 @@ class Checkpoint {
   FileList files_;
   int format_ = 0;
   std::vector<std::unique_ptr<Part>> parts_;
-  std::map<std::pair<File, std::string>, const Part*> where_;           // by stored name
+  std::map<std::pair<File, std::string>, const Part*> where_;          // by stored name
   std::map<std::pair<File, std::string>, std::vector<Piece>> pieces_;  // by name of the whole, in rising order
 };
 

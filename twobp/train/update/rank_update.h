@@ -186,7 +186,7 @@ class RankUpdate {
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;
   int64_t taken_back_ = 0;
-  std::set<const Parameter*> tied_;            // uses of tied weights
+  std::set<const Parameter*> tied_;             // uses of tied weights
   std::map<const Parameter*, int64_t> layers_;  // of the first use, in the model
   // Of the current step: the gradients that apply() has taken, and their squares by layer.
   std::set<const Parameter*> applied_;

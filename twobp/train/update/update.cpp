@@ -165,8 +165,7 @@ std::vector<LiveTensor> Update::live_optimizer_state() const {
   for (const int rank : pipeline_.world().local_ranks()) {
     for (const Optimizer::State& state : ranks_[rank]->state()) {
       const bool first = rank == first_rank.at(state.item.parameter);
-      for (auto& [part, tensor] : parts_of(state))
-        all.push_back({part, std::move(tensor), rank, first, false});
+      for (auto& [part, tensor] : parts_of(state)) all.push_back({part, std::move(tensor), rank, first, false});
     }
   }
   return all;
