@@ -129,7 +129,7 @@ struct Decoder {
                                           std::make_unique<Sequential>(std::move(mlp)));
     }
     const ExpertsShape shape{
-        o.dim, o.hidden, o.experts, o.experts_per_token, o.normalized_routing, parse_gate(o.activation)};
+        o.dim, o.hidden, o.experts, o.experts_per_token, o.normalized_routing, parse_gate(o.activation), s.experts};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
   }
 

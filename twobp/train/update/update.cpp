@@ -54,7 +54,7 @@ void Update::use(const LossScale& scale) {
 
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
-  result.squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::TensorOptions().dtype(at::kDouble));
+  result.squares = at::zeros({uses_.places}, at::TensorOptions().dtype(at::kDouble));
   result.may_presume = may_presume;
   return result;
 }
