@@ -5,6 +5,8 @@
 #include "twobp/core/check.h"
 #include "twobp/nn/kernels/products/groups.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/layers/attention_inputs.h"
+#include "twobp/nn/layers/balance.h"
 #include "twobp/nn/layers/expert_exchange.h"
 
 namespace twobp {
@@ -50,6 +52,13 @@ struct Routing {
   at::Tensor places;   // (tokens * chosen): the token of each row, in the order of the experts
   at::Tensor rows;     // (tokens, chosen): the row of each of a token's experts
 };
+
+// Which tokens of (B, S, dim) are padding; undefined if none are.
+at::Tensor padding_of_tokens(const Context& context, at::IntArrayRef sizes, at::Device device) {
+  if (sizes.size() != 3) return {};
+  const at::Tensor padding = padding_of(context, sizes[0], context.past + sizes[1], device);
+  return padding.defined() ? padding.narrow(1, context.past, sizes[1]).reshape({-1}) : padding;
+}
 
 Routing route(const at::Tensor& chosen, int64_t experts) {
   const at::Tensor of_rows = chosen.flatten();
@@ -199,6 +208,10 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   at::Tensor sum = sum_of_tokens(y, routing.rows);
   if (!travels) run_shared();
   if (shared_) sum.add_(of_shared);
+  Values out = {sum.view(sizes)};
+  if (shape_.balanced) {
+    out.push_back(balance_sums(scores, chosen, padding_of_tokens(context, sizes, scores.device())));
+  }
   if (context.keeps()) {
     for (at::Tensor& one : Values{std::move(packed), std::move(here.weights), std::move(scores), std::move(weights),
                                   std::move(routing.experts), std::move(routing.rows)}) {
@@ -209,7 +222,7 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
       saved.keep_until_p1(std::move(way.counts));
     }
   }
-  return {sum.view(sizes)};
+  return out;
 }
 
 Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
@@ -223,6 +236,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const bool travels = shape_.share.of > 1;
   const ExpertWay way = travels ? ExpertWay{saved.take_p1(6), saved.take_p1(7)} : ExpertWay{};
   const at::Tensor dy = as_matrix(values[0]);
+  const at::Tensor dsums = shape_.balanced ? values[1] : at::Tensor();
   values.clear();
   at::Tensor of_shared;
   const auto run_shared = [&] {
@@ -256,6 +270,12 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor products = dscores * of_chosen;
   at::Tensor dlogits = scores * -products.sum(-1, true);
   dlogits.scatter_add_(-1, chosen, products);
+  if (dsums.defined()) {
+    at::Tensor of_scores = scores * dsums[1].to(scores.scalar_type());
+    const at::Tensor padding = padding_of_tokens(context, sizes, scores.device());
+    if (padding.defined()) of_scores.masked_fill_(padding.unsqueeze(1), 0);
+    dlogits.add_(of_scores - scores * of_scores.sum(-1, true));
+  }
   if (!travels) run_shared();
   if (shared_) dx.add_(of_shared);
   dx.add_(router_.backward_p1({dlogits.to(dx.scalar_type())}, context, saved.child(kRouter))[0]);

@@ -55,6 +55,7 @@ struct ExpertsShape {
   int64_t chosen = 0;       // for each token
   bool normalized = false;  // whether a token's weights sum to 1
   Gate gate{};
+  bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
   ExpertShare share{};  // of the experts that are here
 };
 
