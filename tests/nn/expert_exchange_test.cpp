@@ -1,10 +1,11 @@
 // Tests the messages of experts on several replicas: what comes from a peer is checked before it is used.
+#include "twobp/nn/layers/expert_exchange.h"
+
 #include <functional>
 
 #include <gtest/gtest.h>
 
 #include "tests/expect_error.h"
-#include "twobp/nn/layers/expert_exchange.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -67,18 +68,45 @@ TEST(ExpertExchange, RefusesMessagesThatDoNotFit) {
   using Change = std::function<void(Values&)>;
   const std::vector<std::pair<Change, std::string>> changes = {
       {[](Values& m) { m.pop_back(); }, "something else than tokens"},
-      {[](Values& m) { m[0] = at::tensor({2, 1, 3}, at::kLong); }, "something else than tokens"},
+      {[](Values& m) {
+         m[0] = at::tensor({2, 1, 3}, at::kLong);
+       },
+       "something else than tokens"},
       {[](Values& m) { m[0] = m[0].to(at::kDouble); }, "something else than tokens"},
       {[](Values& m) { m[1] = at::Tensor(); }, "something else than tokens"},
-      {[](Values& m) { m[0] = at::tensor({3, 2}, at::kLong); }, "end at 2 of 3"},
-      {[](Values& m) { m[0] = at::tensor({-1, 3}, at::kLong); }, "end at -1 of 3"},
-      {[](Values& m) { m[0] = at::tensor({int64_t{1}, int64_t{1} << 62}, at::kLong); }, "of 3"},
-      {[](Values& m) { m[0] = at::tensor({1, 2}, at::kLong); }, "3 rows, but counts for 2"},
-      {[](Values& m) { m[1] = at::tensor({0, 2, 0}, at::kInt); }, "tokens that it did not send"},
-      {[](Values& m) { m[1] = at::tensor({0, -1, 0}, at::kInt); }, "tokens that it did not send"},
-      {[](Values& m) { m[2] = at::ones({2, kDim + 1}); }, "2 rows like"},
+      {[](Values& m) {
+         m[0] = at::tensor({3, 2}, at::kLong);
+       },
+       "end at 2 of 3"},
+      {[](Values& m) {
+         m[0] = at::tensor({-1, 3}, at::kLong);
+       },
+       "end at -1 of 3"},
+      {[](Values& m) {
+         m[0] = at::tensor({int64_t{1}, int64_t{1} << 62}, at::kLong);
+       },
+       "of 3"},
+      {[](Values& m) {
+         m[0] = at::tensor({1, 2}, at::kLong);
+       },
+       "3 rows, but counts for 2"},
+      {[](Values& m) {
+         m[1] = at::tensor({0, 2, 0}, at::kInt);
+       },
+       "tokens that it did not send"},
+      {[](Values& m) {
+         m[1] = at::tensor({0, -1, 0}, at::kInt);
+       },
+       "tokens that it did not send"},
+      {[](Values& m) {
+         m[2] = at::ones({2, kDim + 1});
+       },
+       "2 rows like"},
       {[](Values& m) { m[2] = m[2].to(at::kDouble); }, "2 rows like"},
-      {[](Values& m) { m[3] = at::ones({2, 1}); }, "3 rows like"}};
+      {[](Values& m) {
+         m[3] = at::ones({2, 1});
+       },
+       "3 rows like"}};
   for (const auto& [change, part] : changes) {
     Answers peer([&](Values message) {
       change(message);

@@ -83,9 +83,14 @@ Training run(const Config& config, const Begin& begin = {}) {
 
 // Odd sizes, so that no kernel's vectors fit.
 Config config_of(const std::string& family, int replicas, int experts, const std::vector<std::string>& more = {}) {
-  std::vector<std::string> keys = {"model.hidden=13", "model.experts=8", "model.experts_per_token=3",
-                                   "pipeline.ranks=1", "train.clip_norm=0.3",
-                                   concat("pipeline.data_parallel=", replicas), concat("pipeline.experts=", experts)};
+  std::vector<std::string> keys = {"model.hidden=13",
+                                   "model.experts=8",
+                                   "model.experts_per_token=3",
+                                   "pipeline.ranks=1",
+                                   "pipeline.micro_batches=4",
+                                   "train.clip_norm=0.3",
+                                   concat("pipeline.data_parallel=", replicas),
+                                   concat("pipeline.experts=", experts)};
   if (family == "qwen2_moe") keys.emplace_back("model.shared_hidden=11");
   keys.insert(keys.end(), more.begin(), more.end());
   Config config = test::family_config(decoder_family(family), 1, keys);
@@ -113,7 +118,7 @@ TEST(ExpertGroups, TheBitsDoNotDependOnTheirSize) {
     for (const int replicas : {2, 4}) {
       const Training expected = run(config_of(family, replicas, 1, {"pipeline.p2=off"}));
       for (int experts = 2; experts <= replicas; experts *= 2) {
-        for (const char* p2 : {"off", "end", "fill"}) {
+        for (const char* p2 : {"off", "fill"}) {
           expect_same(expected, run(config_of(family, replicas, experts, {concat("pipeline.p2=", p2)})),
                       concat(family, ", ", replicas, " replicas, experts ", experts, ", p2 ", p2));
         }
@@ -124,7 +129,7 @@ TEST(ExpertGroups, TheBitsDoNotDependOnTheirSize) {
 
 TEST(ExpertGroups, TheBitsDoNotDependOnTheSchedule) {
   const auto of = [](int experts, const std::vector<std::string>& more) {
-    std::vector<std::string> keys = {"pipeline.ranks=2", "pipeline.stages=0", "pipeline.micro_batches=4"};
+    std::vector<std::string> keys = {"pipeline.ranks=2", "pipeline.stages=0"};
     keys.insert(keys.end(), more.begin(), more.end());
     return config_of("qwen3_moe", 2, experts, keys);
   };
@@ -133,7 +138,7 @@ TEST(ExpertGroups, TheBitsDoNotDependOnTheSchedule) {
     expect_same(expected, run(of(2, {"pipeline.schedule=" + schedule})), schedule);
   expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.memory_cap=1"})), "a cap");
   expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.bucket=1GiB"})), "one bucket");
-  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.recompute=[activations]"})), "recomputed");
+  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.recompute=[\"activations\"]"})), "recomputed");
   expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.run_ahead=on"})), "run ahead");
 }
 
@@ -150,7 +155,7 @@ TEST(ExpertGroups, OtherUpdatesKeepTheBits) {
       {"means, evaluated",
        [](Config& c) {
          c.optimizer.average = 0.5;
-         c.data.held_out = 0.1;
+         c.data.held_out = 0.125;
          c.train.eval_batches = 2;
        }},
       {"momentum",
@@ -167,8 +172,7 @@ TEST(ExpertGroups, OtherUpdatesKeepTheBits) {
       {"frozen experts", [](Config& c) { c.model.freeze = {"model.layers.1.*experts.*"}; }}};
   for (const auto& [what, change] : changes) {
     const Training expected = run(with(config_of("qwen2_moe", 4, 1), change));
-    for (const int experts : {2, 4})
-      expect_same(expected, run(with(config_of("qwen2_moe", 4, experts), change)), concat(what, ", experts ", experts));
+    expect_same(expected, run(with(config_of("qwen2_moe", 4, 2), change)), what);
   }
 }
 
@@ -181,7 +185,7 @@ TEST(ExpertGroups, AllTokensMayGoToOneReplica) {
       weight->refresh_value();
     }
   };
-  const std::vector<std::string> still = {"optimizer.lr=0"};
+  const std::vector<std::string> still = {"optimizer.lr=1e-30"};
   const Training expected = run(config_of("qwen3_moe", 4, 1, still), begin);
   EXPECT_NE(expected.losses, run(config_of("qwen3_moe", 4, 1, still)).losses) << "the routers were not changed";
   for (const int experts : {2, 4})
@@ -199,8 +203,7 @@ TEST(ExpertGroups, WRunsWhileTokensTravel) {
   };
   const auto count = [](const char* p2) {
     const Config config = config_of("qwen3_moe", 2, 2, {"pipeline.schedule=1f1b", concat("pipeline.p2=", p2)});
-    const Training result =
-        run(config, [](Trainer& trainer) { trainer.add_observer(std::make_shared<Wants>()); });
+    const Training result = run(config, [](Trainer& trainer) { trainer.add_observer(std::make_shared<Wants>()); });
     int within = 0;
     double idle = 0;
     for (const StepReport& report : result.reports) {
@@ -268,8 +271,9 @@ TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
   refused("qwen3_moe", 3, 2, {}, {"pipeline.experts is 2", "pipeline.data_parallel is 3", "multiple"});
   refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
   refused("qwen3_moe", 2, 2, {"optimizer.type=muon"}, {"pipeline.experts is 2", "muon", "adamw"});
-  refused("qwen3_moe", 2, 2, {"pipeline.recompute=[both]"}, {"pipeline.experts is 2", "both"});
+  refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
   refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});
+  refused("qwen3_moe", 2, 2, {"pipeline.micro_batches=3"}, {"last batch", "4 of 12 samples", "a multiple of 12"});
   Config llama = test::tiny_config();
   llama.pipeline.data_parallel = llama.pipeline.experts = 2;
   llama.pipeline.ranks = 1;
@@ -285,9 +289,10 @@ TEST(ExpertGroups, NameTheReplicaThatIsMissing) {
         run_worlds(threads_of(config), [&](World world) {
           const int replica = world.replica;
           Trainer trainer(config, std::move(world));
-          const Batch batch = test::random_batch(3, 2, 2, static_cast<uint64_t>(replica));
+          const Batch batch = test::random_batch(4, 2, 2, static_cast<uint64_t>(replica));
+          trainer.evaluate(batch, 1);
           if (replica == 0) {
-            trainer.evaluate(batch, 1);
+            trainer.evaluate(batch, 2);
           } else {
             std::this_thread::sleep_for(std::chrono::seconds(3));
           }

@@ -79,8 +79,7 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
                 "parameter ", item.parameter->name(),
                 " cannot be in a gradient bucket: it must be trainable, with an allocated dense gradient");
     const bool fits = !streams && !by_source && !buckets_.empty() && !buckets_.back().streams() &&
-                      !buckets_.back().by_source() && bytes < bucket_bytes &&
-                      buckets_.back().stage == item.stage &&
+                      !buckets_.back().by_source() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
                       buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
     if (!fits) {
       bytes = 0;

@@ -34,9 +34,9 @@ class GradientReducer {
   // `items` are in model order: trainable, with gradients allocated or streamed, and the same on every replica. The
   // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it before
   // anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and ends with the
-  // parameter that reaches `bucket_bytes`. A streamed gradient, and one by source, is a bucket of its own. `replicas` connects this rank
-  // with the same rank of all replicas, and `holders` with those of them that hold the same experts, in the same order;
-  // null: no gradient is by source. Both outlive this object. The gradients are on `device`.
+  // parameter that reaches `bucket_bytes`. A streamed gradient, and one by source, is a bucket of its own. `replicas`
+  // connects this rank with the same rank of all replicas, and `holders` with those of them that hold the same experts,
+  // in the same order; null: no gradient is by source. Both outlive this object. The gradients are on `device`.
   GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {},
                   Transport* holders = nullptr);
 

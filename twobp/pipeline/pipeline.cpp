@@ -115,14 +115,13 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
   }
   executors_.resize(ranks);
   if (options.experts > 1) {
-    TWOBP_CHECK(world_.replicas % options.experts == 0, options.experts, " replicas are to share experts, but there are ",
-                world_.replicas, ": these must be a multiple");
+    TWOBP_CHECK(world_.replicas % options.experts == 0, options.experts,
+                " replicas are to share experts, but there are ", world_.replicas, ": these must be a multiple");
     std::vector<int> members(static_cast<size_t>(options.experts));
     std::iota(members.begin(), members.end(), world_.replica / options.experts * options.experts);
     experts_.resize(static_cast<size_t>(ranks));
     for (const int rank : here)
-      experts_[static_cast<size_t>(rank)] =
-          std::make_unique<Subgroup>(*world_.data[rank], members, Group::kReplicas);
+      experts_[static_cast<size_t>(rank)] = std::make_unique<Subgroup>(*world_.data[rank], members, Group::kReplicas);
   }
   on_ranks([&](int rank) {
     world_.device(rank).prepare_libraries();

@@ -93,8 +93,7 @@ void check_experts(const Config& config) {
     excludes(concat("pipeline.device \"", config.pipeline.device, "\""), "set it to \"cpu\"");
   if (config.optimizer.type == "muon") excludes("optimizer.type \"muon\"", "set it to \"adamw\"");
   for (const std::string& rule : config.pipeline.recompute) {
-    if (repeats_in_w(rule))
-      excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");
+    if (repeats_in_w(rule)) excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");
   }
 }
 

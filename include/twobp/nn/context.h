@@ -78,9 +78,9 @@ struct Context {
   LossFactor loss_weight = 1;
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
-  int64_t past = 0;           // positions of the sequences in earlier slices
+  int64_t past = 0;                // positions of the sequences in earlier slices
   ExpertGroup* experts = nullptr;  // the replicas that hold the layers' experts; null: this one holds all
-  bool wants_logits = false;  // the loss layer returns the logits: for tests
+  bool wants_logits = false;       // the loss layer returns the logits: for tests
 
   bool sliced() const { return slice.sequences != nullptr; }
   // Whether layers save what the backward pass needs.

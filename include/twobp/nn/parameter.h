@@ -86,8 +86,8 @@ class Parameter {
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
-  // Says that the rows are those of `count` experts, a part of the layer's. If there are other parts, on other replicas,
-  // the gradient has one part for each replica of the group, whose tokens it comes from (grad_by_source).
+  // Says that the rows are those of `count` experts, a part of the layer's. If there are other parts, on other
+  // replicas, the gradient has one part for each replica of the group, whose tokens it comes from (grad_by_source).
   void hold_experts(int64_t count, ExpertShare share) {
     experts_ = count;
     share_ = share;
@@ -112,8 +112,8 @@ class Parameter {
   at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
                       // is rounded from; always `value` if frozen, unless keep_master()
   at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
-  // (members of the group, the sizes of grad): the gradients of each one's tokens. `grad` is the first of them, and their
-  // sum once GradientReducer has added all. Undefined if this replica has all of the experts.
+  // (members of the group, the sizes of grad): the gradients of each one's tokens. `grad` is the first of them, and
+  // their sum once GradientReducer has added all. Undefined if this replica has all of the experts.
   at::Tensor grad_by_source;
 
   // The values depend on the seed and the part's name alone, not on the stage or the order of calls.

@@ -87,8 +87,8 @@ ExpertInputs to_experts(ExpertGroup& group, ExpertShare share, const ExpertInput
     tokens.push_back(sent);
     counts_of(way, kTokensTo)[member] = sent.numel();
     counts_of(way, kRowsTo)[member] = rows;
-    messages.push_back({ends - begin, places.to(at::kInt), here.x.index_select(0, sent),
-                        here.weights.narrow(0, begin, rows)});
+    messages.push_back(
+        {ends - begin, places.to(at::kInt), here.x.index_select(0, sent), here.weights.narrow(0, begin, rows)});
     begin += rows;
   }
   way.tokens = at::cat(tokens);

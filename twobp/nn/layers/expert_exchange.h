@@ -1,6 +1,6 @@
-// The exchanges of a mixture of experts whose experts are on several replicas (expert_group.h). Tokens go to the members
-// that hold their experts, each once, and a row for each of its experts comes back. F has one such exchange there and
-// one back, and so has I. What W reads stays where the expert is.
+// The exchanges of a mixture of experts whose experts are on several replicas (expert_group.h). Tokens go to the
+// members that hold their experts, each once, and a row for each of its experts comes back. F has one such exchange
+// there and one back, and so has I. What W reads stays where the expert is.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ExpertInputs {
 // What went where, for the way back and for I.
 struct ExpertWay {
   at::Tensor tokens;  // of this replica, by the member that they went to
-  at::Tensor counts;  // (4, members), on the host: tokens and rows that went to each, tokens and rows that came from each
+  at::Tensor counts;  // (4, members), on the host: tokens and rows to each, tokens and rows from each
 };
 
 // Sends this replica's tokens, whose rows are sorted by expert, and returns those of all members for its own experts,

@@ -19,8 +19,8 @@ namespace twobp {
 
 // The rows of group g times a matrix of their own, W_g (out, in): y = x W_g^T. One side has a row for each row of the
 // groups, and the other a row for each token, from which each row of the groups takes the one at its place. If the
-// groups are a share of a layer's experts, there are rows of several sources, one after the other. The rows of each source
-// and group are then a product of their own, whose bits depend on its number of rows.
+// groups are a share of a layer's experts, there are rows of several sources, one after the other. The rows of each
+// source and group are then a product of their own, whose bits depend on its number of rows.
 //   p1: dx = dy W_g        p2: dW_g += dy^T x, a unit for all groups
 class GroupedLinear : public Layer {
  public:
@@ -56,7 +56,7 @@ struct ExpertsShape {
   bool normalized = false;  // whether a token's weights sum to 1
   Gate gate{};
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
-  ExpertShare share{};  // of the experts that are here
+  ExpertShare share{};    // of the experts that are here
 };
 
 // The parameters are named router.weight and expert0.gate.weight, with the given names.

@@ -69,9 +69,9 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (weight.uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
     }
   }
 }
@@ -113,9 +113,9 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
 
 void RankUpdate::sum_over_replicas() {
   std::vector<GradientReducer::Item> items;
-  for (const auto& [uses, shared] : uses_.all) {
-    const WeightUse& use = uses.front();
-    if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
+  for (const UsedWeight& weight : uses_.all) {
+    const WeightUse& use = weight.uses.front();
+    if (weight.uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
     GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
     const ExpertShare share = use.parameter->share();
@@ -417,8 +417,8 @@ Settled RankUpdate::settle() {
 
 void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   at::Tensor bad_weights = at::zeros_like(squares);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
         bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
       }
@@ -446,9 +446,9 @@ std::vector<Optimizer::State> RankUpdate::state() const {
 
 void RankUpdate::restored(int64_t optimizer_steps) {
   optimizer_->set_steps(optimizer_steps);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (use.rank == rank_ && (!shared || &use == &uses.front())) use.parameter->refresh_value();
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (use.rank == rank_ && (!weight.shared || &use == &weight.uses.front())) use.parameter->refresh_value();
     }
   }
 }

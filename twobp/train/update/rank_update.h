@@ -193,8 +193,8 @@ class RankUpdate {
   std::set<const Parameter*> tied_;  // uses of tied weights
   // Of gradients that apply() has taken in the current step: their sums of squares.
   std::map<const Parameter*, std::vector<double>> applied_;  // by expert, or one
-  bool finite_ = true;         // all of these
-  std::vector<Waited> waits_;  // of the current update
+  bool finite_ = true;                                       // all of these
+  std::vector<Waited> waits_;                                // of the current update
 };
 
 // Sums of squares of gradients.
