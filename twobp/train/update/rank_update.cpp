@@ -16,6 +16,7 @@
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/square_sums.h"
 #include "twobp/transport/message.h"
+#include "twobp/transport/subgroup.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -45,10 +46,10 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) keep_own(items);
   optimizer_ = std::make_unique<Optimizer>(config, items);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
-      if (use.rank == rank_) layers_[use.parameter] = uses.front().layer;
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (weight.uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+      if (use.rank == rank_) layers_[use.parameter] = weight.uses.front().layer;
     }
   }
 }
@@ -81,19 +82,25 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
   std::vector<UpdateCost> costs;
   for (const Optimizer::Item& item : items) {
     Parameter* const parameter = item.parameter;
+    if (parameter->share().of > 1) continue;  // its holders keep all of its state
     const bool muon = groups.rule_of(*parameter, item.hidden).muon;
     parameters.push_back(parameter);
-    // Squares are summed in blocks. A part of channels-last memory has whole rows, so that a checkpoint may hold it.
+    // Squares are summed in blocks, of each expert apart. A part of channels-last memory has whole rows, so that a
+    // checkpoint may hold it.
     const at::Tensor& master = parameter->master;
-    const int64_t row = master.is_contiguous() ? 1 : master.stride(0);
-    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0, std::lcm(kSquareBlock, row)});
+    const int64_t expert = parameter->numel() / std::max<int64_t>(parameter->experts(), 1);
+    const bool by_expert = parameter->experts() > 0 && expert % kSquareBlock != 0;
+    const int64_t unit =
+        by_expert ? expert : std::lcm(kSquareBlock, master.is_contiguous() ? int64_t{1} : master.stride(0));
+    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0, unit});
   }
   shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs);
 }
 
 void RankUpdate::keep_own(std::vector<Optimizer::Item>& items) const {
-  std::erase_if(items, [&](const Optimizer::Item& item) { return shards_->own(item.parameter) == nullptr; });
+  std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
   for (Optimizer::Item& item : items) {
+    if (item.parameter->share().of > 1) continue;
     const Cut& cut = *shards_->own(item.parameter);
     if (cut.end - cut.begin == item.parameter->numel()) continue;
     item.begin = cut.begin;
@@ -101,45 +108,43 @@ void RankUpdate::keep_own(std::vector<Optimizer::Item>& items) const {
   }
 }
 
-at::Tensor RankUpdate::own_gradient(const Parameter& parameter) const {
-  const Cut* const cut = shards_ ? shards_->own(&parameter) : nullptr;
-  return cut != nullptr ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
-}
-
 void RankUpdate::sum_over_replicas() {
   std::vector<GradientReducer::Item> items;
-  for (const auto& [uses, shared] : uses_.all) {
-    const WeightUse& use = uses.front();
-    if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
+  for (const UsedWeight& weight : uses_.all) {
+    const WeightUse& use = weight.uses.front();
+    if (weight.uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
     GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
-    if (shards_) item.cuts = shards_->cuts_of(use.parameter);
+    const ExpertShare share = use.parameter->share();
+    if (share.of > 1) {
+      Transport& replicas = *pipeline_.world().data[rank_];
+      std::vector<int> holders;
+      for (int replica = share.index; replica < replicas.size(); replica += share.of) holders.push_back(replica);
+      if (!holders_) holders_ = std::make_unique<Subgroup>(replicas, std::move(holders), Group::kReplicas);
+    } else if (shards_) {
+      item.cuts = shards_->cuts_of(use.parameter);
+    }
     items.push_back(std::move(item));
   }
   reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items), settings_.bucket_bytes,
-                                               pipeline_.world().device(rank_));
+                                               pipeline_.world().device(rank_), holders_.get());
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
 void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
   TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
   std::vector<Parameter*> now;
-  std::vector<at::Tensor> grads;
-  std::vector<int64_t> layers;
   for (Parameter* parameter : complete) {
     if (!parameter->trainable() || tied_.contains(parameter)) continue;
     applied_.insert(parameter);
-    if (shards_ && shards_->own(parameter) == nullptr) {
+    if (shards_ && !owns(parameter)) {
       parameter->forget_grad();
-      continue;
+    } else {
+      now.push_back(parameter);
     }
-    now.push_back(parameter);
-    grads.push_back(own_gradient(*parameter));
-    layers.push_back(layers_.at(parameter));
   }
-  if (!squares_.defined()) squares_ = square_sums(uses_.layers);
-  add_squares(grads, layers, squares_);
-  if (all_finite(values_of(squares_))) {
+  add_squares_of({now.begin(), now.end()});
+  if (all_finite(values_of(squares_)) && all_finite(values_of(uncounted_))) {
     optimizer_->step_early(now, lr);
   } else {  // the step fails
     for (Parameter* parameter : now) parameter->forget_grad();
@@ -161,9 +166,10 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   }
   sum_tied(step);
   sum_others();
-  const at::Tensor squares = sum_squares();
+  at::Tensor squares;
+  const bool finite = sum_squares(squares);
   const bool depends = settings_.depends_on_norm(scale_);
-  if ((!depends || result.may_presume) && counts()) {
+  if (!depends || result.may_presume) {
     // Processes sum them at the end of the step. The ranks of this process write to different layers.
     const double* const from = squares.const_data_ptr<double>();
     auto* const to = result.squares.mutable_data_ptr<double>();
@@ -174,9 +180,8 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   if (!depends) {
     // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
     if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
-    return take(step, lr, all_finite(values_of(squares)) ? std::optional<double>(1) : std::nullopt);
+    return take(step, lr, finite && all_finite(values_of(squares)) ? std::optional<double>(1) : std::nullopt);
   }
-  if (!counts()) squares.zero_();
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
@@ -292,25 +297,57 @@ void RankUpdate::sum_others() {
   }
 }
 
-bool RankUpdate::counts() const {
-  return shards_ || pipeline_.world().replica == 0;
+bool RankUpdate::owns(const Parameter* parameter) const {
+  return parameter->share().of > 1 || shards_->own(parameter) != nullptr;
 }
 
-at::Tensor RankUpdate::sum_squares() {
-  std::vector<at::Tensor> grads;
-  std::vector<int64_t> layers;
+// Without shards, all replicas have the same squares, or the replicas that hold the same experts. The first count.
+bool RankUpdate::counts(const Parameter& parameter) const {
+  const int holders = parameter.share().of;
+  const int replica = pipeline_.world().replica;
+  return holders > 1 ? replica < holders : shards_ || replica == 0;
+}
+
+std::vector<at::Tensor> RankUpdate::own_gradients(const Parameter& parameter) const {
+  const Cut* const cut = shards_ && parameter.share().of == 1 ? shards_->own(&parameter) : nullptr;
+  const at::Tensor own = cut ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
+  if (parameter.experts() == 0) return {own};
+  const int64_t numbers = parameter.numel() / parameter.experts();  // of each, whose blocks begin with it
+  std::vector<at::Tensor> all;
+  for (int64_t begin = 0; begin < own.numel(); begin += numbers)
+    all.push_back(numbers_between(own, begin, std::min(begin + numbers, own.numel())));
+  return numbers % kSquareBlock == 0 ? std::vector{own} : all;
+}
+
+void RankUpdate::add_squares_of(const std::vector<const Parameter*>& parameters) {
+  std::vector<at::Tensor> grads[2];
+  std::vector<int64_t> layers[2];
+  for (const Parameter* parameter : parameters) {
+    const auto to = static_cast<size_t>(counts(*parameter));
+    for (at::Tensor& grad : own_gradients(*parameter)) {
+      grads[to].push_back(std::move(grad));
+      layers[to].push_back(layers_.at(parameter));
+    }
+  }
+  if (!squares_.defined()) {
+    squares_ = square_sums(uses_.layers);
+    uncounted_ = square_sums(uses_.layers);
+  }
+  add_squares(grads[0], layers[0], uncounted_);
+  add_squares(grads[1], layers[1], squares_);
+}
+
+bool RankUpdate::sum_squares(at::Tensor& squares) {
+  std::vector<const Parameter*> rest;
   for (const UsedWeight& weight : uses_.all) {
     const Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
-    if (applied_.contains(parameter)) continue;
-    if (shards_ ? shards_->own(parameter) == nullptr : !parameter->has_grad()) continue;
-    grads.push_back(own_gradient(*parameter));
-    layers.push_back(weight.uses.front().layer);
+    if (!applied_.contains(parameter) && (shards_ ? owns(parameter) : parameter->has_grad())) rest.push_back(parameter);
   }
-  at::Tensor squares = squares_.defined() ? std::exchange(squares_, {}) : square_sums(uses_.layers);
-  add_squares(grads, layers, squares);
+  add_squares_of(rest);
   applied_.clear();
-  return squares;
+  squares = std::exchange(squares_, {});
+  return all_finite(values_of(squares)) && all_finite(values_of(uncounted_));
 }
 
 std::optional<double> RankUpdate::factor_for(const at::Tensor& squares) const {
@@ -383,8 +420,8 @@ Settled RankUpdate::settle() {
 void RankUpdate::fail_not_finite(const std::vector<double>& squares, int64_t step) {
   const auto count = static_cast<int64_t>(squares.size());
   at::Tensor bad_weights = at::zeros({count}, at::TensorOptions().dtype(at::kDouble));
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
         bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
       }
@@ -412,9 +449,9 @@ std::vector<Optimizer::State> RankUpdate::state() const {
 
 void RankUpdate::restored(int64_t optimizer_steps) {
   optimizer_->set_steps(optimizer_steps);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (use.rank == rank_ && (!shared || &use == &uses.front())) use.parameter->refresh_value();
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (use.rank == rank_ && (!weight.shared || &use == &weight.uses.front())) use.parameter->refresh_value();
     }
   }
 }

@@ -148,8 +148,6 @@ class RankUpdate {
   void shard(const OptimizerConfig& config, const std::vector<Optimizer::Item>& items);
   // Leaves of the items what this replica updates.
   void keep_own(std::vector<Optimizer::Item>& items) const;
-  // The numbers of the gradient that this replica applies.
-  at::Tensor own_gradient(const Parameter& parameter) const;
   void sum_over_replicas();
   void send_tied(int64_t step);
   void sum_tied(int64_t step);
@@ -161,10 +159,14 @@ class RankUpdate {
   void hand_on_shared(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // By layer, of the gradients that this rank has of the weights that it uses first.
-  at::Tensor sum_squares();
-  // Whether this rank's squares count. Without shards, those of all replicas are the same.
-  bool counts() const;
+  // By layer, of the gradients that this rank has of the weights that it uses first: those that count. Returns whether
+  // all are finite, also those that count on another replica.
+  bool sum_squares(at::Tensor& squares);
+  void add_squares_of(const std::vector<const Parameter*>& parameters);
+  bool counts(const Parameter& parameter) const;
+  // The numbers of the gradient that this replica applies; of each expert, if its blocks of squares are its own.
+  std::vector<at::Tensor> own_gradients(const Parameter& parameter) const;
+  bool owns(const Parameter* parameter) const;
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;
   void take(int64_t step, double lr, std::optional<double> factor);
@@ -177,6 +179,7 @@ class RankUpdate {
   const WeightUses& uses_;
   int rank_;
   UpdateSettings settings_;
+  std::unique_ptr<Transport> holders_;        // of the same experts; null: each replica has all
   std::unique_ptr<GradientReducer> reducer_;  // null: one replica
   std::unique_ptr<OptimizerShards> shards_;   // null: not sharded
   std::unique_ptr<WeightAverage> average_;    // null: none
@@ -191,6 +194,7 @@ class RankUpdate {
   // Of the current step: the gradients that apply() has taken, and their squares by layer.
   std::set<const Parameter*> applied_;
   at::Tensor squares_;
+  at::Tensor uncounted_;       // those that count on another replica
   std::vector<Waited> waits_;  // of the current update
 };
 
