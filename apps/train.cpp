@@ -236,7 +236,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   }
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
-    trainer.with_averages([&] {
+    const auto save = [&] {
       if (config.save.lora == "adapter") {
         save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
         return;
@@ -245,7 +245,8 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
       save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
       const std::string warning = missing_tokenizer(how, config.save.model);
       if (!warning.empty()) output.warn(warning);
-    });
+    };
+    trainer.with_averages([&] { trainer.update().with_masters(save); });
     output.say(concat("saved ", config.save.model));
   }
   return exit_code_of_signal(signal);

@@ -90,8 +90,15 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
     }
     checkpointer.finish(trainer);
     if (!hooks.save_model.empty()) {
-      save_model(hooks.save_model, config.model, config.data.sequence, trainer.weights(), hooks.options, processes);
+      trainer.update().with_masters([&] {
+        save_model(hooks.save_model, config.model, config.data.sequence, trainer.weights(), hooks.options, processes);
+      });
     }
+    std::vector<LiveTensor> all;
+    trainer.update().with_masters([&] {
+      all = trainer.update().live_weights();
+      for (LiveTensor& one : all) one.tensor = one.tensor.clone();
+    });
     const std::lock_guard lock(mutex);
     if (process == 0) {
       result.first_step = first_step;
@@ -100,7 +107,6 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
     } else {
       EXPECT_EQ(notes, std::vector<std::string>{}) << "only the first process reports changes";
     }
-    std::vector<LiveTensor> all = trainer.update().live_weights();
     for (LiveTensor& one : trainer.update().live_optimizer_state()) all.push_back(one);
     for (const LiveTensor& one : all) {
       const auto [at, is_new] = result.tensors.try_emplace(one.name, one.tensor.clone());
@@ -197,8 +203,9 @@ INSTANTIATE_TEST_SUITE_P(
 // The optimizer state is divided among replicas, then not divided, then divided again, into other pieces. The numbers
 // stay the same. Convolutions are stored in another order than that of their indices.
 TEST(ManyProcesses, ResumeWithAndWithoutShards) {
-  for (const bool pictures : {false, true}) {
-    SCOPED_TRACE(pictures ? "pictures" : "text");
+  for (const std::string what : {"text", "text in 16 bits", "pictures"}) {
+    SCOPED_TRACE(what);
+    const bool pictures = what == "pictures";
     const TempFolder folder;
     Config config = checkpoint_config(folder);
     config.pipeline.data_parallel = 2;
@@ -212,6 +219,10 @@ TEST(ManyProcesses, ResumeWithAndWithoutShards) {
     } else {
       test::llama_of(config).dim = 64;
       test::llama_of(config).hidden = 160;
+    }
+    if (what == "text in 16 bits") {
+      config.train.precision = "bf16";
+      config.optimizer.average = 0.5;
     }
     const ManyRuns whole = run_many(config, As::kThreads);
     config.save.checkpoints = folder.path("many");

@@ -122,6 +122,12 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
     config.optimizer.momentum = 0.9;
   });
   expect_same("bf16", [](Config& config) { config.train.precision = "bf16"; });
+  expect_same("bf16, running means", [](Config& config) {
+    config.train.precision = "bf16";
+    test::llama_of(config).tied = false;
+    config.optimizer.average = 0.5;
+    config.data.held_out = 0.1;
+  });
   const RunOutcome fp16 = expect_same("fp16", [](Config& config) {
     config.train.precision = "fp16";
     config.train.loss_scale = 1e9;
@@ -366,6 +372,34 @@ TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);  // each on one replica, as none is large enough to be cut
+}
+
+// 2 bytes of a weight, 4 of its gradient, and of each weight's master and AdamW's state 12 on one replica.
+TEST(OptimizerShards, KeepMastersOnOneReplica) {
+  for (const int replicas : {2, 4}) {
+    Config config = config_of(replicas);
+    test::llama_of(config).tied = false;
+    test::llama_of(config).dim = 64;
+    test::llama_of(config).hidden = 512;
+    config.train.precision = "bf16";
+    config.optimizer.shard = true;
+    run_worlds(make_in_process_worlds(replicas, 2, kNoSpin), [&](World world) {
+      Trainer trainer(config, std::move(world));
+      const auto bytes_of_a_weight = [&] {
+        int64_t bytes = 0;
+        for (int rank = 0; rank < 2; ++rank) {
+          const MemoryUse use = trainer.pipeline().meter().rank_use(rank);
+          for (const MemoryCategory category :
+               {MemoryCategory::kParameters, MemoryCategory::kGradients, MemoryCategory::kOptimizer})
+            bytes += use.now[static_cast<int>(category)];
+        }
+        return static_cast<double>(bytes) / static_cast<double>(trainer.update().numel());
+      };
+      EXPECT_NEAR(bytes_of_a_weight(), 6 + 12.0 / replicas, 0.5) << replicas << " replicas, before the first step";
+      trainer.step();
+      EXPECT_NEAR(bytes_of_a_weight(), 6 + 12.0 / replicas, 0.5) << replicas << " replicas";
+    });
+  }
 }
 
 // Each replica counts its own memory, and releases memory that another replica handed over.

@@ -94,10 +94,12 @@ inline RunOutcome steps_of(Trainer& trainer, int steps) {
     outcome.reports.push_back(std::move(result.report));
   }
   if (const auto held_out = trainer.evaluate()) outcome.evaluations.push_back(*held_out);
-  for (const Parameter* weight : trainer.weights()) {
-    outcome.weights[weight->name()] =
-        weight->master.to(at::kCPU, weight->master.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  }
+  trainer.update().with_masters([&] {
+    for (const Parameter* weight : trainer.weights()) {
+      outcome.weights[weight->name()] =
+          weight->master.to(at::kCPU, weight->master.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    }
+  });
   outcome.taken_back = trainer.update().taken_back();
   return outcome;
 }

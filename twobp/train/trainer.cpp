@@ -167,15 +167,16 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 
 void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (!config.model.from.empty()) {
-    const ModelWeights from = config.model.weights();
-    if (config.pipeline.experts > 1) check_weights(build_model(config), from);  // those of other replicas, too
-    new_parameters_ = load_weights(*pipeline_, from);
-    unused_tensors_ = from.without_use();
-  }
-  if (!config.model.adapter.empty()) {
-    load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
-  }
+  if (config.model.from.empty() && config.model.adapter.empty()) return;
+  update_->with_masters([&] {
+    if (!config.model.from.empty()) {
+      const ModelWeights from = config.model.weights();
+      if (config.pipeline.experts > 1) check_weights(build_model(config), from);  // those of other replicas, too
+      new_parameters_ = load_weights(*pipeline_, from);
+      unused_tensors_ = from.without_use();
+    }
+    if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
+  });
 }
 
 Trainer::Trainer(const Config& config, Parts parts)

@@ -87,7 +87,8 @@ class Trainer {
   // the configuration.
   StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
 
-  // Calls `body` while the weights are their running means, if optimizer.average is set: to save or to evaluate them.
+  // Calls `body` while the weights are their running means, if optimizer.average is set: to evaluate them, or, within
+  // Update::with_masters, to save them.
   // The weights come back also if `body` throws, unless another process has ended.
   void with_averages(const std::function<void()>& body);
   // Evaluates the held-out part (at most train.eval_batches batches), with the running means of the weights if there

@@ -61,7 +61,7 @@ void StepLoop::run_w_by_layer(int stage, int units) {
 void StepLoop::sort_units(int s) {
   const auto streamed_bytes = [](const std::vector<Parameter*>& parameters) {
     size_t bytes = 0;
-    for (const Parameter* one : parameters) bytes += one->streams_grad() ? one->master.nbytes() : 0;
+    for (const Parameter* one : parameters) bytes += one->streams_grad() ? 4 * static_cast<size_t>(one->numel()) : 0;
     return bytes;
   };
   std::map<const Layer*, size_t> known;

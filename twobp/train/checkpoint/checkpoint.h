@@ -38,6 +38,7 @@ class Checkpoint {
   int processes() const;
 
   std::vector<std::string> names(File file) const;  // sorted
+  bool whole(File file, const std::string& name) const { return where_.contains({file, name}); }
   // Also if it is there in pieces.
   bool contains(File file, const std::string& name) const {
     return where_.contains({file, name}) || pieces_.contains({file, name});

@@ -95,6 +95,7 @@ class Checkpointer::Writer {
   // Waits until the current checkpoint is whole on every process.
   void wait_for_all();
   void take(Trainer& trainer);
+  void copy(Trainer& trainer);
   void check_error();
   // Waits until the writer has reached `phase`, or passed it.
   void wait(Phase phase);
@@ -172,7 +173,7 @@ std::vector<std::string> Checkpointer::Writer::resume(Trainer& trainer) {
                 ", but the checkpoint ", checkpoint->folder().string(), " is of a later step, ", state.position.step,
                 ": raise train.steps");
   });
-  set_to(trainer, *checkpoint);
+  trainer.update().with_masters([&] { set_to(trainer, *checkpoint); });
   if (!processes_.is_first()) notes.clear();
   return notes;
 }
@@ -254,7 +255,19 @@ void Checkpointer::Writer::choose_tensors(const std::vector<LiveTensor>& weights
 
 void Checkpointer::Writer::take(Trainer& trainer) {
   wait_for_all();
-  Update& update = trainer.update();
+  trainer.update().with_masters([&] { copy(trainer); });
+  if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
+  content_.state = {trainer.position(), trainer.update().optimizer_steps(), run_};
+  last_step_ = trainer.steps_done();
+  {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kPart;
+  }
+  changed_.notify_all();
+}
+
+void Checkpointer::Writer::copy(Trainer& trainer) {
+  const Update& update = trainer.update();
   const std::vector<LiveTensor> weights = update.live_weights();
   const std::vector<LiveTensor> optimizer = update.live_optimizer_state();
   if (!chosen_) choose_tensors(weights, optimizer);
@@ -264,14 +277,6 @@ void Checkpointer::Writer::take(Trainer& trainer) {
   for (const LiveTensor* one : chosen(weights, writes_weights_, true)) {
     content_.frozen.emplace_back(one->name, one->tensor);  // frozen weights never change
   }
-  if (run_.config.empty()) run_ = facts_of_run(trainer.config(), *trainer.data().train, trainer.variant());
-  content_.state = {trainer.position(), update.optimizer_steps(), run_};
-  last_step_ = trainer.steps_done();
-  {
-    const std::lock_guard lock(mutex_);
-    phase_ = Phase::kPart;
-  }
-  changed_.notify_all();
 }
 
 void Checkpointer::Writer::check_error() {

@@ -27,6 +27,8 @@ at::Tensor master_of(const Parameter& parameter, const Checkpoint& checkpoint, s
     const bool averaged = checkpoint.contains(File::kOptimizer, mean);
     rows.push_back(averaged ? checkpoint.read(File::kOptimizer, mean) : checkpoint.read(file, part.name));
     if (!shape.empty()) shape[0] = part.rows;
+    const bool flat = averaged && !checkpoint.whole(File::kOptimizer, mean);
+    if (flat && rows.back().numel() == c10::multiply_integers(shape)) rows.back() = rows.back().view(shape);
     TWOBP_CHECK(rows.back().sizes() == at::IntArrayRef(shape), checkpoint.folder().string(), ": ", part.name, " is ",
                 rows.back().sizes(), ", expected ", at::IntArrayRef(shape));
     known.insert(part.name);

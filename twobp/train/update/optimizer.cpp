@@ -20,7 +20,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
   for (const Item& item : items) {
     Group& group = group_of(groups.rule_of(*item.parameter, item.hidden));
     const MemoryMeter::Scope scope(item.stage, MemoryCategory::kOptimizer);
-    const at::Tensor& value = group.values.emplace_back(item.of(item.parameter->master));
+    const at::Tensor& value = group.values.emplace_back(item.master());
     group.items.push_back(item);
     group.done.push_back(false);
     if (config.type != "sgd" || config.momentum > 0) group.first.push_back(at::zeros_like(value));

@@ -111,7 +111,9 @@ class Optimizer {
     // Only these numbers, in the order of memory: [begin, end). Negative: all.
     int64_t begin = 0;
     int64_t end = -1;
+    at::Tensor kept{};  // these numbers of the master, if the parameter has none
 
+    at::Tensor master() const { return kept.defined() ? kept : of(parameter->master); }
     bool whole() const { return end < 0; }
     // These numbers of a tensor that is laid out as the parameter. Flat unless they are all.
     at::Tensor of(const at::Tensor& tensor) const;
@@ -141,7 +143,7 @@ class Optimizer {
   struct State {
     Item item;
     std::string name;
-    at::Tensor tensor;  // the tensor in use, of master's dtype and of the shape of item.of(master)
+    at::Tensor tensor;  // the tensor in use, of master's dtype and of the shape of item.master()
   };
   std::vector<State> state() const;
   // Number of updates so far. With the state, it determines the next update.

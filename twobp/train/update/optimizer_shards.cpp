@@ -79,8 +79,11 @@ std::vector<std::vector<Cut>> share_out(const std::vector<UpdateCost>& costs, in
 }
 
 OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> parameters,
-                                 const std::vector<UpdateCost>& costs)
+                                 const std::vector<UpdateCost>& costs, const std::set<const Parameter*>& tied)
     : replicas_(replicas), parameters_(std::move(parameters)) {
+  for (const Parameter* parameter : parameters_) {
+    if (!parameter->value.is_same(parameter->master) && !tied.contains(parameter)) rounded_.insert(parameter);
+  }
   const std::vector<std::vector<Cut>> cuts = share_out(costs, replicas.size());
   for (size_t i = 0; i < cuts.size(); ++i) cuts_[parameters_[i]] = cuts[i];
   for (int owner = 0; owner < replicas.size(); ++owner) {
@@ -93,7 +96,7 @@ OptimizerShards::OptimizerShards(Transport& replicas, std::vector<Parameter*> pa
           bytes = 0;
         }
         messages_.back().pieces.push_back({parameters_[i], cut});
-        bytes += (cut.end - cut.begin) * static_cast<int64_t>(parameters_[i]->master.element_size());
+        bytes += (cut.end - cut.begin) * static_cast<int64_t>(parameters_[i]->value.element_size());
       }
     }
   }
@@ -105,72 +108,131 @@ const Cut* OptimizerShards::own(const Parameter* parameter) const {
   return here == cuts.end() ? nullptr : &*here;
 }
 
-void OptimizerShards::send(int64_t step) {
-  if (GroupSums* const sums = own_copies()) {
-    std::vector<at::Tensor> masters;
-    std::vector<int> owners;
-    for (const Message& message : messages_) {
-      for (const Piece& piece : message.pieces) {
-        masters.push_back(piece.master());
-        owners.push_back(message.owner);
-      }
-    }
-    copies_.emplace(*sums, sums->broadcast(masters, owners));
-    return;
-  }
+template <typename Of>
+void OptimizerShards::send_pieces(int64_t step, const Of& of) {
   for (size_t m = 0; m < messages_.size(); ++m) {
     if (messages_[m].owner != replicas_.rank()) continue;
     Values values;
-    for (const Piece& piece : messages_[m].pieces) values.push_back(piece.master());
-    for (int i = 1; i < replicas_.size(); ++i) {
+    for (const Piece& piece : messages_[m].pieces) {
+      if (at::Tensor numbers = of(piece); numbers.defined()) values.push_back(std::move(numbers));
+    }
+    for (int i = 1; i < replicas_.size() && !values.empty(); ++i)
       replicas_.isend((replicas_.rank() + i) % replicas_.size(), tag_of(step, m), values);
+  }
+}
+
+template <typename Of>
+void OptimizerShards::receive_pieces(int64_t step, const Patience& patience, const Of& of) {
+  for (size_t m = 0; m < messages_.size(); ++m) {
+    const Message& message = messages_[m];
+    if (message.owner == replicas_.rank()) continue;
+    Values into;
+    for (const Piece& piece : message.pieces) {
+      if (at::Tensor numbers = of(piece); numbers.defined()) into.push_back(std::move(numbers));
+    }
+    if (into.empty()) continue;
+    MessageWait arrival(replicas_, message.owner, tag_of(step, m));
+    wait_for(arrival, patience);
+    const Values& values = arrival.values;
+    TWOBP_CHECK(values.size() == into.size(), "replica ", message.owner, " sent ", values.size(), " updated weights, ",
+                into.size(), " were expected");
+    for (size_t i = 0; i < values.size(); ++i) {
+      TWOBP_CHECK(values[i].sizes() == into[i].sizes() && values[i].scalar_type() == into[i].scalar_type(), "replica ",
+                  message.owner, " sent ", values[i].numel(), " weights of ", values[i].scalar_type(), ", but ",
+                  into[i].numel(), " of ", into[i].scalar_type(), " were expected, from ",
+                  message.pieces.front().parameter->name(), " on");
+      into[i].copy_(values[i]);
     }
   }
+}
+
+void OptimizerShards::send(int64_t step) {
+  for (const auto& [parameter, kept] : kept_) {
+    const Cut* const here = own(parameter);
+    if (here != nullptr) numbers_between(parameter->value, here->begin, here->end).copy_(kept);
+  }
+  if (GroupSums* const sums = own_copies()) {
+    std::vector<at::Tensor> pieces;
+    std::vector<int> owners;
+    for (const Message& message : messages_) {
+      for (const Piece& piece : message.pieces) {
+        pieces.push_back(travelling(piece));
+        owners.push_back(message.owner);
+      }
+    }
+    copies_.emplace(*sums, sums->broadcast(pieces, owners));
+    return;
+  }
+  send_pieces(step, [&](const Piece& piece) { return travelling(piece); });
 }
 
 void OptimizerShards::receive(int64_t step, const Patience& patience) {
   if (copies_) {
     wait_for(*copies_, patience);
     copies_.reset();
-    return take_over();
+  } else {
+    receive_pieces(step, patience, [&](const Piece& piece) { return travelling(piece); });
   }
-  for (size_t m = 0; m < messages_.size(); ++m) {
-    const Message& message = messages_[m];
-    if (message.owner == replicas_.rank()) continue;
-    MessageWait arrival(replicas_, message.owner, tag_of(step, m));
-    wait_for(arrival, patience);
-    const Values& values = arrival.values;
-    TWOBP_CHECK(values.size() == message.pieces.size(), "replica ", message.owner, " sent ", values.size(),
-                " updated weights, ", message.pieces.size(), " were expected");
-    for (size_t i = 0; i < values.size(); ++i) {
-      const Piece& piece = message.pieces[i];
-      const at::Tensor master = piece.master();
-      TWOBP_CHECK(values[i].sizes() == master.sizes() && values[i].scalar_type() == master.scalar_type(), "replica ",
-                  message.owner, " has another shape or type for ", piece.parameter->name());
-      master.copy_(values[i]);
-    }
-  }
-  take_over();
-}
-
-GroupSums* OptimizerShards::own_copies() const {
-  if (parameters_.empty()) return nullptr;
-  GroupSums* const sums = group_sums_for(replicas_, parameters_[0]->master);
-  const auto taken = [&](const Parameter* parameter) { return sums->takes(parameter->master); };
-  return sums && std::ranges::all_of(parameters_, taken) ? sums : nullptr;
-}
-
-void OptimizerShards::take_over() const {
   for (Parameter* parameter : parameters_) {
     const Cut* const here = own(parameter);
     if (here != nullptr && here->end - here->begin == parameter->numel()) continue;
     parameter->forget_grad();
-    parameter->refresh_value();
+    if (!rounded(parameter)) parameter->refresh_value();
   }
+}
+
+void OptimizerShards::refresh_values(const Patience& patience) {
+  const int64_t step = -++exchanges_;
+  send(step);
+  receive(step, patience);
+}
+
+GroupSums* OptimizerShards::own_copies() const {
+  if (parameters_.empty()) return nullptr;
+  GroupSums* const sums = group_sums_for(replicas_, parameters_[0]->value);
+  const auto taken = [&](const Parameter* parameter) {
+    return sums->takes(parameter->value) && sums->takes(parameter->master);
+  };
+  return sums && std::ranges::all_of(parameters_, taken) ? sums : nullptr;
 }
 
 void OptimizerShards::forget_gradients() {
   for (Parameter* parameter : parameters_) parameter->forget_grad();
+}
+
+at::Tensor OptimizerShards::keep_own_master(Parameter& parameter) {
+  if (!rounded(&parameter)) return {};
+  const Cut* const here = own(&parameter);
+  at::Tensor& kept = kept_[&parameter];
+  if (here != nullptr) kept = numbers_between(parameter.master, here->begin, here->end).clone();
+  parameter.master = parameter.value;
+  return kept;
+}
+
+void OptimizerShards::take_masters(const Patience& patience) {
+  if (rounded_.empty()) return;
+  for (auto& [parameter, kept] : kept_) {
+    parameter->master = parameter->grad_memory();
+    const Cut* const here = own(parameter);
+    if (here != nullptr) numbers_between(parameter->master, here->begin, here->end).copy_(kept);
+  }
+  const int64_t step = -++exchanges_;
+  const auto master = [&](const Piece& piece) {
+    return rounded(piece.parameter) ? piece.of(piece.parameter->master) : at::Tensor();
+  };
+  send_pieces(step, master);
+  receive_pieces(step, patience, master);
+}
+
+void OptimizerShards::give_masters_back(const std::optional<Patience>& patience) {
+  for (auto& [parameter, kept] : kept_) {
+    const Cut* const here = own(parameter);
+    if (here != nullptr) kept.copy_(numbers_between(parameter->master, here->begin, here->end));
+    parameter->master = parameter->value;
+    parameter->forget_grad();
+  }
+  if (patience && !rounded_.empty())
+    barrier(replicas_, *patience);  // others may still read the masters that this replica has sent
 }
 
 }  // namespace twobp

@@ -43,8 +43,8 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
     if (config.shard) shard(config, items);
     sum_over_replicas();
   }
-  if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   if (shards_) keep_own(items);
+  if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
   optimizer_ = std::make_unique<Optimizer>(config, items);
   for (const UsedWeight& weight : uses_.all) {
     for (const WeightUse& use : weight.uses) {
@@ -80,6 +80,12 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
   const ParameterGroups groups(config);
   std::vector<Parameter*> parameters;
   std::vector<UpdateCost> costs;
+  std::set<const Parameter*> tied;
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (weight.uses.size() > 1) tied.insert(use.parameter);
+    }
+  }
   for (const Optimizer::Item& item : items) {
     Parameter* const parameter = item.parameter;
     if (parameter->share().of > 1) continue;  // its holders keep all of its state
@@ -94,18 +100,21 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
         by_expert ? expert : std::lcm(kSquareBlock, master.is_contiguous() ? int64_t{1} : master.stride(0));
     costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0, unit});
   }
-  shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs);
+  shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs, tied);
 }
 
 void RankUpdate::keep_own(std::vector<Optimizer::Item>& items) const {
-  std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
   for (Optimizer::Item& item : items) {
     if (item.parameter->share().of > 1) continue;
-    const Cut& cut = *shards_->own(item.parameter);
-    if (cut.end - cut.begin == item.parameter->numel()) continue;
-    item.begin = cut.begin;
-    item.end = cut.end;
+    const Cut* const cut = shards_->own(item.parameter);
+    if (cut != nullptr && cut->end - cut->begin == item.parameter->numel()) continue;
+    const MemoryMeter::Scope scope(item.stage, MemoryCategory::kParameters);
+    item.kept = shards_->keep_own_master(*item.parameter);
+    if (cut == nullptr) continue;
+    item.begin = cut->begin;
+    item.end = cut->end;
   }
+  std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
 }
 
 void RankUpdate::sum_over_replicas() {
@@ -378,6 +387,15 @@ void RankUpdate::add_to_average() {
 
 void RankUpdate::swap_average() {
   average_->swap();
+  if (shards_) shards_->refresh_values(patience());
+}
+
+void RankUpdate::take_masters() {
+  shards_->take_masters(patience());
+}
+
+void RankUpdate::give_masters_back(bool all_have_them) {
+  shards_->give_masters_back(all_have_them ? std::optional(patience()) : std::nullopt);
 }
 
 void RankUpdate::make_savepoint(bool float16) {

@@ -64,8 +64,8 @@ struct WeightUses {
   int layers = 0;                   // of the model
 };
 
-// A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
-// After the first step it is a copy of the weights, and after each later one
+// A running mean of the weights of one rank, or of its share of them. Evaluation and saving use it in place of the
+// weights (optimizer.average). After the first step it is a copy of the weights, and after each later one
 //   mean <- decay * mean + (1 - decay) * weights
 // as in torch.optim.swa_utils.AveragedModel.
 class WeightAverage {
@@ -75,7 +75,7 @@ class WeightAverage {
 
   // Adds the weights after the step of that number, counted from 1.
   void add(int64_t step);
-  // Exchanges the weights and their means.
+  // Exchanges the weights and their means. The values of shares are to be refreshed.
   void swap();
   void add_to(Savepoint& savepoint) const;
   // The means, for checkpoints.
@@ -128,6 +128,9 @@ class RankUpdate {
     if (reducer_) sum_over_replicas();
   }
   void swap_average();
+  // With shards: see Update::with_masters.
+  void take_masters();
+  void give_masters_back(bool all_have_them);
   // Collective: all ranks have the same `squares`, by layer.
   [[noreturn]] void fail_not_finite(const std::vector<double>& squares, int64_t step);
   std::vector<Optimizer::State> state() const;  // of the optimizer and of the running means
@@ -146,7 +149,7 @@ class RankUpdate {
   // What the rank trains, each value once.
   std::vector<Optimizer::Item> trained_items();
   void shard(const OptimizerConfig& config, const std::vector<Optimizer::Item>& items);
-  // Leaves of the items what this replica updates.
+  // Leaves of the items, and of the masters, what this replica updates.
   void keep_own(std::vector<Optimizer::Item>& items) const;
   void sum_over_replicas();
   void send_tied(int64_t step);

@@ -138,6 +138,18 @@ void Update::swap_averages() {
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->swap_average(); });
 }
 
+void Update::with_masters(const std::function<void()>& body) {
+  if (!shards_) return body();
+  pipeline_.on_ranks([&](int rank) { ranks_[rank]->take_masters(); });
+  try {
+    body();
+  } catch (...) {
+    pipeline_.on_ranks([&](int rank) { ranks_[rank]->give_masters_back(/*all_have_them=*/false); });
+    throw;
+  }
+  pipeline_.on_ranks([&](int rank) { ranks_[rank]->give_masters_back(/*all_have_them=*/true); });
+}
+
 std::vector<LiveTensor> Update::live_weights() const {
   std::vector<LiveTensor> all;
   for (const UsedWeight& weight : uses_.all) {
@@ -174,24 +186,24 @@ std::vector<LiveTensor> Update::live_optimizer_state() const {
 WeightAverage::WeightAverage(double decay, const std::vector<Optimizer::Item>& items) : decay_(decay), items_(items) {
   for (const Optimizer::Item& item : items_) {
     const MemoryMeter::Scope scope(item.stage, MemoryCategory::kOptimizer);
-    means_.push_back(at::zeros_like(item.parameter->master));
+    means_.push_back(at::zeros_like(item.master()));
   }
 }
 
 void WeightAverage::add(int64_t step) {
   for (size_t i = 0; i < means_.size(); ++i) {
-    const at::Tensor& weights = items_[i].parameter->master;
+    const at::Tensor weights = items_[i].master();
     step == 1 ? means_[i].copy_(weights) : means_[i].lerp_(weights, 1 - decay_);
   }
 }
 
 void WeightAverage::swap() {
   for (size_t i = 0; i < means_.size(); ++i) {
-    Parameter& parameter = *items_[i].parameter;
-    const at::Tensor weights = parameter.master.clone();
-    parameter.master.copy_(means_[i]);
+    const at::Tensor live = items_[i].master();
+    const at::Tensor weights = live.clone();
+    live.copy_(means_[i]);
     means_[i].copy_(weights);
-    parameter.refresh_value();
+    if (items_[i].whole()) items_[i].parameter->refresh_value();
   }
 }
 

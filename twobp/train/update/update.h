@@ -1,6 +1,7 @@
 // The end of a training step: the updates of all ranks of this process (RankUpdate), and what concerns all of them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,9 @@ class Update {
   // Exchanges the weights and their running means on all ranks of this process, which must be idle. Does nothing
   // without optimizer.average, and before the first step.
   void swap_averages();
+  // Calls `body` between steps, on every process, while every weight of the processes' ranks has its whole master: with
+  // sharded state, replicas have but shares of it otherwise. `body` may change masters in the same way on each replica.
+  void with_masters(const std::function<void()>& body);
   // The number of steps that the ranks of this process have taken back so far.
   int64_t taken_back() const;
 
@@ -74,7 +78,7 @@ class Update {
 
   // Everything that a run of steps changes, for checkpoints: the masters, in model order, and the optimizers' state
   // with the running means of the weights. Only what this process holds: with optimizer.shard, the optimizer state of
-  // its replica's share.
+  // its replica's share. Weights: within with_masters.
   std::vector<LiveTensor> live_weights() const;
   std::vector<LiveTensor> live_optimizer_state() const;
   int64_t optimizer_steps() const { return first_rank().optimizer_steps(); }
