@@ -128,6 +128,36 @@ def test_slices_and_replicas_of_a_batch_shift_labels_once(saved):
     assert train_of(folder, batch).step(parts).loss == pytest.approx(model(**batch).loss.item(), rel=2e-6)
 
 
+def mixture():
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCAB, hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=5, max_position_embeddings=32, initializer_range=0.2, output_router_logits=True, router_aux_loss_coef=0.5))
+
+
+@pytest.mark.parametrize("settings", [{"ranks": 1}, {"ranks": 3, "schedule": "zb-h1"}, {"slices": 3}, {"recompute": ["both"]}])
+@pytest.mark.parametrize("padding", [None, "right"])
+def test_the_loss_that_balances_experts(saved, settings, padding):
+    """Each micro-batch has its own over all layers, and counts as many times as it has targets."""
+    model, folder = saved(mixture)
+    batch = batch_of(padding)
+    trainer = train_of(folder, batch, **{"optimizer": twobp.SGD(lr=0.1, momentum=0.0), **settings})
+    parts = [{name: one[i:i + 2] for name, one in batch.items()} for i in (0, 2)]
+    counts = [(part["labels"][:, 1:] != -100).sum().item() for part in parts]
+    loss = sum(model(**part).loss * count for part, count in zip(parts, counts)) / sum(counts)
+    loss.backward()
+    assert trainer.evaluate([batch]).loss == pytest.approx(loss.item(), rel=2e-6)
+    assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=2e-6)
+    model.config.output_router_logits = False
+    assert abs(sum(model(**part).loss * count for part, count in zip(parts, counts)) / sum(counts) - loss) > 0.1
+    state = trainer.state_dict()
+    for name, parameter in model.named_parameters():
+        if name in state:
+            torch.testing.assert_close(state[name], parameter.detach() - 0.1 * parameter.grad, rtol=1e-4, atol=2e-6)
+    gate = "model.layers.0.block_sparse_moe.gate.weight"
+    gradient = model.model.layers[0].mlp.gate.weight
+    torch.testing.assert_close(state[gate], gradient.detach() - 0.1 * gradient.grad, rtol=1e-4, atol=2e-6)
+
+
 def test_a_label_that_nothing_predicts_does_not_count(saved):
     _, folder = saved(llama)
     batch = batch_of()

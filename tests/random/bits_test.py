@@ -33,7 +33,7 @@ def tokens(dice, kind):
 # A few families of decoders, with what sets them apart.
 DECODERS = {"llama": ["model.rope_scaling=yarn", "model.rope_factor=4"], "mistral": ["model.windows=6"],
             "qwen3": ["model.windows=0,5"], "olmo2": [], "gemma2": ["model.windows=3,0"], "smollm3": ["model.windows=4,0,4"],
-            "qwen3_moe": ["model.experts=5", "model.experts_per_token=2", "model.hidden=20"],
+            "qwen3_moe": ["model.experts=5", "model.experts_per_token=2", "model.hidden=20", "model.balance_loss=0.1"],
             "gpt2": ["model.dropout=0.1"], "gpt_neox": ["model.rope_part=1", "model.attention_dropout=0.1"]}
 
 

@@ -39,6 +39,7 @@ inline Config family_config(const DecoderFamily& family, int stages = 1, const s
                                       {"positions", "40"},
                                       {"rope_part", "0.5"},
                                       {"attention_scale", "0.4"},
+                                      {"balance_loss", "0.1"},
                                       {"pad_token", "3"}}) {
     const bool one_window = std::string(option) == "windows" && family.windows == WindowsInFile::kEvery;
     if (has_option(family, option)) keys.push_back(concat("model.", option, "=", one_window ? "5" : value));

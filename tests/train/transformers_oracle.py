@@ -6,7 +6,8 @@ Prints "ok", or "skip: ..." if a package is missing. Then each line of the input
 call. The answer is "ok". If the call fails, the process ends.
 
   make   writes for each case of the family: model/ (saved by transformers), data/ (its fields), logits.safetensors, before.safetensors and
-         after.safetensors (what training changes, before and after a step of SGD), facts.json. Of an encoder also encoder/ (without its
+         after.safetensors (what training changes, before and after a step of SGD), facts.json. Of a mixture also exact/: gradients.safetensors
+         and facts.json (loss) in float64. Of an encoder also encoder/ (without its
          head); for PACKED also packed/: documents.safetensors (input_ids, labels of the previous position, document_starts),
          gradients.safetensors and facts.json (loss, grad_norm)
   check  writes for each model saved by the test, saved*/: weights.safetensors (all its tensors, as transformers loads them),
@@ -34,6 +35,7 @@ COMMON = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_s
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 GEMMA = dict(COMMON, num_attention_heads=3, num_key_value_heads=1, head_dim=10, query_pre_attn_scalar=24)
+BALANCED = dict(output_router_logits=True, router_aux_loss_coef=0.3)
 DECODERS = {
     "llama": transformers.LlamaConfig(**COMMON, **HEADS, attention_bias=True, mlp_bias=True, rope_parameters=YARN),
     "llama-dynamic": transformers.LlamaConfig(**dict(COMMON, max_position_embeddings=16), **HEADS,
@@ -68,12 +70,13 @@ DECODERS = {
         "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
     "starcoder2": transformers.Starcoder2Config(**COMMON, **HEADS, sliding_window=5),
     "mixtral": transformers.MixtralConfig(**COMMON, **HEADS, head_dim=10, num_local_experts=4),
-    "qwen2_moe": transformers.Qwen2MoeConfig(**COMMON, **HEADS, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
+    "mixtral-balanced": transformers.MixtralConfig(**COMMON, **HEADS, **BALANCED, num_local_experts=5),
+    "qwen2_moe": transformers.Qwen2MoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
                                              shared_expert_intermediate_size=20),
     "qwen3_moe": transformers.Qwen3MoeConfig(**COMMON, **HEADS, head_dim=10, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16),
-    "qwen3_moe-normalized": transformers.Qwen3MoeConfig(**COMMON, **HEADS, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
+    "qwen3_moe-normalized": transformers.Qwen3MoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
                                                         norm_topk_prob=True),
-    "olmoe": transformers.OlmoeConfig(**COMMON, **HEADS, num_experts=4, num_experts_per_tok=2),
+    "olmoe": transformers.OlmoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=4, num_experts_per_tok=2),
 }
 # Of an expert in files. In the module, all experts have one tensor, with gate and up in one.
 EXPERTS = {"mixtral": ("block_sparse_moe", ("w1", "w3"), ("w2",)), "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), ("down_proj",))}
@@ -144,11 +147,12 @@ def model_of(family, config):
     return model
 
 
-def tensors_of(model, copy=True):
-    """The parameters, each once, and the buffers that are saved, with the experts apart, as files have them."""
+def tensors_of(model, copy=True, of=lambda one: one):
+    """The parameters, each once, and the buffers that are saved, with the experts apart, as files have them; or their gradients."""
     buffers = {name: one for name, one in model.named_buffers() if name in model.state_dict()}
     found = {}
     for name, one in {**dict(model.named_parameters()), **buffers}.items():
+        one = of(one)
         found.update(experts_of(model, name, one) if ".mlp.experts." in name else {name: one})
     return {name: one.detach().clone().contiguous() if copy else one for name, one in found.items()}
 
@@ -221,12 +225,14 @@ def logits_of(family, model, fields):
 @contextlib.contextmanager
 def in_float64():
     """transformers computes norms and rotary embedding in float32 by name, whatever the model's type. Here the names mean float64."""
-    usual = torch.float32
+    usual, cast = torch.float32, torch.Tensor.float
     torch.float = torch.float32 = torch.float64
+    torch.Tensor.float = torch.Tensor.double
     try:
         yield
     finally:
         torch.float = torch.float32 = usual
+        torch.Tensor.float = cast
 
 
 @in_float64()
@@ -255,6 +261,28 @@ def make_packed(model, to):
     (to / "facts.json").write_text(json.dumps({"loss": loss.item(), "grad_norm": norm}))
 
 
+def shares_of(family, config, fields):
+    """The micro-batches of our step with their shares of its loss, if together they have another loss than apart."""
+    apart = getattr(config, "output_router_logits", False)
+    if family != "resnet" and not apart:
+        return [(fields, 1)]
+    parts = [dict(zip(fields, chunk)) for chunk in zip(*(field.chunk(2) for field in fields.values()))]
+    counts = [int((part["labels"][:, 1:] != -100).sum()) if apart else 1 for part in parts]
+    return [(part, count / sum(counts)) for part, count in zip(parts, counts)]
+
+
+@in_float64()
+def make_exact(model, fields, to):
+    """Loss and gradients of a step in float64."""
+    exact = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float64, experts_implementation="eager").train()
+    exact.load_state_dict(model.state_dict())
+    loss = sum(exact(**part).loss * share for part, share in shares_of("decoders", model.config, fields))
+    loss.backward()
+    to.mkdir()
+    save_file(tensors_of(exact, of=lambda one: one.grad), to / "gradients.safetensors")
+    (to / "facts.json").write_text(json.dumps({"loss": loss.item()}))
+
+
 def save_encoder(model, case, to):
     encoder = transformers.BertModel(model.config).float()
     encoder.load_state_dict(model.bert.state_dict(), strict=False)
@@ -270,7 +298,8 @@ def facts_of(model):
     config = model.config
     head = model.get_output_embeddings() if hasattr(config, "vocab_size") else None
     return {"dtype": str(model.dtype), "tied": head is not None and head.weight is model.get_input_embeddings().weight,
-            "kept": [getattr(config, name, None) for name in ("hidden_act", "bos_token_id", "max_position_embeddings")]}
+            "kept": [getattr(config, name, None) for name in ("hidden_act", "bos_token_id", "max_position_embeddings", "output_router_logits",
+                                                               "router_aux_loss_coef")]}
 
 
 def make(family, folder):
@@ -287,10 +316,11 @@ def make(family, folder):
         save_file(logits_of(family, model, fields), to / "logits.safetensors")
         if family == "decoders" and case in PACKED:
             make_packed(model, to / "packed")
+        if family == "decoders" and config.model_type in EXPERTS:
+            make_exact(model, fields, to / "exact")
         before, lr, loss = tensors_of(model.train()), LR.get(family, 0.5), 0.0
-        parts = 2 if family == "resnet" else 1  # micro-batches, each with its own statistics
-        for chunk in zip(*(field.chunk(parts) for field in fields.values())):
-            part = model(**dict(zip(fields, chunk))).loss / parts
+        for inputs, share in shares_of(family, config, fields):
+            part = model(**inputs).loss * share
             part.backward()
             loss += part.item()
         # transformers keeps a second bias of a decoder that is not tied, and does not use it.

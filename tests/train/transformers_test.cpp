@@ -65,6 +65,7 @@ const std::vector<std::string> kDecoders = {"llama",
                                             "stablelm",
                                             "starcoder2",
                                             "mixtral",
+                                            "mixtral-balanced",
                                             "qwen2_moe",
                                             "qwen3_moe",
                                             "qwen3_moe-normalized",
@@ -358,6 +359,62 @@ TEST_F(DecoderTransformers, LossAndGradientsOfPackedDocumentsAreThoseOfTransform
       EXPECT_GT(std::abs(other.step(make_batch({joined}), other.variant()).loss - loss), 1e-3) << "without them";
     }
   }
+}
+
+// Every gradient of a mixture, in float64: the router's choices and the loss that balances them.
+TEST_F(DecoderTransformers, GradientsOfMixturesAreThoseOfTransformers) {
+  int mixtures = 0;
+  for (const std::string& name : cases()) {
+    if (!fs::exists(path(name + "/exact"))) continue;
+    SCOPED_TRACE(name);
+    ++mixtures;
+    const Config config = config_of(name, 1);
+    std::vector<std::unique_ptr<Layer>> layers;
+    std::vector<Parameter*> parameters;
+    const auto& options = config.model.type.as<DecoderOptions>();
+    for (const LayerSpec& spec :
+         decoder(decoder_family(config.model.type.name()), options, {.dtype = at::kDouble}).layers)
+      layers.push_back(spec.make());
+    for (const auto& layer : layers) layer->collect_parameters(parameters);
+    for (Parameter* parameter : parameters) {
+      parameter->allocate_value(1);
+      parameter->allocate_grad();
+    }
+    load_weights(parameters, config.model.weights());
+    const auto data = open_data(config.data, config.model.input(), 1).train;
+    const std::vector<Fields> fields = {data->read({0, 1}, 0), data->read({2, 3}, 0)};
+    int64_t targets = 0;
+    for (const Fields& one : fields) targets += one.at("labels").ne(-100).sum().item<int64_t>();
+    double loss = 0;
+    for (const Fields& one : fields) {
+      Context context;
+      context.fields = &one;
+      context.loss_weight = 1.0 / static_cast<double>(targets);
+      std::vector<Saved> saved(layers.size());
+      Values x = {one.at("input_ids")};
+      for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(std::move(x), context, saved[i]);
+      loss += x[0].item<double>();
+      x.clear();
+      std::vector<P2Unit> units;
+      for (size_t i = layers.size(); i-- > 0;) {
+        x = layers[i]->backward_p1(std::move(x), context, saved[i]);
+        layers[i]->collect_p2(saved[i], units);
+      }
+      for (const P2Unit& unit : units) unit.layer->backward_p2({&unit.saved, 1});
+    }
+    const auto expected_loss = facts(name + "/exact").at("loss").get<double>();
+    EXPECT_NEAR(loss, expected_loss, 1e-12 * expected_loss);
+    const Tensors expected = theirs(name, "exact/gradients.safetensors");
+    size_t compared = 0;
+    for (const Parameter* parameter : parameters) {
+      for (const auto& [part, gradient] : parameter->parts_of(parameter->grad)) {
+        EXPECT_LT(relative_error(gradient, expected.at(part)), 1e-10) << part;
+        ++compared;
+      }
+    }
+    EXPECT_EQ(compared, expected.size());
+  }
+  EXPECT_GE(mixtures, 6);
 }
 
 class LlamaTransformers : public OfTransformers {

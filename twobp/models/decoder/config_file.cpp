@@ -20,6 +20,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kRouterLogits = "output_router_logits";
 constexpr const char* kPositions = "max_position_embeddings";
 
 // The activations of transformers that are ours, the usual name of each first.
@@ -129,9 +130,11 @@ void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
                       " 0 is not supported: an integer from 1 is");
         } else if constexpr (std::is_same_v<Value, double>) {
           const double number = null ? 0 : section.number(key.name);
-          TWOBP_CHECK(number > 0 || key.form == FileForm::kSame || key.form == FileForm::kOrNull, file.origin, ": ",
-                      key.name, " is ", number, ", not a number above 0");
-          *field = from_file(key.form, number);
+          const bool above = key.form == FileForm::kInverse || key.form == FileForm::kInverseRoot;
+          TWOBP_CHECK(number > 0 || !above, file.origin, ": ", key.name, " is ", number, ", not a number above 0");
+          const bool with_logits = key.form == FileForm::kWithLogits;
+          TWOBP_CHECK(number >= 0 || !with_logits, file.origin, ": ", key.name, " is ", number, ", below 0");
+          *field = with_logits && !file.boolean(kRouterLogits, false) ? 0 : from_file(key.form, number);
           TWOBP_CHECK(*field > 0 || key.option != std::string("attention_scale"), file.origin, ": ", key.name, " is ",
                       number, ", not a number above 0");
         } else if constexpr (std::is_same_v<Value, bool>) {
@@ -175,6 +178,7 @@ void check_keys(const DecoderFamily& family, const CheckedJson& file) {
   std::set<std::string> known(any_model.begin(), any_model.end());
   for (const FileKey& key : family.file) {
     known.insert(key.name);
+    if (key.form == FileForm::kWithLogits) known.insert(kRouterLogits);
     if (key.also != nullptr) known.insert(key.also);
   }
   for (const std::string& key : rope_keys(family)) known.insert(key);
@@ -272,6 +276,10 @@ void write_decoder(const DecoderFamily& family, const DecoderOptions& given, int
       continue;
     }
     const auto before = out.find(key.name);
+    if (key.form == FileForm::kWithLogits) {
+      out[kRouterLogits] = o.balance_loss > 0;
+      if (o.balance_loss == 0) continue;
+    }
     const json value = file_value(key, o, before == out.end() ? json() : *before);
     const auto [first, is_new] = written.emplace(key.name, &key);
     TWOBP_CHECK(is_new || out[key.name] == value, "transformers has one setting, ", key.name, ", for model.",

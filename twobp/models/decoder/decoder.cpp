@@ -8,6 +8,7 @@
 #include "twobp/models/decoder/family.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/activations.h"
+#include "twobp/nn/layers/balance.h"
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/experts.h"
@@ -89,7 +90,7 @@ struct Decoder {
     };
     auto whole = branch(block, n.attention_norm, half, n.attention_after_norm, "attention.dropout");
     if (o.parallel) return std::make_unique<ResidualBegin>(std::move(whole));
-    return std::make_unique<Residual>(std::move(whole), o.residual_scale);
+    return beside_balance(std::make_unique<Residual>(std::move(whole), o.residual_scale));
   }
 
   // act(up) and the projection from it.
@@ -128,8 +129,14 @@ struct Decoder {
       shared = std::make_unique<Switched>(linear(parts(block, {n.shared_gate}, {1}), o.dim, false),
                                           std::make_unique<Sequential>(std::move(mlp)));
     }
-    const ExpertsShape shape{
-        o.dim, o.hidden, o.experts, o.experts_per_token, o.normalized_routing, parse_gate(o.activation)};
+    const ExpertsShape shape{.dim = o.dim,
+                             .hidden = o.hidden,
+                             .experts = o.experts,
+                             .chosen = o.experts_per_token,
+                             .normalized = o.normalized_routing,
+                             .gate = parse_gate(o.activation),
+                             .balanced = o.balance_loss > 0,
+                             .share = s.experts};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
   }
 
@@ -147,7 +154,7 @@ struct Decoder {
     };
     auto whole = branch(block, n.mlp_norm, half, n.mlp_after_norm, "mlp.dropout");
     if (o.parallel) return std::make_unique<ResidualJoin>(std::move(whole));
-    return std::make_unique<Residual>(std::move(whole), o.residual_scale);
+    return beside_balance(std::make_unique<Residual>(std::move(whole), o.residual_scale));
   }
 
   std::unique_ptr<Layer> embedding() const {
@@ -156,7 +163,7 @@ struct Decoder {
     auto tokens = std::make_unique<Embedding>(n.embedding + ".weight", o.vocab, o.dim, o.init_std, s.dtype, o.pad_token,
                                               root * o.embedding_scale);
     const bool drops = family.embedding_dropout && o.dropout > 0;
-    if (n.positions.empty() && !drops) return tokens;
+    if (n.positions.empty() && !drops && o.balance_loss == 0) return tokens;
     Layers layers;
     layers.push_back(std::move(tokens));
     if (!n.positions.empty()) {
@@ -164,6 +171,7 @@ struct Decoder {
           std::make_unique<LearnedPositions>(n.positions + ".weight", o.positions, o.dim, o.init_std, s.dtype));
     }
     if (drops) layers.push_back(std::make_unique<Dropout>(o.dropout, n.embedding + ".dropout"));
+    if (o.balance_loss > 0) layers.push_back(std::make_unique<BalanceBegin>(o.experts));
     return std::make_unique<Sequential>(std::move(layers));
   }
 
@@ -174,7 +182,15 @@ struct Decoder {
     layers.push_back(
         make_linear({{(o.tied ? n.embedding : n.head) + ".weight", o.vocab}}, o.dim, o.init_std, s.dtype, s.lora));
     layers.push_back(std::make_unique<CrossEntropy>(LogitsForm{o.logit_scale, o.logit_cap}));
-    return std::make_unique<Sequential>(std::move(layers));
+    auto whole = std::make_unique<Sequential>(std::move(layers));
+    if (o.balance_loss == 0) return whole;
+    return std::make_unique<BalanceLoss>(std::move(whole), o.balance_loss, o.experts_per_token);
+  }
+
+  // One half of a block, in a model whose sums of balance pass it.
+  std::unique_ptr<Layer> beside_balance(std::unique_ptr<Layer> half) const {
+    if (o.balance_loss == 0) return half;
+    return std::make_unique<BalanceBeside>(std::move(half));
   }
 
   // Layers of one kind cost the same.

@@ -39,8 +39,7 @@ constexpr FileKey kHeadDim = {"head_dim", "head_dim", "0"};
 constexpr FileKey kAttentionBias = {"attention_bias", "attention_bias", "false"};
 constexpr FileKey kMlpBias = {"mlp_bias", "mlp_bias", "false"};
 
-// Of the load-balancing loss, which output_router_logits would add and which is refused.
-const std::vector<const char*> kRouterLoss = {"router_aux_loss_coef"};
+constexpr FileKey kBalanceLoss = {"router_aux_loss_coef", "balance_loss", "0.001", FileForm::kWithLogits};
 
 DecoderFamily llama_family() {
   DecoderFamily f{.name = "llama", .hf_class = "LlamaForCausalLM"};
@@ -322,6 +321,7 @@ DecoderFamily mixtral_family() {
                                                             kUntied,
                                                             {"num_local_experts", "experts", "8"},
                                                             {"num_experts_per_tok", "experts_per_token", "2"},
+                                                            kBalanceLoss,
                                                             {"router_jitter_noise", nullptr, "0.0"}});
   f.names.router = "block_sparse_moe.gate";
   f.names.experts = "block_sparse_moe.experts.";
@@ -330,7 +330,6 @@ DecoderFamily mixtral_family() {
   f.defaults.normalized_routing = true;
   f.default_theta = 1e6;
   f.windows = WindowsInFile::kEvery;
-  f.ignored = kRouterLoss;
   return f;
 }
 
@@ -347,11 +346,12 @@ DecoderFamily qwen_moe(const char* name, const char* hf_class, const std::vector
             kSilu,
             kUntied,
             {"norm_topk_prob", "normalized_routing", "false"},
+            kBalanceLoss,
             {"decoder_sparse_step", nullptr, "1"},
             {"use_sliding_window", nullptr, "false"}};
   f.file.insert(f.file.end(), more.begin(), more.end());
   f.defaults.experts = 8;
-  f.ignored = {"router_aux_loss_coef", "intermediate_size", "sliding_window", "max_window_layers"};
+  f.ignored = {"intermediate_size", "sliding_window", "max_window_layers"};
   return f;
 }
 
@@ -383,20 +383,21 @@ DecoderFamily qwen3_moe_family() {
 
 DecoderFamily olmoe_family() {
   DecoderFamily f{.name = "olmoe", .hf_class = "OlmoeForCausalLM"};
-  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"}, {{"num_key_value_heads", "kv_heads", "0"},
-                                                            kSilu,
-                                                            kUntied,
-                                                            kAttentionBias,
-                                                            {"num_experts", "experts", "64"},
-                                                            {"num_experts_per_tok", "experts_per_token", "8"},
-                                                            {"norm_topk_prob", "normalized_routing", "false"}});
+  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"},
+                     {{"num_key_value_heads", "kv_heads", "0"},
+                      kSilu,
+                      kUntied,
+                      kAttentionBias,
+                      {"num_experts", "experts", "64"},
+                      {"num_experts_per_tok", "experts_per_token", "8"},
+                      {"norm_topk_prob", "normalized_routing", "false"},
+                      {"router_aux_loss_coef", "balance_loss", "0.01", FileForm::kWithLogits}});
   f.names.query_norm = "self_attn.q_norm";
   f.names.key_norm = "self_attn.k_norm";
   f.whole_head_norm = true;
   f.equal_heads = true;
   f.defaults.experts = 8;
   f.default_pad_token = 1;
-  f.ignored = kRouterLoss;
   return f;
 }
 

@@ -25,6 +25,7 @@ enum class FileForm : uint8_t {
   kInverse,      // the option is 1 / the number
   kInverseRoot,  // the option is 1 / sqrt(the number)
   kTanhGelu,     // "gelu" stands for its approximation by tanh
+  kWithLogits,   // if the key output_router_logits is true, else the option is 0
 };
 
 // A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or "". Several

@@ -12,7 +12,9 @@ Values Residual::forward(Values x, Context& context, Saved& saved) {
 }
 
 Values Residual::backward_p1(Values dy, Context& context, Saved& saved) {
-  Values dx = branch().backward_p1(scale_ == 1 ? dy : Values{dy[0] * scale_}, context, saved);
+  Values of_branch = dy;
+  if (scale_ != 1) of_branch[0] = dy[0] * scale_;
+  Values dx = branch().backward_p1(std::move(of_branch), context, saved);
   dx[0].add_(dy[0]);
   return dx;
 }

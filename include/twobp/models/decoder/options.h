@@ -19,6 +19,7 @@ struct DecoderOptions {
   int64_t experts = 0;   // in place of each MLP (nn/layers/experts.h); 0: MLPs
   int64_t experts_per_token = 2;
   bool normalized_routing = false;  // whether the weights of a token's experts sum to 1
+  double balance_loss = 0;          // factor of the loss that balances experts (nn/layers/balance.h)
   int64_t shared_hidden = 0;        // width of an expert that all tokens share; 0: none
   int64_t vocab = 256;
   double norm_eps = 1e-5;
