@@ -106,18 +106,17 @@ TEST(AutoVariant, ChoosesTheScheduleWithStreamedGradients) {
   EXPECT_EQ(v.rank_of_stage, (std::vector<int>{0, 1, 1, 0}));
   for (const PipelineOptions& one : {options, v}) {
     Pipeline pipeline(model, profile, one);
-    Variant variant = auto_variant(pipeline, 8, Variant{"auto"});
+    Variant variant = auto_variant(pipeline, 8, Variant{.schedule = "auto", .memory_cap = MemoryCap::none()});
     const Variant kept = variant;
     const StreamedGradients gradients = decide_gradients(config, pipeline, variant, 8);
-    const bool streams = one.stages == 4;
-    EXPECT_EQ(gradients.stages, streams ? std::vector<bool>(4, true) : std::vector<bool>()) << to_text(gradients);
-    EXPECT_EQ(variant == kept, !streams) << "the order that was found is for kept gradients";
-    EXPECT_TRUE(!streams || variant.policy == P2Policy::kFill) << variant.schedule.name();
+    // On the first of two ranks, a step would take 4 % longer.
+    EXPECT_EQ(gradients.stages, one.stages == 4 ? std::vector<bool>(4, true) : std::vector<bool>({false, true}))
+        << to_text(gradients);
+    EXPECT_EQ(variant.schedule.written(), nullptr) << "the order that was found is for kept gradients";
+    EXPECT_EQ(variant.policy, P2Policy::kFill);
     Config must = config;
     must.pipeline.gradients = "streamed";
     EXPECT_EQ(decide_gradients(must, pipeline, variant, 8).stages, std::vector<bool>(one.stages, true));
-    EXPECT_EQ(variant.schedule.written(), nullptr) << "a named one";
-    must.pipeline.memory_cap = "1MiB";
     must.pipeline.gradients = "auto";
     variant = kept;
     variant.memory_cap = MemoryCap(1 << 20);

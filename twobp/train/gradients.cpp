@@ -62,21 +62,23 @@ class Simulator {
     return result;
   }
 
-  // Streams the fullest rank, then also the one that is fullest then, and so on. Returns what lowers the most bytes at
-  // all, with as few ranks as that takes.
-  Way lightest(const Variant& variant, double most_seconds) const {
+  // Streams the fullest rank, then also the one that is fullest then, and so on. Returns what lowers the bytes most
+  // below those of `first`, in hardly more time, with as few ranks as that takes; without stages if nothing does.
+  Way lightest(const Variant& variant, const Simulated& first) const {
     const auto stages = static_cast<size_t>(pipeline_.stages());
-    Way best{variant, std::vector<bool>(stages, false), run(variant, {})};
-    Way next = best;
+    Way best{variant, std::vector<bool>(stages, false), first};
+    Way next{variant, best.streams, run(variant, {})};
     while (true) {
       const size_t fullest = next.step.fullest();
       const std::vector<bool> before = next.streams;
       for (size_t stage = 0; stage < stages; ++stage) {
         if (static_cast<size_t>(pipeline_.rank_of_stage()[stage]) == fullest) next.streams[stage] = true;
       }
+      if (next.streams == before) next.streams.assign(stages, true);  // which may take less time
       if (next.streams == before) return best;
       next.step = run(variant, next.streams);
-      if (next.step.most() <= kLeastSaving * best.step.most() && next.step.seconds <= most_seconds) best = next;
+      const bool fast = next.step.seconds <= kMostSlower * first.seconds;
+      if (fast && next.step.most() <= kLeastSaving * best.step.most()) best = next;
     }
   }
 
@@ -146,9 +148,8 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
   const Simulated first = simulator.run(variant, {});
   std::vector<Way> ways;
   for (const Variant& one : searches ? filling(pipeline, variant, micro_batches) : std::vector<Variant>{variant}) {
-    Way way = must ? Way{one, all, simulator.run(one, all)} : simulator.lightest(one, kMostSlower * first.seconds);
-    const bool pays = way.step.most() <= kLeastSaving * first.most() && way.step.seconds <= kMostSlower * first.seconds;
-    if (std::ranges::count(way.streams, true) > 0 && (must || pays)) ways.push_back(std::move(way));
+    Way way = must ? Way{one, all, simulator.run(one, all)} : simulator.lightest(one, first);
+    if (std::ranges::count(way.streams, true) > 0) ways.push_back(std::move(way));
   }
   if (ways.empty()) return {{}, "streaming them lowers no peak, or takes longer"};
   double least = ways.front().step.most();
