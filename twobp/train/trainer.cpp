@@ -330,12 +330,13 @@ std::optional<Evaluation> Trainer::evaluate() {
   return result;
 }
 
-std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
+std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number, bool writes_buffers) {
   check_still();
   StepRequest request;
   request.seed = config_.train.seed;
   request.step = number;
   request.training = false;
+  request.writes_buffers = writes_buffers;
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, stops_alone());
   const auto micro_batches = static_cast<int>(batch.micro_batches.size());
