@@ -223,6 +223,10 @@ Trainer::Trainer(const Config& config, Parts parts)
   const Profile profile = sum_of(slices);
   if (config.pipeline.stages == 0 && config.pipeline.split.empty())
     options = with_frozen_stages(options, parts.model, slices, *variant_, micro_batches_);
+  const bool may_stream = config.pipeline.gradients != "kept" && why_gradients_are_kept(config).empty();
+  if (may_stream && config.pipeline.schedule == kAutoSchedule && config.pipeline.stages == 0 &&
+      config.pipeline.split.empty())
+    options = with_v_for_streaming(options, parts.model, slices, micro_batches_);
   if (slices.count() > 1) config_.pipeline.slice_lengths = slices.lengths();  // recorded by a checkpoint
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
@@ -238,8 +242,7 @@ Trainer::Trainer(const Config& config, Parts parts)
   const bool trains = written == nullptr || written->has_backward();
   gradients_ = std::make_unique<StreamedGradients>();
   if (config.pipeline.gradients != "kept" && trains) {
-    const StepPlan kept = make_plan(*pipeline_, *variant_, micro_batches_, p2_order_of(config_.pipeline));
-    *gradients_ = decide_gradients(config_, *pipeline_, kept, batch);
+    *gradients_ = decide_gradients(config_, *pipeline_, *variant_, micro_batches_, batch);
     if (!gradients_->stages.empty()) {
       pipeline_->stream_gradients(gradients_->stages);
       update_->gradients_are_streamed();
