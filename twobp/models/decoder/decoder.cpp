@@ -135,7 +135,8 @@ struct Decoder {
                              .chosen = o.experts_per_token,
                              .normalized = o.normalized_routing,
                              .gate = parse_gate(o.activation),
-                             .balanced = o.balance_loss > 0};
+                             .balanced = o.balance_loss > 0,
+                             .share = s.experts};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
   }
 

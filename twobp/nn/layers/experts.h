@@ -18,7 +18,9 @@
 namespace twobp {
 
 // The rows of group g times a matrix of their own, W_g (out, in): y = x W_g^T. One side has a row for each row of the
-// groups, and the other a row for each token, from which each row of the groups takes the one at its place.
+// groups, and the other a row for each token, from which each row of the groups takes the one at its place. If the
+// groups are a share of a layer's experts, there are rows of several sources, one after the other. The rows of each
+// source and group are then a product of their own, whose bits depend on its number of rows.
 //   p1: dx = dy W_g        p2: dW_g += dy^T x, a unit for all groups
 class GroupedLinear : public Layer {
  public:
@@ -26,9 +28,9 @@ class GroupedLinear : public Layer {
 
   // The parts have the groups' rows, one group after the other.
   GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
-                Tokens tokens);
+                Tokens tokens, ExpertShare share = {});
 
-  // x; ends (groups), see for_groups; places (rows of all groups).
+  // x; ends (sources * groups), see for_groups; places (rows of all groups).
   Values forward(Values values, Context& context, Saved& saved) override;
   // Returns a row for each row of the groups.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -42,6 +44,7 @@ class GroupedLinear : public Layer {
 
   Parameter weight_;  // (groups * out, in)
   int64_t groups_;
+  int64_t sources_;
   Tokens tokens_;
 };
 
@@ -53,6 +56,7 @@ struct ExpertsShape {
   bool normalized = false;  // whether a token's weights sum to 1
   Gate gate{};
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
+  ExpertShare share{};    // of the experts that are here
 };
 
 // The parameters are named router.weight and expert0.gate.weight, with the given names.
@@ -88,6 +92,8 @@ class Experts : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  ExpertGroup& group(const Context& context) const;
+
   ExpertsShape shape_;
   Linear router_;
   GroupedLinear input_;   // gate and up
