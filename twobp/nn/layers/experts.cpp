@@ -7,6 +7,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/balance.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 namespace {
@@ -15,11 +16,12 @@ enum Child : uint8_t { kRouter, kInput, kOutput, kShared };
 enum SwitchedChild : uint8_t { kGate, kBody };
 
 std::vector<ParameterPart> parts(const ExpertsNames& names, int64_t experts,
-                                 const std::vector<std::string>& projections, int64_t rows) {
+                                 const std::vector<std::string>& projections, int64_t rows,
+                                 const char* kind = ".weight") {
   std::vector<ParameterPart> parts;
   for (int64_t expert = 0; expert < experts; ++expert) {
     for (const std::string& name : projections) {
-      parts.push_back({concat(names.experts, expert, ".", name, ".weight"), rows});
+      parts.push_back({concat(names.experts, expert, ".", name, kind), rows});
     }
   }
   return parts;
@@ -30,6 +32,38 @@ auto rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places)
   return [&matrix, of_tokens, &places](int64_t begin, int64_t rows) {
     return of_tokens ? matrix.index_select(0, places.narrow(0, begin, rows)) : matrix.narrow(0, begin, rows);
   };
+}
+
+// The limited gate: see ExpertsShape. Rows of `packed` are (gate | up).
+constexpr double kLimitedSlope = 1.702;
+
+at::Tensor limited_glu(const at::Tensor& packed, double limit) {
+  const auto halves = packed.to(compute_type(packed.scalar_type())).chunk(2, -1);
+  const at::Tensor gate = halves[0].clamp_max(limit);
+  const at::Tensor up = halves[1].clamp(-limit, limit);
+  return ((up + 1) * gate * at::sigmoid(gate * kLimitedSlope)).to(packed.scalar_type());
+}
+
+void limited_glu_backward(const at::Tensor& packed, const at::Tensor& dy, double limit, at::Tensor& dpacked) {
+  const auto type = compute_type(packed.scalar_type());
+  const auto halves = packed.to(type).chunk(2, -1);
+  const at::Tensor gate = halves[0].clamp_max(limit);
+  const at::Tensor up = halves[1].clamp(-limit, limit);
+  const at::Tensor sigmoid = at::sigmoid(gate * kLimitedSlope);
+  const at::Tensor slope = sigmoid * (1 + kLimitedSlope * gate * (1 - sigmoid));
+  const at::Tensor dgate = (dy.to(type) * (up + 1) * slope).masked_fill_(halves[0] > limit, 0);
+  const at::Tensor dup = (dy.to(type) * gate * sigmoid).masked_fill_(halves[1].abs() > limit, 0);
+  dpacked.copy_(at::cat({dgate, dup}, -1));
+}
+
+at::Tensor activate(const at::Tensor& packed, const ExpertsShape& shape) {
+  return shape.gate_limit > 0 ? limited_glu(packed, shape.gate_limit) : glu(packed, shape.gate);
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  write_product(y, a, b);
+  return y;
 }
 
 // y[t] = the sum of the rows (tokens, chosen) of each token, in the order of the token's experts.
@@ -66,14 +100,19 @@ Routing route(const at::Tensor& chosen, int64_t experts) {
 }  // namespace
 
 GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std,
-                             at::ScalarType dtype, Tokens tokens)
+                             at::ScalarType dtype, Tokens tokens, bool bias)
     : weight_([&] {
         int64_t rows = 0;
         for (const ParameterPart& part : parts) rows += part.rows;
         return Parameter(parts, {rows, in}, dtype, init_std);
       }()),
       groups_(groups),
-      tokens_(tokens) {}
+      tokens_(tokens) {
+  if (!bias) return;
+  const int64_t rows = weight_.sizes()[0];
+  for (ParameterPart& part : parts) part.name = module_of(part.name) + ".bias";
+  bias_.emplace(std::move(parts), std::vector<int64_t>{rows}, compute_type(dtype), 0);
+}
 
 Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
   at::Tensor& x = values[0];
@@ -84,6 +123,13 @@ Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
               " numbers, got ", x.sizes());
   at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
   multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places));
+  if (bias_) {
+    const at::Tensor biases = bias_->value.view({groups_, -1});
+    for_groups(ends, groups_, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+      at::Tensor of_group = y.narrow(0, begin, rows);
+      if (rows > 0) add_row(of_group, biases.select(0, group));
+    });
+  }
   if (!context.keeps()) return {std::move(y)};
   saved.keep_until_p1(ends);
   saved.keep_until_p1(places);
@@ -102,6 +148,13 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor w = matrices();
   at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
   multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places));
+  if (bias_ && bias_->trainable()) {
+    const at::Tensor sums = bias_->grad_to_add().view({groups_, -1});
+    for_groups(ends, groups_, dy.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+      at::Tensor sum = sums.select(0, group);
+      if (rows > 0) add_sum_of_rows(sum, dy.narrow(0, begin, rows));
+    });
+  }
   if (weight_.trainable()) saved.keep_until_p2(std::move(dy));
   return {std::move(dx)};
 }
@@ -118,6 +171,11 @@ void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
 
 void GroupedLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   if (weight_.trainable()) units.push_back({this, &saved});
+}
+
+void GroupedLinear::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&weight_);
+  if (bias_) parameters.push_back(&*bias_);
 }
 
 Values Switched::forward(Values x, Context& context, Saved& saved) {
@@ -153,14 +211,22 @@ void Switched::collect_parameters(std::vector<Parameter*>& parameters) {
 Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
                  std::unique_ptr<Layer> shared)
     : shape_(shape),
-      router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype),
+      router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype, shape.biased),
       input_(parts(names, shape.experts, {names.gate, names.up}, shape.hidden), shape.experts, shape.dim, init_std,
-             dtype, GroupedLinear::Tokens::kInput),
+             dtype, GroupedLinear::Tokens::kInput, shape.biased),
       output_(parts(names, shape.experts, {names.down}, shape.dim), shape.experts, shape.hidden, init_std, dtype,
               GroupedLinear::Tokens::kGradient),
       shared_(std::move(shared)) {
   TWOBP_CHECK(shape.chosen >= 1 && shape.chosen <= shape.experts, names.router, " chooses ", shape.chosen, " of ",
               shape.experts, " experts");
+  if (shape.biased) {
+    output_bias_.emplace(parts(names, shape.experts, {names.down}, shape.dim, ".bias"),
+                         std::vector<int64_t>{shape.experts * shape.dim}, compute_type(dtype), 0);
+  }
+}
+
+at::Tensor Experts::of_experts(const at::Tensor& weights, const at::Tensor& chosen) const {
+  return at::zeros({weights.size(0), shape_.experts}, weights.options()).scatter_(1, chosen, weights);
 }
 
 Values Experts::forward(Values values, Context& context, Saved& saved) {
@@ -177,11 +243,12 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
   // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
-  at::Tensor act = glu(packed, shape_.gate);
+  at::Tensor act = activate(packed, shape_);
   act.mul_(of_rows);
   const at::Tensor y =
       output_.forward({std::move(act), routing.ends, routing.places}, context, saved.child(kOutput))[0];
   at::Tensor sum = sum_of_tokens(y, routing.rows);
+  if (output_bias_) sum.add_(product(of_experts(weights, chosen), output_biases()));
   if (shared_) sum.add_(shared_->forward({std::move(x)}, context, saved.child(kShared))[0]);
   Values out = {sum.view(sizes)};
   if (shape_.balanced) {
@@ -209,16 +276,28 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   values.clear();
   at::Tensor dact = output_.backward_p1({dy}, context, saved.child(kOutput))[0];
   saved.child(kOutput).release_p1();
-  const at::Tensor dweight_of_rows = at::mul(dact, glu(packed, shape_.gate)).sum(-1, false, scores.scalar_type());
+  const at::Tensor dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
   dact.mul_(of_rows);
   at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
-  glu_backward(packed, dact, shape_.gate, dpacked);
+  if (shape_.gate_limit > 0) {
+    limited_glu_backward(packed, dact, shape_.gate_limit, dpacked);
+  } else {
+    glu_backward(packed, dact, shape_.gate, dpacked);
+  }
   packed.reset();
   const at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
   saved.child(kInput).release_p1();
   at::Tensor dx = sum_of_tokens(dx_of_rows, rows);
   // w = s / sum of the chosen s, of which dL/ds is (dL/dw - sum of w dL/dw) / sum; the softmax follows.
   at::Tensor dscores = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
+  if (output_bias_) {
+    const at::Tensor wide = dy.to(scores.scalar_type());
+    dscores.add_(product(wide, output_biases().t()).gather(-1, chosen));
+    if (output_bias_->trainable()) {
+      const at::Tensor gradient = product(of_experts(weights, chosen).t(), wide);
+      output_bias_->accumulate(gradient.view({-1}));
+    }
+  }
   const at::Tensor of_chosen = scores.gather(-1, chosen);
   if (shape_.normalized) {
     dscores = (dscores - (dscores * weights).sum(-1, true)) / of_chosen.sum(-1, true);
@@ -251,6 +330,7 @@ void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
   router_.collect_parameters(parameters);
   input_.collect_parameters(parameters);
   output_.collect_parameters(parameters);
+  if (output_bias_) parameters.push_back(&*output_bias_);
   if (shared_) shared_->collect_parameters(parameters);
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,14 +20,15 @@ namespace twobp {
 
 // The rows of group g times a matrix of their own, W_g (out, in): y = x W_g^T. One side has a row for each row of the
 // groups, and the other a row for each token, from which each row of the groups takes the one at its place.
-//   p1: dx = dy W_g        p2: dW_g += dy^T x, a unit for all groups
+// Of rows that are not tokens', y may have a bias of the group.
+//   p1: dx = dy W_g, db_g += sum of dy's rows        p2: dW_g += dy^T x, a unit for all groups
 class GroupedLinear : public Layer {
  public:
   enum class Tokens : uint8_t { kInput, kGradient };  // the side that has a row for each token
 
   // The parts have the groups' rows, one group after the other.
   GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
-                Tokens tokens);
+                Tokens tokens, bool bias = false);
 
   // x; ends (groups), see for_groups; places (rows of all groups).
   Values forward(Values values, Context& context, Saved& saved) override;
@@ -35,12 +37,13 @@ class GroupedLinear : public Layer {
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   bool p2_reads_other_weights() const override { return false; }
-  void collect_parameters(std::vector<Parameter*>& parameters) override { parameters.push_back(&weight_); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
   at::Tensor matrices() const { return weight_.value.view({groups_, -1, weight_.value.size(1)}); }
 
-  Parameter weight_;  // (groups * out, in)
+  Parameter weight_;               // (groups * out, in)
+  std::optional<Parameter> bias_;  // (groups * out)
   int64_t groups_;
   Tokens tokens_;
 };
@@ -52,6 +55,9 @@ struct ExpertsShape {
   int64_t chosen = 0;       // for each token
   bool normalized = false;  // whether a token's weights sum to 1
   Gate gate{};
+  bool biased = false;    // router and experts have biases
+  double gate_limit = 0;  // above 0: gpt-oss's form of silu, (up + 1) gate sigmoid(1.702 gate), where gate is at most
+                          // the limit and up within it on both sides
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
 };
 
@@ -88,10 +94,15 @@ class Experts : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  // (tokens, experts): each token's weights, 0 for experts that it does not choose.
+  at::Tensor of_experts(const at::Tensor& weights, const at::Tensor& chosen) const;
+  at::Tensor output_biases() const { return output_bias_->value.view({shape_.experts, shape_.dim}); }
+
   ExpertsShape shape_;
   Linear router_;
-  GroupedLinear input_;   // gate and up
-  GroupedLinear output_;  // down
+  GroupedLinear input_;                   // gate and up
+  GroupedLinear output_;                  // down
+  std::optional<Parameter> output_bias_;  // (experts * dim)
   std::unique_ptr<Layer> shared_;
 };
 
