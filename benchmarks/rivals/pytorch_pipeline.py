@@ -129,7 +129,8 @@ def main(arguments=None):
     parser.add_argument("--ranks", type=int, choices=(1, RANKS), default=RANKS,
                         help="1 puts all stages of a schedule on one rank, with equally many layers each and inferred shapes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs a single rank")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16 uses autocast and needs a single rank")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "bf16_weights"), default="fp32",
+                        help="bf16 uses autocast on weights in fp32, bf16_weights has weights and optimizer state in bf16; both need a single rank")
     parser.add_argument("--batch", choices=("parts", "whole"), default="parts", help="single: micro-batch by micro-batch, or the whole batch at once")
     parser.add_argument("--compile", action="store_true", help="single: torch.compile the model")
     parser.add_argument("--steps", type=int, default=6)

@@ -123,7 +123,7 @@ class PipelineTrainer:
         from torch.distributed.pipelining import PipelineStage, schedules
         stages_here = stages_of_rank(args.schedule, rank, args.ranks)
         stage_count = args.ranks * STAGES_PER_RANK[args.schedule]
-        if args.precision != "fp32":
+        if args.precision == "bf16":
             for module in modules:
                 module.forward = autocast(args)(module.forward)
         self.has_first, self.has_last = 0 in stages_here, stage_count - 1 in stages_here
@@ -168,7 +168,8 @@ def run_rank(rank, args, layers, cuts, folder):
     work = work_module.work_of(args)
     units = work.module.units(work)
     stages = stages_of_rank(args.schedule, rank, args.ranks)
-    modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed).to(args.device) for i in stages]
+    dtype = torch.bfloat16 if args.precision == "bf16_weights" else torch.float32
+    modules = [work_module.build_stage(units, cuts[i], cuts[i + 1], args.seed).to(args.device, dtype) for i in stages]
     matrix = TiedMatrix(work, units, modules, share=whole or args.tied == "shared")
     parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
     inputs, labels = (part.to(args.device) for part in work_module.make_batch(work, args.micro_batches, args.seed))

@@ -448,7 +448,7 @@ const std::vector<LayerCase>& layer_cases() {
       experts_case("ExpertsNormalized", {5, 3, 4, 3, true}, 3),
       experts_case("ExpertsOneChosen", {5, 3, 2, 1, false}, 3),
       experts_case("ExpertsAndShared", {5, 3, 4, 2, true}, 3, 4),
-      limited_experts_case("ExpertsLimited", {5, 3, 4, 3, true, Gate::kSilu, true, 0.9}, 3),
+      limited_experts_case("ExpertsLimited", {5, 3, 4, 2, true, Gate::kSilu, true, 0.8}, 4),
       experts_case("ExpertsLarge", {33, 17, 16, 4, true}, 65),
       residual_case(),
       scaled_residual_case(),
