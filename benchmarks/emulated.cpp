@@ -7,6 +7,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
+#include "twobp/nn/expert_group.h"
 
 namespace twobp {
 namespace {
@@ -29,6 +30,7 @@ class Waiting : public Layer {
   }
 
   Values forward(Values, Context& context, Saved& saved) override {
+    exchange(context);
     const auto begin = Clock::now();
     if (context.keeps()) {
       const int64_t until_p2 = std::min(cost_.stash_bytes, cost_.activation_bytes);
@@ -37,16 +39,19 @@ class Waiting : public Layer {
     }
     Values y = {last_ ? at::zeros({}, at::TensorOptions().dtype(at::kDouble)) : bytes(cost_.boundary_bytes)};
     wait(begin, cost_.forward);
+    exchange(context);
     return y;
   }
 
-  Values backward_p1(Values, Context&, Saved& saved) override {
+  Values backward_p1(Values, Context& context, Saved& saved) override {
+    exchange(context);
     const auto begin = Clock::now();
     Values dx = {bytes(input_bytes_)};
     const int64_t more = cost_.stash_bytes - cost_.activation_bytes;
     if (more > 0) saved.keep_until_p2(bytes(more));
     if (!has_p2()) add_nothing();
     wait(begin, cost_.backward_p1);
+    exchange(context);
     return dx;
   }
 
@@ -70,6 +75,12 @@ class Waiting : public Layer {
   void add_nothing() {
     if (weight_) weight_->grad_to_add();
   }
+  void exchange(const Context& context) const {
+    if (cost_.exchange_bytes == 0 || context.experts == nullptr) return;
+    const Values message = {bytes(cost_.exchange_bytes)};
+    context.experts->send({message, message});
+    context.experts->receive();
+  }
   static void wait(Clock::time_point begin, double seconds) {
     if (seconds <= 0) return;
     std::this_thread::sleep_until(begin +
@@ -92,7 +103,8 @@ ModelSpec emulated(const std::vector<EmulatedLayer>& layers) {
   for (size_t i = 0; i < layers.size(); ++i) {
     const EmulatedLayer& cost = layers[i];
     TWOBP_CHECK(cost.forward >= 0 && cost.backward_p1 >= 0 && cost.backward_p2 >= 0 && cost.activation_bytes >= 0 &&
-                    cost.stash_bytes >= 0 && cost.boundary_bytes >= 0 && cost.gradient_bytes >= 0,
+                    cost.stash_bytes >= 0 && cost.boundary_bytes >= 0 && cost.gradient_bytes >= 0 &&
+                    cost.exchange_bytes >= 0,
                 "emulated layer ", i, " has a negative time or size");
     const bool last = i + 1 == layers.size();
     const auto known = std::find(kinds.begin(), kinds.end(), cost);

@@ -427,6 +427,27 @@ TEST_P(Conformance, AllReduceSumsInRankOrderOnEveryRank) {
   }
 }
 
+// As a sum over as many ranks as there are terms.
+TEST_P(Conformance, AllReduceOfTermsSumsInTheOrderOfTheTerms) {
+  constexpr int kTerms = 3;
+  for (const int ranks : {1, 2, 3}) {
+    run(ranks, [&](Transport& transport) {
+      for (int round = 0; round < 10; ++round) {
+        at::Tensor expected = contribution(0, round);
+        for (int term = 1; term < kTerms * ranks; ++term) expected.add_(contribution(term, round));
+        std::vector<at::Tensor> terms;
+        for (int term = 0; term < kTerms; ++term)
+          terms.push_back(contribution(kTerms * transport.rank() + term, round));
+        const at::Tensor sums = at::stack(terms);
+        AllReduceOfTerms sum(transport, sums, 1);
+        wait_for(sum, kLong);
+        EXPECT_EQ(std::memcmp(sums.const_data_ptr(), expected.const_data_ptr(), expected.nbytes()), 0)
+            << ranks << " ranks, round " << round;
+      }
+    });
+  }
+}
+
 TEST_P(Conformance, TheOrderOfTheSumShowsInTheBits) {
   at::Tensor up = contribution(0, 0);
   at::Tensor down = contribution(4, 0);

@@ -10,6 +10,7 @@ namespace twobp {
 
 enum class WaitCause : uint8_t {
   kMessage,    // of another rank
+  kExperts,    // tokens on their way to the experts of another replica, or back
   kGradients,  // sums of gradients over replicas
   kNorm,       // a number that needs the gradients of all ranks, or of all replicas
   kDevice,     // the rank's own work

@@ -61,8 +61,8 @@ void check_model(const ModelConfig& config) {
   }
 }
 
-ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype) {
-  ModelSpec model = config.type.type().build(config.type, {dtype, config.adapters()});
+ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype, ExpertShare experts) {
+  ModelSpec model = config.type.type().build(config.type, {dtype, config.adapters(), experts});
   if (config.lora > 0) {
     check_lora_targets(model, config.adapters());
     freeze_all_but_lora(model);

@@ -25,6 +25,7 @@ namespace twobp {
 struct BuildSettings {
   at::ScalarType dtype = at::kFloat;
   LoraOptions lora{};  // with a rank, the caller freezes everything except the adapters
+  ExpertShare experts{};
 };
 
 struct ModelType {

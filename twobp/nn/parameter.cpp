@@ -125,7 +125,15 @@ void Parameter::allocate_value(uint64_t seed) {
 
 void Parameter::allocate_grad() {
   has_grad_ = false;
-  if (trainable_) grad = empty_like_this();
+  if (!trainable_) return;
+  if (share_.of == 1) {
+    grad = empty_like_this();
+    return;
+  }
+  std::vector<int64_t> sizes = sizes_;
+  sizes.insert(sizes.begin(), share_.of);
+  grad_by_source = at::empty(sizes, at::TensorOptions().dtype(compute_type(dtype_)));
+  grad = grad_by_source[0];
 }
 
 void Parameter::stream_grad() {
@@ -238,6 +246,12 @@ std::pair<at::Tensor, bool> Parameter::grad_to_write() {
   return {table(), std::exchange(has_grad_, true)};
 }
 
+std::pair<at::Tensor, bool> Parameter::grad_by_source_to_write() {
+  if (!grad_by_source.defined()) return grad_to_write();
+  TWOBP_CHECK(!discards_, name(), " is held by several replicas, so its gradient cannot be computed twice");
+  return {grad_by_source.flatten(0, 1), std::exchange(has_grad_, true)};
+}
+
 void Parameter::accumulate_rows(const at::Tensor& ids, const at::Tensor& rows) {
   if (discards_) return;
   int64_t known = ids.numel();
@@ -257,7 +271,7 @@ at::Tensor& Parameter::grad_to_add() {
   }
   at::Tensor& to = table();
   if (!has_grad_) {
-    to.zero_();
+    (grad_by_source.defined() ? grad_by_source : to).zero_();
     has_grad_ = true;
   }
   return to;

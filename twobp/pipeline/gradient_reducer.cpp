@@ -59,8 +59,9 @@ void lay_out(GradientReducer::Bucket& bucket) {
 
 }  // namespace
 
-GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device)
-    : replicas_(replicas), device_(std::move(device)) {
+GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device,
+                                 Transport* holders)
+    : replicas_(replicas), holders_(holders), device_(std::move(device)) {
   TWOBP_CHECK(bucket_bytes > 0, "a gradient bucket has ", bucket_bytes, " bytes, but needs more than 0");
   // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
   std::reverse(items.begin(), items.end());
@@ -71,11 +72,14 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
   for (Item& item : items) {
     const at::Tensor& grad = item.parameter->grad;
     const bool streams = item.parameter->streams_grad();
+    const bool by_source = item.parameter->grad_by_source.defined();
+    TWOBP_CHECK(!by_source || holders_ != nullptr, "parameter ", item.parameter->name(),
+                " has a gradient by source, but no replicas are given that hold it");
     TWOBP_CHECK(item.parameter->trainable() && (streams || (grad.defined() && grad.is_non_overlapping_and_dense())),
                 "parameter ", item.parameter->name(),
                 " cannot be in a gradient bucket: it must be trainable, with an allocated dense gradient");
-    const bool fits = !streams && !buckets_.empty() && !buckets_.back().streams() && bytes < bucket_bytes &&
-                      buckets_.back().stage == item.stage &&
+    const bool fits = !streams && !by_source && !buckets_.empty() && !buckets_.back().streams() &&
+                      !buckets_.back().by_source() && bytes < bucket_bytes && buckets_.back().stage == item.stage &&
                       buckets_.back().items[0].parameter->grad.scalar_type() == grad.scalar_type();
     if (!fits) {
       bytes = 0;
@@ -87,7 +91,7 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
     bucket.items.push_back(std::move(item));
   }
   for (Bucket& bucket : buckets_) {
-    if (!bucket.streams()) lay_out(bucket);
+    if (!bucket.streams() && !bucket.by_source()) lay_out(bucket);
   }
   start();
 }
@@ -135,7 +139,10 @@ void GradientReducer::start_next() {
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
   if (bucket.streams()) lay_out(bucket);
   const int number = static_cast<int>(next_) + 1;
-  if (bucket.owners.empty()) {
+  if (bucket.by_source()) {
+    const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;
+    running_.push_back({next_, std::make_unique<AllReduceOfTerms>(*holders_, terms, number)});
+  } else if (bucket.owners.empty()) {
     running_.push_back({next_, std::make_unique<AllReduce>(replicas_, bucket.flat, number)});
   } else {
     running_.push_back({next_, std::make_unique<ReduceScatter>(replicas_, bucket.parts, bucket.owners, number)});

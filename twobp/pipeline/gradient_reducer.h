@@ -34,9 +34,11 @@ class GradientReducer {
   // `items` are in model order: trainable, with gradients allocated or streamed, and the same on every replica. The
   // constructor makes the gradients of a bucket parts of one tensor, so that summing copies nothing. Call it before
   // anything keeps a reference to a gradient. A bucket has one stage and at least one parameter, and ends with the
-  // parameter that reaches `bucket_bytes`. A streamed gradient is a bucket of its own. `replicas` connects this rank
-  // with the same rank of all replicas. It outlives this object. The gradients are on `device`.
-  GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {});
+  // parameter that reaches `bucket_bytes`. A streamed gradient, and one by source, is a bucket of its own. `replicas`
+  // connects this rank with the same rank of all replicas, and `holders` with those of them that hold the same experts,
+  // in the same order; null: no gradient is by source. Both outlive this object. The gradients are on `device`.
+  GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device = {},
+                  Transport* holders = nullptr);
 
   // Begins a step: no layer is done. Forgets what is left of a failed step.
   void start();
@@ -68,6 +70,7 @@ class GradientReducer {
     std::vector<int> layers;
 
     bool streams() const { return items.front().parameter->streams_grad(); }
+    bool by_source() const { return items.front().parameter->grad_by_source.defined(); }
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   // The number of buckets that this step has started.
@@ -88,6 +91,7 @@ class GradientReducer {
   std::string describe(size_t bucket) const;
 
   Transport& replicas_;
+  Transport* holders_;
   Device device_;
   std::vector<Bucket> buckets_;
   size_t next_ = 0;               // the first bucket that has not started

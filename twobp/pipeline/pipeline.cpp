@@ -16,6 +16,7 @@
 #include "twobp/plan/partition/partition.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/for_training.h"
+#include "twobp/transport/subgroup.h"
 
 namespace twobp {
 namespace {
@@ -113,6 +114,15 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     }
   }
   executors_.resize(ranks);
+  if (options.experts > 1) {
+    TWOBP_CHECK(world_.replicas % options.experts == 0, options.experts,
+                " replicas are to share experts, but there are ", world_.replicas, ": these must be a multiple");
+    std::vector<int> members(static_cast<size_t>(options.experts));
+    std::iota(members.begin(), members.end(), world_.replica / options.experts * options.experts);
+    experts_.resize(static_cast<size_t>(ranks));
+    for (const int rank : here)
+      experts_[static_cast<size_t>(rank)] = std::make_unique<Subgroup>(*world_.data[rank], members, Group::kReplicas);
+  }
   on_ranks([&](int rank) {
     world_.device(rank).prepare_libraries();
     std::vector<std::unique_ptr<Stage>> stages;
@@ -129,7 +139,8 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
                     .timeout = timeout_,
                     .input_field = model_.input_field,
                     .bf16_stash = model_.bf16_stash,
-                    .books_messages = !world_.all_local};
+                    .books_messages = !world_.all_local,
+                    .experts = experts_.empty() ? nullptr : experts_[static_cast<size_t>(rank)].get()};
     executors_[rank] = std::make_unique<RankExecutor>(std::move(parts), accounts_);
   });
 }

@@ -43,6 +43,7 @@ struct PipelineOptions {
   // on devices of this process, if the device has no graphs, if another step is under way, or if there are gradients
   // already.
   bool graphs = false;
+  int experts = 1;       // replicas that share the experts of each layer; the model's layers have this one's
   bool accounts = true;  // without, reports have no times, events and memory
   // Of the micro-batch that was measured. The bytes of others follow from it and from measurements of larger ones, and
   // automatic caps are those of the largest so far. None: all have this size.
@@ -175,6 +176,7 @@ class Pipeline {
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double> clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<RankThreads> threads_;
+  std::vector<std::unique_ptr<Transport>> experts_;       // by rank: its group; empty: each replica has all
   std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
   std::unique_ptr<KeptGraph> graph_;

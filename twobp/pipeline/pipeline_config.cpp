@@ -95,6 +95,12 @@ const Section& pipeline_section() {
            .in("replicas")
            .from(1, kMaxCount)
            .noted_on_resume(),
+       TWOBP_KEY(PipelineConfig, experts,
+                 "replicas that share the experts of each layer: each holds an equal part of them, and tokens travel "
+                 "to their experts while W runs; 1: each replica holds all")
+           .in("replicas")
+           .from(1, kMaxCount)
+           .free_on_resume(),
        TWOBP_KEY(PipelineConfig, device,
                  "device of the ranks; cuda: the ranks take this machine's GPUs in turn; with p2 fill, W "
                  "then runs where the simulated step waits (not yet run so on a GPU)")

@@ -68,7 +68,8 @@ bool Schedule::has(Op op) const {
 }
 
 std::string_view idle_cause_name(IdleCause cause) {
-  constexpr std::array<std::string_view, kIdleCauses> kNames = {"start-up", "message", "nothing to fill", "tail"};
+  constexpr std::array<std::string_view, kIdleCauses> kNames = {"start-up", "message", "nothing to fill", "experts",
+                                                                "tail"};
   return kNames.at(static_cast<size_t>(cause));
 }
 

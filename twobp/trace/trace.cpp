@@ -66,6 +66,7 @@ std::set<int> stages_of(const std::vector<Event>& events) {
 
 std::string_view idle_text(IdleCause cause) {
   constexpr std::array<std::string_view, kIdleCauses> texts = {"start-up", "waiting for a message", "nothing to fill",
+                                                               "waiting for tokens of experts",
                                                                "waiting for other ranks"};
   return texts.at(static_cast<size_t>(cause));
 }

@@ -14,8 +14,8 @@ at::ScalarType compute_dtype(const std::string& precision) {
   return at::kFloat;
 }
 
-ModelSpec build_model(const Config& config) {
-  ModelSpec model = build_model(config.model, compute_dtype(config.train.precision));
+ModelSpec build_model(const Config& config, ExpertShare experts) {
+  ModelSpec model = build_model(config.model, compute_dtype(config.train.precision), experts);
   try {
     std::vector<RecomputeRule> rules;
     for (const std::string& rule : config.pipeline.recompute) rules.push_back(parse_recompute_rule(rule));
@@ -36,6 +36,7 @@ PipelineOptions pipeline_options(const Config& config, const PipelineShape& shap
   options.seed = config.train.seed;
   options.timeout = config.pipeline.timeout;
   options.graphs = config.pipeline.graphs;
+  options.experts = config.pipeline.experts;
   return options;
 }
 

@@ -17,8 +17,8 @@ namespace twobp {
 at::ScalarType compute_dtype(const std::string& precision);
 
 // The model for training, in train.precision. Layers that match pipeline.recompute recompute. Throws Error if one of
-// its rules fits no layer.
-ModelSpec build_model(const Config& config);
+// its rules fits no layer. `experts`: the part of each layer's experts that this replica holds.
+ModelSpec build_model(const Config& config, ExpertShare experts = {});
 
 PipelineOptions pipeline_options(const Config& config, const PipelineShape& shape);
 

@@ -79,7 +79,30 @@ void check_optimizer(const OptimizerConfig& optimizer) {
               optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
+// Checks what replicas that share experts cannot do yet.
+void check_experts(const Config& config) {
+  const int experts = config.pipeline.experts;
+  if (experts == 1) return;
+  TWOBP_CHECK(config.pipeline.data_parallel % experts == 0, "pipeline.experts is ", experts,
+              ", but pipeline.data_parallel is ", config.pipeline.data_parallel,
+              ": groups of replicas share experts, so make that a multiple of it.");
+  const auto excludes = [&](const std::string& key, const char* instead) {
+    fail("pipeline.experts is ", experts, ", which cannot be used with ", key, " yet: ", instead, ".");
+  };
+  if (config.pipeline.device != "cpu")
+    excludes(concat("pipeline.device \"", config.pipeline.device, "\""), "set it to \"cpu\"");
+  // A process writes all experts of a layer into one tensor, and has only some.
+  const ModelType& type = config.model.type.type();
+  if (type.names(config.model.type).writes_stacks)
+    excludes(concat("model.type \"", type.name, "\""), "set pipeline.experts to 1");
+  if (config.optimizer.type == "muon") excludes("optimizer.type \"muon\"", "set it to \"adamw\"");
+  for (const std::string& rule : config.pipeline.recompute) {
+    if (repeats_in_w(rule)) excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");
+  }
+}
+
 void check_training(const Config& config) {
+  check_experts(config);
   check_used(!config.save.model.empty(), "save.dtype", config.save.dtype, SaveConfig().dtype, "save.model");
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale, TrainConfig().loss_scale,
              "train.precision \"fp16\"");

@@ -26,6 +26,34 @@
 namespace twobp {
 namespace {
 
+// The part of each layer's experts that a replica holds.
+ExpertShare share_of(const Config& config, const World& world) {
+  return {config.pipeline.experts, world.replica % config.pipeline.experts};
+}
+
+// Members of a group exchange tokens of every micro-batch, so each must have as many.
+void check_whole_batches(const Config& config, int micro_batches, const Dataset& data, const char* what) {
+  const int64_t replica = micro_batches * config.pipeline.micro_batch_size;
+  const int64_t batch = config.pipeline.data_parallel * replica;
+  const int64_t rest = data.size() % batch;
+  TWOBP_CHECK(rest == 0 || rest > batch - config.pipeline.micro_batch_size, "pipeline.experts is ",
+              config.pipeline.experts, ", but the last batch of the ", what, " has ", rest, " of ", batch,
+              " samples, so replicas would have different numbers of micro-batches: use a multiple of ", batch,
+              " samples");
+}
+
+// Of the replica's model.
+void check_model_has_experts(const Config& config, const ModelSpec& model) {
+  if (config.pipeline.experts == 1) return;
+  bool any = false;
+  for (const LayerSpec& spec : model.layers) {
+    const auto layer = spec.make();  // allocates nothing
+    for (const Parameter* parameter : parameters_of(*layer)) any |= parameter->share().of == config.pipeline.experts;
+  }
+  TWOBP_CHECK(any, "pipeline.experts is ", config.pipeline.experts,
+              ", but no layer of the model has experts that replicas can share: set it to 1");
+}
+
 ModelSpec model_of(const Config& config) {
   ModelSpec model = build_model(config);
   // Checked before anything is allocated, and before minutes are spent on the data.
@@ -79,6 +107,7 @@ struct Trainer::Parts {
     if (processes.count() > 1) check_agreement(processes, facts_of_program(config));
     model = model_of(config);
     if (processes.count() > 1) check_agreement(processes, facts_of_model(model, schedule));
+    if (config.pipeline.experts > 1) model = build_model(config, share_of(config, *world));
     data = open_in_turn(config, *world);
     if (processes.count() > 1) check_agreement(processes, facts_of_data(config, data));
   }
@@ -140,6 +169,7 @@ void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!config.model.from.empty()) {
     const ModelWeights from = config.model.weights();
+    if (config.pipeline.experts > 1) check_weights(build_model(config), from);  // those of other replicas, too
     new_parameters_ = load_weights(*pipeline_, from);
     unused_tensors_ = from.without_use();
   }
@@ -152,6 +182,11 @@ Trainer::Trainer(const Config& config, Parts parts)
     : config_(config), micro_batches_(parts.shape.micro_batches), data_(std::move(parts.data)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   TWOBP_CHECK(data_.train, "a trainer needs data to train on");
+  if (config.pipeline.experts > 1) {
+    check_model_has_experts(config, parts.model);
+    check_whole_batches(config, micro_batches_, *data_.train, "training data");
+    if (data_.held_out) check_whole_batches(config, micro_batches_, *data_.held_out, "held-out data");
+  }
   faults_ = FaultInjection::from_environment();
   if (faults_) {
     faults_->wrap(parts.model);

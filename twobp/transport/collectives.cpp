@@ -314,6 +314,52 @@ bool AllReduce::advance(double deadline) {
   return true;
 }
 
+AllReduceOfTerms::AllReduceOfTerms(Transport& transport, const at::Tensor& terms, int number)
+    : SumOfRanks(transport, number, WaitCause::kGradients), terms_(terms.flatten(1)) {
+  TWOBP_CHECK(terms.is_contiguous(), "a sum over ranks needs a dense tensor");
+  summed_there_.assign(transport.size(), false);
+  summed_there_[transport.rank()] = true;
+  for (int step = 1; step < transport.size(); ++step) {
+    const int to = (transport.rank() + step) % transport.size();
+    transport.isend(to, tag_of(MessageKind::kPart, number_), {part_for(to).contiguous()});
+  }
+}
+
+at::Tensor AllReduceOfTerms::part_for(int rank) const {
+  const auto [first, count] = slice_of(terms_.size(1), transport_->size(), rank);
+  return terms_.narrow(1, first, count);
+}
+
+bool AllReduceOfTerms::advance(double deadline) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const int ranks = transport_->size();
+  const int rank = transport_->rank();
+  if (!added_) {
+    const at::Tensor mine = part_for(rank);
+    if (!take_parts(deadline, {mine})) return false;
+    at::Tensor sum;
+    for (const Values& part : parts_) {
+      const at::Tensor terms = part[0].view(mine.sizes());
+      for (int64_t term = 0; term < terms.size(0); ++term)
+        sum = sum.defined() ? sum.add_(terms[term]) : terms[term].clone();
+    }
+    mine[0].copy_(sum);
+    parts_.assign(ranks, {});
+    added_ = true;
+    for (int step = 1; step < ranks; ++step)
+      transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
+  }
+  for (int from = 0; from < ranks; ++from) {
+    if (summed_there_[from]) continue;
+    Values sum;
+    at::Tensor part = part_for(from)[0];
+    if (!take(from, MessageKind::kSum, deadline, {part}, sum)) return false;
+    part.copy_(sum[0]);
+    summed_there_[from] = true;
+  }
+  return true;
+}
+
 ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners,
                              int number)
     : SumOfRanks(transport, number, WaitCause::kGradients) {

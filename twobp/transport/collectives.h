@@ -149,6 +149,22 @@ class AllReduce : public SumOfRanks {
   bool added_ = false;              // this rank's slice is summed
 };
 
+// An element-wise sum of several terms of each rank, (terms, ...), in the order of the ranks, and within a rank of its
+// terms. Their number is the same on every rank. The sum takes the place of the first term.
+class AllReduceOfTerms : public SumOfRanks {
+ public:
+  AllReduceOfTerms(Transport& transport, const at::Tensor& terms, int number);
+
+ private:
+  // The slice of this rank's terms that `rank` sums: (terms, numbers).
+  at::Tensor part_for(int rank) const;
+  bool advance(double deadline) override;
+
+  at::Tensor terms_;  // (terms, numbers)
+  bool added_ = false;
+  std::vector<bool> summed_there_;
+};
+
 // Element-wise sums of tensors that have one owner each. A rank sends its values of a tensor to the tensor's owner,
 // which adds all in rank order, in place. So a rank sends half the bytes of an AllReduce. On other ranks than its
 // owner, a tensor keeps that rank's own values, which the owner may still read when this is done: they may change after

@@ -78,9 +78,10 @@ IncomingMessage unpack_message(std::span<const std::byte> head, int from, Receiv
 // A message that this rank waits for.
 class MessageWait : public Wait {
  public:
-  MessageWait(Transport& transport, int from, const Tag& tag) : transport_(transport), from_(from), tag_(tag) {}
+  MessageWait(Transport& transport, int from, const Tag& tag, WaitCause cause = WaitCause::kMessage)
+      : transport_(transport), from_(from), tag_(tag), cause_(cause) {}
 
-  WaitCause cause() const override { return WaitCause::kMessage; }
+  WaitCause cause() const override { return cause_; }
   bool ready() override { return there_ = there_ || transport_.try_receive(from_, tag_, values); }
   void block(double seconds) override;
   [[noreturn]] void fail(double timeout) const override;
@@ -91,6 +92,7 @@ class MessageWait : public Wait {
   Transport& transport_;
   int from_;
   Tag tag_;
+  WaitCause cause_;
   bool there_ = false;
 };
 

@@ -27,6 +27,8 @@ std::string to_string(const Tag& tag) {
       return concat("updated weights, step ", tag.step);
     case MessageKind::kClock:
       return "a reading of the clock";
+    case MessageKind::kExperts:
+      return concat("tokens of experts, micro-batch ", tag.micro_batch, ", step ", tag.step);
     case MessageKind::kPart:
     case MessageKind::kSum:
       return "a sum (a collective)";

@@ -77,6 +77,7 @@ const Section& model_section();
 void check_model(const ModelConfig& config);
 
 // Throws Error as freeze() and check_lora_targets() do.
-ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat);
+// `experts`: the part of each layer's experts that this replica holds.
+ModelSpec build_model(const ModelConfig& config, at::ScalarType dtype = at::kFloat, ExpertShare experts = {});
 
 }  // namespace twobp

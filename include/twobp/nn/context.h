@@ -13,6 +13,7 @@
 namespace twobp {
 
 class DocumentPlaces;
+class ExpertGroup;
 
 // The batch's named tensors as the loader made them: `input_ids`, `labels`, masks, positions. They are on the host if
 // layers read their contents there, and otherwise on the rank's device.
@@ -77,8 +78,9 @@ struct Context {
   LossFactor loss_weight = 1;
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
-  int64_t past = 0;           // positions of the sequences in earlier slices
-  bool wants_logits = false;  // the loss layer returns the logits: for tests
+  int64_t past = 0;                // positions of the sequences in earlier slices
+  ExpertGroup* experts = nullptr;  // the replicas that hold the layers' experts; null: this one holds all
+  bool wants_logits = false;       // the loss layer returns the logits: for tests
 
   bool sliced() const { return slice.sequences != nullptr; }
   // Whether layers save what the backward pass needs.

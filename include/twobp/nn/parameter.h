@@ -11,6 +11,8 @@
 
 #include <ATen/ATen.h>
 
+#include "twobp/nn/expert_group.h"
+
 namespace twobp {
 
 // The projections that one named weight consists of, such as GPT-2's c_attn of q, k and v. In each of `groups` of its
@@ -84,6 +86,14 @@ class Parameter {
   // A frozen parameter has no gradient, no W and no optimizer state.
   bool trainable() const { return trainable_; }
   void freeze() { trainable_ = false; }
+  // Says that the rows are those of `count` experts, a part of the layer's. If there are other parts, on other
+  // replicas, the gradient has one part for each replica of the group, whose tokens it comes from (grad_by_source).
+  void hold_experts(int64_t count, ExpertShare share) {
+    experts_ = count;
+    share_ = share;
+  }
+  int64_t experts() const { return experts_; }  // 0: it is no expert's
+  const ExpertShare& share() const { return share_; }
   // Before allocate_value: the master keeps its numbers also if the parameter is frozen.
   void keep_master() { keeps_master_ = true; }
   // Shares the master of another use of the weight, and the value, unless that is of another dtype. From
@@ -102,6 +112,9 @@ class Parameter {
   at::Tensor master;  // updated by the optimizer and held by files: `value` itself, or the float32 numbers that `value`
                       // is rounded from; always `value` if frozen, unless keep_master()
   at::Tensor grad;    // in master's dtype; undefined until allocate_grad; valid only if has_grad()
+  // (members of the group, the sizes of grad): the gradients of each one's tokens. `grad` is the first of them, and
+  // their sum once GradientReducer has added all. Undefined if this replica has all of the experts.
+  at::Tensor grad_by_source;
 
   // The values depend on the seed and the part's name alone, not on the stage or the order of calls.
   void allocate_value(uint64_t seed);
@@ -130,6 +143,8 @@ class Parameter {
   void accumulate(const at::Tensor& gradient);
   // The buffer, and whether to add to it. If not, the caller writes all of it.
   std::pair<at::Tensor, bool> grad_to_write();
+  // The same of grad_by_source, as one matrix; of grad, if there is none.
+  std::pair<at::Tensor, bool> grad_by_source_to_write();
   // Row ids[i] of grad += rows[i], one after the other.
   void accumulate_rows(const at::Tensor& ids, const at::Tensor& rows);
   // The buffer to add to. It is zeroed before the step's first contribution.
@@ -159,6 +174,8 @@ class Parameter {
   bool transposed_ = false;
   bool channels_last_ = false;
   bool discards_ = false;
+  int64_t experts_ = 0;
+  ExpertShare share_;
   bool is_tied_ = false;
   bool shares_grad_ = false;
   bool joined_ = false;                                  // in this step

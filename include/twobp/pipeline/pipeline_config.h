@@ -17,6 +17,7 @@ struct PipelineConfig {
   int ranks = 0;                       // devices; 0: as the stages require, or 2 if those are 0 too
   int stages = 0;                      // parts of the model; 0: the schedule's usual number on each rank
   int data_parallel = 1;               // copies of the pipeline, each with its share of every batch
+  int experts = 1;                     // replicas that share the experts of each layer
   std::string device = "cpu";          // cpu, cuda
   bool graphs = false;                 // on GPUs: steps as CUDA graphs
   bool gpu_parts = false;              // each rank that shares a GPU gets multiprocessors of its own

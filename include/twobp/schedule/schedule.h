@@ -64,10 +64,11 @@ enum class IdleCause : int {
   kStartUp,  // before its first F of the step
   kMessage,  // waiting for a message while W was pending (policies that do not fill)
   kNothing,  // waiting for a message with no W left to fill
+  kExperts,  // waiting for tokens of experts (pipeline.experts)
   kTail,     // finished, while other ranks were not
 };
-inline constexpr int kIdleCauses = 4;
-std::string_view idle_cause_name(IdleCause cause);  // "start-up", "message", "nothing to fill", "tail"
+inline constexpr int kIdleCauses = 5;
+std::string_view idle_cause_name(IdleCause cause);  // "start-up", "message", "nothing to fill", "experts", "tail"
 
 struct Schedule {
   std::string name;  // "1f1b", for error messages

@@ -25,6 +25,7 @@ enum class MessageKind : uint8_t {
   kTiedWeight,    // a weight that several ranks of a process use is updated: the weight; 0
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kClock,         // question or answer; the round
+  kExperts,       // tokens for experts of another replica, or their results: the layer and exchange (step_loop.cpp)
   // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).
   kPart,
   kSum,

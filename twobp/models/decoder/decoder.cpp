@@ -138,7 +138,8 @@ struct Decoder {
                              .gate = parse_gate(o.activation),
                              .biased = family.biased_experts,
                              .gate_limit = family.gate_limit,
-                             .balanced = o.balance_loss > 0};
+                             .balanced = o.balance_loss > 0,
+                             .share = s.experts};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
   }
 

@@ -7,6 +7,7 @@
 #include "twobp/nn/kernels/products/rows.h"
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/balance.h"
+#include "twobp/nn/layers/expert_exchange.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
@@ -15,11 +16,16 @@ namespace {
 enum Child : uint8_t { kRouter, kInput, kOutput, kShared };
 enum SwitchedChild : uint8_t { kGate, kBody };
 
-std::vector<ParameterPart> parts(const ExpertsNames& names, int64_t experts,
+int64_t experts_here(const ExpertsShape& shape) {
+  return shape.experts / shape.share.of;
+}
+
+std::vector<ParameterPart> parts(const ExpertsNames& names, const ExpertsShape& shape,
                                  const std::vector<std::string>& projections, int64_t rows,
                                  const char* kind = ".weight") {
+  const int64_t count = experts_here(shape);
   std::vector<ParameterPart> parts;
-  for (int64_t expert = 0; expert < experts; ++expert) {
+  for (int64_t expert = shape.share.index * count; expert < (shape.share.index + 1) * count; ++expert) {
     for (const std::string& name : projections) {
       parts.push_back({concat(names.experts, expert, ".", name, kind), rows});
     }
@@ -100,15 +106,18 @@ Routing route(const at::Tensor& chosen, int64_t experts) {
 }  // namespace
 
 GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std,
-                             at::ScalarType dtype, Tokens tokens, bool bias)
+                             at::ScalarType dtype, Tokens tokens, ExpertShare share, bool bias)
     : weight_([&] {
         int64_t rows = 0;
         for (const ParameterPart& part : parts) rows += part.rows;
         return Parameter(parts, {rows, in}, dtype, init_std);
       }()),
       groups_(groups),
+      sources_(share.of),
       tokens_(tokens) {
+  weight_.hold_experts(groups, share);
   if (!bias) return;
+  TWOBP_CHECK(share.of == 1, "experts with biases are not shared by replicas: set pipeline.experts to 1");
   const int64_t rows = weight_.sizes()[0];
   for (ParameterPart& part : parts) part.name = module_of(part.name) + ".bias";
   bias_.emplace(std::move(parts), std::vector<int64_t>{rows}, compute_type(dtype), 0);
@@ -122,7 +131,7 @@ Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
   TWOBP_CHECK(x.dim() == 2 && x.size(1) == w.size(2), "the products of ", weight_.name(), " take rows of ", w.size(2),
               " numbers, got ", x.sizes());
   at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
-  multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places));
+  multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places), sources_);
   if (bias_) {
     const at::Tensor biases = bias_->value.view({groups_, -1});
     for_groups(ends, groups_, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
@@ -147,7 +156,7 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor places = saved.take_p1(1);
   const at::Tensor w = matrices();
   at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
-  multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places));
+  multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places), sources_);
   if (bias_ && bias_->trainable()) {
     const at::Tensor sums = bias_->grad_to_add().view({groups_, -1});
     for_groups(ends, groups_, dy.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
@@ -162,8 +171,8 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
 void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
   for (const Saved* one : saved) {
     const at::Tensor& places = one->p2(2);
-    const auto [gradient, adds] = weight_.grad_to_write();
-    write_group_products(gradient.view({groups_, -1, gradient.size(1)}), adds, one->p2(1), places.size(0),
+    const auto [gradient, adds] = weight_.grad_by_source_to_write();
+    write_group_products(gradient.view({sources_ * groups_, -1, gradient.size(1)}), adds, one->p2(1), places.size(0),
                          rows_of(one->p2(3), tokens_ == Tokens::kGradient, places),
                          rows_of(one->p2(0), tokens_ == Tokens::kInput, places));
   }
@@ -211,22 +220,37 @@ void Switched::collect_parameters(std::vector<Parameter*>& parameters) {
 Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
                  std::unique_ptr<Layer> shared)
     : shape_(shape),
+      router_name_(names.router),
       router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype, shape.biased),
-      input_(parts(names, shape.experts, {names.gate, names.up}, shape.hidden), shape.experts, shape.dim, init_std,
-             dtype, GroupedLinear::Tokens::kInput, shape.biased),
-      output_(parts(names, shape.experts, {names.down}, shape.dim), shape.experts, shape.hidden, init_std, dtype,
-              GroupedLinear::Tokens::kGradient),
+      input_(parts(names, shape, {names.gate, names.up}, shape.hidden), experts_here(shape), shape.dim, init_std, dtype,
+             GroupedLinear::Tokens::kInput, shape.share, shape.biased),
+      output_(parts(names, shape, {names.down}, shape.dim), experts_here(shape), shape.hidden, init_std, dtype,
+              GroupedLinear::Tokens::kGradient, shape.share),
       shared_(std::move(shared)) {
   TWOBP_CHECK(shape.chosen >= 1 && shape.chosen <= shape.experts, names.router, " chooses ", shape.chosen, " of ",
               shape.experts, " experts");
+  TWOBP_CHECK(shape.experts % shape.share.of == 0, "pipeline.experts is ", shape.share.of,
+              ", which does not divide the ", shape.experts, " experts of ", names.router);
   if (shape.biased) {
-    output_bias_.emplace(parts(names, shape.experts, {names.down}, shape.dim, ".bias"),
+    output_bias_.emplace(parts(names, shape, {names.down}, shape.dim, ".bias"),
                          std::vector<int64_t>{shape.experts * shape.dim}, compute_type(dtype), 0);
   }
 }
 
 at::Tensor Experts::of_experts(const at::Tensor& weights, const at::Tensor& chosen) const {
   return at::zeros({weights.size(0), shape_.experts}, weights.options()).scatter_(1, chosen, weights);
+}
+
+ExpertGroup& Experts::group(const Context& context) const {
+  TWOBP_CHECK(context.experts != nullptr, "a layer has a part of its experts, but there is no group with the others");
+  return *context.experts;
+}
+
+void Experts::check_scores(const at::Tensor& scores) const {
+  if (!scores.is_cpu()) return;  // the host would wait for the device
+  TWOBP_CHECK(at::isfinite(scores.sum()).item<bool>(), "the router ", router_name_,
+              " gives scores that are not numbers (NaN): weights or activations before it have overflowed; lower "
+              "optimizer.lr, set train.clip_norm, or compute in fp32");
 }
 
 Values Experts::forward(Values values, Context& context, Saved& saved) {
@@ -236,28 +260,42 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor logits = router_.forward({x}, context, saved.child(kRouter))[0];
   // Small scores decide over experts, so they are computed in float32 at least.
   at::Tensor scores = at::softmax(logits, -1, compute_type(logits.scalar_type()));
+  if (!context.training) check_scores(scores);
   auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
   if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
   Routing routing = route(chosen, shape_.experts);
-  at::Tensor packed = input_.forward({x, routing.ends, routing.places}, context, saved.child(kInput))[0];
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
+  const bool travels = shape_.share.of > 1;
+  ExpertInputs here{x, std::move(routing.ends), std::move(routing.places), std::move(of_rows)};
+  ExpertWay way;
+  at::Tensor of_shared;
+  const auto run_shared = [&] {
+    if (shared_) of_shared = shared_->forward({std::move(x)}, context, saved.child(kShared))[0];
+  };
+  if (travels) here = to_experts(group(context), shape_.share, here, way, run_shared);
+  at::Tensor packed = input_.forward({std::move(here.x), here.ends, here.places}, context, saved.child(kInput))[0];
   // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
   at::Tensor act = activate(packed, shape_);
-  act.mul_(of_rows);
-  const at::Tensor y =
-      output_.forward({std::move(act), routing.ends, routing.places}, context, saved.child(kOutput))[0];
+  act.mul_(here.weights);
+  at::Tensor y = output_.forward({std::move(act), here.ends, here.places}, context, saved.child(kOutput))[0];
+  if (travels) y = from_experts(group(context), shape_.share, way, {std::move(y)})[0];
   at::Tensor sum = sum_of_tokens(y, routing.rows);
   if (output_bias_) sum.add_(product(of_experts(weights, chosen), output_biases()));
-  if (shared_) sum.add_(shared_->forward({std::move(x)}, context, saved.child(kShared))[0]);
+  if (!travels) run_shared();
+  if (shared_) sum.add_(of_shared);
   Values out = {sum.view(sizes)};
   if (shape_.balanced) {
     out.push_back(balance_sums(scores, chosen, padding_of_tokens(context, sizes, scores.device())));
   }
   if (context.keeps()) {
-    for (at::Tensor& one : Values{std::move(packed), std::move(of_rows), std::move(scores), std::move(weights),
+    for (at::Tensor& one : Values{std::move(packed), std::move(here.weights), std::move(scores), std::move(weights),
                                   std::move(routing.experts), std::move(routing.rows)}) {
       saved.keep_until_p1(std::move(one));
+    }
+    if (travels) {
+      saved.keep_until_p1(std::move(way.tokens));
+      saved.keep_until_p1(std::move(way.counts));
     }
   }
   return out;
@@ -268,15 +306,26 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const at::Tensor of_rows = saved.take_p1(1);
   const at::Tensor scores = saved.take_p1(2);
+  check_scores(scores);
   const at::Tensor weights = saved.take_p1(3);
   const at::Tensor chosen = saved.take_p1(4);
   const at::Tensor rows = saved.take_p1(5);
+  const bool travels = shape_.share.of > 1;
+  const ExpertWay way = travels ? ExpertWay{saved.take_p1(6), saved.take_p1(7)} : ExpertWay{};
   const at::Tensor dy = as_matrix(values[0]);
   const at::Tensor dsums = shape_.balanced ? values[1] : at::Tensor();
   values.clear();
-  at::Tensor dact = output_.backward_p1({dy}, context, saved.child(kOutput))[0];
+  at::Tensor of_shared;
+  const auto run_shared = [&] {
+    if (!shared_) return;
+    of_shared = shared_->backward_p1({dy}, context, saved.child(kShared))[0];
+    saved.child(kShared).release_p1();
+  };
+  at::Tensor dy_here = dy;
+  if (travels) dy_here = gradients_to_experts(group(context), shape_.share, way, dy, run_shared);
+  at::Tensor dact = output_.backward_p1({std::move(dy_here)}, context, saved.child(kOutput))[0];
   saved.child(kOutput).release_p1();
-  const at::Tensor dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
+  at::Tensor dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
   dact.mul_(of_rows);
   at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
   if (shape_.gate_limit > 0) {
@@ -285,8 +334,13 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
     glu_backward(packed, dact, shape_.gate, dpacked);
   }
   packed.reset();
-  const at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
+  at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
   saved.child(kInput).release_p1();
+  if (travels) {
+    Values back = from_experts(group(context), shape_.share, way, {std::move(dx_of_rows), std::move(dweight_of_rows)});
+    dx_of_rows = std::move(back[0]);
+    dweight_of_rows = std::move(back[1]);
+  }
   at::Tensor dx = sum_of_tokens(dx_of_rows, rows);
   // w = s / sum of the chosen s, of which dL/ds is (dL/dw - sum of w dL/dw) / sum; the softmax follows.
   at::Tensor dscores = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
@@ -311,10 +365,8 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
     if (padding.defined()) of_scores.masked_fill_(padding.unsqueeze(1), 0);
     dlogits.add_(of_scores - scores * of_scores.sum(-1, true));
   }
-  if (shared_) {
-    dx.add_(shared_->backward_p1({dy}, context, saved.child(kShared))[0]);
-    saved.child(kShared).release_p1();
-  }
+  if (!travels) run_shared();
+  if (shared_) dx.add_(of_shared);
   dx.add_(router_.backward_p1({dlogits.to(dx.scalar_type())}, context, saved.child(kRouter))[0]);
   return {dx.view(sizes)};
 }

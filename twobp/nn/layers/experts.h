@@ -19,7 +19,9 @@
 namespace twobp {
 
 // The rows of group g times a matrix of their own, W_g (out, in): y = x W_g^T. One side has a row for each row of the
-// groups, and the other a row for each token, from which each row of the groups takes the one at its place.
+// groups, and the other a row for each token, from which each row of the groups takes the one at its place. If the
+// groups are a share of a layer's experts, there are rows of several sources, one after the other. The rows of each
+// source and group are then a product of their own, whose bits depend on its number of rows.
 // Of rows that are not tokens', y may have a bias of the group.
 //   p1: dx = dy W_g, db_g += sum of dy's rows        p2: dW_g += dy^T x, a unit for all groups
 class GroupedLinear : public Layer {
@@ -28,9 +30,9 @@ class GroupedLinear : public Layer {
 
   // The parts have the groups' rows, one group after the other.
   GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
-                Tokens tokens, bool bias = false);
+                Tokens tokens, ExpertShare share = {}, bool bias = false);
 
-  // x; ends (groups), see for_groups; places (rows of all groups).
+  // x; ends (sources * groups), see for_groups; places (rows of all groups).
   Values forward(Values values, Context& context, Saved& saved) override;
   // Returns a row for each row of the groups.
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -45,6 +47,7 @@ class GroupedLinear : public Layer {
   Parameter weight_;               // (groups * out, in)
   std::optional<Parameter> bias_;  // (groups * out)
   int64_t groups_;
+  int64_t sources_;
   Tokens tokens_;
 };
 
@@ -59,6 +62,7 @@ struct ExpertsShape {
   double gate_limit = 0;  // above 0: gpt-oss's form of silu, (up + 1) gate sigmoid(1.702 gate), where gate is at most
                           // the limit and up within it on both sides
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
+  ExpertShare share{};    // of the experts that are here
 };
 
 // The parameters are named router.weight and expert0.gate.weight, with the given names.
@@ -97,8 +101,14 @@ class Experts : public Layer {
   // (tokens, experts): each token's weights, 0 for experts that it does not choose.
   at::Tensor of_experts(const at::Tensor& weights, const at::Tensor& chosen) const;
   at::Tensor output_biases() const { return output_bias_->value.view({shape_.experts, shape_.dim}); }
+  ExpertGroup& group(const Context& context) const;
+
+  // Throws Error for a score that is not finite. F of a step that may be taken back can have some, so training asks in
+  // I.
+  void check_scores(const at::Tensor& scores) const;
 
   ExpertsShape shape_;
+  std::string router_name_;
   Linear router_;
   GroupedLinear input_;                   // gate and up
   GroupedLinear output_;                  // down

@@ -143,7 +143,7 @@ class Accounts : public LoopObserver {
   void w_ends(const MadeUnit& unit, std::span<const WUnits> together) override;
   void update_begins() override;
   void update_ends() override;
-  void wait_begins(bool w_pending) override;
+  void wait_begins(bool w_pending, WaitCause cause) override;
   void wait_ends() override;
   void message_begins() override { message_ = events_.now(); }
   void message_ends(const Message& message) override;

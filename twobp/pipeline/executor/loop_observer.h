@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "twobp/core/wait.h"
 #include "twobp/nn/layer.h"
 #include "twobp/schedule/schedule.h"
 #include "twobp/schedule/w_queue.h"
@@ -34,8 +35,8 @@ class LoopObserver {
   // Gradients that are complete are applied before the end of the step, between units of W.
   virtual void update_begins() {}
   virtual void update_ends() {}
-  // The rank waits, while W is pending or not.
-  virtual void wait_begins(bool /*w_pending*/) {}
+  // The rank waits, while W is pending or not. For experts it waits within an F or I, which pauses.
+  virtual void wait_begins(bool /*w_pending*/, WaitCause /*cause*/) {}
   virtual void wait_ends() {}
   struct Message {
     bool sent = false;  // or received

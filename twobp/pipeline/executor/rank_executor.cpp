@@ -146,7 +146,7 @@ std::unique_ptr<StepLoop> RankExecutor::begin_early(const StepPlan& plan, const 
     return loop;
   };
   std::unique_ptr<StepLoop> loop = begin();
-  observer().wait_begins(/*w_pending=*/false);
+  observer().wait_begins(/*w_pending=*/false, WaitCause::kNorm);
   const Settled settled = in_update(parts_.rank, request.step - 1, [&] { return request.update->settle(parts_.rank); });
   observer().wait_ends();
   if (!settled.stands) {

@@ -29,7 +29,53 @@ Values take(Values& values) {
   return taken;
 }
 
+// Exchanges of experts of one call of a layer: a tag has numbers for as many, in F and in I.
+constexpr int kExchanges = 64;
+
 }  // namespace
+
+// The exchanges of a layer's experts (nn/expert_group.h). Its messages are awaited as all others, so W runs meanwhile.
+class StepLoop::Experts : public ExpertGroup {
+ public:
+  explicit Experts(StepLoop& loop) : loop_(loop), members_(*loop.parts_.experts) {}
+
+  void at(int layer, int micro_batch, bool backward) {
+    tag_ = {loop_.request_.step, 2 * layer + (backward ? 1 : 0), micro_batch, MessageKind::kExperts};
+    number_ = 0;
+  }
+  void send(std::vector<Values> messages) override {
+    TWOBP_CHECK(number_ < kExchanges, "a layer exchanges tokens of experts more than ", kExchanges, " times");
+    for (int step = 1; step < members_.size(); ++step) {
+      const int to = (members_.rank() + step) % members_.size();
+      members_.isend(to, tag(), std::move(messages[static_cast<size_t>(to)]));
+    }
+  }
+  std::vector<Values> receive() override {
+    std::vector<Values> received(static_cast<size_t>(members_.size()));
+    loop_.interrupt([&] {
+      for (int step = 1; step < members_.size(); ++step) {
+        const int from = (members_.rank() + step) % members_.size();
+        MessageWait message(members_, from, tag(), WaitCause::kExperts);
+        loop_.wait(message);
+        received[static_cast<size_t>(from)] = std::move(message.values);
+      }
+    });
+    ++number_;
+    return received;
+  }
+
+ private:
+  Tag tag() const {
+    Tag tag = tag_;
+    tag.stage = tag.stage * kExchanges + number_;
+    return tag;
+  }
+
+  StepLoop& loop_;
+  Transport& members_;
+  Tag tag_;
+  int number_ = 0;
+};
 
 std::string name_of(const StepRequest& request) {
   return request.training ? concat("step ", request.step) : concat("batch ", request.step, " of an evaluation");
@@ -104,7 +150,10 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
   by_layer_ = order == P2Order::kBucket;
   if (parts_.books_messages && request.training) list_expected();
+  if (parts_.experts != nullptr) experts_ = std::make_unique<Experts>(*this);
 }
+
+StepLoop::~StepLoop() = default;
 
 void StepLoop::list_expected() {
   for (const Fields& fields : batch_.micro_batches) sizes_.push_back(KnownForms::sizes_of(fields));
@@ -202,7 +251,12 @@ Context StepLoop::context_of(int micro_batch) {
   context.training = request_.training;
   context.loss_weight = loss_.weight;
   context.loss_scale = loss_.scale;
+  context.experts = experts_.get();
   return context;
+}
+
+void StepLoop::at_layer(const Stage& stage, int layer, int micro_batch, bool backward) {
+  if (experts_) experts_->at(stage.first_layer() + layer, micro_batch, backward);
 }
 
 const LayerCost& StepLoop::cost(const Stage& stage, int layer, int mb) const {
@@ -225,6 +279,7 @@ void StepLoop::forward(int s, int mb) {
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (request_.training) make_room(cost(stage, i, mb).forward_peak, cost(stage, i, mb).forward_held);
     context.backward = i >= stage.first_backward();
+    at_layer(stage, i, mb, /*backward=*/false);
     x = naming_layer([&] { return parts_.place_of(stage, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
     if (!context.keeps()) {
@@ -271,6 +326,7 @@ void StepLoop::backward_p1(int s, int mb, bool fused) {
   if (by_layer && !queue_.empty()) interrupt([&] { run_w_by_layer(stage.index(), 0); });
   for (int i = stage.layer_count() - 1; i >= stage.first_backward(); --i) {
     make_room(cost(stage, i, mb).p1_peak, cost(stage, i, mb).p1_held);
+    at_layer(stage, i, mb, /*backward=*/true);
     dy = naming_layer([&] { return parts_.place_of(stage, i); },
                       [&] { return stage.layer(i).backward_p1(std::move(dy), context, stage.saved(mb, i)); });
     const int first = units;
@@ -391,7 +447,7 @@ void StepLoop::wait(Wait& awaited) {
   bool there = awaited.ready();
   while (!there && plan_.fills_waits && run_w(queue_.take_filling())) there = awaited.ready();
   if (there) return;
-  observer_.wait_begins(!queue_.empty());
+  observer_.wait_begins(!queue_.empty(), awaited.cause());
   wait_for(awaited, parts_.timeout, [&] {
     const bool sums = parts_.others();
     return fill_idle_device() || sums;
@@ -404,7 +460,7 @@ bool StepLoop::fill_idle_device() {
   if (parts_.device.compute().idle()) {
     observer_.wait_ends();
     run_w(queue_.take_filling());
-    observer_.wait_begins(!queue_.empty());
+    observer_.wait_begins(!queue_.empty(), WaitCause::kMessage);
   }
   return !queue_.empty();
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "twobp/core/wait.h"
+#include "twobp/nn/expert_group.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/pipeline/executor/known_forms.h"
 #include "twobp/pipeline/executor/loop_observer.h"
@@ -42,6 +43,7 @@ struct RankParts {
   KnownForms known_forms{};  // of its messages, if it books them
   // Is told in training steps which layers are done. Null: none.
   GradientReducer* reducer = nullptr;
+  Transport* experts = nullptr;  // the members of its group (ExpertGroup); null: each replica has all experts
 
   // Keeps messages and sums going.
   void progress();
@@ -71,6 +73,7 @@ class StepLoop {
   // All arguments outlive it. `transport` is that of `parts`, or, while a device records, one that wraps it.
   StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan, const StepRequest& request,
            const StepBatch& batch, LoopObserver& observer);
+  ~StepLoop();
 
   // Runs the instructions up to this one. Errors name rank, step and instruction.
   void run_until(size_t end);
@@ -83,6 +86,7 @@ class StepLoop {
   struct Boundary {
     std::vector<Values> input, output, output_gradient, input_gradient;
   };
+  class Experts;
   struct Coming {
     Tag tag;
     Forms forms;
@@ -163,6 +167,8 @@ class StepLoop {
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const { return request_.early_end && request_.early_end->skips(); }
   Context context_of(int micro_batch);
+  // Says which layer the next exchanges of experts are for.
+  void at_layer(const Stage& stage, int layer, int micro_batch, bool backward);
   MessageKind forward_kind() const { return request_.training ? MessageKind::kForward : MessageKind::kEvaluation; }
   Stage& stage(int s) { return *parts_.stages[s]; }
   // The index into parts_.stages; -1 if the stage is on another rank.
@@ -195,6 +201,7 @@ class StepLoop {
   std::vector<bool> streams_;                 // by stage: see StepPlan; empty: none
   std::vector<std::vector<LayerWork>> work_;  // by index into parts_.stages, and layer; empty: nobody is told
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
+  std::unique_ptr<Experts> experts_;                              // null: each replica has all
   LossSum sum_;
 };
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -14,6 +15,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/data/balance.h"
+#include "twobp/nn/expert_group.h"
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/pipeline/memory/block_cache.h"
 #include "twobp/pipeline/memory/memory_meter.h"
@@ -210,6 +212,16 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
   }
 }
 
+// A group of experts whose other members send what this one sends to them: as much comes as goes.
+class Echo : public ExpertGroup {
+ public:
+  void send(std::vector<Values> messages) override { messages_ = std::move(messages); }
+  std::vector<Values> receive() override { return std::exchange(messages_, {}); }
+
+ private:
+  std::vector<Values> messages_;
+};
+
 // The contexts of `parts`: the slices of each micro-batch, or whole ones.
 std::vector<Context> contexts_of(const std::vector<const Fields*>& batches, const Cuts& cuts,
                                  const std::vector<Fields>& parts) {
@@ -255,6 +267,7 @@ class Chain {
       if (cuts.empty()) parts_.push_back(*fields);
     }
     contexts_ = contexts_of(batches_, cuts, parts_);
+    for (Context& context : contexts_) context.experts = &echo_;
     add_specimens();
   }
 
@@ -324,6 +337,7 @@ class Chain {
   const ProfiledBatch& batch_;
   const Cuts& cuts_;
   const Device& device_;
+  Echo echo_;
   const std::set<std::string> tied_ = tied_weights(model_);
   BlockCache::Use blocks_;  // as on the ranks
   MemoryMeter meter_{{0}};

@@ -15,6 +15,7 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/transport/message.h"
+#include "twobp/transport/subgroup.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -30,6 +31,11 @@ Tag updated_tag(int64_t step, size_t weight) {
 
 // Number of the sum of squares among the run's collectives.
 constexpr int kNormNumber = 1;
+
+// The gradient of each expert, or the whole one.
+std::vector<at::Tensor> by_expert(const Parameter& parameter) {
+  return parameter.experts() > 0 ? parameter.grad.chunk(parameter.experts()) : std::vector<at::Tensor>{parameter.grad};
+}
 
 // By gradient. The host waits for a device once.
 std::vector<double> sums_of_squares(const std::vector<at::Tensor>& grads) {
@@ -61,11 +67,11 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
     sum_over_replicas();
   }
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
-  if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !shards_->owns(item.parameter); });
+  if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
   optimizer_ = std::make_unique<Optimizer>(config, items);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (weight.uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
     }
   }
 }
@@ -97,6 +103,7 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
   std::vector<Parameter*> parameters;
   std::vector<UpdateCost> costs;
   for (const auto& [parameter, stage, in_hidden_layer] : items) {
+    if (parameter->share().of > 1) continue;  // its holders keep all of its state
     const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
     parameters.push_back(parameter);
     costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
@@ -106,16 +113,24 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
 
 void RankUpdate::sum_over_replicas() {
   std::vector<GradientReducer::Item> items;
-  for (const auto& [uses, shared] : uses_.all) {
-    const WeightUse& use = uses.front();
-    if (uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
+  for (const UsedWeight& weight : uses_.all) {
+    const WeightUse& use = weight.uses.front();
+    if (weight.uses.size() > 1 || use.rank != rank_ || !use.trainable) continue;
     const int layer = use.layer - pipeline_.stage(use.stage).first_layer();
     GradientReducer::Item item{use.parameter, use.stage, layer, pipeline_.model().layers[use.layer].name};
-    if (shards_) item.owner = shards_->owner_of(use.parameter);
+    const ExpertShare share = use.parameter->share();
+    if (share.of > 1) {
+      Transport& replicas = *pipeline_.world().data[rank_];
+      std::vector<int> holders;
+      for (int replica = share.index; replica < replicas.size(); replica += share.of) holders.push_back(replica);
+      if (!holders_) holders_ = std::make_unique<Subgroup>(replicas, std::move(holders), Group::kReplicas);
+    } else if (shards_) {
+      item.owner = shards_->owner_of(use.parameter);
+    }
     items.push_back(std::move(item));
   }
   reducer_ = std::make_unique<GradientReducer>(*pipeline_.world().data[rank_], std::move(items), settings_.bucket_bytes,
-                                               pipeline_.world().device(rank_));
+                                               pipeline_.world().device(rank_), holders_.get());
   pipeline_.rank(rank_).sum_gradients_with(reducer_.get());
 }
 
@@ -123,18 +138,22 @@ void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
   TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
   std::vector<Parameter*> now;
   std::vector<at::Tensor> grads;
+  std::vector<const Parameter*> of;  // these
   for (Parameter* parameter : complete) {
     if (!parameter->trainable() || tied_.contains(parameter)) continue;
-    if (shards_ && !shards_->owns(parameter)) {
+    if (shards_ && !owns(parameter)) {
       parameter->forget_grad();
       continue;
     }
     now.push_back(parameter);
-    grads.push_back(parameter->grad);
+    for (at::Tensor& grad : by_expert(*parameter)) {
+      grads.push_back(std::move(grad));
+      of.push_back(parameter);
+    }
   }
   const std::vector<double> squares = sums_of_squares(grads);
-  for (size_t i = 0; i < now.size(); ++i) {
-    applied_[now[i]] = squares[i];
+  for (size_t i = 0; i < squares.size(); ++i) {
+    applied_[of[i]].push_back(squares[i]);
     finite_ = finite_ && std::isfinite(squares[i]);
   }
   if (finite_) {
@@ -159,21 +178,22 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   }
   sum_tied(step);
   sum_others();
-  const at::Tensor squares = sum_squares();
+  at::Tensor squares = sum_squares();
   const bool depends = settings_.depends_on_norm(scale_);
-  if ((!depends || result.may_presume) && counts()) {
+  const bool finite = all_finite(squares);
+  drop_uncounted(squares);
+  if (!depends || result.may_presume) {
     // Processes sum them at the end of the step. The ranks of this process write to different weights.
-    for (int64_t weight = 0; weight < squares.numel(); ++weight) {
-      const double sum = squares.const_data_ptr<double>()[weight];
-      if (sum != 0) result.squares.mutable_data_ptr<double>()[weight] = sum;
+    for (int64_t place = 0; place < squares.numel(); ++place) {
+      const double sum = squares.const_data_ptr<double>()[place];
+      if (sum != 0) result.squares.mutable_data_ptr<double>()[place] = sum;
     }
   }
   if (!depends) {
     // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
     if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
-    return take(step, lr, all_finite(squares) ? std::optional<double>(1) : std::nullopt);
+    return take(step, lr, finite && all_finite(squares) ? std::optional<double>(1) : std::nullopt);
   }
-  if (!counts()) squares.zero_();
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
   if (result.may_presume && before_ && as_presumed_) {
@@ -289,28 +309,41 @@ void RankUpdate::sum_others() {
   }
 }
 
-bool RankUpdate::counts() const {
-  return shards_ || pipeline_.world().replica == 0;
+void RankUpdate::drop_uncounted(at::Tensor& squares) const {
+  const int replica = pipeline_.world().replica;
+  for (const UsedWeight& weight : uses_.all) {
+    const Parameter* parameter = weight.on(rank_);
+    const int holders = parameter == nullptr ? 1 : parameter->share().of;
+    // Without shards, the first replicas that have all experts among them.
+    if (holders > 1 ? replica >= holders : !shards_ && replica > 0)
+      squares.narrow(0, weight.first_place, weight.places).zero_();
+  }
+}
+
+bool RankUpdate::owns(const Parameter* parameter) const {
+  return parameter->share().of > 1 || shards_->owns(parameter);
 }
 
 at::Tensor RankUpdate::sum_squares() {
   std::vector<at::Tensor> grads;
-  std::vector<size_t> places;
-  at::Tensor squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::kDouble);
-  auto* const by_weight = squares.mutable_data_ptr<double>();
-  for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const UsedWeight& weight = uses_.all[w];
+  std::vector<int64_t> places;
+  at::Tensor squares = at::zeros({uses_.places}, at::kDouble);
+  auto* const by_place = squares.mutable_data_ptr<double>();
+  for (const UsedWeight& weight : uses_.all) {
     const Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
+    int64_t place = weight.first_place + parameter->experts() * parameter->share().index;
     if (const auto applied = applied_.find(parameter); applied != applied_.end()) {
-      by_weight[w] = applied->second;
-    } else if (shards_ ? shards_->owns(parameter) : parameter->has_grad()) {
-      grads.push_back(parameter->grad);
-      places.push_back(w);
+      for (const double sum : applied->second) by_place[place++] = sum;
+    } else if (shards_ ? owns(parameter) : parameter->has_grad()) {
+      for (at::Tensor& grad : by_expert(*parameter)) {
+        grads.push_back(std::move(grad));
+        places.push_back(place++);
+      }
     }
   }
   const std::vector<double> sums = sums_of_squares(grads);
-  for (size_t i = 0; i < sums.size(); ++i) by_weight[places[i]] = sums[i];
+  for (size_t i = 0; i < sums.size(); ++i) by_place[places[i]] = sums[i];
   applied_.clear();
   finite_ = true;
   return squares;
@@ -384,8 +417,8 @@ Settled RankUpdate::settle() {
 
 void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   at::Tensor bad_weights = at::zeros_like(squares);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
         bad_weights.mutable_data_ptr<double>()[use.layer] = 1;
       }
@@ -413,9 +446,9 @@ std::vector<Optimizer::State> RankUpdate::state() const {
 
 void RankUpdate::restored(int64_t optimizer_steps) {
   optimizer_->set_steps(optimizer_steps);
-  for (const auto& [uses, shared] : uses_.all) {
-    for (const WeightUse& use : uses) {
-      if (use.rank == rank_ && (!shared || &use == &uses.front())) use.parameter->refresh_value();
+  for (const UsedWeight& weight : uses_.all) {
+    for (const WeightUse& use : weight.uses) {
+      if (use.rank == rank_ && (!weight.shared || &use == &weight.uses.front())) use.parameter->refresh_value();
     }
   }
 }

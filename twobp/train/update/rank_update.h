@@ -44,6 +44,9 @@ struct UsedWeight {
   // Its ranks are threads that compute in one memory, so that all uses have one value. The rank of the first use
   // updates it, while the others wait.
   bool shared = false;
+  // Its places among the sums of squares: one, or one for each of its layer's experts, on whatever replica.
+  int64_t first_place = 0;
+  int64_t places = 1;
 
   // The rank's first parameter for the weight; it has the gradient. Null if the rank has none, or if another rank
   // updates the weight.
@@ -61,9 +64,10 @@ struct WeightUses {
   std::vector<std::string> names;   // of all weights of the model, by their parts
   int64_t numel = 0;                // of all weights of the model
   int layers = 0;                   // of the model
+  int64_t places = 0;               // of all weights
 
   // Sums of squares by layer, each with its weights' in the order of `all`.
-  at::Tensor by_layer(const at::Tensor& by_weight) const;
+  at::Tensor by_layer(const at::Tensor& by_place) const;
 };
 
 // A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
@@ -93,7 +97,7 @@ class Pipeline;
 
 // The results of an update, one for each step.
 struct UpdateResult {
-  at::Tensor squares;  // by weight, as WeightUses::all: the sum of its gradient's squares, from one rank
+  at::Tensor squares;  // by UsedWeight::places: the sum of its gradient's squares, from one rank
   bool may_presume = false;
   double grad_norm = 0;  // of all gradients, before clipping
   bool skipped = false;  // a scaled gradient was not finite
@@ -159,10 +163,11 @@ class RankUpdate {
   void hand_on_shared(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // The sums of squares of the gradients that this rank has of the weights that it uses first, of other weights zero.
+  // By place: the sums of squares of the gradients that this rank has of the weights that it uses first, else zero.
   at::Tensor sum_squares();
-  // Whether this rank's squares count. Without shards, those of all replicas are the same.
-  bool counts() const;
+  // Sets the squares to 0 that another replica has, too, and counts.
+  void drop_uncounted(at::Tensor& squares) const;
+  bool owns(const Parameter* parameter) const;
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;
   void take(int64_t step, double lr, std::optional<double> factor);
@@ -175,6 +180,7 @@ class RankUpdate {
   const WeightUses& uses_;
   int rank_;
   UpdateSettings settings_;
+  std::unique_ptr<Transport> holders_;        // of the same experts; null: each replica has all
   std::unique_ptr<GradientReducer> reducer_;  // null: one replica
   std::unique_ptr<OptimizerShards> shards_;   // null: not sharded
   std::unique_ptr<WeightAverage> average_;    // null: none
@@ -186,9 +192,9 @@ class RankUpdate {
   int64_t taken_back_ = 0;
   std::set<const Parameter*> tied_;  // uses of tied weights
   // Of gradients that apply() has taken in the current step: their sums of squares.
-  std::map<const Parameter*, double> applied_;
-  bool finite_ = true;         // all of these
-  std::vector<Waited> waits_;  // of the current update
+  std::map<const Parameter*, std::vector<double>> applied_;  // by expert, or one
+  bool finite_ = true;                                       // all of these
+  std::vector<Waited> waits_;                                // of the current update
 };
 
 // Sums of squares of gradients.

@@ -54,7 +54,7 @@ void Update::use(const LossScale& scale) {
 
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
-  result.squares = at::zeros({static_cast<int64_t>(uses_.all.size())}, at::TensorOptions().dtype(at::kDouble));
+  result.squares = at::zeros({uses_.places}, at::TensorOptions().dtype(at::kDouble));
   result.may_presume = may_presume;
   return result;
 }
@@ -106,10 +106,10 @@ void Update::swap_averages() {
 
 std::vector<LiveTensor> Update::live_weights() const {
   std::vector<LiveTensor> all;
-  for (const auto& [uses, shared] : uses_.all) {
+  for (const UsedWeight& weight : uses_.all) {
     std::set<int> seen;  // uses on one rank share their weight
-    for (const WeightUse& use : uses) {
-      if (shared && !seen.empty()) break;
+    for (const WeightUse& use : weight.uses) {
+      if (weight.shared && !seen.empty()) break;
       if (!seen.insert(use.rank).second || use.parameter == nullptr) continue;
       const bool frozen = !use.parameter->trainable() && !use.parameter->is_buffer();
       for (auto& [name, rows] : use.parameter->parts_of(use.parameter->master)) {
@@ -122,10 +122,10 @@ std::vector<LiveTensor> Update::live_weights() const {
 
 std::vector<LiveTensor> Update::live_optimizer_state() const {
   std::map<const Parameter*, int> first_rank;  // by parameter: the first rank that has the weight
-  for (const auto& [uses, shared] : uses_.all) {
-    int lowest = uses.front().rank;
-    for (const WeightUse& use : uses) lowest = shared ? lowest : std::min(lowest, use.rank);
-    for (const WeightUse& use : uses) first_rank[use.parameter] = lowest;
+  for (const UsedWeight& weight : uses_.all) {
+    int lowest = weight.uses.front().rank;
+    for (const WeightUse& use : weight.uses) lowest = weight.shared ? lowest : std::min(lowest, use.rank);
+    for (const WeightUse& use : weight.uses) first_rank[use.parameter] = lowest;
   }
   std::vector<LiveTensor> all;
   for (const int rank : pipeline_.world().local_ranks()) {

@@ -35,8 +35,12 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
       for (Parameter* parameter : parameters) {
         const auto [at, is_new] = known.try_emplace(parameter->name(), Known{all.size(), parameter->sizes()});
         if (is_new) {
+          const int64_t experts = parameter->experts() * parameter->share().of;
           all.emplace_back();
-          numel += parameter->numel();
+          all.back().first_place = places;
+          all.back().places = std::max<int64_t>(experts, 1);
+          places += all.back().places;
+          numel += parameter->numel() * parameter->share().of;
           for (const ParameterPart& part : parameter->parts()) names.push_back(part.name);
         }
         TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(), " has two shapes");
@@ -63,10 +67,13 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
   }
 }
 
-at::Tensor WeightUses::by_layer(const at::Tensor& by_weight) const {
+at::Tensor WeightUses::by_layer(const at::Tensor& by_place) const {
   at::Tensor sums = at::zeros({layers}, at::kDouble);
   auto* values = sums.mutable_data_ptr<double>();
-  for (size_t w = 0; w < all.size(); ++w) values[all[w].uses.front().layer] += by_weight.const_data_ptr<double>()[w];
+  for (const UsedWeight& weight : all) {
+    for (int64_t i = 0; i < weight.places; ++i)
+      values[weight.uses.front().layer] += by_place.const_data_ptr<double>()[weight.first_place + i];
+  }
   return sums;
 }
 

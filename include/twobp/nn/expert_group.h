@@ -1,0 +1,29 @@
+// Expert parallelism (pipeline.experts): replicas that share the experts of every layer. Each holds an equal part of
+// them, so tokens travel to the replica that holds their expert, and results travel back.
+#pragma once
+
+#include <vector>
+
+#include "twobp/nn/values.h"
+
+namespace twobp {
+
+// The part of a layer's experts that a replica holds: part `index` of `of` equal ones.
+struct ExpertShare {
+  int of = 1;
+  int index = 0;
+};
+
+// The members of a group, as one of them sees them. All make the same exchanges in the same order. In an exchange each
+// member sends a message to every other one.
+class ExpertGroup {
+ public:
+  virtual ~ExpertGroup() = default;
+  // Begins an exchange. `messages`: by member; this one's own is not sent.
+  virtual void send(std::vector<Values> messages) = 0;
+  // Waits for the others' messages of the exchange that has begun. Other work may run meanwhile. By member; this one's
+  // own is empty. The messages are untrusted.
+  virtual std::vector<Values> receive() = 0;
+};
+
+}  // namespace twobp

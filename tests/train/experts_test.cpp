@@ -1,0 +1,306 @@
+// Tests replicas that share the experts of each layer (pipeline.experts). Losses, norms, weights and the optimizer's
+// state have the bits of replicas that hold all experts, however many share them.
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "tests/expect_error.h"
+#include "tests/free_port.h"
+#include "tests/train/family_config.h"
+#include "tests/train/helpers.h"
+#include "tests/train/worlds.h"
+#include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpointer.h"
+#include "twobp/train/update/update.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/store/store_connection.h"
+
+namespace twobp::TWOBP_FILE {
+namespace {
+
+using test::expect_error;
+using test::same_bits;
+
+constexpr int kSteps = 3;
+
+struct Training {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<Evaluation> evaluations;
+  std::map<std::string, at::Tensor> tensors;  // weights and optimizer state of all replicas, by their parts
+  std::vector<StepReport> reports;            // of the first replica
+};
+
+using Begin = std::function<void(Trainer& trainer)>;
+
+// With save.checkpoints, the run continues from the newest one, and leaves one at its end.
+Training run_in(std::vector<World> worlds, const Config& config, int64_t until = kSteps, const Begin& begin = {}) {
+  Training result;
+  std::mutex mutex;
+  run_worlds(std::move(worlds), [&](World world) {
+    const int process = world.process();
+    const Processes processes(*world.processes, config.pipeline.timeout);
+    std::optional<Checkpointer> checkpointer;
+    if (!config.save.checkpoints.empty()) checkpointer.emplace(config.save, /*resume=*/true, processes);
+    Trainer trainer(config, std::move(world));
+    if (checkpointer) checkpointer->resume(trainer);
+    if (begin) begin(trainer);
+    Training own;
+    trainer.run_ahead_until(until);
+    while (trainer.steps_done() < until) {
+      StepResult step = trainer.step();
+      own.losses.push_back(step.loss);
+      own.norms.push_back(step.grad_norm);
+      own.reports.push_back(std::move(step.report));
+    }
+    if (const auto held_out = trainer.evaluate()) own.evaluations.push_back(*held_out);
+    if (checkpointer) checkpointer->finish(trainer);
+    std::vector<LiveTensor> all = trainer.update().live_weights();
+    for (LiveTensor& one : trainer.update().live_optimizer_state()) all.push_back(one);
+    const std::lock_guard lock(mutex);
+    for (const LiveTensor& one : all) {
+      const auto [at, is_new] = result.tensors.try_emplace(one.name, one.tensor.clone());
+      EXPECT_TRUE(is_new || same_bits(at->second, one.tensor)) << one.name << " differs on process " << process;
+    }
+    if (process != 0) return;
+    own.tensors = std::move(result.tensors);
+    result = std::move(own);
+  });
+  return result;
+}
+
+std::vector<World> threads_of(const Config& config) {
+  return make_in_process_worlds(config.pipeline.data_parallel, config.pipeline.ranks, 0);
+}
+
+Training run(const Config& config, const Begin& begin = {}) {
+  return run_in(threads_of(config), config, kSteps, begin);
+}
+
+// Odd sizes, so that no kernel's vectors fit.
+Config config_of(const std::string& family, int replicas, int experts, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> keys = {"model.hidden=13",
+                                   "model.experts=8",
+                                   "model.experts_per_token=3",
+                                   "pipeline.ranks=1",
+                                   "pipeline.micro_batches=4",
+                                   "train.clip_norm=0.3",
+                                   concat("pipeline.data_parallel=", replicas),
+                                   concat("pipeline.experts=", experts)};
+  if (family == "qwen2_moe") keys.emplace_back("model.shared_hidden=11");
+  keys.insert(keys.end(), more.begin(), more.end());
+  Config config = test::family_config(decoder_family(family), 1, keys);
+  config.pipeline.timeout = 60;
+  return config;
+}
+
+void expect_same(const Training& expected, const Training& actual, const std::string& what) {
+  test::expect_same_numbers(expected, actual, what);
+  EXPECT_EQ(expected.evaluations, actual.evaluations) << what;
+  ASSERT_EQ(expected.tensors.size(), actual.tensors.size()) << what;
+  for (const auto& [name, tensor] : expected.tensors) {
+    ASSERT_TRUE(actual.tensors.contains(name)) << what << ": " << name;
+    EXPECT_TRUE(same_bits(tensor, actual.tensors.at(name))) << what << ": " << name << " differs";
+  }
+}
+
+Config with(Config config, const std::function<void(Config&)>& change) {
+  change(config);
+  return config;
+}
+
+TEST(ExpertGroups, TheBitsDoNotDependOnTheirSize) {
+  for (const std::string family : {"qwen3_moe", "qwen2_moe"}) {
+    for (const int replicas : {2, 4}) {
+      const Training expected = run(config_of(family, replicas, 1, {"pipeline.p2=off"}));
+      for (int experts = 2; experts <= replicas; experts *= 2) {
+        for (const char* p2 : {"off", "fill"}) {
+          expect_same(expected, run(config_of(family, replicas, experts, {concat("pipeline.p2=", p2)})),
+                      concat(family, ", ", replicas, " replicas, experts ", experts, ", p2 ", p2));
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertGroups, TheBitsDoNotDependOnTheSchedule) {
+  const auto of = [](int experts, const std::vector<std::string>& more) {
+    std::vector<std::string> keys = {"pipeline.ranks=2", "pipeline.stages=0"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    return config_of("qwen3_moe", 2, experts, keys);
+  };
+  const Training expected = run(of(1, {"pipeline.schedule=gpipe", "pipeline.p2=off"}));
+  for (const std::string schedule : {"gpipe", "1f1b", "zb-h1", "zb-v"})
+    expect_same(expected, run(of(2, {"pipeline.schedule=" + schedule})), schedule);
+  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.memory_cap=1"})), "a cap");
+  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.bucket=1GiB"})), "one bucket");
+  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.recompute=[\"activations\"]"})), "recomputed");
+  expect_same(expected, run(of(2, {"pipeline.schedule=1f1b", "pipeline.run_ahead=on"})), "run ahead");
+}
+
+// The settings that see who holds what: state in shards, running means, precisions, no clipping, frozen weights.
+TEST(ExpertGroups, OtherUpdatesKeepTheBits) {
+  const std::vector<std::pair<std::string, std::function<void(Config&)>>> changes = {
+      {"no clipping", [](Config& c) { c.train.clip_norm = 0; }},
+      {"shards", [](Config& c) { c.optimizer.shard = true; }},
+      {"shards, no clipping",
+       [](Config& c) {
+         c.optimizer.shard = true;
+         c.train.clip_norm = 0;
+       }},
+      {"means, evaluated",
+       [](Config& c) {
+         c.optimizer.average = 0.5;
+         c.data.held_out = 0.125;
+         c.train.eval_batches = 2;
+       }},
+      {"momentum",
+       [](Config& c) {
+         c.optimizer.type = "sgd";
+         c.optimizer.momentum = 0.9;
+       }},
+      {"bf16", [](Config& c) { c.train.precision = "bf16"; }},
+      {"fp16",
+       [](Config& c) {
+         c.train.precision = "fp16";
+         c.train.loss_scale = 1e9;
+       }},
+      {"frozen experts", [](Config& c) { c.model.freeze = {"model.layers.1.*experts.*"}; }}};
+  for (const auto& [what, change] : changes) {
+    const Training expected = run(with(config_of("qwen2_moe", 4, 1), change));
+    expect_same(expected, run(with(config_of("qwen2_moe", 4, 2), change)), what);
+  }
+}
+
+// All scores are equal, so every token has the same experts: the others, and a replica, get no token.
+TEST(ExpertGroups, AllTokensMayGoToOneReplica) {
+  const Begin begin = [](Trainer& trainer) {
+    for (Parameter* weight : trainer.weights()) {
+      if (weight->name().find(".gate.weight") == std::string::npos || weight->experts() > 0) continue;
+      weight->master.zero_();
+      weight->refresh_value();
+    }
+  };
+  const std::vector<std::string> still = {"optimizer.lr=1e-30"};
+  const Training expected = run(config_of("qwen3_moe", 4, 1, still), begin);
+  EXPECT_NE(expected.losses, run(config_of("qwen3_moe", 4, 1, still)).losses) << "the routers were not changed";
+  for (const int experts : {2, 4})
+    expect_same(expected, run(config_of("qwen3_moe", 4, experts, still), begin), concat(experts));
+  const Training learns = run(config_of("qwen3_moe", 4, 1), begin);
+  expect_same(learns, run(config_of("qwen3_moe", 4, 4), begin), "learning");
+}
+
+// Without a pipeline, W of other layers and micro-batches runs within F and I, while these wait for tokens.
+TEST(ExpertGroups, WRunsWhileTokensTravel) {
+  class Wants : public Observer {
+   public:
+    bool wants_events(int64_t /*step*/) const override { return true; }
+    void on_step(const StepReport& /*report*/) override {}
+  };
+  const auto count = [](const char* p2) {
+    const Config config = config_of("qwen3_moe", 2, 2, {"pipeline.schedule=1f1b", concat("pipeline.p2=", p2)});
+    const Training result = run(config, [](Trainer& trainer) { trainer.add_observer(std::make_shared<Wants>()); });
+    int within = 0;
+    double idle = 0;
+    for (const StepReport& report : result.reports) {
+      const std::vector<Event>& events = report.events[0];
+      for (size_t i = 1; i < events.size(); ++i) {
+        const bool paused = events[i].kind != Event::Kind::kBackwardP2 && events[i].part > 0;
+        if (paused && events[i - 1].kind == Event::Kind::kBackwardP2) ++within;
+      }
+      idle += report.ranks[0].idle[static_cast<int>(IdleCause::kExperts)];
+    }
+    return std::pair(within, idle);
+  };
+  const auto [filled, idle_filled] = count("fill");
+  EXPECT_GT(filled, 0);
+  EXPECT_GE(idle_filled, 0);
+  const auto [off, idle_off] = count("off");
+  EXPECT_GT(idle_off, 0) << "the wait has a cause of its own";
+}
+
+// A checkpoint is continued by groups of another size, to the bit.
+TEST(ExpertGroups, AnotherSizeResumes) {
+  for (const auto& [before, after] : {std::pair{2, 1}, {1, 2}, {2, 4}}) {
+    test::TempFolder folder;
+    const auto of = [&](int experts) { return config_of("qwen3_moe", 4, experts, {"train.steps=4"}); };
+    const Training expected = run_in(threads_of(of(1)), of(1), 4);
+    const auto saved = [&](int experts) {
+      return with(of(experts), [&](Config& c) { c.save.checkpoints = folder.path("checkpoints"); });
+    };
+    const Training first = run_in(threads_of(of(before)), saved(before), 2);
+    const Training rest = run_in(threads_of(of(after)), saved(after), 4);
+    ASSERT_EQ(rest.losses.size(), 2u);
+    Training joined = rest;
+    joined.losses.insert(joined.losses.begin(), first.losses.begin(), first.losses.end());
+    joined.norms.insert(joined.norms.begin(), first.norms.begin(), first.norms.end());
+    expect_same(expected, joined, concat(before, " to ", after));
+  }
+}
+
+TEST(ExpertGroups, ThroughTheStore) {
+  const Config config = config_of("qwen2_moe", 2, 2);
+  const Training expected = run(config_of("qwen2_moe", 2, 1));
+  const int port = test::free_port();
+  std::vector<std::shared_ptr<Transport>> ends(2);
+  const auto connect = [&](int process) {
+    StorePlace place;
+    place.address = "localhost";
+    place.port = port;
+    place.rank = process;
+    place.size = 2;
+    ends[process] = make_store_transport(std::make_shared<StoreConnection>(place, 60));
+  };
+  std::thread other(connect, 1);
+  connect(0);
+  other.join();
+  std::vector<World> worlds;
+  for (auto& end : ends) worlds.push_back(make_process_world(std::move(end), 2, 1));
+  expect_same(expected, run_in(std::move(worlds), config), "store");
+}
+
+TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
+  const auto refused = [](const std::string& family, int replicas, int experts, const std::vector<std::string>& more,
+                          const std::vector<std::string>& parts) {
+    expect_error([&] { run(config_of(family, replicas, experts, more)); }, parts);
+  };
+  refused("qwen3_moe", 3, 2, {}, {"pipeline.experts is 2", "pipeline.data_parallel is 3", "multiple"});
+  refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
+  refused("gpt_oss", 2, 2, {}, {"pipeline.experts is 2", "model.type \"gpt_oss\""});
+  refused("qwen3_moe", 2, 2, {"optimizer.type=muon"}, {"pipeline.experts is 2", "muon", "adamw"});
+  refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
+  refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});
+  refused("qwen3_moe", 2, 2, {"pipeline.micro_batches=3"}, {"last batch", "4 of 12 samples", "a multiple of 12"});
+  Config llama = test::tiny_config();
+  llama.pipeline.data_parallel = llama.pipeline.experts = 2;
+  llama.pipeline.ranks = 1;
+  expect_error([&] { run(llama); }, {"pipeline.experts is 2", "no layer of the model has experts"});
+}
+
+// A replica that never reaches an exchange.
+TEST(ExpertGroups, NameTheReplicaThatIsMissing) {
+  Config config = config_of("qwen3_moe", 2, 2);
+  config.pipeline.timeout = 1;
+  expect_error(
+      [&] {
+        run_worlds(threads_of(config), [&](World world) {
+          const int replica = world.replica;
+          Trainer trainer(config, std::move(world));
+          const Batch batch = test::random_batch(4, 2, 2, static_cast<uint64_t>(replica));
+          trainer.evaluate(batch, 1);
+          if (replica == 0) {
+            trainer.evaluate(batch, 2);
+          } else {
+            std::this_thread::sleep_for(std::chrono::seconds(3));
+          }
+        });
+      },
+      {"rank 0 waited", "tokens of experts", "rank 1"});
+}
+
+}  // namespace
+}  // namespace twobp::TWOBP_FILE
