@@ -19,13 +19,31 @@ from plan_ranking import ROOT, call, ratios, seconds_by_turn, spread, text_of
 MODEL = ["model.dim=1024", "model.hidden=2816", "model.heads=16", "model.layers=8", "model.vocab=1024", "data.sequence=64", "pipeline.micro_batch_size=1"]
 # The last one has other bits: W of all micro-batches of a weight is one product.
 WAYS = ["pipeline.gradients=kept", "pipeline.gradients=streamed", "pipeline.gradients=streamed pipeline.p2_batching=concat"]
-PIPELINES = {"one rank": "pipeline.ranks=1 pipeline.threads=2", "1f1b on two": "pipeline.ranks=2", "zb-v on two": "pipeline.ranks=2 pipeline.schedule=zb-v"}
+BEST = "best"  # with kept and with streamed gradients, the schedule that twobp plan ranks first
+PIPELINES = {"one rank": "pipeline.ranks=1 pipeline.threads=2", "1f1b on two": "pipeline.ranks=2", "best on two": BEST}
 OPTIMIZERS = {"adamw": (["optimizer.type=adamw"], 0.82), "sgd": (["optimizer.type=sgd", "optimizer.weight_decay=0"], 0.65)}  # with the most bytes to reach
+
+
+def best_schedules(options, optimizer, micro_batches, folder):
+    """The settings of the first row with kept and of the first with streamed gradients."""
+    answer = folder / "plan.json"
+    call(options.program, "plan", ROOT / "configs/bench_llama.json", "--set", *MODEL, *OPTIMIZERS[optimizer][0], *options.set, "--ranks", 2,
+         "--micro-batches", micro_batches, "--micro-batch-sizes", 1, "--recompute", "none", "--gradients", "kept,streamed", "--all", "--json", answer)
+    choices = json.loads(answer.read_text())["choices"]
+    best = [next(one for one in choices if one["gradients"] == gradients) for gradients in ("kept", "streamed")]
+    for one in best:
+        print(f"  {optimizer:6} M {micro_batches}  best on two  {one['gradients']:13} {one['schedule']}@{one['p2']}: {one['step_seconds']:.3f} s, "
+              f"{one['peak_bytes'] / 2**20:.0f} MiB, as simulated", flush=True)
+    return [f"pipeline.ranks=2 pipeline.stages={one['stages']} pipeline.schedule={one['schedule']} pipeline.p2={one['p2']} "
+            f"pipeline.split=[{','.join(map(str, one['split']))}]" for one in best]
 
 
 def measure(options, optimizer, pipelines, micro_batches, folder):
     answer = folder / "bench.json"
-    ways = [f"{pipeline} {settings}" for pipeline in pipelines for settings in WAYS]
+    ways = []
+    for pipeline in pipelines:
+        kept, streamed = best_schedules(options, optimizer, micro_batches, folder) if pipeline == BEST else (pipeline, pipeline)
+        ways += [f"{streamed if 'streamed' in settings else kept} {settings}" for settings in WAYS]
     call(options.program, "bench", ROOT / "configs/bench_llama.json", "--set", *MODEL, *OPTIMIZERS[optimizer][0], *options.set, "--ways", *ways,
          "--micro-batches", micro_batches, "--repeat", options.repeats, "--steps", options.steps, "--warmup", 1, "--json", answer)
     rows = json.loads(answer.read_text())["rows"]
@@ -63,6 +81,17 @@ def memory_over_a_step(options, gradients, folder, settings=()):
 def compare_shards(options, folder):
     settings = ["pipeline.data_parallel=2", "optimizer.shard=true", "optimizer.type=adamw"]
     most, least = {}, {}
+    if not options.no_times:
+        answer = folder / "metrics.jsonl"
+        for gradients in ("kept", "streamed", "kept", "streamed"):
+            call(options.program, "train", ROOT / "configs/bench_llama.json", "--metrics", answer, "--set", *MODEL, "train.steps=12", "pipeline.ranks=1",
+                 "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *settings, *options.set)
+            steps = [json.loads(line) for line in answer.read_text().splitlines()]
+            steps = [one for one in steps if "step_seconds" in one][2:]
+            sums = statistics.median(max(one.get("exposed_seconds", [0])) for one in steps)
+            print(f"two replicas with shards, M 4, {gradients:8}: a step {statistics.median(one['step_seconds'] for one in steps):.3f} s, of which it waits "
+                  f"{sums * 1e3:.0f} ms for sums after its last W")
+            answer.unlink()
     for gradients in ("kept", "streamed"):
         fixed = [fixed for _, fixed, _ in memory_over_a_step(options, gradients, folder, settings)]
         most[gradients], least[gradients] = max(fixed), min(fixed)

@@ -136,6 +136,14 @@ class PyTrainer {
     run_handlers(counted());
     return last_;
   }
+
+  // Runs F as in training, without a step, for what it leaves in buffers.
+  void forward(const std::vector<Fields>& micro_batches) {
+    const Use use(*this);
+    BatchEvaluation sums;
+    evaluate_batch(micro_batches, trainer_->steps_done() + 1, sums, /*writes_buffers=*/true);
+  }
+
   // Of the last step; empty before the first.
   py::dict last() const { return last_; }
   // Tells an exception that the last step counts.
@@ -353,10 +361,11 @@ class PyTrainer {
   };
 
   // Adds the sums of a batch, and returns its targets on all replicas.
-  int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums) {
+  int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums,
+                         bool writes_buffers = false) {
     const Batch batch = own_batch(micro_batches);
     const auto result = until_done("the evaluation was given up: it has changed nothing", [&] {
-      const auto done = trainer_->evaluate(batch, number);
+      const auto done = trainer_->evaluate(batch, number, writes_buffers);
       if (!done) trainer_->go_on_from(trainer_->position());
       return done;
     });
@@ -594,6 +603,7 @@ void add_trainer(py::module_& module) {
                     const std::string&>())
       .def("warning_of_cap", &PyTrainer::warning_of_cap)
       .def("step", &PyTrainer::step)
+      .def("forward", &PyTrainer::forward)
       .def("last", &PyTrainer::last)
       .def("tell_counted", &PyTrainer::tell_counted)
       .def("pass_over", &PyTrainer::pass_over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -231,6 +232,18 @@ class Trainer:
         if targets == 0:
             raise Error("nothing to evaluate: there is no batch, or no target that counts")
         return Evaluation(all_["loss"] / targets, None if right is None else right / targets)
+
+    @contextlib.contextmanager
+    def _in_another_variant(self):
+        """Within this context, programs may be added and used for the module as it is now. Training goes on with those
+        of before."""
+        before = self._captured.variant
+        try:
+            yield
+        finally:
+            self._captured.step_back()
+            self._captured.use(before)
+            self._use_variant()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns copies of all weights and buffers under the module's own names, as module.load_state_dict takes

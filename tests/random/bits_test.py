@@ -108,8 +108,6 @@ def way_of(dice, sliced, streams, rounds):
     """Settings that must not change the bits."""
     gradients = dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)  # streamed ones need W that waits
     schedule = dice.choice([one for one in SCHEDULES if not sliced or one != 'dualpipe-v'])
-    if schedule == 'auto' and gradients == 'streamed':
-        gradients = 'auto'  # the order that is found may have whole backward passes
     return [f"pipeline.schedule={schedule}",
             f"pipeline.ranks={dice.randint(1, 4)}",
             f"pipeline.p2={dice.choice(['off'] * (gradients != 'streamed') + ['end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",

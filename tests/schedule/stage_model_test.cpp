@@ -222,10 +222,13 @@ TEST(StageModel, RunsSmallGradientsFirst) {
       EXPECT_DOUBLE_EQ(pieces[i].begin, costs[1].backward_p2 * static_cast<double>(i) / 3) << i;
     }
   };
-  expect_pieces({}, {22, 5, 10, 0}, {0, 4, 8, 14});
+  expect_pieces({}, {22, 5, 10 - 3, 0}, {0, 4, 8, 14});  // those of the other layer's I are applied then
   expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 4, 10, 14});
   costs[1].layers[1].streamed_stash = 7;  // of 8
   expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 1, 7, 14});
+  costs[1].layers[1].streamed_gradient = 30;  // a layer whose gradients are applied together, in its last piece
+  costs[1].layers[1].streamed_unit = 1;
+  expect_pieces({true, true, true}, {10, 0, 27, 0}, {0, 6, 7, 14});
 }
 
 TEST(StageModel, TakesTheLargestP2OfItsRank) {

@@ -13,6 +13,7 @@
 #include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/gradients.h"
 #include "twobp/train/variant.h"
 
 namespace twobp::TWOBP_FILE {
@@ -75,6 +76,67 @@ TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
     for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
       EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy))) << ranks << ", " << policy_name(policy);
   }
+}
+
+Config of_large_weights(int stages, const std::string& gradients) {
+  Config config = config_of(stages, 2);
+  config.pipeline.gradients = gradients;
+  config.pipeline.micro_batch_size = 1;
+  test::llama_of(config).dim = 256;
+  test::llama_of(config).hidden = 640;
+  return config;
+}
+
+// With one stage on each rank, no streamed W can run before the last I has ended, and a step takes longer. In a V, the
+// rank of the last stage has W for its waits.
+TEST(AutoVariant, ChoosesTheScheduleWithStreamedGradients) {
+  const Config config = of_large_weights(0, "auto");
+  const ModelSpec model = build_model(config);
+  const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
+  Profile profile = measure_profile(model, profiled_batch(*data.train, 1), 0.01);
+  for (auto& [kind, cost] : profile) {
+    cost.forward = cost.backward_p1 = 1;
+    cost.backward_p2 = cost.p2_units > 0 ? 1 : 0;
+    cost.forward_rise = cost.backward_p1_rise = cost.backward_p2_rise = 0;
+  }
+  PipelineOptions options;
+  options.stages = 2;
+  options.rank_of_stage = {0, 1};
+  const PipelineOptions v = with_v_for_streaming(options, model, {{}, {profile}}, 8);
+  EXPECT_EQ(v.rank_of_stage, (std::vector<int>{0, 1, 1, 0}));
+  for (const PipelineOptions& one : {options, v}) {
+    Pipeline pipeline(model, profile, one);
+    Variant variant = auto_variant(pipeline, 8, Variant{.schedule = "auto", .memory_cap = MemoryCap::none()});
+    const Variant kept = variant;
+    const StreamedGradients gradients = decide_gradients(config, pipeline, variant, 8);
+    // On the first of two ranks, a step would take 4 % longer.
+    EXPECT_EQ(gradients.stages, one.stages == 4 ? std::vector<bool>(4, true) : std::vector<bool>({false, true}))
+        << to_text(gradients);
+    EXPECT_EQ(variant.schedule.written(), nullptr) << "the order that was found is for kept gradients";
+    EXPECT_EQ(variant.policy, P2Policy::kFill);
+    Config must = config;
+    must.pipeline.gradients = "streamed";
+    EXPECT_EQ(decide_gradients(must, pipeline, variant, 8).stages, std::vector<bool>(one.stages, true));
+    must.pipeline.gradients = "auto";
+    variant = kept;
+    variant.memory_cap = MemoryCap(1 << 20);
+    EXPECT_NE(decide_gradients(must, pipeline, variant, 8).why.find("memory_cap"), std::string::npos);
+  }
+}
+
+TEST(AutoVariant, TrainsWithStreamedGradients) {
+  for (const int stages : {0, 2, 4}) {
+    Trainer trainer(of_large_weights(stages, "streamed"));
+    EXPECT_EQ(trainer.gradients().stages, std::vector<bool>(trainer.pipeline().stages(), true));
+    EXPECT_EQ(trainer.variant().policy, P2Policy::kFill);
+    EXPECT_GT(trainer.step().loss, 0);
+  }
+  Config few = config_of(0, 5);  // 8 layers
+  few.pipeline.gradients = "streamed";
+  EXPECT_EQ(Trainer(few).pipeline().stages(), 5);
+  Config clipped = of_large_weights(0, "auto");
+  clipped.train.clip_norm = 1;
+  EXPECT_EQ(Trainer(clipped).pipeline().stages(), 2) << "whose gradients are kept";
 }
 
 // Layers without a product for a weight gradient have no W, and no time and bytes of one are measured.

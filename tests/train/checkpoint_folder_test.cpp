@@ -233,8 +233,8 @@ TEST(CheckpointFolder, RefusesAHostileState) {
   expect(std::string((16 << 20) + 1, ' '), {"state.json", "longer than"});
   expect("[]", {"state.json", "damaged"});
   expect(R"({"crc32": 1, "state": 3})", {"state.json", "damaged"});
-  expect(R"({"crc32": 1, "state": {"format": 3}})", {"format 3", "reads formats up to 2"});
-  expect(R"({"crc32": 1, "state": {"format": 0}})", {"format 0", "reads formats up to 2"});
+  expect(R"({"crc32": 1, "state": {"format": 4}})", {"format 4", "reads formats up to 3"});
+  expect(R"({"crc32": 1, "state": {"format": 0}})", {"format 0", "reads formats up to 3"});
   expect(R"({"crc32": 1, "state": {"format": "2"}})", {"format \"2\""});
   expect(R"({"crc32": 1, "state": {"format": 1}})", {"checksum"});
   // An attacker made the file, and its checksum is right.

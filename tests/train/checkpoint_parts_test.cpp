@@ -272,6 +272,45 @@ TEST(CheckpointParts, VerifyTheFilesThatAreRead) {
   expect_error([&] { run.process(1).open(1); }, {file.filename().string(), "damaged"});
 }
 
+// Replicas may each hold some numbers of a tensor.
+TEST(CheckpointParts, HoldPieces) {
+  const at::Tensor all = at::arange(12, at::kFloat);
+  const auto with = [&](const std::vector<std::pair<int64_t, int64_t>>& pieces, const auto& body) {
+    const TempFolder folder;
+    CheckpointContent content = content_of(0, 1);
+    for (const auto& [begin, end] : pieces)
+      content.optimizer.emplace_back(concat("0.c.m[", begin, ':', end, ']'), all.narrow(0, begin, end - begin).clone());
+    CheckpointFolder(folder.path("checkpoints"), 2).add(content);
+    body(fs::path(folder.path("checkpoints")) / step_name(1));
+  };
+  with({{0, 5}, {5, 11}, {11, 12}}, [&](const fs::path& folder) {
+    const Checkpoint checkpoint(folder);
+    EXPECT_EQ(checkpoint.names(File::kOptimizer).size(), 4U);
+    EXPECT_TRUE(checkpoint.read(File::kOptimizer, "0.c.m").equal(all));
+    EXPECT_TRUE(checkpoint.read(File::kOptimizer, "0.c.m[3:12]").equal(all.narrow(0, 3, 9)));
+    EXPECT_TRUE(checkpoint.read(File::kOptimizer, "0.c.m[6:8]").equal(all.narrow(0, 6, 2)));
+    EXPECT_TRUE(checkpoint.read(File::kOptimizer, "0.a.momentum[1:3]").equal(at::full({2}, -1.0F)));
+    checkpoint.check_tensors(File::kOptimizer, {{"0.c.m", all.view({3, 4})}, {"0.c.m[2:7]", all.narrow(0, 2, 5)}});
+    checkpoint.check_tensors(File::kOptimizer, {{"0.a.momentum[2:12]", all.narrow(0, 2, 10)}});
+    const auto refuse = [&](const std::string& name, const at::Tensor& tensor, const std::string& why) {
+      expect_error([&] { checkpoint.check_tensors(File::kOptimizer, {{name, tensor}}); }, {why, "another model"});
+    };
+    refuse("0.c.m", at::ones({13}), "0.c.m has 12 numbers");
+    refuse("0.c.m", at::ones({3}), "0.c.m has 12 numbers");
+    refuse("0.c.m[8:13]", at::ones({5}), "0.c.m has 12 numbers, in this run it has at least 13");
+    refuse("0.c.m[8:12]", at::ones({4}, at::kDouble), "0.c.m is Float, in this run it is Double");
+    refuse("0.d.m[8:12]", at::ones({4}), "has no 0.d.m");
+    checkpoint.check_no_others(File::kOptimizer, {"0.a.momentum", "0.c.m[0:9]"});
+    expect_error([&] { checkpoint.check_no_others(File::kOptimizer, {"0.a.momentum"}); }, {"has 0.c.m[0:5]"});
+  });
+  for (const auto& pieces : std::vector<std::vector<std::pair<int64_t, int64_t>>>{
+           {{1, 5}}, {{0, 5}, {6, 12}}, {{0, 5}, {4, 12}}, {{0, 5}, {0, 12}}}) {
+    with(pieces, [&](const fs::path& folder) {
+      expect_error([&] { const Checkpoint checkpoint(folder); }, {"is damaged", "0.c.m[", "does not follow"});
+    });
+  }
+}
+
 TEST(CheckpointParts, RefuseATensorInTwoParts) {
   const TempFolder folder;
   const std::string path = folder.path("checkpoints");

@@ -8,6 +8,7 @@
 
 #include "tests/model_options.h"
 #include "tests/train/checkpoint_runs.h"
+#include "tests/train/worlds.h"
 #include "twobp/core/measure.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
@@ -50,6 +51,26 @@ std::vector<World> worlds_of(const Config& config, As as) {
   return as == As::kThreads ? make_in_process_worlds(replicas, ranks, 0) : make_in_process_ranks(replicas, ranks, 0);
 }
 
+// Replaces pieces by whole tensors. All become flat.
+void join_pieces(std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, std::map<int64_t, at::Tensor>> pieces;
+  for (const auto& [stored, tensor] : tensors) {
+    const PieceName piece = parse_piece(stored);
+    pieces[piece.name][piece.begin] = tensor.reshape({-1});
+  }
+  tensors.clear();
+  for (const auto& [name, parts] : pieces) {
+    Values in_order;
+    int64_t end = 0;
+    for (const auto& [begin, part] : parts) {
+      EXPECT_EQ(begin, end) << name;
+      end += part.numel();
+      in_order.push_back(part);
+    }
+    tensors[name] = at::cat(in_order);
+  }
+}
+
 ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks& hooks = {}) {
   ManyRuns result;
   std::mutex mutex;
@@ -86,6 +107,7 @@ ManyRuns run_many(const Config& config, As as, bool resume = false, const Hooks&
       EXPECT_TRUE(is_new || same_bits(at->second, one.tensor)) << one.name << " differs between processes";
     }
   });
+  join_pieces(result.tensors);
   return result;
 }
 
@@ -167,26 +189,48 @@ INSTANTIATE_TEST_SUITE_P(
                                                     c.pipeline.data_parallel = 2;
                                                     c.pipeline.micro_batches = 1;
                                                     c.optimizer.shard = true;
+                                                    test::llama_of(c).dim = 64;  // its matrices are cut
+                                                    test::llama_of(c).hidden = 160;
                                                   }}})),
     [](const auto& info) { return std::string(info.param.name); });
 
-// The optimizer state is divided among replicas, then not divided, then divided again. The numbers stay the same.
+// The optimizer state is divided among replicas, then not divided, then divided again, into other pieces. The numbers
+// stay the same. Convolutions are stored in another order than that of their indices.
 TEST(ManyProcesses, ResumeWithAndWithoutShards) {
-  const TempFolder folder;
-  Config config = checkpoint_config(folder);
-  config.pipeline.data_parallel = 2;
-  config.pipeline.micro_batches = 1;
-  const ManyRuns whole = run_many(config, As::kThreads);
-  config.save.checkpoints = folder.path("many");
-  for (int64_t step = 1; step <= kSteps; ++step) {
-    config.optimizer.shard = step % 2 == 0;
-    Hooks hooks;
-    hooks.stop_after = step;
-    const ManyRuns rest = run_many(config, As::kProcessEach, step > 1, hooks);
-    EXPECT_EQ(rest.first_step, step - 1);
-    EXPECT_EQ(rest.notes, std::vector<std::string>{});
-    ASSERT_EQ(rest.losses.size(), 1U);
-    EXPECT_TRUE(same_bits(std::vector<double>{whole.losses[step - 1]}, rest.losses)) << step;
+  for (const bool pictures : {false, true}) {
+    SCOPED_TRACE(pictures ? "pictures" : "text");
+    const TempFolder folder;
+    Config config = checkpoint_config(folder);
+    config.pipeline.data_parallel = 2;
+    config.pipeline.micro_batches = 1;
+    if (pictures) {
+      config.data.arrays = "";
+      test::make_tiny_resnet(config);
+      config.model.type.as<ResnetOptions>().widths = {8, 128};
+      config.model.type.as<ResnetOptions>().block = "basic";  // with large kernels
+      config.pipeline.split.clear();
+    } else {
+      test::llama_of(config).dim = 64;
+      test::llama_of(config).hidden = 160;
+    }
+    const ManyRuns whole = run_many(config, As::kThreads);
+    config.save.checkpoints = folder.path("many");
+    bool cut = false;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      config.optimizer.shard = step % 2 == 0;
+      Hooks hooks;
+      hooks.stop_after = step;
+      const ManyRuns rest = run_many(config, As::kProcessEach, step > 1, hooks);
+      EXPECT_EQ(rest.first_step, step - 1);
+      EXPECT_EQ(rest.notes, std::vector<std::string>{});
+      ASSERT_EQ(rest.losses.size(), 1U);
+      EXPECT_TRUE(same_bits(std::vector<double>{whole.losses[step - 1]}, rest.losses)) << step;
+      if (step == kSteps) expect_same_course(whole, rest, "the last step");
+      const Checkpoint checkpoint(find_checkpoint(config.save.checkpoints));
+      for (const std::string& name : checkpoint.names(CheckpointFile::kOptimizer))
+        cut = cut || !parse_piece(name).whole();
+    }
+    EXPECT_TRUE(cut) << "no tensor was large enough";
   }
 }
 

@@ -1,6 +1,8 @@
 // Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every bucket size,
 // and for every place of the optimizer's state. They are those of replicas that run one after the other.
 #include <numeric>
+#include <random>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -8,10 +10,12 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/data.h"
+#include "twobp/nn/kernels/rows/row_arguments.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/pipeline/step_request.h"
 #include "twobp/schedule/simulate/simulate.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
@@ -98,6 +102,8 @@ TEST(DataParallel, TheBitsDoNotDependOnTheseInShortBatches) {
 TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
   const auto expect_same = [](const std::string& what, const std::function<void(Config&)>& change) {
     Config config = config_of(2);
+    test::llama_of(config).dim = 64;  // its matrices are cut
+    test::llama_of(config).hidden = 160;
     change(config);
     const RunOutcome whole = run(config);
     config.optimizer.shard = true;
@@ -125,7 +131,11 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
     test::llama_of(config).tied = false;
     config.model.freeze = {"model.embed_tokens.weight", "model.layers.0.*"};
   });
-  expect_same("resnet", [](Config& config) { test::make_tiny_resnet(config); });
+  expect_same("resnet", [](Config& config) {
+    test::make_tiny_resnet(config);
+    config.model.type.as<ResnetOptions>().widths = {8, 128};
+    config.model.type.as<ResnetOptions>().block = "basic";  // with large kernels
+  });
 }
 
 // Gradients that are summed, applied and freed one by one, without those of tied weights, which are kept.
@@ -141,6 +151,7 @@ TEST(DataParallel, StreamedGradientsKeepTheBits) {
         config.pipeline.split.clear();
         config.pipeline.ranks = 2;
         config.pipeline.micro_batches = 3;
+        test::llama_of(config).hidden = 160;  // its matrices are cut
         const RunOutcome kept = run(config);
         config.pipeline.gradients = "streamed";
         for (const bool shard : {false, true}) {
@@ -233,25 +244,85 @@ TEST(DataParallel, WaitsForSumsCountAsTail) {
   for (const RankTimes& times : alone.reports.back().ranks) EXPECT_EQ(times.exposed, 0);
 }
 
-TEST(OptimizerShards, GiveTheNextParameterToTheSmallestAndLoseNone) {
-  EXPECT_EQ(assign_replicas({}, 2), std::vector<int>());
-  EXPECT_EQ(assign_replicas({{1}, {1}, {1}, {1}}, 2), (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(assign_replicas({{2}, {5}, {3}}, 2), (std::vector<int>{1, 0, 1}));
-  EXPECT_EQ(assign_replicas({{7}}, 3), (std::vector<int>{0}));
-  const std::vector<int64_t> sizes = {100, 3, 57, 57, 12, 9, 80, 1, 64};
-  std::vector<UpdateCost> costs;
-  for (const int64_t size : sizes) costs.push_back({size});
-  const std::vector<int> owners = assign_replicas(costs, 3);
-  std::vector<int64_t> load(3, 0);
-  for (size_t i = 0; i < sizes.size(); ++i) load[owners[i]] += sizes[i];
-  EXPECT_EQ(std::accumulate(load.begin(), load.end(), int64_t{0}), 383);
-  EXPECT_LE(*std::max_element(load.begin(), load.end()) - *std::min_element(load.begin(), load.end()), 100);
+using Cuts = std::vector<std::vector<Cut>>;
+
+// The numbers of each replica. Expects that the cuts of each parameter follow each other.
+std::vector<int64_t> loads_of(const std::vector<UpdateCost>& costs, int replicas) {
+  std::vector<int64_t> loads(replicas, 0);
+  const Cuts cuts = share_out(costs, replicas);
+  EXPECT_EQ(cuts.size(), costs.size());
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    int64_t end = 0;
+    std::set<int> owners;
+    for (const Cut& cut : cuts[i]) {
+      EXPECT_EQ(cut.begin, end) << i;
+      EXPECT_LT(cut.begin, cut.end) << i;
+      EXPECT_TRUE(cut.end % costs[i].unit == 0 || cut.end == costs[i].numbers) << i;
+      EXPECT_TRUE(owners.insert(cut.owner).second) << i << ": two pieces of one replica";
+      end = cut.end;
+      loads.at(cut.owner) += cut.end - cut.begin;
+    }
+    EXPECT_EQ(end, costs[i].numbers) << i;
+  }
+  return loads;
 }
 
-// The embedding is the largest parameter, but the matrices take the time.
+TEST(OptimizerShards, CutParametersIntoEqualShares) {
+  EXPECT_EQ(share_out({}, 2), Cuts());
+  EXPECT_EQ(share_out({{7}}, 1), (Cuts{{{0, 0, 7}}}));
+  EXPECT_EQ(share_out({{12, 0, 4}}, 3), (Cuts{{{0, 0, 4}, {1, 4, 8}, {2, 8, 12}}}));
+  EXPECT_EQ(share_out({{3, 0, 4}}, 3), (Cuts{{{1, 0, 3}}})) << "whole, nearest to its middle";
+  // The last first.
+  EXPECT_EQ(share_out({{8, 0, 4}, {8, 0, 4}}, 2), (Cuts{{{1, 0, 8}}, {{0, 0, 8}}}));
+  EXPECT_EQ(share_out({{20, 0, 4}, {4, 0, 4}}, 2), (Cuts{{{0, 0, 8}, {1, 8, 20}}, {{0, 0, 4}}}));
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    const int replicas = 1 + static_cast<int>(random() % 9);
+    std::vector<UpdateCost> costs;
+    int64_t most = 0;
+    for (uint32_t i = 1 + random() % 30; i > 0; --i) {
+      costs.push_back({1 + static_cast<int64_t>(random() % 5000), 0, 1 + static_cast<int64_t>(random() % 100)});
+      most = std::max(most, std::min(costs.back().unit, costs.back().numbers));
+    }
+    const std::vector<int64_t> loads = loads_of(costs, replicas);
+    const auto [least, largest] = std::ranges::minmax_element(loads);
+    EXPECT_LE(*largest - *least, 2 * most) << round;
+  }
+}
+
+// The matrices, whose updates take long, stay whole. The rest makes up for them.
 TEST(OptimizerShards, ShareTheUpdatesThatTakeLong) {
   const std::vector<UpdateCost> costs = {{1000}, {40, 160}, {40, 160}, {80, 320}, {10}, {30, 120}, {30, 120}};
-  EXPECT_EQ(assign_replicas(costs, 2), (std::vector<int>{0, 1, 1, 0, 1, 0, 1}));
+  const Cuts cuts = share_out(costs, 2);
+  const std::vector<int> owners = {0, 1, 1, 0, 0, 0, 1};
+  for (const size_t i : {1, 2, 3, 5, 6}) EXPECT_EQ(cuts[i], (std::vector<Cut>{{owners[i], 0, costs[i].numbers}})) << i;
+  EXPECT_EQ(loads_of(costs, 2), (std::vector<int64_t>{615, 615}));
+}
+
+// 64 replicas of a model of 7B in 8 stages: every replica has as many numbers as the others.
+TEST(OptimizerShards, AreEqualForAModelOfSevenBillion) {
+  Config config;
+  DecoderOptions& llama = test::llama_of(config);
+  llama.dim = 4096;
+  llama.layers = 32;
+  llama.heads = llama.kv_heads = 32;
+  llama.hidden = 11008;
+  llama.vocab = 32000;
+  const ModelSpec model = build_model(config);
+  const size_t layers = model.layers.size();
+  int64_t all = 0;
+  for (size_t stage = 0; stage < 8; ++stage) {
+    std::vector<UpdateCost> costs;
+    for (size_t i = stage * layers / 8; i < (stage + 1) * layers / 8; ++i) {
+      const auto layer = model.layers[i].make();  // allocates nothing
+      for (const Parameter* parameter : parameters_of(*layer)) costs.push_back({parameter->numel(), 0, kSquareBlock});
+    }
+    const std::vector<int64_t> loads = loads_of(costs, 64);
+    const int64_t sum = std::accumulate(loads.begin(), loads.end(), int64_t{0});
+    all += sum;
+    EXPECT_LE(static_cast<double>(*std::ranges::max_element(loads)), 1.05 * static_cast<double>(sum) / 64) << stage;
+  }
+  EXPECT_NEAR(static_cast<double>(all), 6.74e9, 1e7);
 }
 
 // These are the bytes of optimizer state of all ranks of a replica, and the names of the parameters to which it
@@ -294,7 +365,7 @@ TEST(OptimizerShards, EachReplicaHoldsItsShare) {
   std::vector<std::string> expected = whole[0].names;
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
-  EXPECT_EQ(names, expected);  // each on one replica
+  EXPECT_EQ(names, expected);  // each on one replica, as none is large enough to be cut
 }
 
 // Each replica counts its own memory, and releases memory that another replica handed over.

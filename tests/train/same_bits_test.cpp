@@ -434,6 +434,11 @@ std::vector<Row> streaming() {
                   test::streamed(every({{6}, {2, 1, 3}}, {"1f1b"}))});
   rows.push_back({"Slices", with(llama(false, 0), slices({5, 11})), random(3, 3),
                   test::streamed(every({{8}, {3, 5}}, {"gpipe", "1f1b"}, {P2Policy::kFill}))});
+  rows.push_back({"Searched", llama(true, 0), random(3, 4),
+                  test::streamed({{"auto", P2Policy::kFill, 0, {}, 1},
+                                  {"auto", P2Policy::kFill, 0, {}, 2},
+                                  {"auto", P2Policy::kFill, 3, {3, 2, 3}},
+                                  {"auto", P2Policy::kFill, 4, {2, 2, 1, 3}, 2}})});
   for (const std::string mode : {"activations", "derivatives", "both"}) {
     std::vector<Way> recomputing = in_two;
     for (Way& way : recomputing) way.recompute = {mode};

@@ -30,6 +30,14 @@ void add_to_parts(GradientReducer::Bucket& bucket, int owner, int64_t at, int64_
   part = bucket.flat.narrow(0, part.storage_offset() - bucket.flat.storage_offset(), part.numel() + count);
 }
 
+// The same of a gradient, which has `size` numbers with its padding. That goes to the last owner.
+void add_to_parts(GradientReducer::Bucket& bucket, const std::vector<Cut>& cuts, int64_t at, int64_t size) {
+  for (const Cut& cut : cuts) {
+    const int64_t end = cut == cuts.back() ? size : cut.end;
+    add_to_parts(bucket, cut.owner, at + cut.begin, end - cut.begin);
+  }
+}
+
 // Makes the bucket's gradients parts of one tensor. Padding is zero and stays so.
 void lay_out(GradientReducer::Bucket& bucket) {
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
@@ -37,7 +45,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
     // In memory order: a convolution's channels come last there.
     const at::Tensor& grad = bucket.items[0].parameter->grad;
     bucket.flat = grad.as_strided({grad.numel()}, {1});
-    if (const auto owner = bucket.items[0].owner) add_to_parts(bucket, *owner, 0, grad.numel());
+    add_to_parts(bucket, bucket.items[0].cuts, 0, grad.numel());
     return;
   }
   const at::TensorOptions options = bucket.items[0].parameter->grad.options();
@@ -52,7 +60,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
     at::Tensor part = bucket.flat.as_strided(grad.sizes(), grad.strides(), at / width);
     if (item.parameter->has_grad()) part.copy_(grad);
     grad = std::move(part);
-    if (item.owner) add_to_parts(bucket, *item.owner, at / width, size / width);
+    add_to_parts(bucket, item.cuts, at / width, size / width);
     at += size;
   }
 }

@@ -9,7 +9,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,14 +20,28 @@
 
 namespace twobp {
 
+// The numbers [begin, end) of a parameter, in the order of its memory, and the one replica that needs their sum.
+struct Cut {
+  int owner = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  bool operator==(const Cut&) const = default;
+};
+
+// Numbers of a tensor without gaps, flat.
+inline at::Tensor numbers_between(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
 class GradientReducer {
  public:
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
-    int layer = 0;                  // within the stage
-    std::string name;               // of the layer, for error messages
-    std::optional<int> owner = {};  // the one replica that needs the sum; all items have one, or none has
+    int layer = 0;               // within the stage
+    std::string name;            // of the layer, for error messages
+    std::vector<Cut> cuts = {};  // into shares; all items have some, or none has
   };
 
   // `items` are in model order: trainable, with gradients allocated or streamed, and the same on every replica. The
@@ -47,16 +60,16 @@ class GradientReducer {
   void layer_done(int stage, int layer);
   // The same of one streamed gradient. Parameters without an item are ignored.
   void gradient_done(const Parameter& parameter);
-  // The streamed gradients whose sums have ended since the last call. On a replica that does not own one, others may
-  // still read it; it may be forgotten, but not changed.
+  // The streamed gradients whose sums have ended since the last call. Others may still read what this replica does not
+  // own of them; it may be forgotten, but not changed.
   std::vector<Parameter*> take_summed() { return std::exchange(summed_, {}); }
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
   // Whether sums are under way, or begin soon. A rank that waits for something else should keep them going.
   bool busy() const { return !running_.empty() || !made_.empty(); }
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the replicas, for work
-  // that is launched into the compute stream from now on. If items have owners, this holds on the owner alone; the
-  // others' gradients may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
+  // that is launched into the compute stream from now on. If items have cuts, this holds of the replica's own numbers;
+  // the others may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
   // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience);
 
@@ -64,7 +77,7 @@ class GradientReducer {
     int stage = 0;
     std::vector<Item> items;
     at::Tensor flat;                     // all its gradients, one after another
-    std::vector<at::Tensor> parts = {};  // of `flat`, one for each run of items with one owner
+    std::vector<at::Tensor> parts = {};  // of `flat`, one for each run of numbers with one owner
     std::vector<int> owners = {};        // by part
     int layers_left = 0;                 // in this step
     std::vector<int> layers;

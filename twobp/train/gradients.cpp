@@ -7,9 +7,11 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/pipeline/step_plan.h"
+#include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/for_training.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/config.h"
+#include "twobp/train/variant.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
@@ -23,19 +25,27 @@ struct Simulated {
   double seconds = 0;
   std::vector<double> bytes;  // by rank, everything included
 
+  double most() const { return *std::max_element(bytes.begin(), bytes.end()); }
   size_t fullest() const { return static_cast<size_t>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin()); }
+};
+
+struct Way {
+  Variant variant;
+  std::vector<bool> streams;  // by stage
+  Simulated step;
 };
 
 class Simulator {
  public:
-  Simulator(const Pipeline& pipeline, const StepPlan& kept, const std::vector<double>& batch)
+  Simulator(const Pipeline& pipeline, int micro_batches, const std::vector<double>& batch)
       : pipeline_(pipeline),
-        kept_(kept),
+        micro_batches_(micro_batches),
         costs_(profiled_costs(pipeline.layer_costs(), batch)),
         fixed_(pipeline.fixed_bytes()) {}
 
-  Simulated run(const std::vector<bool>& streams) const {
-    SimulationOptions options = simulation_of(kept_);
+  Simulated run(const Variant& variant, const std::vector<bool>& streams) const {
+    const StepPlan kept = make_plan(pipeline_, variant, micro_batches_);
+    SimulationOptions options = simulation_of(kept);
     options.streams = streams;
     options.data_parallel.replicas = pipeline_.world().replicas;  // the order of W goes by it
     Simulated result;
@@ -46,15 +56,35 @@ class Simulator {
       options.cap_per_rank[rank] = 0;
       result.bytes[rank] -= streamed_bytes(pipeline_.layer_costs()[stage]).freed;
     }
-    const Simulation simulation = simulate(kept_.schedule, costs_, options);
+    const Simulation simulation = simulate(kept.schedule, costs_, options);
     result.seconds = simulation.step_seconds;
     for (size_t rank = 0; rank < fixed_.size(); ++rank) result.bytes[rank] += simulation.ranks[rank].peak_bytes;
     return result;
   }
 
+  // Streams the fullest rank, then also the one that is fullest then, and so on. Returns what lowers the bytes most
+  // below those of `first`, in hardly more time, with as few ranks as that takes; without stages if nothing does.
+  Way lightest(const Variant& variant, const Simulated& first) const {
+    const auto stages = static_cast<size_t>(pipeline_.stages());
+    Way best{variant, std::vector<bool>(stages, false), first};
+    Way next{variant, best.streams, run(variant, {})};
+    while (true) {
+      const size_t fullest = next.step.fullest();
+      const std::vector<bool> before = next.streams;
+      for (size_t stage = 0; stage < stages; ++stage) {
+        if (static_cast<size_t>(pipeline_.rank_of_stage()[stage]) == fullest) next.streams[stage] = true;
+      }
+      if (next.streams == before) next.streams.assign(stages, true);  // which may take less time
+      if (next.streams == before) return best;
+      next.step = run(variant, next.streams);
+      const bool fast = next.step.seconds <= kMostSlower * first.seconds;
+      if (fast && next.step.most() <= kLeastSaving * best.step.most()) best = next;
+    }
+  }
+
  private:
   const Pipeline& pipeline_;
-  const StepPlan& kept_;
+  int micro_batches_;
   std::vector<StageCost> costs_;
   std::vector<int64_t> fixed_;
 };
@@ -67,12 +97,24 @@ std::string list_of(const std::vector<bool>& stages) {
   return concat(names.size() == 1 ? "stage " : "stages ", join(names));
 }
 
+// The named schedules on this placement, whose W fills waits.
+std::vector<Variant> filling(const Pipeline& pipeline, const Variant& like, int micro_batches) {
+  std::vector<Variant> variants;
+  for (const NamedVariant& named : named_schedules_on(pipeline.rank_of_stage(), micro_batches, pipeline.slices())) {
+    if (named.policy != P2Policy::kFill) continue;
+    variants.push_back(like);
+    variants.back().schedule = named.name;
+    variants.back().policy = named.policy;
+  }
+  return variants;
+}
+
 // Why "auto" keeps gradients that "streamed" would stream.
 std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
   if (const std::string why = why_gradients_are_kept(config); !why.empty()) return why;
   if (kept.options.memory_cap.bytes() > 0)
     return "pipeline.memory_cap limits activations and stash, of which streamed gradients take more";
-  if (config.pipeline.schedule == "auto") return "the order that pipeline.schedule found is for kept gradients";
+  if (config.pipeline.schedule == kAutoSchedule) return "";
   // That W runs at once: earlier than that of micro-batches before it, and in another order than with kept gradients.
   return kept.schedule.has(Op::kBackward) ? "the schedule has whole backward passes (B), whose W does not wait" : "";
 }
@@ -87,39 +129,36 @@ std::string why_gradients_are_kept(const Config& config) {
   return "";
 }
 
-StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, const StepPlan& kept,
+StreamedGradients decide_gradients(const Config& config, const Pipeline& pipeline, Variant& variant, int micro_batches,
                                    const std::vector<double>& batch) {
-  const auto stages = static_cast<size_t>(pipeline.stages());
+  const std::vector<bool> all(static_cast<size_t>(pipeline.stages()), true);
+  const StepPlan kept = make_plan(pipeline, variant, micro_batches);
   if (config.pipeline.gradients == "kept" || !kept.schedule.has_backward()) return {};
-  if (config.pipeline.gradients == "streamed") {
+  const bool searches = config.pipeline.schedule == kAutoSchedule;
+  const bool must = config.pipeline.gradients == "streamed";
+  if (must && !searches) {
     TWOBP_CHECK(!kept.schedule.has(Op::kBackward), "pipeline.gradients is \"streamed\", but schedule '",
                 kept.schedule.name, "' with p2 ", policy_name(kept.schedule.policy),
                 " has whole backward passes (B), whose W does not wait. Set pipeline.p2 to \"fill\", or gradients to "
                 "\"auto\" or \"kept\".");
-    return {std::vector<bool>(stages, true), ""};
+    return {all, ""};
   }
-  if (const std::string why = why_auto_keeps(config, kept); !why.empty()) return {{}, why};
-  const Simulator simulator(pipeline, kept, batch);
-  std::vector<bool> streams(stages, false);
-  const Simulated first = simulator.run({});
-  Simulated best = first;
-  while (true) {
-    std::vector<bool> more = streams;
-    for (size_t stage = 0; stage < stages; ++stage) {
-      if (static_cast<size_t>(pipeline.rank_of_stage()[stage]) == best.fullest()) more[stage] = true;
-    }
-    if (more == streams) break;
-    const Simulated next = simulator.run(more);
-    if (next.bytes[next.fullest()] > kLeastSaving * best.bytes[best.fullest()]) break;
-    if (next.seconds > kMostSlower * first.seconds) break;
-    streams = more;
-    best = next;
+  if (const std::string why = must ? "" : why_auto_keeps(config, kept); !why.empty()) return {{}, why};
+  const Simulator simulator(pipeline, micro_batches, batch);
+  const Simulated first = simulator.run(variant, {});
+  std::vector<Way> ways;
+  for (const Variant& one : searches ? filling(pipeline, variant, micro_batches) : std::vector<Variant>{variant}) {
+    Way way = must ? Way{one, all, simulator.run(one, all)} : simulator.lightest(one, first);
+    if (std::ranges::count(way.streams, true) > 0) ways.push_back(std::move(way));
   }
-  if (std::ranges::none_of(streams, [](bool streamed) { return streamed; }))
-    return {{}, "streaming them lowers no peak, or takes longer"};
-  return {streams,
-          concat("peak of the fullest rank: ", fixed(best.bytes[best.fullest()] / first.bytes[first.fullest()], 2),
-                 "x, time of a step: ", fixed(best.seconds / first.seconds, 2), "x, as simulated")};
+  if (ways.empty()) return {{}, "streaming them lowers no peak, or takes longer"};
+  double least = ways.front().step.most();
+  for (const Way& way : ways) least = std::min(least, way.step.most());
+  std::erase_if(ways, [&](const Way& way) { return kLeastSaving * way.step.most() > least; });
+  const Way& best = *std::ranges::min_element(ways, {}, [](const Way& way) { return way.step.seconds; });
+  variant = best.variant;
+  return {best.streams, concat("peak of the fullest rank: ", fixed(best.step.most() / first.most(), 2),
+                               "x, time of a step: ", fixed(best.step.seconds / first.seconds, 2), "x, as simulated")};
 }
 
 std::string to_text(const StreamedGradients& gradients) {

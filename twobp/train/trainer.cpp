@@ -220,6 +220,10 @@ Trainer::Trainer(const Config& config, Parts parts)
   const Profile profile = sum_of(slices);
   if (config.pipeline.stages == 0 && config.pipeline.split.empty())
     options = with_frozen_stages(options, parts.model, slices, *variant_, micro_batches_);
+  const bool may_stream = config.pipeline.gradients != "kept" && why_gradients_are_kept(config).empty();
+  if (may_stream && config.pipeline.schedule == kAutoSchedule && config.pipeline.stages == 0 &&
+      config.pipeline.split.empty())
+    options = with_v_for_streaming(options, parts.model, slices, micro_batches_);
   if (slices.count() > 1) config_.pipeline.slice_lengths = slices.lengths();  // recorded by a checkpoint
   options.slices = std::move(slices);
   pipeline_ = std::make_unique<Pipeline>(parts.model, profile, options, std::move(*parts.world));
@@ -235,8 +239,7 @@ Trainer::Trainer(const Config& config, Parts parts)
   const bool trains = written == nullptr || written->has_backward();
   gradients_ = std::make_unique<StreamedGradients>();
   if (config.pipeline.gradients != "kept" && trains) {
-    const StepPlan kept = make_plan(*pipeline_, *variant_, micro_batches_, p2_order_of(config_.pipeline));
-    *gradients_ = decide_gradients(config_, *pipeline_, kept, batch);
+    *gradients_ = decide_gradients(config_, *pipeline_, *variant_, micro_batches_, batch);
     if (!gradients_->stages.empty()) {
       pipeline_->stream_gradients(gradients_->stages);
       update_->gradients_are_streamed();
@@ -327,12 +330,13 @@ std::optional<Evaluation> Trainer::evaluate() {
   return result;
 }
 
-std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number) {
+std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number, bool writes_buffers) {
   check_still();
   StepRequest request;
   request.seed = config_.train.seed;
   request.step = number;
   request.training = false;
+  request.writes_buffers = writes_buffers;
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, stops_alone());
   const auto micro_batches = static_cast<int>(batch.micro_batches.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -134,6 +135,8 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
   return asked;
 }
 
+constexpr double kLeastGain = 1.02;  // by which other stages must be faster
+
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
                          const Variant& variant, int micro_batches) {
   const std::vector<int>& placed = options.rank_of_stage;
@@ -147,7 +150,6 @@ double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, co
 
 PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
                                    const Variant& variant, int micro_batches) {
-  constexpr double kLeastGain = 1.02;
   constexpr int kMostMoves = 300;
   const int ranks = *std::max_element(options.rank_of_stage.begin(), options.rank_of_stage.end()) + 1;
   const auto layers = static_cast<int>(model.layers.size());
@@ -178,6 +180,30 @@ PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSp
         moved.split = split;
         return seconds(moved);
       });
+  return seconds(options) > kLeastGain * seconds(with) ? with : options;
+}
+
+PipelineOptions with_v_for_streaming(const PipelineOptions& options, const ModelSpec& model,
+                                     const SliceProfiles& slices, int micro_batches) {
+  const int ranks = options.stages;  // one stage on each
+  if (ranks == 1 || static_cast<int>(model.layers.size()) < 2 * ranks) return options;
+  PipelineOptions with = options;
+  with.stages = 2 * ranks;
+  with.rank_of_stage = place_stages(Placement::kV, with.stages, ranks);
+  const auto seconds = [&](const PipelineOptions& one) {
+    const auto split = measured_split(model, layer_costs(model, sum_of(slices)), one.rank_of_stage);
+    const auto costs = profiled_costs(layer_costs_of_stages(model, slices.profiles, split));
+    SimulationOptions streaming = in_process_simulation();
+    streaming.streams.assign(static_cast<size_t>(one.stages), true);
+    double least = std::numeric_limits<double>::infinity();
+    for (const NamedVariant& named : named_schedules_on(one.rank_of_stage, micro_batches, slices.count())) {
+      if (named.policy != P2Policy::kFill) continue;
+      const Schedule schedule =
+          make_schedule(named.name, one.stages, micro_batches, named.policy, ranks, slices.count());
+      least = std::min(least, simulate(schedule, costs, streaming).step_seconds);
+    }
+    return least;
+  };
   return seconds(options) > kLeastGain * seconds(with) ? with : options;
 }
 

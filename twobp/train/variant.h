@@ -84,4 +84,11 @@ double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, co
 PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
                                    const Variant& variant, int micro_batches);
 
+// For pipeline.schedule "auto" with gradients that may be streamed: the same pipeline with two stages on each rank,
+// which form a V, if a step with streamed gradients is then more than 2 % faster as simulated. Under a V, the rank of
+// the last stage has its W for the waits before its other stage's I; with one stage on each rank, no W can run before
+// the end.
+PipelineOptions with_v_for_streaming(const PipelineOptions& options, const ModelSpec& model,
+                                     const SliceProfiles& slices, int micro_batches);
+
 }  // namespace twobp

@@ -384,10 +384,10 @@ class Captured:
                 walk, state = walk_over(self.whole)
                 if known := next((one for one in self.variants if one.is_now(self.whole, state)), None):
                     known.guard(self.whole, walk, state)
-            self._use(known or Variant(max(one.number for one in self.variants) + 1, walk, state, modes_of(self.whole)))
+            self.use(known or Variant(max(one.number for one in self.variants) + 1, walk, state, modes_of(self.whole)))
         return change
 
-    def _use(self, variant: Variant) -> None:
+    def use(self, variant: Variant) -> None:
         self.variants = [one for one in self.variants if one is not variant] + [variant]
         self.variant, self.graph["shapes"] = variant, variant.shapes
 
@@ -395,7 +395,7 @@ class Captured:
         """Uses the variant before the one whose capture failed, if it did."""
         if not self.variant.shapes:
             self.variants.remove(self.variant)
-            self._use(self.variants[-1])
+            self.use(self.variants[-1])
 
     def forget_variants(self) -> list[int]:
         """Forgets the variants that were not used for long, and returns their numbers."""
@@ -473,6 +473,8 @@ class Captured:
     def _append(self, traced: Traced, asked: Asked) -> None:
         """Raises CaptureError if the programs do not fit the layers, and NotServed if they do not serve the batch."""
         graph, self.draws = self.graph, [Draw(*draw) for draw in traced.draws]
+        if self.draws and getattr(self.module, "evaluates", False):
+            raise CaptureError("the module draws random numbers in evaluation mode")
         names = self._named(traced)
         lists = [[i if isinstance(i, dict) else names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}

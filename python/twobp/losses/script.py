@@ -310,7 +310,7 @@ class Script:
         plan.course = self._course(plan.fields, plan.notes, like)
         plan.fields[COURSE] = torch.zeros([1] * plan.course)
         full = shapes_of(plan.fields)
-        place = 0
+        place = 1  # behind the loss
         for one in plan.in_row:
             one.begin, place = place, place + one.size
         before = self._plans.get(full)

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, recursively_apply
 from transformers.trainer_utils import TrainOutput
 
 import twobp
@@ -24,6 +24,7 @@ from twobp.losses.module import TAKEN, LossModule
 from twobp.losses.script import STEP, Plan, Script
 from twobp.trainer import SECTIONS, by_section
 from twobp.transformers.arguments import check_arguments, without_effect
+from twobp.transformers.evaluation import Ahead, Evaluation
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
 from twobp.transformers.overrides import check_overrides, is_overridden
 
@@ -64,6 +65,8 @@ class Trainer(transformers.Trainer):
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name:
     ranks, schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch,
     and `gradient_accumulation_steps` is the number of micro-batches of a step. `check_every` is as for twobp.Trainer.
+    `evaluate_in_pipeline`: evaluations that need no predictions run on the ranks, so many batches at a time. Their
+    losses are those of transformers up to rounding. None: if the model's weights are copies.
 
     The loss is that of compute_loss, and micro-batches are weighed as in transformers. With loss_reduction="targets",
     it is the mean over the counted targets of the step, as in twobp.Trainer, and the model itself must return it.
@@ -97,10 +100,14 @@ class Trainer(transformers.Trainer):
         *,
         loss_reduction: str | None = None,
         check_every: int = 0,
+        evaluate_in_pipeline: bool | None = None,
         **settings,
     ):
         own, settings = self.__of_pipelined, {**settings}
         loss_reduction, check_every = own.pop("loss_reduction", loss_reduction), own.pop("check_every", check_every)
+        self.__in_pipeline = own.pop("evaluate_in_pipeline", evaluate_in_pipeline)
+        if self.__in_pipeline not in (None, True, False):
+            raise Error(f"evaluate_in_pipeline is {self.__in_pipeline!r}, but must be True, False or None")
         settings |= own
         check_overrides(self)
         args = prepared(args, settings)
@@ -121,6 +128,7 @@ class Trainer(transformers.Trainer):
         self.__frozen: list = []  # parameters of references, while they are trained with
         self.__script: Script | None = None
         self.__module: torch.nn.Module | None = None  # that the pipeline trains
+        self.__evaluation: Evaluation | None = None
         self.__stale = False  # whether the model's weights are older than the pipeline's
         self.__saves_checkpoint = False
         self.__many = args.distributed_state.distributed_type != DistributedType.NO
@@ -163,9 +171,15 @@ class Trainer(transformers.Trainer):
         if self.__many:
             self.accelerator.state = OneDevice(self.accelerator.state)
             self.accelerator.dataloader_config.dispatch_batches = False  # every process reads all batches
-            self.accelerator.gather = self.accelerator.gather_for_metrics = self.gather_function = lambda data, **_: (
-                data
-            )
+            self.accelerator.gather = lambda data, **_: data
+            self.accelerator.gather_for_metrics = self.gather_function = self.__without_rest
+
+    def __without_rest(self, data, **_):
+        """Returns what an evaluation has of a batch. The last one may have fewer samples, as in transformers."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return data
+        return recursively_apply(lambda one: one[: state.remainder], data)
 
     def train(self, *args, **keywords) -> TrainOutput:
         check_overrides(self)
@@ -180,7 +194,8 @@ class Trainer(transformers.Trainer):
             self.__unfreeze()
 
     def _inner_training_loop(self, *args, **keywords) -> TrainOutput:
-        self.pipeline = self.__script = self.__module = None  # of a larger micro-batch, with auto_find_batch_size
+        # Those of a larger micro-batch, with auto_find_batch_size.
+        self.pipeline = self.__script = self.__module = self.__evaluation = None
         self.__stale = False
         self.__begin_step()
         return super()._inner_training_loop(*args, **keywords)
@@ -277,13 +292,11 @@ class Trainer(transformers.Trainer):
             return self.loss_is_scaled_for_ga
         return self.model_accepts_loss_kwargs and items is not None or self.compute_loss_func is not None
 
-    def __given(self) -> list[dict]:
-        """Returns the micro-batches of the step as the pipeline takes them."""
-        if self.loss_reduction == "targets":
-            return self.__step_batches
+    def __given(self, plans: list[Plan]) -> list[dict]:
+        """Returns the micro-batches of a step, or of an evaluation, as the pipeline takes them."""
         given = []
-        for number, plan in enumerate(self.__step_plans):
-            scale = len(self.__step_plans) if self.__is_scaled(plan.items) else 1
+        for number, plan in enumerate(plans):
+            scale = len(plans) if self.__is_scaled(plan.items) else 1
             items = 0 if plan.items is None else plan.items.item()
             numbers = torch.tensor([items, scale, number], dtype=torch.float64)
             given.append({**plan.fields, **dict(zip(STEP, numbers.unbind()))})
@@ -291,7 +304,7 @@ class Trainer(transformers.Trainer):
 
     def __step(self) -> torch.Tensor:
         """Makes the step of `_step_batches` in the pipeline. Returns its loss."""
-        given = self.__given()
+        given = self.__step_batches if self.loss_reduction == "targets" else self.__given(self.__step_plans)
         if self.__counts_nothing():
             return self.__pass_over()
         if self.pipeline is None:
@@ -361,7 +374,7 @@ class Trainer(transformers.Trainer):
         except Error:
             return None
         for number, plan in enumerate(self.__step_plans):
-            begin = sum(one.size for one in plan.in_row)
+            begin = 1 + sum(one.size for one in plan.in_row)
             for key, holds in zip(plan.guarded, rows[number, begin:].tolist()):
                 if not holds:
                     was = plan.outcomes[key].value
@@ -414,9 +427,19 @@ class Trainer(transformers.Trainer):
         return output
 
     def evaluate(self, *args, **keywords) -> dict[str, float]:
-        """Runs the model itself on PyTorch's threads, so that metrics and predictions are those of transformers."""
-        self.__update_model()
+        self.__update_model()  # for callbacks, and for predictions, which the model itself makes
         return super().evaluate(*args, **keywords)
+
+    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, *args, **keywords):
+        only_losses = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        in_pipeline = self.__in_pipeline
+        if in_pipeline is None:
+            in_pipeline = self.pipeline is not None and not self.pipeline._shared
+        if not only_losses or not in_pipeline or self.__evaluation is None:
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, *args, **keywords)
+        batches = Ahead(dataloader)
+        with self.__evaluation.of(batches):
+            return super().evaluation_loop(batches, description, prediction_loss_only, *args, **keywords)
 
     def predict(self, *args, **keywords):
         self.__update_model()
@@ -459,7 +482,10 @@ class Trainer(transformers.Trainer):
         self.__module = self.model
         if self.loss_reduction is None:
             reduction = "micro_batch"
-            self.__module = LossModule(self.__script, self.__step_plans[0], self.args.gradient_accumulation_steps)
+            evaluation = Script(self, True, self.__update_model)
+            self.__module = LossModule(
+                self.__script, evaluation, self.__step_plans[0], self.args.gradient_accumulation_steps
+            )
             self.__freeze()
         self.pipeline = twobp.Trainer(
             self.__module,
@@ -475,6 +501,8 @@ class Trainer(transformers.Trainer):
             **self.__settings,
         )
         self.pipeline._share_weights()
+        if isinstance(self.__module, LossModule):
+            self.__evaluation = Evaluation(self, evaluation, self.__module, self.pipeline, self.__given)
         self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
         for callback in self.callback_handler.callbacks:
             if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:
@@ -549,7 +577,7 @@ def pipelined(kind: type[transformers.Trainer]) -> type[Trainer]:
     if kind is transformers.Trainer or issubclass(kind, Trainer):
         return kind if issubclass(kind, Trainer) else Trainer
     names = {name.split(".", 1)[1] for name in twobp._native.config_keys() if name.startswith(SECTIONS)}
-    names = (names | NAMES.keys() | {"loss_reduction", "check_every"}) - inspect.signature(
+    names = (names | NAMES.keys() | {"loss_reduction", "check_every", "evaluate_in_pipeline"}) - inspect.signature(
         kind.__init__
     ).parameters.keys()
 

@@ -149,9 +149,12 @@ TEST_P(CudaKernels, DrawMasks) {
 
 TEST_P(CudaKernels, SumSquares) {
   const at::Tensor x = numbers({1003, cols_}, 1);
-  at::Tensor sum;
-  ASSERT_TRUE(sum_of_squares_by_cuda(there(x), sum));
-  expect_close(sum, x.square().sum(), 1e-13, "sum");
+  at::Tensor sums, of_part;
+  ASSERT_TRUE(sums_of_squares_by_cuda(there(x), sums));
+  expect_close(sums.sum(), x.square().sum(), 1e-13, "sum");
+  const at::Tensor part = there(x).view({-1}).narrow(0, 2 * kSquareBlock, kSquareBlock + 7);
+  ASSERT_TRUE(sums_of_squares_by_cuda(part, of_part));
+  EXPECT_TRUE(of_part[0].equal(sums[2])) << "the bits depend on where a tensor begins";
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaKernels,

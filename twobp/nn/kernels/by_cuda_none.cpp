@@ -37,7 +37,7 @@ bool cross_entropy_by_cuda(at::Tensor&, const at::Tensor&, int64_t, const LossFa
 bool dropout_factors_by_cuda(const DropoutMask&, const at::Tensor&, int64_t, const at::TensorOptions&, at::Tensor&) {
   return false;
 }
-bool sum_of_squares_by_cuda(const at::Tensor&, at::Tensor&) {
+bool sums_of_squares_by_cuda(const at::Tensor&, at::Tensor&) {
   return false;
 }
 

@@ -248,7 +248,7 @@ Context StepLoop::context_of(int micro_batch) {
     context.slice = {&batch_.sequences[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
     context.past = cuts[slice];
   }
-  context.training = request_.training;
+  context.training = request_.training || request_.writes_buffers;
   context.loss_weight = loss_.weight;
   context.loss_scale = loss_.scale;
   context.experts = experts_.get();
@@ -278,7 +278,7 @@ void StepLoop::forward(int s, int mb) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (request_.training) make_room(cost(stage, i, mb).forward_peak, cost(stage, i, mb).forward_held);
-    context.backward = i >= stage.first_backward();
+    context.backward = request_.training && i >= stage.first_backward();
     at_layer(stage, i, mb, /*backward=*/false);
     x = naming_layer([&] { return parts_.place_of(stage, i); },
                      [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });

@@ -376,6 +376,7 @@ GradientBytes gradient_bytes(const std::vector<Parameter*>& parameters, const st
   bytes.streamed = bytes.all - bytes.tied;
   const bool whole =
       std::ranges::any_of(units, [](const P2Unit& unit) { return unit.layer->p2_reads_other_weights(); });
+  if (whole) bytes.unit = static_cast<int>(units.size()) - 1;  // until then, none is applied
   if (units.empty() || whole) return bytes;
   double largest = 0;
   for (size_t i = 0; i < units.size(); ++i) {

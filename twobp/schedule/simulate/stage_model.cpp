@@ -1,6 +1,7 @@
 #include "twobp/schedule/simulate/stage_model.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -90,7 +91,7 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
       const double share = p2_sum > 0 ? p2_weight(layer) / p2_sum / layer.p2_units : 1.0 / units;
       p2 += cost.backward_p2 * share;
       model.pieces.push_back(
-          {cost.backward_p2 * share, stash_of(layer, unit), layer.p2_peak, gradient_of(layer, unit)});
+          {cost.backward_p2 * share, stash_of(layer, unit), layer.p2_peak, gradient_of(layer, unit), i});
     }
     if (layer.p2_units > 0) {
       model.backward.steps.push_back(
@@ -99,7 +100,21 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
       model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held});
     }
   }
-  if (smallest_first) std::ranges::stable_sort(model.pieces, {}, &P2Piece::gradient);
+  const auto all_of_layer = [&](const P2Piece& piece) {  // if its gradients are applied together
+    const LayerCost& layer = layers[piece.layer];
+    return layer.streamed_gradient == layer.streamable() ? layer.streamed_in_w() : piece.gradient;
+  };
+  if (smallest_first) std::ranges::stable_sort(model.pieces, {}, all_of_layer);
+  std::vector<int> left;  // pieces of each layer
+  double applied = 0;     // of the gradients of I, which wait for the layer's last piece
+  for (const LayerCost& layer : layers) {
+    left.push_back(layer.p2_units);
+    if (layer.p2_units == 0) applied += layer.p1_gradient;
+  }
+  for (P2Piece& piece : model.pieces) {
+    piece.gradient -= applied;
+    if (--left[piece.layer] == 0) applied += layers[piece.layer].p1_gradient;
+  }
   double seconds = 0;
   double freed = 0;
   for (P2Piece& piece : model.pieces) {  // whose own seconds and bytes become those before it

@@ -29,7 +29,8 @@ struct P2Piece {
   double begin = 0;     // seconds of the pieces before it
   double freed = 0;     // bytes that the previous pieces freed
   double peak = 0;      // the most held during it, relative to before
-  double gradient = 0;  // bytes of streamed gradients during it
+  double gradient = 0;  // bytes of streamed gradients during it, less those of I that have been applied before
+  size_t layer = 0;     // of the stage
 };
 
 struct StageModel {

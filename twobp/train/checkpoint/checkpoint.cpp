@@ -65,8 +65,40 @@ Checkpoint::Checkpoint(fs::path folder, Verify verify) : folder_(std::move(folde
     for (const std::string& tensor : parts_.back()->tensors.names()) {
       const auto [at, is_new] = where_.try_emplace({file, tensor}, parts_.back().get());
       TWOBP_CHECK(is_new, path.string(), " is damaged: ", at->second->name, " has ", tensor, " too");
+      const PieceName piece = parse_piece(tensor);
+      if (!piece.whole()) pieces_[{file, piece.name}].push_back({piece, at->second});
     }
   }
+  for (auto& [name, pieces] : pieces_) {
+    std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.name.begin; });
+  }
+  check_pieces();
+}
+
+void Checkpoint::check_pieces() const {
+  for (const auto& [key, pieces] : pieces_) {
+    int64_t begin = 0;
+    for (const auto& [name, part] : pieces) {
+      const int64_t numbers = c10::multiply_integers(part->tensors.shape(to_string(name)));
+      TWOBP_CHECK(name.begin == begin && name.end - name.begin == numbers && !where_.contains(key), part->path.string(),
+                  " is damaged: ", to_string(name), " of ", numbers, " numbers does not follow the number ", begin);
+      begin = name.end;
+    }
+  }
+}
+
+std::vector<Checkpoint::Piece> Checkpoint::pieces_with(File file, const PieceName& name) const {
+  if (const auto whole = where_.find({file, name.name}); whole != where_.end()) {
+    const int64_t numbers = c10::multiply_integers(whole->second->tensors.shape(name.name));
+    return {{{name.name, 0, numbers}, whole->second}};
+  }
+  const auto found = pieces_.find({file, name.name});
+  std::vector<Piece> pieces = found == pieces_.end() ? std::vector<Piece>() : found->second;
+  if (!name.whole()) {
+    std::erase_if(pieces,
+                  [&](const Piece& piece) { return piece.name.end <= name.begin || piece.name.begin >= name.end; });
+  }
+  return pieces;
 }
 
 Checkpoint::~Checkpoint() = default;
@@ -116,7 +148,24 @@ void Checkpoint::verify(const Part& part) const {
 
 void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
   for (const auto& [name, tensor] : expected) {
-    TWOBP_CHECK(contains(file, name), place_of(file), " has no ", name, ", which this run has: ", other_run(file));
+    const PieceName wanted = parse_piece(name);
+    TWOBP_CHECK(contains(file, wanted.name), place_of(file), " has no ", wanted.name,
+                ", which this run has: ", other_run(file));
+    if (!where_.contains({file, name})) {
+      const int64_t end = wanted.whole() ? tensor.numel() : wanted.end;
+      int64_t there = 0;
+      for (const auto& [piece, part] : pieces_with(file, wanted)) {
+        verify(*part);
+        const at::ScalarType type =
+            part->tensors.type(part->tensors.contains(piece.name) ? piece.name : to_string(piece));
+        TWOBP_CHECK(type == tensor.scalar_type(), part->path.string(), ": ", wanted.name, " is ", type,
+                    ", in this run it is ", tensor.scalar_type(), ": ", other_run(file));
+        there = piece.end;
+      }
+      TWOBP_CHECK(wanted.whole() ? there == end : there >= end, place_of(file), ": ", wanted.name, " has ", there,
+                  " numbers, in this run it has ", wanted.whole() ? "" : "at least ", end, ": ", other_run(file));
+      continue;
+    }
     const Part& part = part_with(file, name);
     verify(part);
     const at::IntArrayRef sizes = part.tensors.shape(name);
@@ -128,14 +177,26 @@ void Checkpoint::check_tensors(File file, const NamedTensors& expected) const {
 }
 
 void Checkpoint::check_no_others(File file, const std::set<std::string>& known) const {
+  std::set<std::string> wholes;
+  for (const std::string& name : known) wholes.insert(parse_piece(name).name);
   for (const auto& [key, part] : where_) {
-    TWOBP_CHECK(key.first != file || known.contains(key.second), part->path.string(), " has ", key.second,
-                ", which this run does not have: ", other_run(file));
+    TWOBP_CHECK(key.first != file || wholes.contains(parse_piece(key.second).name), part->path.string(), " has ",
+                key.second, ", which this run does not have: ", other_run(file));
   }
 }
 
 at::Tensor Checkpoint::read(File file, const std::string& name) const {
-  return part_with(file, name).tensors.tensor(name);
+  const PieceName wanted = parse_piece(name);
+  if (where_.contains({file, name}) || !contains(file, wanted.name)) return part_with(file, name).tensors.tensor(name);
+  std::vector<at::Tensor> numbers;
+  for (const auto& [piece, part] : pieces_with(file, wanted)) {
+    const bool whole = part->tensors.contains(piece.name);
+    const at::Tensor flat = part->tensors.tensor(whole ? piece.name : to_string(piece)).view({-1});
+    const int64_t begin = wanted.whole() ? piece.begin : std::max(piece.begin, wanted.begin);
+    const int64_t end = wanted.whole() ? piece.end : std::min(piece.end, wanted.end);
+    numbers.push_back(flat.narrow(0, begin - piece.begin, end - begin));
+  }
+  return at::cat(numbers);
 }
 
 uint64_t Checkpoint::bytes(File file, const std::string& name) const {

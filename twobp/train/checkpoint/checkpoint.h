@@ -38,20 +38,32 @@ class Checkpoint {
   int processes() const;
 
   std::vector<std::string> names(File file) const;  // sorted
-  bool contains(File file, const std::string& name) const { return where_.contains({file, name}); }
+  // Also if it is there in pieces.
+  bool contains(File file, const std::string& name) const {
+    return where_.contains({file, name}) || pieces_.contains({file, name});
+  }
   const std::string& file_with(File file, const std::string& name) const;
 
-  // Throws Error that names the first tensor that does not exist with this shape and dtype. Call this before `read`.
+  // Throws Error that names the first tensor, or piece of one, that does not exist with this shape and dtype. Call this
+  // before `read`.
   void check_tensors(File file, const NamedTensors& expected) const;
   // Throws Error if there are tensors other than these.
   void check_no_others(File file, const std::set<std::string>& known) const;
-  // Reads the tensor. May be called from any thread.
+  // Reads the tensor, or the piece. If it is stored in other pieces, it comes flat. May be called from any thread.
   at::Tensor read(File file, const std::string& name) const;
   // The size of the tensor, which is not read.
   uint64_t bytes(File file, const std::string& name) const;
 
  private:
   struct Part;
+  struct Piece {
+    PieceName name;
+    const Part* part;
+  };
+  // Throws Error unless the pieces of each tensor follow each other from its begin.
+  void check_pieces() const;
+  // Where the numbers of a tensor lie, or those of a piece.
+  std::vector<Piece> pieces_with(File file, const PieceName& name) const;
   const Part& part_with(File file, const std::string& name) const;
   void verify(const Part& part) const;
   // A name for messages.
@@ -62,7 +74,8 @@ class Checkpoint {
   FileList files_;
   int format_ = 0;
   std::vector<std::unique_ptr<Part>> parts_;
-  std::map<std::pair<File, std::string>, const Part*> where_;
+  std::map<std::pair<File, std::string>, const Part*> where_;          // by stored name
+  std::map<std::pair<File, std::string>, std::vector<Piece>> pieces_;  // by name of the whole, in rising order
 };
 
 // Reads every file of a checkpoint's folder and returns the problems, one line per file. Empty if the checkpoint is

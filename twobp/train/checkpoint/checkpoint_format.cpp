@@ -94,6 +94,18 @@ FileList files_of(const json& list, const fs::path& path) {
 
 }  // namespace
 
+PieceName parse_piece(const std::string& stored) {
+  static const Pattern pattern("(.*)\\[([0-9]{1,18}):([0-9]{1,18})\\]");
+  const auto groups = pattern.match(stored);
+  if (groups.empty()) return {stored};
+  const PieceName piece{groups[1], std::stoll(groups[2]), std::stoll(groups[3])};
+  return piece.begin < piece.end ? piece : PieceName{stored};
+}
+
+std::string to_string(const PieceName& piece) {
+  return piece.whole() ? piece.name : concat(piece.name, '[', piece.begin, ':', piece.end, ']');
+}
+
 std::string checkpoint_file_name(CheckpointFile file, const CheckpointPart& part) {
   return kKinds[static_cast<size_t>(file)].second + part_suffix(part) + ".safetensors";
 }

@@ -52,7 +52,7 @@ RunFacts facts_of_run(const Config& config, const Dataset& train, const Variant&
 // like, train.steps, threads, the CPU, and a schedule that gives up the order of micro-batches, but these give notes.
 std::vector<std::string> check_same_run(const RunFacts& saved, const RunFacts& now);
 
-inline constexpr int kCheckpointFormat = 2;  // 1: files of one process only
+inline constexpr int kCheckpointFormat = 3;  // 1: files of one process only, 2: no pieces of tensors
 inline constexpr const char* kStateFile = "state.json";
 
 // The data of a checkpoint in addition to its tensors.
@@ -77,6 +77,18 @@ struct CheckpointPart {
   int process = 0;
   int count = 1;
 };
+
+// A tensor's name in a file. With optimizer.shard, a replica may hold only some of a tensor's numbers, [begin, end) in
+// the order of its indices: "model.norm.weight.exp_avg[4096:8192]".
+struct PieceName {
+  std::string name;
+  int64_t begin = 0;
+  int64_t end = -1;  // negative: it is the whole tensor
+
+  bool whole() const { return end < 0; }
+};
+PieceName parse_piece(const std::string& stored);
+std::string to_string(const PieceName& piece);
 
 std::string checkpoint_file_name(CheckpointFile file, const CheckpointPart& part);
 // Returns none if no tensor file of a checkpoint has that name.

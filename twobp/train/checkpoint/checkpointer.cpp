@@ -208,7 +208,7 @@ void Checkpointer::Writer::set_to(Trainer& trainer, const Checkpoint& checkpoint
         if (one.rank == rank) one.tensor.copy_(checkpoint.read(file_of(one), one.name));
       }
       for (const LiveTensor& one : optimizer) {
-        if (one.rank == rank) one.tensor.copy_(checkpoint.read(File::kOptimizer, one.name));
+        if (one.rank == rank) one.tensor.copy_(checkpoint.read(File::kOptimizer, one.name).view(one.tensor.sizes()));
       }
       update.restored(rank, checkpoint.state().optimizer_steps);
     });

@@ -17,16 +17,19 @@ Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& ite
   const at::Device device = items.empty() ? at::kCPU : items.front().parameter->master.device();
   count_ = at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
   const ParameterGroups groups(config);
-  for (const auto& [parameter, stage, hidden] : items) {
-    Group& group = group_of(groups.rule_of(*parameter, hidden));
-    const MemoryMeter::Scope scope(stage, MemoryCategory::kOptimizer);
-    group.parameters.push_back(parameter);
-    group.stages.push_back(stage);
-    group.values.push_back(parameter->master);
+  for (const Item& item : items) {
+    Group& group = group_of(groups.rule_of(*item.parameter, item.hidden));
+    const MemoryMeter::Scope scope(item.stage, MemoryCategory::kOptimizer);
+    const at::Tensor& value = group.values.emplace_back(item.of(item.parameter->master));
+    group.items.push_back(item);
     group.done.push_back(false);
-    if (config.type != "sgd" || config.momentum > 0) group.first.push_back(at::zeros_like(parameter->master));
-    if (adam(group)) group.second.push_back(at::zeros_like(parameter->master));
+    if (config.type != "sgd" || config.momentum > 0) group.first.push_back(at::zeros_like(value));
+    if (adam(group)) group.second.push_back(at::zeros_like(value));
   }
+}
+
+at::Tensor Optimizer::Item::of(const at::Tensor& tensor) const {
+  return whole() ? tensor : tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
 }
 
 Optimizer::Group& Optimizer::group_of(const ParameterRule& rule) {
@@ -39,8 +42,8 @@ Optimizer::Group& Optimizer::group_of(const ParameterRule& rule) {
 
 void Optimizer::complete_gradients() {
   for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      if (!group.done[i]) group.parameters[i]->grad_to_add();
+    for (size_t i = 0; i < group.items.size(); ++i) {
+      if (!group.done[i]) group.items[i].parameter->grad_to_add();
     }
   }
 }
@@ -50,7 +53,7 @@ void Optimizer::step(double lr, double grad_factor) {
   if (!std::exchange(begun_, false)) count_.add_(1);
   for (Group& group : groups_) {
     std::vector<size_t> rest;
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
+    for (size_t i = 0; i < group.items.size(); ++i) {
       if (!group.done[i]) rest.push_back(i);
     }
     update(group, rest, lr, grad_factor);
@@ -64,8 +67,8 @@ void Optimizer::step_early(const std::vector<Parameter*>& parameters, double lr)
   if (!std::exchange(begun_, true)) count_.add_(1);
   for (Group& group : groups_) {
     std::vector<size_t> which;
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      if (std::ranges::find(parameters, group.parameters[i]) == parameters.end()) continue;
+    for (size_t i = 0; i < group.items.size(); ++i) {
+      if (std::ranges::find(parameters, group.items[i].parameter) == parameters.end()) continue;
       which.push_back(i);
       group.done[i] = true;
     }
@@ -79,8 +82,9 @@ void Optimizer::update(const Group& group, const std::vector<size_t>& which, dou
   group.rule.muon ? update_by_muon(group, which, group_lr, grad_factor)
                   : update_fused(group, which, group_lr, grad_factor);
   for (const size_t i : which) {
-    group.parameters[i]->forget_grad();
-    group.parameters[i]->refresh_value();
+    const Item& item = group.items[i];
+    item.parameter->forget_grad();
+    if (item.whole()) item.parameter->refresh_value();  // a part is refreshed with the others', which come later
   }
 }
 
@@ -88,7 +92,7 @@ void Optimizer::update_fused(const Group& group, const std::vector<size_t>& whic
   Tensors all;
   for (const size_t i : which) {
     all.values.push_back(group.values[i]);
-    all.grads.push_back(group.parameters[i]->grad);
+    all.grads.push_back(group.items[i].of(group.items[i].parameter->grad));
     if (!group.first.empty()) all.first.push_back(group.first[i]);
     if (!group.second.empty()) all.second.push_back(group.second[i]);
     all.steps.push_back(count_);
@@ -112,10 +116,10 @@ void Optimizer::update_fused(const Group& group, const std::vector<size_t>& whic
 // Projections that are stored as one weight are made orthogonal one by one.
 void Optimizer::update_by_muon(const Group& group, const std::vector<size_t>& which, double lr,
                                double grad_factor) const {
-  const MemoryMeter::Scope scope(group.stages.front(), MemoryCategory::kOptimizer);
+  const MemoryMeter::Scope scope(group.items.front().stage, MemoryCategory::kOptimizer);
   std::vector<MuonMatrix> matrices;
   for (const size_t i : which) {
-    const Parameter& parameter = *group.parameters[i];
+    const Parameter& parameter = *group.items[i].parameter;
     if (grad_factor != 1) parameter.grad.mul_(grad_factor);
     const auto values = parameter.projections_of(group.values[i]);
     const auto grads = parameter.projections_of(parameter.grad);
@@ -129,7 +133,7 @@ void Optimizer::update_by_muon(const Group& group, const std::vector<size_t>& wh
 void Optimizer::skip() {
   if (std::exchange(begun_, false)) count_.sub_(1);
   for (Group& group : groups_) {
-    for (Parameter* parameter : group.parameters) parameter->forget_grad();
+    for (const Item& item : group.items) item.parameter->forget_grad();
     group.done.assign(group.done.size(), false);
   }
   undone_ = false;
@@ -138,17 +142,17 @@ void Optimizer::skip() {
 void Optimizer::add_to(Savepoint& savepoint, bool gradients) const {
   for (const Group& group : groups_) {
     for (const auto* tensors : {&group.values, &group.first, &group.second}) {
-      for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.stages[i]);
+      for (size_t i = 0; i < tensors->size(); ++i) savepoint.add((*tensors)[i], group.items[i].stage);
     }
-    for (size_t i = 0; gradients && i < group.parameters.size(); ++i)
-      savepoint.add(group.parameters[i]->grad, group.stages[i]);
+    for (size_t i = 0; gradients && i < group.items.size(); ++i)
+      savepoint.add(group.items[i].parameter->grad, group.items[i].stage);
   }
 }
 
 void Optimizer::undo() {
   set_steps(steps() - 1);
   for (Group& group : groups_) {
-    for (Parameter* parameter : group.parameters) parameter->refresh_value();
+    for (const Item& item : group.items) item.parameter->refresh_value();
   }
   undone_ = true;
 }
@@ -156,10 +160,10 @@ void Optimizer::undo() {
 std::vector<Optimizer::State> Optimizer::state() const {
   std::vector<State> all;
   for (const Group& group : groups_) {
-    for (size_t i = 0; i < group.parameters.size(); ++i) {
-      Parameter* parameter = group.parameters[i];
-      if (!group.first.empty()) all.push_back({parameter, adam(group) ? "exp_avg" : "momentum", group.first[i]});
-      if (!group.second.empty()) all.push_back({parameter, "exp_avg_sq", group.second[i]});
+    for (size_t i = 0; i < group.items.size(); ++i) {
+      const Item& item = group.items[i];
+      if (!group.first.empty()) all.push_back({item, adam(group) ? "exp_avg" : "momentum", group.first[i]});
+      if (!group.second.empty()) all.push_back({item, "exp_avg_sq", group.second[i]});
     }
   }
   return all;

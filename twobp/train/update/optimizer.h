@@ -103,11 +103,18 @@ class ParameterGroups {
 
 class Optimizer {
  public:
-  // A parameter, and the stage to which its state is booked.
+  // A parameter, or a part of it, and the stage to which its state is booked.
   struct Item {
     Parameter* parameter = nullptr;
     int stage = 0;
     bool hidden = false;  // see ParameterGroups::rule_of
+    // Only these numbers, in the order of memory: [begin, end). Negative: all.
+    int64_t begin = 0;
+    int64_t end = -1;
+
+    bool whole() const { return end < 0; }
+    // These numbers of a tensor that is laid out as the parameter. Flat unless they are all.
+    at::Tensor of(const at::Tensor& tensor) const;
   };
 
   // Allocates the state on the calling thread.
@@ -132,9 +139,9 @@ class Optimizer {
   // One parameter's state, for checkpoints: `exp_avg` and `exp_avg_sq` of adam, `momentum` of sgd and
   // muon.
   struct State {
-    Parameter* parameter = nullptr;
+    Item item;
     std::string name;
-    at::Tensor tensor;  // the tensor in use, of master's shape and dtype
+    at::Tensor tensor;  // the tensor in use, of master's dtype and of the shape of item.of(master)
   };
   std::vector<State> state() const;
   // Number of updates so far. With the state, it determines the next update.
@@ -145,8 +152,7 @@ class Optimizer {
   // Parameters that are updated alike.
   struct Group {
     ParameterRule rule;
-    std::vector<Parameter*> parameters;
-    std::vector<int> stages;  // of the parameters
+    std::vector<Item> items;
     std::vector<at::Tensor> values, first, second;
     std::vector<bool> done;  // by step_early()
   };

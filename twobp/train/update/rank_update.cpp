@@ -2,18 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "twobp/core/check.h"
 #include "twobp/core/wait.h"
-#include "twobp/nn/kernels/products/rows.h"
-#include "twobp/nn/kernels/rows/operators.h"
+#include "twobp/nn/kernels/rows/row_arguments.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
+#include "twobp/train/update/square_sums.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/subgroup.h"
 #include "twobp/transport/world.h"
@@ -32,30 +33,6 @@ Tag updated_tag(int64_t step, size_t weight) {
 // Number of the sum of squares among the run's collectives.
 constexpr int kNormNumber = 1;
 
-// The gradient of each expert, or the whole one.
-std::vector<at::Tensor> by_expert(const Parameter& parameter) {
-  return parameter.experts() > 0 ? parameter.grad.chunk(parameter.experts()) : std::vector<at::Tensor>{parameter.grad};
-}
-
-// By gradient. The host waits for a device once.
-std::vector<double> sums_of_squares(const std::vector<at::Tensor>& grads) {
-  std::vector<double> sums;
-  std::vector<at::Tensor> later;
-  for (const at::Tensor& grad : grads) {
-    if (by_operators(grad)) {
-      later.push_back(operators::sum_of_squares(grad));
-      continue;
-    }
-    dispatch_float(grad.scalar_type(), "gradient norm", [&](auto zero) {
-      using S = decltype(zero);
-      sums.push_back(kernels<S>().sum_of_squares(numbers<S>(grad), grad.numel()));
-    });
-  }
-  if (later.empty()) return sums;
-  const at::Tensor read = at::stack(later).cpu();
-  return {read.const_data_ptr<double>(), read.const_data_ptr<double>() + read.numel()};
-}
-
 }  // namespace
 
 RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, const OptimizerConfig& config,
@@ -67,11 +44,12 @@ RankUpdate::RankUpdate(Pipeline& pipeline, const WeightUses& uses, int rank, con
     sum_over_replicas();
   }
   if (config.average > 0) average_ = std::make_unique<WeightAverage>(config.average, items);
-  if (shards_) std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
+  if (shards_) keep_own(items);
   optimizer_ = std::make_unique<Optimizer>(config, items);
   for (const UsedWeight& weight : uses_.all) {
     for (const WeightUse& use : weight.uses) {
       if (weight.uses.size() > 1 && use.rank == rank_) tied_.insert(use.parameter);
+      if (use.rank == rank_) layers_[use.parameter] = weight.uses.front().layer;
     }
   }
 }
@@ -102,13 +80,32 @@ void RankUpdate::shard(const OptimizerConfig& config, const std::vector<Optimize
   const ParameterGroups groups(config);
   std::vector<Parameter*> parameters;
   std::vector<UpdateCost> costs;
-  for (const auto& [parameter, stage, in_hidden_layer] : items) {
+  for (const Optimizer::Item& item : items) {
+    Parameter* const parameter = item.parameter;
     if (parameter->share().of > 1) continue;  // its holders keep all of its state
-    const bool muon = groups.rule_of(*parameter, in_hidden_layer).muon;
+    const bool muon = groups.rule_of(*parameter, item.hidden).muon;
     parameters.push_back(parameter);
-    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0});
+    // Squares are summed in blocks, of each expert apart. A part of channels-last memory has whole rows, so that a
+    // checkpoint may hold it.
+    const at::Tensor& master = parameter->master;
+    const int64_t expert = parameter->numel() / std::max<int64_t>(parameter->experts(), 1);
+    const bool by_expert = parameter->experts() > 0 && expert % kSquareBlock != 0;
+    const int64_t unit =
+        by_expert ? expert : std::lcm(kSquareBlock, master.is_contiguous() ? int64_t{1} : master.stride(0));
+    costs.push_back({parameter->numel(), muon ? muon_work(*parameter) : 0, unit});
   }
   shards_ = std::make_unique<OptimizerShards>(*pipeline_.world().data[rank_], std::move(parameters), costs);
+}
+
+void RankUpdate::keep_own(std::vector<Optimizer::Item>& items) const {
+  std::erase_if(items, [&](const Optimizer::Item& item) { return !owns(item.parameter); });
+  for (Optimizer::Item& item : items) {
+    if (item.parameter->share().of > 1) continue;
+    const Cut& cut = *shards_->own(item.parameter);
+    if (cut.end - cut.begin == item.parameter->numel()) continue;
+    item.begin = cut.begin;
+    item.end = cut.end;
+  }
 }
 
 void RankUpdate::sum_over_replicas() {
@@ -125,7 +122,7 @@ void RankUpdate::sum_over_replicas() {
       for (int replica = share.index; replica < replicas.size(); replica += share.of) holders.push_back(replica);
       if (!holders_) holders_ = std::make_unique<Subgroup>(replicas, std::move(holders), Group::kReplicas);
     } else if (shards_) {
-      item.owner = shards_->owner_of(use.parameter);
+      item.cuts = shards_->cuts_of(use.parameter);
     }
     items.push_back(std::move(item));
   }
@@ -137,26 +134,17 @@ void RankUpdate::sum_over_replicas() {
 void RankUpdate::apply(double lr, const std::vector<Parameter*>& complete) {
   TWOBP_CHECK(!settings_.depends_on_norm(scale_), "gradients are streamed, but their norm is needed");
   std::vector<Parameter*> now;
-  std::vector<at::Tensor> grads;
-  std::vector<const Parameter*> of;  // these
   for (Parameter* parameter : complete) {
     if (!parameter->trainable() || tied_.contains(parameter)) continue;
+    applied_.insert(parameter);
     if (shards_ && !owns(parameter)) {
       parameter->forget_grad();
-      continue;
-    }
-    now.push_back(parameter);
-    for (at::Tensor& grad : by_expert(*parameter)) {
-      grads.push_back(std::move(grad));
-      of.push_back(parameter);
+    } else {
+      now.push_back(parameter);
     }
   }
-  const std::vector<double> squares = sums_of_squares(grads);
-  for (size_t i = 0; i < squares.size(); ++i) {
-    applied_[of[i]].push_back(squares[i]);
-    finite_ = finite_ && std::isfinite(squares[i]);
-  }
-  if (finite_) {
+  add_squares_of({now.begin(), now.end()});
+  if (all_finite(values_of(squares_)) && all_finite(values_of(uncounted_))) {
     optimizer_->step_early(now, lr);
   } else {  // the step fails
     for (Parameter* parameter : now) parameter->forget_grad();
@@ -178,21 +166,21 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   }
   sum_tied(step);
   sum_others();
-  at::Tensor squares = sum_squares();
+  at::Tensor squares;
+  const bool finite = sum_squares(squares);
   const bool depends = settings_.depends_on_norm(scale_);
-  const bool finite = all_finite(squares);
-  drop_uncounted(squares);
   if (!depends || result.may_presume) {
-    // Processes sum them at the end of the step. The ranks of this process write to different weights.
-    for (int64_t place = 0; place < squares.numel(); ++place) {
-      const double sum = squares.const_data_ptr<double>()[place];
-      if (sum != 0) result.squares.mutable_data_ptr<double>()[place] = sum;
+    // Processes sum them at the end of the step. The ranks of this process write to different layers.
+    const double* const from = squares.const_data_ptr<double>();
+    auto* const to = result.squares.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < squares.numel(); ++i) {
+      if (from[i] != 0) to[i] = from[i];
     }
   }
   if (!depends) {
     // The replicas of a rank skip a step together. Besides, those that shared its gradients have then read this one's.
     if (shards_) sum_on_the_way(*pipeline_.world().data[rank_], squares, patience(), WaitCause::kNorm);
-    return take(step, lr, finite && all_finite(squares) ? std::optional<double>(1) : std::nullopt);
+    return take(step, lr, finite && all_finite(values_of(squares)) ? std::optional<double>(1) : std::nullopt);
   }
   Exchange norm(*pipeline_.world().run[rank_], squares, kNormNumber, WaitCause::kNorm);
   // All ranks decide alike: if the step is wrong, all drop what a rank sent before it settled.
@@ -309,49 +297,63 @@ void RankUpdate::sum_others() {
   }
 }
 
-void RankUpdate::drop_uncounted(at::Tensor& squares) const {
-  const int replica = pipeline_.world().replica;
-  for (const UsedWeight& weight : uses_.all) {
-    const Parameter* parameter = weight.on(rank_);
-    const int holders = parameter == nullptr ? 1 : parameter->share().of;
-    // Without shards, the first replicas that have all experts among them.
-    if (holders > 1 ? replica >= holders : !shards_ && replica > 0)
-      squares.narrow(0, weight.first_place, weight.places).zero_();
-  }
-}
-
 bool RankUpdate::owns(const Parameter* parameter) const {
-  return parameter->share().of > 1 || shards_->owns(parameter);
+  return parameter->share().of > 1 || shards_->own(parameter) != nullptr;
 }
 
-at::Tensor RankUpdate::sum_squares() {
-  std::vector<at::Tensor> grads;
-  std::vector<int64_t> places;
-  at::Tensor squares = at::zeros({uses_.places}, at::kDouble);
-  auto* const by_place = squares.mutable_data_ptr<double>();
+// Without shards, all replicas have the same squares, or the replicas that hold the same experts. The first count.
+bool RankUpdate::counts(const Parameter& parameter) const {
+  const int holders = parameter.share().of;
+  const int replica = pipeline_.world().replica;
+  return holders > 1 ? replica < holders : shards_ || replica == 0;
+}
+
+std::vector<at::Tensor> RankUpdate::own_gradients(const Parameter& parameter) const {
+  const Cut* const cut = shards_ && parameter.share().of == 1 ? shards_->own(&parameter) : nullptr;
+  const at::Tensor own = cut ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
+  if (parameter.experts() == 0) return {own};
+  const int64_t numbers = parameter.numel() / parameter.experts();  // of each, whose blocks begin with it
+  std::vector<at::Tensor> all;
+  for (int64_t begin = 0; begin < own.numel(); begin += numbers)
+    all.push_back(numbers_between(own, begin, std::min(begin + numbers, own.numel())));
+  return numbers % kSquareBlock == 0 ? std::vector{own} : all;
+}
+
+void RankUpdate::add_squares_of(const std::vector<const Parameter*>& parameters) {
+  std::vector<at::Tensor> grads[2];
+  std::vector<int64_t> layers[2];
+  for (const Parameter* parameter : parameters) {
+    const auto to = static_cast<size_t>(counts(*parameter));
+    for (at::Tensor& grad : own_gradients(*parameter)) {
+      grads[to].push_back(std::move(grad));
+      layers[to].push_back(layers_.at(parameter));
+    }
+  }
+  if (!squares_.defined()) {
+    squares_ = square_sums(uses_.layers);
+    uncounted_ = square_sums(uses_.layers);
+  }
+  add_squares(grads[0], layers[0], uncounted_);
+  add_squares(grads[1], layers[1], squares_);
+}
+
+bool RankUpdate::sum_squares(at::Tensor& squares) {
+  std::vector<const Parameter*> rest;
   for (const UsedWeight& weight : uses_.all) {
     const Parameter* parameter = weight.on(rank_);
     if (parameter == nullptr || weight.uses.front().rank != rank_ || !parameter->trainable()) continue;
-    int64_t place = weight.first_place + parameter->experts() * parameter->share().index;
-    if (const auto applied = applied_.find(parameter); applied != applied_.end()) {
-      for (const double sum : applied->second) by_place[place++] = sum;
-    } else if (shards_ ? owns(parameter) : parameter->has_grad()) {
-      for (at::Tensor& grad : by_expert(*parameter)) {
-        grads.push_back(std::move(grad));
-        places.push_back(place++);
-      }
-    }
+    if (!applied_.contains(parameter) && (shards_ ? owns(parameter) : parameter->has_grad())) rest.push_back(parameter);
   }
-  const std::vector<double> sums = sums_of_squares(grads);
-  for (size_t i = 0; i < sums.size(); ++i) by_place[places[i]] = sums[i];
+  add_squares_of(rest);
   applied_.clear();
-  finite_ = true;
-  return squares;
+  squares = std::exchange(squares_, {});
+  return all_finite(values_of(squares)) && all_finite(values_of(uncounted_));
 }
 
 std::optional<double> RankUpdate::factor_for(const at::Tensor& squares) const {
-  if (!all_finite(squares)) return std::nullopt;
-  const double norm = norm_of(uses_.by_layer(squares)) / scale_.value;
+  const std::vector<double> by_layer = values_of(squares);
+  if (!all_finite(by_layer)) return std::nullopt;
+  const double norm = norm_of(by_layer) / scale_.value;
   return (settings_.clip_norm > 0 ? std::min(1.0, settings_.clip_norm / (norm + 1e-6)) : 1) / scale_.value;
 }
 
@@ -415,8 +417,9 @@ Settled RankUpdate::settle() {
   return {as_presumed_, scale_.value};
 }
 
-void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
-  at::Tensor bad_weights = at::zeros_like(squares);
+void RankUpdate::fail_not_finite(const std::vector<double>& squares, int64_t step) {
+  const auto count = static_cast<int64_t>(squares.size());
+  at::Tensor bad_weights = at::zeros({count}, at::TensorOptions().dtype(at::kDouble));
   for (const UsedWeight& weight : uses_.all) {
     for (const WeightUse& use : weight.uses) {
       if (use.rank == rank_ && !at::isfinite(use.parameter->value).all().item<bool>()) {
@@ -426,12 +429,12 @@ void RankUpdate::fail_not_finite(const at::Tensor& squares, int64_t step) {
   }
   sum_on_the_way(pipeline_.rank(rank_).transport(), bad_weights, settings_.timeout);
   const auto& layers = pipeline_.model().layers;
-  for (int64_t layer = 0; layer < squares.numel(); ++layer) {
+  for (int64_t layer = 0; layer < count; ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
                 " is not finite in step ", step, ": lower optimizer.lr, set train.clip_norm, or look at the data");
   }
-  int64_t last = squares.numel() - 1;
-  while (last > 0 && std::isfinite(squares.const_data_ptr<double>()[last])) --last;
+  int64_t last = count - 1;
+  while (last > 0 && std::isfinite(squares[last])) --last;
   fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
        ": lower optimizer.lr, set train.clip_norm, or look at the data");
 }

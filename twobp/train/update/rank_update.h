@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -44,9 +45,6 @@ struct UsedWeight {
   // Its ranks are threads that compute in one memory, so that all uses have one value. The rank of the first use
   // updates it, while the others wait.
   bool shared = false;
-  // Its places among the sums of squares: one, or one for each of its layer's experts, on whatever replica.
-  int64_t first_place = 0;
-  int64_t places = 1;
 
   // The rank's first parameter for the weight; it has the gradient. Null if the rank has none, or if another rank
   // updates the weight.
@@ -64,10 +62,6 @@ struct WeightUses {
   std::vector<std::string> names;   // of all weights of the model, by their parts
   int64_t numel = 0;                // of all weights of the model
   int layers = 0;                   // of the model
-  int64_t places = 0;               // of all weights
-
-  // Sums of squares by layer, each with its weights' in the order of `all`.
-  at::Tensor by_layer(const at::Tensor& by_place) const;
 };
 
 // A running mean of the weights of one rank. Evaluation and saving use it in place of the weights (optimizer.average).
@@ -97,7 +91,7 @@ class Pipeline;
 
 // The results of an update, one for each step.
 struct UpdateResult {
-  at::Tensor squares;  // by UsedWeight::places: the sum of its gradient's squares, from one rank
+  at::Tensor squares;  // by layer: the sum of its gradients' squares (square_sums.h), from one rank or its replicas
   bool may_presume = false;
   double grad_norm = 0;  // of all gradients, before clipping
   bool skipped = false;  // a scaled gradient was not finite
@@ -135,7 +129,7 @@ class RankUpdate {
   }
   void swap_average();
   // Collective: all ranks have the same `squares`, by layer.
-  [[noreturn]] void fail_not_finite(const at::Tensor& squares, int64_t step);
+  [[noreturn]] void fail_not_finite(const std::vector<double>& squares, int64_t step);
   std::vector<Optimizer::State> state() const;  // of the optimizer and of the running means
   int64_t optimizer_steps() const { return optimizer_->steps(); }
   void restored(int64_t optimizer_steps);
@@ -152,6 +146,8 @@ class RankUpdate {
   // What the rank trains, each value once.
   std::vector<Optimizer::Item> trained_items();
   void shard(const OptimizerConfig& config, const std::vector<Optimizer::Item>& items);
+  // Leaves of the items what this replica updates.
+  void keep_own(std::vector<Optimizer::Item>& items) const;
   void sum_over_replicas();
   void send_tied(int64_t step);
   void sum_tied(int64_t step);
@@ -163,10 +159,13 @@ class RankUpdate {
   void hand_on_shared(int64_t step);
   // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
   void sum_others();
-  // By place: the sums of squares of the gradients that this rank has of the weights that it uses first, else zero.
-  at::Tensor sum_squares();
-  // Sets the squares to 0 that another replica has, too, and counts.
-  void drop_uncounted(at::Tensor& squares) const;
+  // By layer, of the gradients that this rank has of the weights that it uses first: those that count. Returns whether
+  // all are finite, also those that count on another replica.
+  bool sum_squares(at::Tensor& squares);
+  void add_squares_of(const std::vector<const Parameter*>& parameters);
+  bool counts(const Parameter& parameter) const;
+  // The numbers of the gradient that this replica applies; of each expert, if its blocks of squares are its own.
+  std::vector<at::Tensor> own_gradients(const Parameter& parameter) const;
   bool owns(const Parameter* parameter) const;
   // The optimizer's factor for gradients. None if the step is skipped.
   std::optional<double> factor_for(const at::Tensor& squares) const;
@@ -190,24 +189,23 @@ class RankUpdate {
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;
   int64_t taken_back_ = 0;
-  std::set<const Parameter*> tied_;  // uses of tied weights
-  // Of gradients that apply() has taken in the current step: their sums of squares.
-  std::map<const Parameter*, std::vector<double>> applied_;  // by expert, or one
-  bool finite_ = true;                                       // all of these
-  std::vector<Waited> waits_;                                // of the current update
+  std::set<const Parameter*> tied_;             // uses of tied weights
+  std::map<const Parameter*, int64_t> layers_;  // of the first use, in the model
+  // Of the current step: the gradients that apply() has taken, and their squares by layer.
+  std::set<const Parameter*> applied_;
+  at::Tensor squares_;
+  at::Tensor uncounted_;       // those that count on another replica
+  std::vector<Waited> waits_;  // of the current update
 };
 
 // Sums of squares of gradients.
-inline bool all_finite(const at::Tensor& squares) {
-  const double* values = squares.const_data_ptr<double>();
-  return std::all_of(values, values + squares.numel(), [](double value) { return std::isfinite(value); });
+inline bool all_finite(const std::vector<double>& squares) {
+  return std::ranges::all_of(squares, [](double value) { return std::isfinite(value); });
 }
 
 // The norm of all gradients. `squares`: by layer.
-inline double norm_of(const at::Tensor& squares) {
-  double sum = 0;
-  for (int64_t i = 0; i < squares.numel(); ++i) sum += squares.const_data_ptr<double>()[i];
-  return std::sqrt(sum);
+inline double norm_of(const std::vector<double>& squares) {
+  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
 }  // namespace twobp

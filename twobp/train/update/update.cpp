@@ -6,12 +6,46 @@
 
 #include "twobp/pipeline/memory/memory_meter.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/checkpoint/checkpoint_format.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/rank_update.h"
+#include "twobp/train/update/square_sums.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
+
+namespace {
+
+// The parts of a parameter's state, or the pieces of them that this replica has, by their names in a checkpoint.
+NamedTensors parts_of(const Optimizer::State& state) {
+  const Parameter& parameter = *state.item.parameter;
+  NamedTensors all;
+  if (state.item.whole()) {
+    for (auto& [part, rows] : parameter.parts_of(state.tensor)) all.emplace_back(part + "." + state.name, rows);
+    return all;
+  }
+  const auto& [begin, end] = std::pair(state.item.begin, state.item.end);
+  const int64_t row = parameter.numel() / parameter.sizes()[0];
+  int64_t first = 0;
+  for (const ParameterPart& part : parameter.parts()) {
+    const int64_t numbers = parameter.parts().size() == 1 ? parameter.numel() : part.rows * row;
+    const int64_t from = std::max(begin, first), to = std::min(end, first + numbers);
+    at::Tensor piece = from < to ? state.tensor.narrow(0, from - begin, to - from) : at::Tensor();
+    const bool whole = to - from == numbers;
+    if (piece.defined() && (whole || !parameter.master.is_contiguous())) {  // whole rows, in the order of their indices
+      std::vector<int64_t> sizes = parameter.sizes();
+      sizes[0] = (to - from) / row;
+      piece = piece.as_strided(sizes, parameter.master.strides());
+    }
+    const PieceName name{part.name + "." + state.name, from - first, whole ? -1 : to - first};
+    if (piece.defined()) all.emplace_back(to_string(name), piece);
+    first += numbers;
+  }
+  return all;
+}
+
+}  // namespace
 
 Update::Update(Pipeline& pipeline, const OptimizerConfig& config, double clip_norm, double timeout,
                int64_t bucket_bytes)
@@ -54,7 +88,7 @@ void Update::use(const LossScale& scale) {
 
 UpdateResult Update::begin(bool may_presume) const {
   UpdateResult result;
-  result.squares = at::zeros({uses_.places}, at::TensorOptions().dtype(at::kDouble));
+  result.squares = square_sums(uses_.layers);
   result.may_presume = may_presume;
   return result;
 }
@@ -81,12 +115,12 @@ int64_t Update::taken_back() const {
 
 std::vector<at::Tensor> Update::to_sum(const LossScale& scale, UpdateResult& result) const {
   if (settings_.depends_on_norm(scale) && !result.may_presume) return {};
-  return {result.squares};
+  return {result.squares.view({-1})};
 }
 
 void Update::finish(int64_t step, const LossScale& scale, UpdateResult& result) {
   const MemoryMeter::Watch watch(pipeline_.meter());
-  const at::Tensor squares = uses_.by_layer(result.squares);
+  const std::vector<double> squares = values_of(result.squares);
   result.grad_norm = norm_of(squares) / scale.value;
   const bool finite = all_finite(squares);
   result.skipped = !finite && scale.adapts;
@@ -130,9 +164,8 @@ std::vector<LiveTensor> Update::live_optimizer_state() const {
   std::vector<LiveTensor> all;
   for (const int rank : pipeline_.world().local_ranks()) {
     for (const Optimizer::State& state : ranks_[rank]->state()) {
-      for (const auto& [part, rows] : state.parameter->parts_of(state.tensor)) {
-        all.push_back({part + "." + state.name, rows, rank, rank == first_rank.at(state.parameter), false});
-      }
+      const bool first = rank == first_rank.at(state.item.parameter);
+      for (auto& [part, tensor] : parts_of(state)) all.push_back({part, std::move(tensor), rank, first, false});
     }
   }
   return all;
@@ -168,7 +201,7 @@ void WeightAverage::add_to(Savepoint& savepoint) const {
 
 std::vector<Optimizer::State> WeightAverage::state() const {
   std::vector<Optimizer::State> all;
-  for (size_t i = 0; i < means_.size(); ++i) all.push_back({items_[i].parameter, "average", means_[i]});
+  for (size_t i = 0; i < means_.size(); ++i) all.push_back({items_[i], "average", means_[i]});
   return all;
 }
 

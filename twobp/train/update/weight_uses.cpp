@@ -35,11 +35,7 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
       for (Parameter* parameter : parameters) {
         const auto [at, is_new] = known.try_emplace(parameter->name(), Known{all.size(), parameter->sizes()});
         if (is_new) {
-          const int64_t experts = parameter->experts() * parameter->share().of;
           all.emplace_back();
-          all.back().first_place = places;
-          all.back().places = std::max<int64_t>(experts, 1);
-          places += all.back().places;
           numel += parameter->numel() * parameter->share().of;
           for (const ParameterPart& part : parameter->parts()) names.push_back(part.name);
         }
@@ -65,16 +61,6 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
     for (size_t i = 1; weight.shared && i < weight.uses.size(); ++i) weight.uses[i].parameter->tie_to(*first.parameter);
     if (first.trainable && weight.uses.size() == 2) first.parameter->share_grad(*weight.uses[1].parameter);
   }
-}
-
-at::Tensor WeightUses::by_layer(const at::Tensor& by_place) const {
-  at::Tensor sums = at::zeros({layers}, at::kDouble);
-  auto* values = sums.mutable_data_ptr<double>();
-  for (const UsedWeight& weight : all) {
-    for (int64_t i = 0; i < weight.places; ++i)
-      values[weight.uses.front().layer] += by_place.const_data_ptr<double>()[weight.first_place + i];
-  }
-  return sums;
 }
 
 Parameter* UsedWeight::on(int rank) const {

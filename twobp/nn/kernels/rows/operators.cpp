@@ -196,16 +196,18 @@ at::Tensor dropout_factors(const DropoutMask& mask, const at::Tensor& which, int
   return all.ge(int64_t{mask.threshold}).to(options.dtype()).mul_(mask.scale);
 }
 
-at::Tensor sum_of_squares(const at::Tensor& x) {
-  if (at::Tensor sum; sum_of_squares_by_cuda(x, sum)) return sum;
+at::Tensor sums_of_squares(const at::Tensor& x) {
+  if (at::Tensor sums; sums_of_squares_by_cuda(x, sums)) return sums;
   constexpr int64_t kAtOnce = 1 << 22;                    // numbers that are copied to float64 at the same time
   const at::Tensor all = x.as_strided({x.numel()}, {1});  // in memory order
-  at::Tensor sum;
+  std::vector<at::Tensor> sums;
   for (const at::Tensor& part : all.split(kAtOnce)) {
-    const at::Tensor squares = part.to(at::kDouble).square_().sum();
-    sum = sum.defined() ? sum + squares : squares;
+    const int64_t whole = part.numel() / kSquareBlock * kSquareBlock;
+    const at::Tensor squares = part.to(at::kDouble).square_();
+    if (whole > 0) sums.push_back(squares.narrow(0, 0, whole).view({-1, kSquareBlock}).sum(1));
+    if (whole < part.numel()) sums.push_back(squares.narrow(0, whole, part.numel() - whole).sum().view({1}));
   }
-  return sum;
+  return at::cat(sums);
 }
 
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,

@@ -72,8 +72,9 @@ void attention_forward(const at::Tensor& packed, const PackedAttention& attentio
 void attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
                         const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked);
 
-// A float64 scalar on x's device. `x` is dense.
-at::Tensor sum_of_squares(const at::Tensor& x);
+// Of each block of kSquareBlock numbers of `x`, which is dense and not empty, in the order of its memory: float64 on
+// x's device.
+at::Tensor sums_of_squares(const at::Tensor& x);
 
 // logits (rows, cols); targets (rows) on the same device. Returns the sum of the losses, a float64 scalar.
 at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,

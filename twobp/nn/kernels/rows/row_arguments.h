@@ -25,6 +25,9 @@ struct DropoutMask {
   }
 };
 
+// Squares are summed in blocks of so many numbers, each of which has the same sum wherever its tensor begins or ends.
+inline constexpr int64_t kSquareBlock = 4096;
+
 // The activations of gated linear units.
 enum class Gate : uint8_t { kSilu, kGelu, kGeluTanh };
 

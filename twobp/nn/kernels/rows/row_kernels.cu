@@ -426,15 +426,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // ---------------------------------------------------------------- sum of squares
-template <int N, typename S>
-__global__ void __launch_bounds__(kThreads) sum_of_squares(int64_t count, const S* x, double* sums) {
+// One number at a time: the order must depend neither on where x begins nor on how long it is.
+template <typename S>
+__global__ void __launch_bounds__(kThreads) sums_of_squares(int64_t count, const S* x, double* sums) {
   double sum = 0;
-  const int64_t all = int64_t{gridDim.x} * kThreads * N;
-  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * N; i < count; i += all) {
-    Compute<S> v[N];
-    load<N>(x + i, v);
-#pragma unroll
-    for (int k = 0; k < N; ++k) sum += static_cast<double>(v[k]) * static_cast<double>(v[k]);
+  const int64_t begin = int64_t{blockIdx.x} * kSquareBlock;
+  const int64_t end = min(count, begin + kSquareBlock);
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    Compute<S> v[1];
+    load<1>(x + i, v);
+    sum += static_cast<double>(v[0]) * static_cast<double>(v[0]);
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
@@ -603,11 +604,12 @@ int cuda_dropout_factors(const CudaRows& on, const DropoutMask& mask, const int6
   });
 }
 
-int cuda_sum_of_squares(const CudaRows& on, const void* x, double* sums) {
+int cuda_sums_of_squares(const CudaRows& on, const void* x, double* sums) {
   const int64_t count = on.rows * on.cols;
-  return for_packs(on.type, {count}, {x}, [&](auto zero, auto n) {
+  const auto blocks = static_cast<unsigned>((count + kSquareBlock - 1) / kSquareBlock);
+  return for_type(on.type, [&](auto zero) {
     using S = decltype(zero);
-    sum_of_squares<n.value><<<kCudaSquareBlocks, kThreads, 0, stream_of(on)>>>(count, in<S>(x), sums);
+    sums_of_squares<<<blocks, kThreads, 0, stream_of(on)>>>(count, in<S>(x), sums);
   });
 }
 

@@ -61,8 +61,7 @@ int cuda_cross_entropy(const CudaRows& on, void* logits, int64_t stride, const i
 // out (rows, cols): the mask's factors of these rows, 0 or its scale (dropout.h).
 int cuda_dropout_factors(const CudaRows& on, const DropoutMask& mask, const int64_t* rows, void* out);
 
-// sums (kCudaSquareBlocks), float64, whose sum is that of the squares of x (rows * cols).
-inline constexpr int64_t kCudaSquareBlocks = 512;
-int cuda_sum_of_squares(const CudaRows& on, const void* x, double* sums);
+// sums, float64: of the squares of each block of kSquareBlock numbers of x (rows * cols).
+int cuda_sums_of_squares(const CudaRows& on, const void* x, double* sums);
 
 }  // namespace twobp

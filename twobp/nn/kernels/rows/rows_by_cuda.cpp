@@ -149,13 +149,13 @@ bool dropout_factors_by_cuda(const DropoutMask& mask, const at::Tensor& rows, in
   return queued(cuda_dropout_factors(*on, mask, rows.const_data_ptr<int64_t>(), factors.mutable_data_ptr()));
 }
 
-bool sum_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sum) {
-  const auto on = x.dim() == 0 ? std::nullopt : rows_of(x, x.size(-1));
+bool sums_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sums) {
+  const auto on = rows_of(x.as_strided({x.numel(), 1}, {1, 1}), 1);
   if (!on) return false;
   const c10::DeviceGuard here(x.device());
-  const at::Tensor sums = at::empty({kCudaSquareBlocks}, x.options().dtype(at::kDouble));
-  queued(cuda_sum_of_squares(*on, x.const_data_ptr(), sums.mutable_data_ptr<double>()));
-  sum = sums.sum();
+  sums = at::empty({(x.numel() + kSquareBlock - 1) / kSquareBlock},
+                   at::TensorOptions().dtype(at::kDouble).device(x.device()));
+  queued(cuda_sums_of_squares(*on, x.const_data_ptr(), sums.mutable_data_ptr<double>()));
   return true;
 }
 

@@ -30,7 +30,7 @@ bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_
                            bool gradient, at::Tensor& loss);
 bool dropout_factors_by_cuda(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
                              const at::TensorOptions& options, at::Tensor& factors);
-bool sum_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sum);
+bool sums_of_squares_by_cuda(const at::Tensor& x, at::Tensor& sums);
 
 // Helpers that the callers of our CUDA kernels share.
 
