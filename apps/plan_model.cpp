@@ -314,6 +314,8 @@ void plan_model(const PlanOptions& options) {
   print_choices(result, bounds);
   std::cout << '\n';
   std::cout << gain_text(result) << ".\n";
+  if (config && config->pipeline.experts > 1)
+    std::cout << "The exchanges of pipeline.experts are not simulated: steps take longer, and p2 fill gains more.\n";
   std::cout << "\nThe first row trains with\n"
             << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
   if (!options.json.empty()) write_json(result, bounds, model, request, options.json);

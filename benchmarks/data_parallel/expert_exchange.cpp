@@ -1,29 +1,36 @@
 // Measures how much of the exchanges of experts a step waits for: with W in these waits (p2 fill) and without (p2 off).
-// Two replicas without a pipeline run as threads. Their link is slowed down (slow_link.h), and layers wait instead of
-// computing (benchmarks/emulated.h): a block has four layers of equal F, I and W, of which the third has experts. `A`
-// is the time of a micro-batch's exchanges alone, and `share` its part of a step that hides nothing.
+// Two replicas without a pipeline run as threads. Their link is slowed down (slow_link.h), so that the exchanges would
+// take a `share` of a step that hides nothing. Layers wait instead of computing (benchmarks/emulated.h): a block has
+// four layers of equal F, I and W, of which the third has experts. Alternatively, the model of a configuration runs.
 //
 //   build/release/benchmarks/data_parallel/expert_exchange
+//   build/release/benchmarks/data_parallel/expert_exchange --config benchmarks/data_parallel/small_experts.json
 #include <cstdio>
+#include <map>
+#include <numeric>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
 #include "benchmarks/data_parallel/slow_link.h"
 #include "benchmarks/emulated.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/data/data.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
+#include "twobp/train/build_model.h"
+#include "twobp/transport/collectives.h"
 
 namespace twobp {
 namespace {
 
 constexpr int kReplicas = 2;
-constexpr int64_t kBytes = 1 << 16;  // of an exchange
-constexpr int kExchanges = 4;        // of a block and micro-batch
+constexpr double kTimeout = 60;
 
 struct Options {
+  std::string config;
   std::string schedule = "1f1b";
   std::vector<int> micro_batches = {1, 2, 4, 8};
   std::vector<double> shares = {0.2, 0.3};
@@ -40,72 +47,126 @@ struct Run {
   std::vector<double> waited{};   // for experts
 };
 
-double seconds_of_exchanges(const Options& options, double share) {
-  return share / (1 - share) * 3 * options.milliseconds * 1e-3;
+// A step with p2 off on a link that takes no time.
+struct Free {
+  double seconds = 0;
+  double bytes = 0;  // that a replica sends
+};
+
+struct Study {
+  std::vector<Run> runs;
+  std::map<int, Free> free;  // by the number of micro-batches
+};
+
+double seconds_of_exchanges(const Free& free, double share) {
+  return share / (1 - share) * free.seconds;
 }
 
-// The steps of all runs alternate. Stores the measurements of replica 0.
-void run_replica(World world, const Options& options, std::vector<Run>& runs) {
-  const bool first = world.replica == 0;
-  auto made = std::make_unique<SlowLink>(std::move(world.data[0]), 0, 0);
-  SlowLink& link = *made;
-  world.data[0] = std::move(made);
+struct Subject {
+  ModelSpec model;
+  Profile profile;
+  Fields fields;
+};
+
+Subject subject_of(const Options& options, int replica) {
+  Subject subject;
+  if (!options.config.empty()) {
+    const Config config = load_config(options.config, {});
+    subject.model = build_model(config, {kReplicas, replica});
+    const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
+    std::vector<int64_t> first(static_cast<size_t>(config.pipeline.micro_batch_size));
+    std::iota(first.begin(), first.end(), replica * config.pipeline.micro_batch_size);
+    subject.fields = data.train->read(first, 0);
+    at::set_num_threads(1);
+    subject.profile = measure_profile(subject.model, subject.fields);
+    return subject;
+  }
   EmulatedLayer layer;
   layer.forward = layer.backward_p1 = layer.backward_p2 = options.milliseconds * 1e-3 / (4 * options.blocks);
   layer.activation_bytes = layer.stash_bytes = 1 << 10;
   std::vector<EmulatedLayer> layers(static_cast<size_t>(4 * options.blocks), layer);
-  for (size_t i = 2; i < layers.size(); i += 4) layers[i].exchange_bytes = kBytes;
-  const ModelSpec model = emulated(layers);
-  Profile profile;
-  for (const LayerSpec& spec : model.layers) {
-    LayerCost& cost = profile[spec.kind];
+  for (size_t i = 2; i < layers.size(); i += 4) layers[i].exchange_bytes = 1 << 16;
+  subject.model = emulated(layers);
+  for (const LayerSpec& spec : subject.model.layers) {
+    LayerCost& cost = subject.profile[spec.kind];
     cost.forward = cost.backward_p1 = cost.backward_p2 = layer.forward;
     cost.p2_units = 1;
   }
+  return subject;
+}
+
+// The steps of all runs alternate. Stores the measurements of replica 0.
+void run_replica(World world, const Options& options, Study& study) {
+  const bool first = world.replica == 0;
+  auto made = std::make_unique<SlowLink>(std::move(world.data[0]), 0, 0);
+  SlowLink& link = *made;
+  world.data[0] = std::move(made);
+  const Subject subject = subject_of(options, world.replica);
   PipelineOptions pipeline_options;
   pipeline_options.stages = 1;
   pipeline_options.experts = kReplicas;
   pipeline_options.threads.pin = false;
-  Pipeline pipeline(model, profile, pipeline_options, std::move(world));
+  Pipeline pipeline(subject.model, subject.profile, pipeline_options, std::move(world));
   int64_t step = 0;
-  for (int round = -1; round < options.steps; ++round) {  // the first round warms up
-    for (Run& run : runs) {
-      const double exchange = seconds_of_exchanges(options, run.share) / (kExchanges * options.blocks);
-      link.set_speed(0, run.share > 0 ? static_cast<double>(kBytes) / exchange : 0);
-      StepRequest request;
-      request.step = ++step;
-      const StepReport report = pipeline.run(pipeline.plan(options.schedule, run.micro_batches, run.policy),
-                                             std::vector<Fields>(static_cast<size_t>(run.micro_batches)), request);
-      if (!first || round < 0) continue;
+  const auto run_step = [&](int micro_batches, P2Policy policy) {
+    StepRequest request;
+    request.step = ++step;
+    request.loss.weight = 1e-3;
+    return pipeline.run(pipeline.plan(options.schedule, micro_batches, policy),
+                        std::vector<Fields>(static_cast<size_t>(micro_batches), subject.fields), request);
+  };
+  for (const int micro_batches : options.micro_batches) {
+    std::vector<double> seconds;
+    double bytes = 0;
+    for (int i = 0; i < 4; ++i) {  // the first warms up
+      const double before = link.sent_bytes();
+      const StepReport report = run_step(micro_batches, P2Policy::kOff);
+      bytes = link.sent_bytes() - before;
+      if (i > 0) seconds.push_back(report.seconds());
+    }
+    if (first) study.free[micro_batches] = {median(seconds), bytes};
+  }
+  barrier(*pipeline.world().processes, kTimeout);  // both know the speeds
+  for (int round = 0; round < options.steps; ++round) {
+    for (Run& run : study.runs) {
+      const Free& free = study.free.at(run.micro_batches);
+      link.set_speed(0, run.share > 0 ? free.bytes / seconds_of_exchanges(free, run.share) : 0);
+      const StepReport report = run_step(run.micro_batches, run.policy);
+      if (!first) continue;
       run.seconds.push_back(report.seconds());
       run.waited.push_back(report.ranks[0].idle[static_cast<int>(IdleCause::kExperts)]);
     }
   }
 }
 
-void study(const Options& options) {
-  std::vector<Run> runs;
-  for (const int micro_batches : options.micro_batches) {
-    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
-      runs.push_back({micro_batches, 0, policy});
-      for (const double share : options.shares) runs.push_back({micro_batches, share, policy});
-    }
-  }
-  run_worlds(make_in_process_worlds(kReplicas, 1, 0),
-             [&](World world) { run_replica(std::move(world), options, runs); });
-  std::printf("two replicas, %s, %d blocks, F = I = W = %.0f ms for a micro-batch; median of %d steps\n",
-              options.schedule.c_str(), options.blocks, options.milliseconds, options.steps);
-  std::printf("%3s %6s %8s  %-5s %9s %9s %9s %14s\n", "M", "share", "A (ms)", "p2", "step (ms)", "/ no link",
+void print(const Options& options, const Study& study) {
+  std::printf("two replicas, %s, %s; median of %d steps\n", options.schedule.c_str(),
+              options.config.empty() ? "emulated layers" : options.config.c_str(), options.steps);
+  std::printf("%3s %6s %14s  %-5s %9s %10s %10s %12s\n", "M", "share", "exchanges (ms)", "p2", "step (ms)", "/ no link",
               "waits (ms)", "of the step");
   double free = 1;
-  for (const Run& run : runs) {
+  for (const Run& run : study.runs) {
     const double seconds = median(run.seconds);
     const double waited = median(run.waited);
     if (run.share == 0) free = seconds;
-    std::printf("%3d %6.2f %8.1f  %-5s %9.1f %9.3f %9.1f %13.1f%%\n", run.micro_batches, run.share,
-                seconds_of_exchanges(options, run.share) * 1e3, run.policy == P2Policy::kOff ? "off" : "fill",
-                seconds * 1e3, seconds / free, waited * 1e3, 100 * waited / seconds);
+    std::printf("%3d %6.2f %14.1f  %-5s %9.1f %10.3f %10.1f %11.1f%%\n", run.micro_batches, run.share,
+                seconds_of_exchanges(study.free.at(run.micro_batches), run.share) * 1e3,
+                run.policy == P2Policy::kOff ? "off" : "fill", seconds * 1e3, seconds / free, waited * 1e3,
+                100 * waited / seconds);
   }
+}
+
+void measure(const Options& options) {
+  Study study;
+  for (const int micro_batches : options.micro_batches) {
+    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill}) {
+      study.runs.push_back({micro_batches, 0, policy});
+      for (const double share : options.shares) study.runs.push_back({micro_batches, share, policy});
+    }
+  }
+  run_worlds(make_in_process_worlds(kReplicas, 1, 0),
+             [&](World world) { run_replica(std::move(world), options, study); });
+  print(options, study);
 }
 
 }  // namespace
@@ -114,16 +175,17 @@ void study(const Options& options) {
 int main(int argc, char** argv) {
   twobp::Options options;
   CLI::App app("Measures the exposed exchanges of experts");
+  app.add_option("--config", options.config, "model of experts in place of emulated layers");
   app.add_option("--schedule", options.schedule, "schedule of the steps");
   app.add_option("--micro-batches", options.micro_batches, "numbers of them")->delimiter(',');
   app.add_option("--shares", options.shares, "parts of a step that the exchanges take if nothing is hidden")
       ->delimiter(',');
-  app.add_option("--blocks", options.blocks, "blocks of the model");
-  app.add_option("--milliseconds", options.milliseconds, "F of a micro-batch");
+  app.add_option("--blocks", options.blocks, "blocks of the emulated model");
+  app.add_option("--milliseconds", options.milliseconds, "F of its micro-batch");
   app.add_option("--steps", options.steps, "measured steps of each");
   CLI11_PARSE(app, argc, argv);
   try {
-    twobp::study(options);
+    twobp::measure(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

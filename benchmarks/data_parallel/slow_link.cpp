@@ -20,6 +20,7 @@ void SlowLink::set_speed(double latency, double bytes_per_second) {
 void SlowLink::isend(int to, const Tag& tag, Values values) {
   double bytes = 0;
   for (const at::Tensor& tensor : values) bytes += static_cast<double>(tensor.nbytes());
+  sent_bytes_ += bytes;
   double& free_at = free_at_[to];
   free_at = std::max(free_at, now_seconds()) + (bytes_per_second_ > 0 ? bytes / bytes_per_second_ : 0);
   values.push_back(at::scalar_tensor(free_at + latency_, at::kDouble));  // the arrival time

@@ -28,6 +28,8 @@ class SlowLink : public Transport {
 
   // Applies to all later messages.
   void set_speed(double latency, double bytes_per_second);
+  // Of all messages so far.
+  double sent_bytes() const { return sent_bytes_; }
 
  private:
   // A message that was taken from the inner transport before its arrival time.
@@ -44,6 +46,7 @@ class SlowLink : public Transport {
   std::unique_ptr<Transport> inner_;
   double latency_;
   double bytes_per_second_;
+  double sent_bytes_ = 0;
   std::vector<double> free_at_;  // by receiver: the time when its link becomes free
   std::vector<Early> early_;
 };

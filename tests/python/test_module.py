@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import twobp
+from twobp.capture import capture
 
 
 class Blocks(nn.Module):
@@ -227,6 +228,47 @@ def test_what_no_gradient_reaches_is_not_trained(how):
     trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, optimizer=twobp.AdamW(lr=0.1, weight_decay=0.1))
     optimizer = torch.optim.AdamW([{"params": [p for p in expected.parameters() if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays}
                                    for decays in (True, False)], lr=0.1)
+    for _ in range(2):
+        loss = expected(**batch)
+        optimizer.zero_grad()
+        loss.backward()
+        assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=1e-9)
+        optimizer.step()
+    for name, one in trainer.state_dict().items():
+        assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
+
+
+class Twice(nn.Module):
+    """Calls its chain for a gradient, and before and after that without one."""
+
+    def __init__(self, calls=2):
+        super().__init__()
+        self.chain, self.calls = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)]), calls
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            for _ in range(self.calls - 1):
+                y = y + self.chain(2 * x)
+        found = self.chain(x)
+        with torch.no_grad():
+            weight = self.chain(3 * x) if self.calls > 1 else y
+        return (weight * (found - y)).square().mean()
+
+
+def test_a_call_without_gradients_has_no_backward_pass():
+    def of_gradients(module):
+        captured = capture(module.double(), batch, cache=False)
+        programs = [captured.graph["shapes"][0]["programs"][layer["kind"]] for layer in captured.graph["layers"]]
+        code = [[*one["backward_p1"], *(step for unit in one["backward_p2"] for step in unit["code"])] for one in programs]
+        return sum("mm" in step.get("op", "") for steps in code for step in steps), sum("add_to" in step for steps in code for step in steps)
+
+    batch = {name: torch.randn(4, 8, dtype=torch.float64) for name in "xy"}
+    alone, beside = of_gradients(Twice(calls=1)), of_gradients(Twice())
+    assert alone == (3, 2 * 4)  # products for gradients of inputs, of which the first needs none, and gradients of parameters
+    assert beside[0] == 3
+    module = Twice().double()
+    expected = copy.deepcopy(module)
+    trainer, optimizer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, optimizer=twobp.SGD(lr=0.1)), torch.optim.SGD(expected.parameters(), 0.1)
     for _ in range(2):
         loss = expected(**batch)
         optimizer.zero_grad()

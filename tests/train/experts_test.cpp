@@ -13,9 +13,11 @@
 #include "tests/train/family_config.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
+#include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/update.h"
+#include "twobp/train/weights/save_model.h"
 #include "twobp/transport/start.h"
 #include "twobp/transport/store/store_connection.h"
 
@@ -242,6 +244,41 @@ TEST(ExpertGroups, AnotherSizeResumes) {
   }
 }
 
+// Each replica writes the experts that it holds, and reads them.
+TEST(ExpertGroups, SaveAndLoadAModel) {
+  for (const std::string family : {"mixtral", "qwen2_moe"}) {
+    test::TempFolder folder;
+    const auto save = [&](int experts) {
+      const std::string to = folder.path(concat(experts));
+      const Config config = config_of(family, 4, experts);
+      run_worlds(threads_of(config), [&](World world) {
+        const Processes processes(*world.processes, config.pipeline.timeout);
+        Trainer trainer(config, std::move(world));
+        trainer.step();
+        save_model(to, trainer.config().model, config.data.sequence, trainer.weights(), {}, processes);
+      });
+      return to;
+    };
+    const ModelWeights expected(save(1));
+    for (const int experts : {2, 4}) {
+      const ModelWeights actual(save(experts));
+      ASSERT_EQ(actual.names(), expected.names()) << experts;
+      for (const std::string& name : expected.names())
+        EXPECT_TRUE(same_bits(actual.tensor(name), expected.tensor(name))) << experts << ": " << name;
+    }
+    const auto from = [&](int experts) {
+      return with(
+          load_config(
+              "", {"model.from=" + folder.path("4"), "data.synthetic=tokens", concat("data.sequence=", test::kSequence),
+                   "data.held_out=0", "pipeline.micro_batches=4", "pipeline.micro_batch_size=2", "pipeline.pin=false",
+                   "pipeline.ranks=1", "pipeline.data_parallel=2", concat("pipeline.experts=", experts)}),
+          [](Config& c) { c.pipeline.timeout = 60; });
+    };
+    const Training whole = run(from(1));
+    expect_same(whole, run(from(2), [](Trainer& trainer) { EXPECT_TRUE(trainer.unused_tensors().empty()); }), family);
+  }
+}
+
 TEST(ExpertGroups, ThroughTheStore) {
   const Config config = config_of("qwen2_moe", 2, 2);
   const Training expected = run(config_of("qwen2_moe", 2, 1));
@@ -270,6 +307,7 @@ TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
   };
   refused("qwen3_moe", 3, 2, {}, {"pipeline.experts is 2", "pipeline.data_parallel is 3", "multiple"});
   refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
+  refused("gpt_oss", 2, 2, {}, {"pipeline.experts is 2", "model.type \"gpt_oss\""});
   refused("qwen3_moe", 2, 2, {"optimizer.type=muon"}, {"pipeline.experts is 2", "muon", "adamw"});
   refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
   refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/model_options.h"
+#include "tests/train/family_config.h"
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/pipeline.h"
@@ -49,6 +50,14 @@ Config llama(const std::string& schedule, int ranks, int replicas) {
 Config bert(int ranks) {
   Config config = llama("1f1b", ranks, 1);
   test::make_bert(config, test::kSequence, 0.2);
+  return config;
+}
+
+Config experts(int ranks) {
+  Config config = test::family_config(decoder_family("qwen3_moe"), ranks, {"pipeline.micro_batches=4"});
+  config.pipeline.ranks = ranks;
+  config.pipeline.data_parallel = config.pipeline.experts = 2;
+  config.pipeline.timeout = 60;
   return config;
 }
 
@@ -123,6 +132,7 @@ std::vector<Case> cases() {
     all.push_back(
         {concat("Llama_", replicas, "_replicas"), [=](int ranks) { return llama("1f1b", ranks, replicas); }, replicas});
   }
+  all.push_back({"Experts_2_replicas", experts, 2});
   return all;
 }
 

@@ -96,8 +96,7 @@ const Section& pipeline_section() {
            .from(1, kMaxCount)
            .noted_on_resume(),
        TWOBP_KEY(PipelineConfig, experts,
-                 "replicas that share the experts of each layer: each holds an equal part of them, and tokens travel "
-                 "to their experts while W runs; 1: each replica holds all")
+                 "replicas that share the experts of each layer, whose tokens travel while W runs; 1: each has all")
            .in("replicas")
            .from(1, kMaxCount)
            .free_on_resume(),

@@ -50,8 +50,10 @@ void check_model_has_experts(const Config& config, const ModelSpec& model) {
     const auto layer = spec.make();  // allocates nothing
     for (const Parameter* parameter : parameters_of(*layer)) any |= parameter->share().of == config.pipeline.experts;
   }
-  TWOBP_CHECK(any, "pipeline.experts is ", config.pipeline.experts,
-              ", but no layer of the model has experts that replicas can share: set it to 1");
+  TWOBP_CHECK(
+      any, "pipeline.experts is ", config.pipeline.experts,
+      ", but no layer of the model has experts that replicas can share (those of a model that is given to the trainer, "
+      "as in Python, cannot): set it to 1");
 }
 
 ModelSpec model_of(const Config& config) {
@@ -169,8 +171,9 @@ void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!config.model.from.empty()) {
     const ModelWeights from = config.model.weights();
-    if (config.pipeline.experts > 1) check_weights(build_model(config), from);  // those of other replicas, too
-    new_parameters_ = load_weights(*pipeline_, from);
+    std::optional<ModelSpec> whole;
+    if (config.pipeline.experts > 1) whole = build_model(config);
+    new_parameters_ = load_weights(*pipeline_, from, whole ? &*whole : nullptr);
     unused_tensors_ = from.without_use();
   }
   if (!config.model.adapter.empty()) {

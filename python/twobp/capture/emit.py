@@ -285,6 +285,13 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
     for k, (i, node) in enumerate(parts.units):
         rounds = layer.casts and node.meta["val"].element_size() == 2
         add_gradient(emitter, index_of[i], node, code[k], layer.examples[i].shape, rounds)
+    given = {i for i, _ in (*parts.light, *parts.units)}
+    for i, (one, trained) in enumerate(zip(layer.inputs, joint.trained)):
+        if one.source == "parameter" and trained and i not in given:  # the gradient comes from another layer
+            zeros, slot = emitter.call(
+                "aten::zeros_like", {"v": emitter.slot[placeholders[i]]}, None, None, None, None, None
+            )
+            code["I"] += [zeros, {"add_to": index_of[i], "how": "sum", "args": [{"v": slot}]}]
     program["outputs"] = [
         {"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
         for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs))

@@ -130,7 +130,8 @@ def trace(
     for layer in layers if forward.casts else ():
         round_parameters(layer)
     constants = Constants({name for name, one in own.items() if isinstance(one, nn.Parameter)})
-    programs, assigned, packs, made = programs_of(layers, frozen | without_gradient(layers, frozen))
+    untrained, reads = where_gradients_go(layers, frozen)
+    programs, assigned, packs, made = programs_of(layers, frozen | untrained, reads)
     positions = 0
     try:
         if no_slices:
@@ -139,7 +140,7 @@ def trace(
         programs = sliced_programs(
             [(kind, packs[kind].layer) for kind in assigned],
             length,
-            lambda kind, layer: program_of(layer, packs[kind].trained),
+            lambda kind, layer: program_of(layer, packs[kind].trained, packs[kind].read),
             list(zip(programs, made)),
         )
         positions = length
@@ -342,10 +343,10 @@ def refusing_own_backward():
 
 
 def programs_of(
-    layers: list[Layer], frozen: set[str]
+    layers: list[Layer], frozen: set[str], reads: list[list[bool]]
 ) -> tuple[list[dict], list[int], list[Packed], list[list[torch.Tensor]]]:
     """Returns the program of each kind, the kind of each layer, the packed parameters of each kind, and the constants
-    that tracing made for it."""
+    that tracing made for it. `reads` says for each layer which of its outputs get a gradient."""
     kinds: dict[str, int] = {}
     packs: list[Packed] = []
     different: list[torch.Tensor] = []
@@ -353,17 +354,17 @@ def programs_of(
     made, gradients = [], []
     arriving: list[bool] = []
     assigned = []
-    for layer in layers:
+    for layer, read in zip(layers, reads):
         trained = trained_inputs(layer, frozen, arriving)
-        text = structure(layer, trained, different)
+        text = f"{structure(layer, trained, different)} {read}"
         if text not in kinds:
             kinds[text] = len(programs)
-            packed = pack(layer, trained)
+            packed = pack(layer, trained, read)
             if not layer.casts:
                 fuse_gates(packed.layer.graph_module.graph)
             fuse_attention(packed.layer)
             fuse_rotary(packed.layer)
-            program, constants = program_of(packed.layer, packed.trained)
+            program, constants = program_of(packed.layer, packed.trained, read)
             packs.append(packed)
             programs.append(program)
             made.append(constants)
@@ -384,9 +385,10 @@ def trained_inputs(layer: Layer, frozen: set[str], arriving: Iterable[bool]) -> 
     ]
 
 
-def without_gradient(layers: list[Layer], frozen: set[str]) -> set[str]:
-    """Returns the parameters that no gradient of the loss reaches, such as those before a detach. As in PyTorch, they
-    are not trained."""
+def where_gradients_go(layers: list[Layer], frozen: set[str]) -> tuple[set[str], list[list[bool]]]:
+    """Returns the parameters that no gradient of the loss reaches, such as those before a detach, and for each layer
+    which of its outputs, without buffers, one reaches. As in PyTorch, those parameters are not trained, and a call of a
+    model without gradients has no backward pass."""
     different: list[torch.Tensor] = []
     known: dict[tuple, tuple[list[bool], list[bool]]] = {}  # layers of one kind share what is found
 
@@ -403,21 +405,22 @@ def without_gradient(layers: list[Layer], frozen: set[str]) -> set[str]:
         arriving, _ = flow_of(layer, flags[-1], None)
     met: set[str] = set()
     reached: set[str] = set()
-    read = None
+    reads = [arriving]
     for layer, trained in zip(reversed(layers), reversed(flags)):
-        _, reads = flow_of(layer, trained, read)
+        _, of_inputs = flow_of(layer, trained, reads[-1])
         of_parameters = [
-            (name, t, r) for (source, name), t, r in zip(layer.inputs, trained, reads) if source == "parameter"
+            (name, t, r) for (source, name), t, r in zip(layer.inputs, trained, of_inputs) if source == "parameter"
         ]
         met |= {name for name, t, _ in of_parameters if t}
         reached |= {name for name, _, r in of_parameters if r}
-        read = [r for (source, _), r in zip(layer.inputs, reads) if source == "value"]
-    return met - reached
+        reads.append([r for (source, _), r in zip(layer.inputs, of_inputs) if source == "value"])
+    return met - reached, reads[-2::-1]
 
 
-def program_of(layer: Layer, trained: list[bool]) -> tuple[dict, list[torch.Tensor]]:
-    """The program of a layer, and the constants that tracing made for it. Inputs beyond `trained` need no gradient."""
-    joint = joint_graph(layer, trained + [False] * (len(layer.inputs) - len(trained)))
+def program_of(layer: Layer, trained: list[bool], read: list[bool]) -> tuple[dict, list[torch.Tensor]]:
+    """The program of a layer, and the constants that tracing made for it. Inputs beyond `trained` need no gradient, and
+    outputs that are not `read` get none."""
+    joint = joint_graph(layer, trained + [False] * (len(layer.inputs) - len(trained)), read)
     return emit(layer, joint, split(joint, layer))
 
 

@@ -480,18 +480,13 @@ class Script:
             },
         )
         trainer = shadow_of(self.trainer)
-        loose: list[T] = []
 
         def around(module, call, args, kwargs):
             if torch.is_grad_enabled() or not any(one.requires_grad for one in module.parameters()):
                 output = call(*args, **kwargs)
             else:
-                # Each use of a trained weight has a gradient in a program. That of a call without gradients is zero.
                 with torch.enable_grad():
                     output = call(*args, **kwargs)
-                loose.extend(
-                    one for one in pytree.tree_leaves(output) if isinstance(one, T) and one.is_floating_point()
-                )
                 with mode.unrecorded():
                     output = pytree.tree_map_only(T, T.detach, output)
             mode.answered(self._parts[id(module)], self._state_of(module), args, kwargs, output)
@@ -503,8 +498,6 @@ class Script:
                 loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items)
         mode.note("loss", mode.how_of(loss))
         self._described = mode.symbolic.described(mode.notes)
-        for one in loose:
-            loss = loss + torch.where(torch.zeros((), dtype=torch.bool), one, 0).sum().to(loss.dtype)
         row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known]
         kept = [one for one in tensors_in(changed(trainer, self.trainer)) if is_traced(one)]
         if len(kept) != len(plan.kept):

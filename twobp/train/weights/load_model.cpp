@@ -144,8 +144,8 @@ std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeight
   return mismatch.lacking();
 }
 
-std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights) {
-  std::vector<std::string> lacking = check_weights(pipeline.model(), weights);
+std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights, const ModelSpec* whole) {
+  std::vector<std::string> lacking = check_weights(whole != nullptr ? *whole : pipeline.model(), weights);
   pipeline.on_ranks([&](int rank) {
     for (int s = 0; s < pipeline.stages(); ++s) {
       if (pipeline.rank_of_stage()[s] != rank) continue;

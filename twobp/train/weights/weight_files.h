@@ -25,8 +25,10 @@ std::vector<std::string> check_weights(const ModelSpec& model, const ModelWeight
 // Loads every parameter from the directory, converted to the parameter's dtype, except for LoRA adapters and what the
 // directory may lack. Returns the names of what it lacks. Each rank copies its own stages on its own thread and reads
 // no others. Throws as check_weights does, or if a tensor is not of a floating-point type, or a number is not finite or
-// not in the parameter's range.
-std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights);
+// not in the parameter's range. `whole`: the model with the experts of all replicas, if the pipeline has a part of
+// them.
+std::vector<std::string> load_weights(Pipeline& pipeline, const ModelWeights& weights,
+                                      const ModelSpec* whole = nullptr);
 // The same for parameters that are already allocated.
 void load_weights(const std::vector<Parameter*>& parameters, const ModelWeights& weights);
 

@@ -32,11 +32,12 @@ SAME_VALUE = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.defa
 @dataclasses.dataclass
 class Joint:
     """`arriving` lists the outputs with a gradient, in order of the placeholders after the inputs. `wanted` lists the
-    inputs that need a gradient."""
+    inputs that need a gradient, and `trained` says so of each, also where none arrives."""
 
     graph_module: fx.GraphModule
     arriving: list[int]
     wanted: list[int]
+    trained: list[bool]
 
 
 def is_mutable(node: fx.Node) -> bool:
@@ -92,8 +93,8 @@ def flow(layer: Layer, trained: list[bool], read: list[bool] | None = None) -> t
     return [one.requires_grad for one in outputs], [t and next(found) is not None for t in trained]
 
 
-def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
-    """Traces a layer. `trained[i]` says whether input i needs a gradient."""
+def joint_graph(layer: Layer, trained: list[bool], read: list[bool]) -> Joint:
+    """Traces a layer. `trained[i]` says whether input i needs a gradient, and `read[i]` whether output i gets one."""
     mode, dispatcher, how = modes_of(layer)
     with mode:
         fake = fake_inputs(layer)
@@ -103,7 +104,12 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
 
     with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
-        arriving = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer" and outputs[i].requires_grad]
+        values = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer"]
+        given = [i for i, gets in zip(values, read, strict=True) if gets and outputs[i].requires_grad]
+        # The backward pass goes through all trained layers. Where it has no gradient to bring, one output has one that
+        # nothing reads.
+        others = sorted(values, key=lambda i: not outputs[i].requires_grad) if any(trained) else []
+        arriving = given or [i for i in others if outputs[i].is_floating_point()][:1]
         gradients = [torch.empty(outputs[i].shape, dtype=outputs[i].dtype) for i in arriving]
     wanted = [
         i for i, (t, one) in enumerate(zip(trained, layer.inputs)) if t and (arriving or one.source == "value")
@@ -115,9 +121,9 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
             setup_stacktrace_preservation_hooks_from_tensors(outputs)
             grads = (
                 torch.autograd.grad(
-                    [outputs[i] for i in arriving], [leaves[i] for i in wanted], gradients, allow_unused=True
+                    [outputs[i] for i in given], [leaves[i] for i in wanted], gradients, allow_unused=True
                 )
-                if arriving
+                if given
                 else [None] * len(wanted)
             )
         return [o.detach() for o in outputs], list(grads)
@@ -148,7 +154,7 @@ def joint_graph(layer: Layer, trained: list[bool]) -> Joint:
                 f"layer '{layer.name}': {node.target} writes into its argument, and there is no other form of "
                 f"it{where(node)}. Write this part of the module with other operators of torch"
             )
-    return Joint(graph_module, arriving, wanted)
+    return Joint(graph_module, arriving, wanted, trained)
 
 
 def clean(graph: fx.Graph) -> None:

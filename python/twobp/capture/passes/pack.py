@@ -16,11 +16,12 @@ from ..own_operators import aten
 
 @dataclasses.dataclass
 class Packed:
-    """A layer, the inputs of it that need a gradient, and for each of its parameters the indices among those of the
-    original layer."""
+    """A layer, the inputs of it that need a gradient, the outputs that get one, and for each of its parameters the
+    indices among those of the original layer."""
 
     layer: Layer
     trained: list[bool]
+    read: list[bool]
     groups: list[list[int]]
 
     def names(self, layer: Layer) -> list[str | list[str]]:
@@ -29,7 +30,7 @@ class Packed:
         return [before[group[0]] if len(group) == 1 else [before[i] for i in group] for group in self.groups]
 
 
-def pack(layer: Layer, trained: list[bool]) -> Packed:
+def pack(layer: Layer, trained: list[bool], read: list[bool]) -> Packed:
     """Changes the layer's graph, in place."""
     graph = layer.graph_module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -72,7 +73,7 @@ def pack(layer: Layer, trained: list[bool]) -> Packed:
             groups.append([rank[k] for k in parts])
     graph.lint()
     layer.graph_module.recompile()
-    return Packed(dataclasses.replace(layer, inputs=inputs, examples=examples), flags, groups)
+    return Packed(dataclasses.replace(layer, inputs=inputs, examples=examples), flags, read, groups)
 
 
 def label(names: list[str]) -> str:
