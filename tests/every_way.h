@@ -9,9 +9,9 @@ inline bool every_way() {
   return std::getenv("TWOBP_EVERY_WAY") != nullptr;
 }
 
-// A quarter of the rounds of a test with random cases.
+// An eighth of the rounds of a test with random cases.
 inline int rounds(int all) {
-  return every_way() ? all : (all + 3) / 4;
+  return every_way() ? all : (all + 7) / 8;
 }
 
 }  // namespace twobp::test

@@ -7,6 +7,7 @@
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/embedding.h"
+#include "twobp/nn/layers/experts.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
@@ -33,6 +34,19 @@ TEST(BadInput, TokenIdOutsideTheVocabulary) {
   Embedding layer("e", 4, 3, 1, at::kFloat);
   expect_forward_error(layer, {}, {{"input_ids", ids({0, 3, 4})}}, {"token id 4", "position 2", "vocabulary of 4"});
   expect_forward_error(layer, {}, {{"input_ids", ids({0, -1, 9})}}, {"token id -1", "position 1", "vocabulary"});
+}
+
+TEST(BadInput, RouterThatGivesNoNumbers) {
+  Experts layer({"mlp.gate", "experts", "gate", "up", "down"}, {4, 3, 4, 2, true}, 1, at::kFloat);
+  make_parameters(layer);
+  at::Tensor x = at::ones({2, 3, 4});
+  MicroBatch finite(layer, {});
+  finite.p1(at::ones_like(finite.forward(x)));
+  x[1][2][0] = std::nan("");
+  expect_error([&] { MicroBatch(layer, {}).evaluate(x); }, {"router mlp.gate", "NaN", "optimizer.lr"});
+  MicroBatch training(layer, {});
+  const at::Tensor y = training.forward(x);
+  expect_error([&] { training.p1(at::ones_like(y)); }, {"router mlp.gate", "NaN"});
 }
 
 TEST(BadInput, InputIdsOfAnotherKind) {

@@ -150,10 +150,12 @@ LayerCase rms_norm_case(const std::string& name, int64_t positions, int64_t dim,
 }
 
 LayerCase attention_case(const std::string& name, const AttentionShape& shape, int64_t positions, bool padded = false,
-                         bool documents = false) {
+                         bool documents = false, bool sinks = false) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) { return std::make_unique<Attention>(shape, dtype); };
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<Attention>(shape, dtype, 0, "attention", sinks ? "sinks" : "", kStd);
+  };
   c.input = sizes({positions, shape.packed()});
   c.fields = [=](int64_t samples, uint64_t seed, at::ScalarType) {
     Fields fields;
@@ -161,13 +163,14 @@ LayerCase attention_case(const std::string& name, const AttentionShape& shape, i
     if (documents) fields[kDocumentStarts] = random_starts(samples, positions, seed);
     return fields;
   };
-  c.reference = [=](const at::Tensor& x, const Weights&, const Fields& fields) {
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields& fields) {
     return reference::attention(x, shape, padded ? fields.at("attention_mask") : at::Tensor(),
-                                documents ? fields.at(kDocumentStarts) : at::Tensor());
+                                documents ? fields.at(kDocumentStarts) : at::Tensor(), sinks ? w[0] : at::Tensor());
   };
   // Scores (D), softmax and its sum (S), and values (S), all again in the backward pass, and the queries of a group.
   // ATen's exp is within 20 ulp. Rotations and scalings take about 20 operations.
   c.roundings = static_cast<double>(2 * shape.head_dim + 4 * positions + shape.heads / shape.kv_heads) + 60;
+  if (sinks) c.roundings += 64 + static_cast<double>(shape.head_dim);  // the sum over blocks of rows
   return c;
 }
 
@@ -224,7 +227,36 @@ LayerCase squared_error_case(const std::string& name, int64_t positions, int64_t
   return c;
 }
 
-// The reference computes all experts for every token.
+// The references compute all experts for every token. With biases and the limited gate:
+LayerCase limited_experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions) {
+  LayerCase c;
+  c.name = name;
+  c.make = [=](at::ScalarType dtype) {
+    return std::make_unique<Experts>(ExpertsNames{"router", "expert", "gate", "up", "down"}, shape, kStd, dtype);
+  };
+  c.input = sizes({positions, shape.dim});
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    const at::Tensor logits = reference::linear(x, w[0]) + w[1];
+    const auto [largest, chosen] = at::topk(logits, shape.chosen, -1);
+    const at::Tensor weights = at::zeros_like(logits).scatter(-1, chosen, at::softmax(largest, -1));
+    const at::Tensor input = w[2].view({shape.experts, -1, shape.dim});
+    const at::Tensor output = w[4].view({shape.experts, shape.dim, -1});
+    at::Tensor sum = at::zeros_like(x);
+    for (int64_t e = 0; e < shape.experts; ++e) {
+      const at::Tensor packed = reference::linear(x, input[e]) + w[3].view({shape.experts, -1})[e];
+      const at::Tensor gate = at::clamp_max(packed.narrow(-1, 0, shape.hidden), shape.gate_limit);
+      const at::Tensor up =
+          at::clamp(packed.narrow(-1, shape.hidden, shape.hidden), -shape.gate_limit, shape.gate_limit);
+      const at::Tensor act = (up + 1) * gate * at::sigmoid(1.702 * gate);
+      const at::Tensor y = reference::linear(act, output[e]) + w[5].view({shape.experts, -1})[e];
+      sum = sum + weights.select(-1, e).unsqueeze(-1) * y;
+    }
+    return sum;
+  };
+  c.roundings = static_cast<double>(2 * positions + 4 * shape.hidden + 4 * shape.dim + shape.experts) + 80;
+  return c;
+}
+
 LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions, int64_t shared = 0) {
   LayerCase c;
   c.name = name;
@@ -395,6 +427,8 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionDocumentsLarge", {4, 2, 18, {10000}}, 133, false, true),
       attention_case("AttentionDocumentsInWindowsPadded", {4, 2, 6, {100}, -1, 20}, 70, true, true),
       positions_case("LearnedPositionsOfDocuments", 9, 5, true),
+      attention_case("AttentionSinks", {4, 2, 6, 100}, 5, false, false, true),
+      attention_case("AttentionSinksPaddedInWindows", {4, 2, 6, {100}, -1, 20}, 70, true, true, true),
       attention_case("AttentionScaledAndCapped", {4, 2, 6, {100}, -1, 0, 0.7, 1.5}, 5),
       attention_case("AttentionInterleaved", {3, 3, 6, {100}, 2, 0, 0, 0, true}, 5),
       attention_case("AttentionOfAllKinds", {2, 2, 18, {100}, 8, 70, 0.3, 2.5, true}, 133, true),
@@ -414,6 +448,7 @@ const std::vector<LayerCase>& layer_cases() {
       experts_case("ExpertsNormalized", {5, 3, 4, 3, true}, 3),
       experts_case("ExpertsOneChosen", {5, 3, 2, 1, false}, 3),
       experts_case("ExpertsAndShared", {5, 3, 4, 2, true}, 3, 4),
+      limited_experts_case("ExpertsLimited", {5, 3, 4, 2, true, Gate::kSilu, true, 0.8}, 4),
       experts_case("ExpertsLarge", {33, 17, 16, 4, true}, 65),
       residual_case(),
       scaled_residual_case(),

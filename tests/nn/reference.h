@@ -46,9 +46,10 @@ inline at::Tensor soft_cap(const at::Tensor& x, double cap) {
   return cap > 0 ? cap * at::tanh(x / cap) : x;
 }
 
-// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be undefined.
+// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be undefined. `sinks`
+// (H) are scores without a value.
 inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape, const at::Tensor& mask = {},
-                            const at::Tensor& starts = {}) {
+                            const at::Tensor& starts = {}, const at::Tensor& sinks = {}) {
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
   const at::Tensor rows =
@@ -74,7 +75,11 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   const double scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const at::Tensor scores = soft_cap(at::matmul(q, k.transpose(2, 3)) * scale, shape.cap);
   // A row of hidden scores would become uniform, but its query sees nothing.
-  const at::Tensor p = at::softmax(scores.masked_fill(hidden, -1e30), -1).masked_fill(hidden, 0);
+  at::Tensor seen = scores.masked_fill(hidden, -1e30);
+  if (sinks.defined()) {
+    seen = at::cat({seen, sinks.view({1, -1, 1, 1}).expand({batch, shape.heads, positions, 1})}, 3);
+  }
+  const at::Tensor p = at::softmax(seen, -1).narrow(3, 0, positions).masked_fill(hidden, 0);
   return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});
 }
 

@@ -47,13 +47,10 @@ class DeviceCommand : public ::testing::Test {
     return {concat("TMPDIR=", folder_.path("")), library_path(TWOBP_STAND_IN_NCCL), "TWOBP_STAND_IN_LOADS=1",
             "OMP_NUM_THREADS=1"};
   }
-  Finished alone(std::vector<std::string> arguments, const std::vector<std::string>& more = {}) const {
-    arguments.insert(arguments.begin(), TWOBP_ON_STAND_IN);
-    arguments.insert(arguments.begin(), more.begin(), more.end());
-    const auto variables = environment();
-    arguments.insert(arguments.begin(), variables.begin(), variables.end());
+  Finished alone(const std::vector<std::string>& arguments, const std::vector<std::string>& more = {}) const {
     RunOptions options;
-    options.program = "env";
+    options.environment = environment();
+    options.environment.insert(options.environment.end(), more.begin(), more.end());
     return test::run_program(arguments, options);
   }
 
@@ -65,17 +62,14 @@ class DeviceCommand : public ::testing::Test {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < processes.size(); ++i) {
       threads.emplace_back([&, i] {
-        std::vector<std::string> all = environment();
+        RunOptions options = processes[i].options;
+        std::vector<std::string>& all = options.environment = environment();
         for (const char* name : {"RANK", "LOCAL_RANK"}) all.push_back(concat(name, "=", i));
         all.push_back(concat("WORLD_SIZE=", processes.size()));
         all.push_back(concat("MASTER_PORT=", port));
         all.emplace_back("MASTER_ADDR=127.0.0.1");
         all.insert(all.end(), processes[i].environment.begin(), processes[i].environment.end());
-        all.emplace_back(TWOBP_ON_STAND_IN);
-        all.insert(all.end(), arguments.begin(), arguments.end());
-        RunOptions options = processes[i].options;
-        options.program = "env";
-        finished[i] = test::run_program(all, options);
+        finished[i] = test::run_program(arguments, options);
         ++ended;
       });
     }
@@ -268,7 +262,7 @@ class DeviceCommandUnderMpirun : public DeviceCommand {
     all.insert(all.end(), {"-n", std::to_string(processes), "env"});
     const auto variables = environment();
     all.insert(all.end(), variables.begin(), variables.end());
-    all.emplace_back(TWOBP_ON_STAND_IN);
+    all.emplace_back(TWOBP_PROGRAM);
     all.insert(all.end(), arguments.begin(), arguments.end());
     RunOptions options;
     options.program = TWOBP_MPIRUN;

@@ -39,7 +39,8 @@ inline constexpr double kHangs = 60;
 #endif
 
 struct RunOptions {
-  std::string program = TWOBP_PROGRAM;  // found on PATH
+  std::string program = TWOBP_PROGRAM;        // found on PATH
+  std::vector<std::string> environment = {};  // "NAME=VALUE", besides that of the test
   double timeout = kHangs;
   // Sends `signal`, `times` times, as soon as this returns true for the output.
   std::function<bool(const std::string& out)> interrupt_when;
@@ -64,6 +65,7 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
   const pid_t pid = ::fork();
   if (pid == 0) {
     std::signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
+    for (const std::string& variable : options.environment) ::putenv(const_cast<char*>(variable.c_str()));
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     for (const int fd : {out[0], out[1], err[0], err[1]}) ::close(fd);

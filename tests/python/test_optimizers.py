@@ -158,6 +158,7 @@ class Uses(torch.nn.Module):
         return of.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
+@pytest.mark.slow
 def test_muon_updates_what_multiplies_as_a_matrix(tmp_path):
     trainer, _ = pair(Uses, optimizer=twobp.Muon(lr=LR), clip_norm=0)
     by_muon = lambda one: {name for name, state in one.optimizer_state().items() if "momentum" in state}  # noqa: E731

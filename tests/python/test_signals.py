@@ -271,6 +271,7 @@ for call in ("step", "evaluate", "state_dict", "between", "plan"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.013, 0, 0.1])
 def test_python_exits_while_a_daemon_thread_is_in_a_call(after):
     done = subprocess.run([sys.executable, "-c", EXIT, str(after)], capture_output=True, text=True, timeout=300)

@@ -169,6 +169,7 @@ def test_padding_to_the_longest_takes_one_capture_more(name, tmp_path):
     assert ours.pipeline.captures <= 3, ours.pipeline.captures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, least", [("GRPOTrainer", 6), ("GRPOTrainer", 3), ("RLOOTrainer", 3)])
 def test_trainers_that_generate_do_so_with_the_trained_weights(name, least, tmp_path):
     """The first one has prompts of one length, which take one capture."""
@@ -176,6 +177,7 @@ def test_trainers_that_generate_do_so_with_the_trained_weights(name, least, tmp_
     compare(*both(name, prompts(least=least), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, max(7, STEPS)])
 def test_packed_documents(steps, tmp_path):
     """An epoch has 6 steps and one sample more."""

@@ -173,5 +173,20 @@ def olmoe(dice):
                                     attention_bias=dice.random() < 0.5, rope_parameters=scaling(dice))
 
 
+def granitemoe(dice):
+    return transformers.GraniteMoeConfig(**sizes(dice), **common(dice), **rms(dice), **routing(dice, "num_local_experts", False),
+                                         embedding_multiplier=3.0, logits_scaling=1.7, residual_multiplier=0.22, attention_multiplier=0.3,
+                                         rope_parameters=scaling(dice))
+
+
+def gpt_oss(dice):
+    size = sizes(dice, equal=True)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "original_max_position_embeddings": 16, "truncate": dice.random() < 0.5}
+    return transformers.GptOssConfig(**size, **common(dice), **rms(dice), **routing(dice, "num_local_experts", False),
+                                     attn_implementation="eager", attention_bias=dice.random() < 0.5, sliding_window=dice.choice([3, 5]),
+                                     layer_types=layer_types(dice, size["num_hidden_layers"]),
+                                     rope_parameters=dice.choice([yarn, {"rope_type": "default", "rope_theta": 1e3}]))
+
+
 FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]
-MIXTURES = [mixtral, qwen2_moe, qwen3_moe, olmoe]
+MIXTURES = [mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe, gpt_oss]

@@ -307,6 +307,7 @@ TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
   };
   refused("qwen3_moe", 3, 2, {}, {"pipeline.experts is 2", "pipeline.data_parallel is 3", "multiple"});
   refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
+  refused("gpt_oss", 2, 2, {}, {"pipeline.experts is 2", "model.type \"gpt_oss\""});
   refused("qwen3_moe", 2, 2, {"optimizer.type=muon"}, {"pipeline.experts is 2", "muon", "adamw"});
   refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
   refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});

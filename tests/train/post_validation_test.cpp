@@ -131,6 +131,7 @@ TEST(PostValidation, LeavesTheBitsOfRanksThatWait) {
            {std::vector<double>{0.5, 0.5, 0.25}, {2}, {0.5, 2}, {0.5, kOverflow}, {kOverflow}}) {
         if (norms.back() == kOverflow && precision != "fp16") continue;  // that ends a run
         for (const bool leave_out : {false, true}) {
+          if (leave_out && norms.size() == 1) continue;  // it is the second step that leaves it out
           const Config config = config_of(optimizer, precision);
           ByHand waits(config);
           ByHand presumes(config);

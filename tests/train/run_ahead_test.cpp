@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "benchmarks/emulated.h"
+#include "tests/every_way.h"
 #include "tests/model_options.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
@@ -106,8 +107,10 @@ TEST(RunAhead, RefusesToReadTheStateDuringAStep) {
 // One rank ends its part of a step late. The other rank has continued by then. The step was clipped, so the other rank
 // must undo the step and the part of the next step that it has begun.
 TEST(RunAhead, UndoesStepsToTheBit) {
-  const auto expect_same = [](const std::string& what, const std::string& schedule, int late_rank,
-                              const std::function<void(Config&)>& change) {
+  int number = 0;  // each case runs with one late rank, and with the other one in every way
+  const auto expect_same = [&](const std::string& what, const std::string& schedule, int late_rank,
+                               const std::function<void(Config&)>& change) {
+    if ((number++ + late_rank) % 2 == 1 && !test::every_way()) return;
     Config config = config_of(schedule);
     // Otherwise the ranks wait for each other's gradients of tied weights.
     test::llama_of(config).tied = false;

@@ -76,11 +76,20 @@ DECODERS = {
     "qwen3_moe": transformers.Qwen3MoeConfig(**COMMON, **HEADS, head_dim=10, num_experts=5, num_experts_per_tok=3, moe_intermediate_size=16),
     "qwen3_moe-normalized": transformers.Qwen3MoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16,
                                                         norm_topk_prob=True),
+    "granitemoe": transformers.GraniteMoeConfig(**COMMON, **HEADS, **BALANCED, num_local_experts=5, embedding_multiplier=3.0, logits_scaling=1.7,
+                                                residual_multiplier=0.6, attention_multiplier=0.3),
+    # Only eager attention has the sinks.
+    "gpt_oss": transformers.GptOssConfig(**COMMON, **HEADS, **BALANCED, head_dim=10, num_local_experts=5, num_experts_per_tok=3,
+                                         sliding_window=7, attn_implementation="eager", rope_parameters={**YARN, "truncate": False}),
+    "gpt_oss-plain": transformers.GptOssConfig(**COMMON, **HEADS, head_dim=6, num_local_experts=4, num_experts_per_tok=2, attn_implementation="eager",
+                                               attention_bias=False, layer_types=["full_attention"] * 3,
+                                               rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "olmoe": transformers.OlmoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=4, num_experts_per_tok=2),
 }
-# Of an expert in files. In the module, all experts have one tensor, with gate and up in one.
+# The parts of an expert, as twobp names them. In the module, all experts have one tensor, with gate and up in one.
 EXPERTS = {"mixtral": ("block_sparse_moe", ("w1", "w3"), ("w2",)), "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), ("down_proj",))}
-EXPERTS["qwen2_moe"] = EXPERTS["olmoe"] = EXPERTS["qwen3_moe"]
+EXPERTS["qwen2_moe"] = EXPERTS["olmoe"] = EXPERTS["gpt_oss"] = EXPERTS["qwen3_moe"]
+EXPERTS["granitemoe"] = ("block_sparse_moe", *EXPERTS["qwen3_moe"][1:])
 PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 
 SMALL = dict(hidden_size=24, num_hidden_layers=3, intermediate_size=40, vocab_size=53, initializer_range=0.3)
@@ -144,6 +153,8 @@ def model_of(family, config):
     with torch.no_grad():
         for name, tensor in tensors_of(model, copy=False).items():
             unlike(family, name, tensor)
+            if config.model_type == "gpt_oss" and name.endswith(("gate_proj.weight", "up_proj.weight")):
+                tensor.mul_(3)  # so that the limits of the gate are reached
     return model
 
 
@@ -153,16 +164,18 @@ def tensors_of(model, copy=True, of=lambda one: one):
     found = {}
     for name, one in {**dict(model.named_parameters()), **buffers}.items():
         one = of(one)
-        found.update(experts_of(model, name, one) if ".mlp.experts." in name else {name: one})
+        found.update(experts_of(model, name, one) if ".experts." in name else {name: one})
     return {name: one.detach().clone().contiguous() if copy else one for name, one in found.items()}
 
 
 def experts_of(model, name, stack):
     block, inputs, output = EXPERTS[model.config.model_type]
-    names = inputs if name.endswith("gate_up_proj") else output
-    before = name.split(".mlp.")[0]
-    return {f"{before}.{block}.experts.{number}.{part}.weight": rows for number, expert in enumerate(stack)
-            for part, rows in zip(names, expert.chunk(len(names)))}
+    names, kind = inputs if "gate_up_proj" in name else output, "bias" if name.endswith("bias") else "weight"
+    before = ".".join(name.split(".")[:3])
+    in_out = model.config.model_type == "gpt_oss"  # and gate and up take turns
+    parts_of = (lambda expert: [expert.T[i::len(names)] for i in range(len(names))]) if in_out else (lambda expert: expert.chunk(len(names)))
+    return {f"{before}.{block}.experts.{number}.{part}.{kind}": rows for number, expert in enumerate(stack)
+            for part, rows in zip(names, parts_of(expert))}
 
 
 def padding(ids, right, both):
@@ -307,6 +320,8 @@ def make(family, folder):
         torch.manual_seed(seed)
         model, to = model_of(family, config), folder / case
         model.save_pretrained(to / "model", **({"max_shard_size": "20KB"} if case == "grouped" else {}))
+        if config.model_type in EXPERTS:
+            model.save_pretrained(to / "module", save_original_format=False)  # with the names of the module
         if family == "bert":
             save_encoder(model, case, to / "encoder")
         fields = of_texts(config) if family == "bert" else of_pictures(config) if family == "resnet" else of_tokens(family, case, config)
@@ -331,7 +346,8 @@ def make(family, folder):
         for name, tensors in (("before", before), ("after", tensors_of(model))):
             save_file({name: one for name, one in tensors.items() if name in used}, to / f"{name}.safetensors")
         # The names of this model's tensors in files.
-        other = {"gpt_neox": ("lm_head", "embed_out"), "mixtral": (".mlp.gate.", ".block_sparse_moe.gate.")}.get(config.model_type, ("", ""))
+        other = {"gpt_neox": ("lm_head", "embed_out"), "mixtral": (".mlp.gate.", ".block_sparse_moe.gate."),
+                 "granitemoe": (".router.weight", ".router.layer.weight")}.get(config.model_type, ("", ""))
         names = {name: name.replace(*other) for name in used}
         rotary = getattr(getattr(model, "model", None), "rotary_emb", None) if family == "llama" else None
         (to / "facts.json").write_text(json.dumps({**facts_of(model), "loss": loss, "lr": lr, "grad_norm": norm, "names": names,

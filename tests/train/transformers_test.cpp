@@ -69,7 +69,10 @@ const std::vector<std::string> kDecoders = {"llama",
                                             "qwen2_moe",
                                             "qwen3_moe",
                                             "qwen3_moe-normalized",
-                                            "olmoe"};
+                                            "olmoe",
+                                            "granitemoe",
+                                            "gpt_oss",
+                                            "gpt_oss-plain"};
 const Family kFamilies[] = {{"decoders", kDecoders, {"data.sequence=32", "pipeline.micro_batch_size=2"}, 3e-3},
                             {"llama", {"grouped", "tied", "plain"}},
                             {"bert", {"tied", "untied"}},
@@ -414,7 +417,21 @@ TEST_F(DecoderTransformers, GradientsOfMixturesAreThoseOfTransformers) {
     }
     EXPECT_EQ(compared, expected.size());
   }
-  EXPECT_GE(mixtures, 6);
+  EXPECT_GE(mixtures, 9);
+}
+
+// transformers saves all experts of a layer in one tensor, if it is asked for the names of its modules.
+TEST_F(DecoderTransformers, LoadsExpertsInOneTensor) {
+  for (const std::string& name : cases()) {
+    if (!fs::exists(path(name + "/module"))) continue;
+    SCOPED_TRACE(name);
+    const SafetensorsFile file(path(name + "/module/model.safetensors"));
+    const auto is_stack = [](const std::string& one) { return one.ends_with(".experts.gate_up_proj"); };
+    const std::vector<std::string> names = file.names();
+    EXPECT_TRUE(std::any_of(names.begin(), names.end(), is_stack));
+    expect_same_parts(parts_of(Trainer(config_of(name, 2, "module")).weights()), theirs(name, "before.safetensors"),
+                      name);
+  }
 }
 
 class LlamaTransformers : public OfTransformers {

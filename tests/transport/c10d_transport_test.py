@@ -6,7 +6,6 @@
 import ctypes
 import os
 import socket
-import subprocess
 import sys
 
 
@@ -17,13 +16,18 @@ def free_port() -> int:
 
 
 def launch(library: str, processes: int, arguments: list[str]) -> int:
-    port = str(free_port())
-    running = []
+    import torch.distributed  # once: forks have it, and no thread has started yet
+
+    os.environ.update(WORLD_SIZE=str(processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    children = []
     for rank in range(processes):
-        environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        running.append(subprocess.Popen([sys.executable, __file__, "--rank", library, *arguments], env=environment,
-                                        stdout=None if rank == 0 else subprocess.DEVNULL))
-    return max(abs(process.wait()) for process in running)
+        if (child := os.fork()) == 0:
+            os.environ["RANK"] = str(rank)
+            if rank > 0:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(run_rank(library, arguments))
+        children.append(child)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
 
 
 def run_rank(library: str, arguments: list[str]) -> int:
@@ -44,6 +48,4 @@ def run_rank(library: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--rank":
-        sys.exit(run_rank(sys.argv[2], sys.argv[3:]))
     sys.exit(launch(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 4, sys.argv[3:]))

@@ -35,6 +35,21 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() ? at::equal(a, b) : at::equal(a.to(at::kFloat), b.to(at::kFloat));
 }
 
+at::Tensor ExpertStack::part(const at::Tensor& whole, size_t i) const {
+  at::Tensor expert = whole.select(0, static_cast<int64_t>(i / projections));
+  if (transposed && expert.dim() == 2) expert = expert.t();
+  const auto count = static_cast<int64_t>(projections);
+  const auto one = static_cast<int64_t>(i % projections);
+  return interleaved ? expert.unflatten(0, {-1, count}).select(1, one) : expert.chunk(count)[i % projections];
+}
+
+at::Tensor ExpertStack::whole(const std::vector<at::Tensor>& given) const {
+  const at::Tensor experts = at::stack(given).unflatten(0, {-1, static_cast<int64_t>(projections)});
+  at::Tensor whole = (interleaved ? experts.transpose(1, 2) : experts).flatten(1, 2);
+  if (transposed && whole.dim() == 3) whole = whole.transpose(1, 2);
+  return whole.contiguous();
+}
+
 ModelWeights::ModelWeights(std::string directory, TensorNames naming)
     : directory_(std::move(directory)), naming_(std::move(naming)) {
   const fs::path folder(directory_);
@@ -54,6 +69,9 @@ ModelWeights::ModelWeights(std::string directory, TensorNames naming)
          pickled ? "; pytorch_model.bin is not read: load it with transformers and save_pretrained() it" : "");
   }
   if (naming_.rename) rename();
+  for (const auto& [name, stack] : naming_.stacks) {
+    if (contains(name)) take_apart(name, stack);
+  }
   for (const auto& [one, other] : naming_.same) {
     copy_name(one, other);
     copy_name(other, one);
@@ -78,6 +96,40 @@ void ModelWeights::rename() {
                 ", two names of one tensor, with different values: remove the wrong one");
   }
   file_of_ = std::move(renamed);
+}
+
+void ModelWeights::take_apart(const std::string& name, const ExpertStack& stack) {
+  const std::vector<int64_t> sizes = shape(name);
+  const size_t outputs = sizes.size() - (sizes.size() == 3 && !stack.transposed ? 2 : 1);
+  const bool fits = (sizes.size() == 2 || sizes.size() == 3) &&
+                    sizes[0] * static_cast<int64_t>(stack.projections) == static_cast<int64_t>(stack.parts.size()) &&
+                    sizes[outputs] % static_cast<int64_t>(stack.projections) == 0;
+  TWOBP_CHECK(fits, directory_, ": ", name, " is ", at::IntArrayRef(sizes), ", not a stack of ",
+              stack.parts.size() / stack.projections, " experts, as config.json says");
+  const std::string place = stored(name);
+  const size_t at = file_of_.at(name);
+  file_of_.erase(name);
+  for (size_t i = 0; i < stack.parts.size(); ++i) {
+    const std::string& part = stack.parts[i];
+    TWOBP_CHECK(file_of_.emplace(part, at).second, directory_, ": has both ", name, " and ", part,
+                ", which is a part of it: remove one");
+    stored_[part] = place;
+    in_stack_[part] = {&stack, i};
+  }
+}
+
+at::Tensor ModelWeights::tensor(const std::string& name) const {
+  at::Tensor tensor = file(name).tensor(stored(name));
+  const auto found = in_stack_.find(name);
+  return found == in_stack_.end() ? tensor : found->second.first->part(tensor, found->second.second);
+}
+
+std::vector<int64_t> ModelWeights::shape(const std::string& name) const {
+  const std::vector<int64_t>& sizes = file(name).shape(stored(name));
+  const auto found = in_stack_.find(name);
+  if (found == in_stack_.end()) return sizes;
+  const auto& [stack, i] = found->second;
+  return stack->part(at::empty(sizes, at::TensorOptions().device(at::kMeta)), i).sizes().vec();
 }
 
 void ModelWeights::copy_name(const std::string& from, const std::string& to) {

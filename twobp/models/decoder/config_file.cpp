@@ -231,7 +231,8 @@ bool has_option(const DecoderFamily& family, const std::string& option) {
   if (option == "rope_part") return family.part != nullptr;
   if (option == "rope_theta") return family.rotary;
   if (option == "rope_short" || option == "rope_long") return family.scales("longrope");
-  for (const char* of_yarn : {"rope_low_freq", "rope_high_freq", "rope_beta_fast", "rope_beta_slow"})
+  for (const char* of_yarn :
+       {"rope_low_freq", "rope_high_freq", "rope_beta_fast", "rope_beta_slow", "rope_whole_pairs"})
     if (option == of_yarn) return family.rotary && family.scales("yarn");
   if (option.starts_with("rope_")) return family.rotary;
   return std::any_of(family.file.begin(), family.file.end(),

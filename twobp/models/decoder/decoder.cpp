@@ -83,8 +83,9 @@ struct Decoder {
         layers.push_back(std::make_unique<QueryKeyNorm>(
             block + n.query_norm + ".weight", block + n.key_norm + ".weight", norm, o.norm_eps, s.dtype, gain()));
       }
-      layers.push_back(
-          std::make_unique<Attention>(shape, s.dtype, o.attention_dropout, block + "attention.probabilities"));
+      layers.push_back(std::make_unique<Attention>(shape, s.dtype, o.attention_dropout,
+                                                   block + "attention.probabilities",
+                                                   n.sinks.empty() ? "" : block + n.sinks, o.init_std));
       layers.push_back(
           linear(parts(block, {n.attention_output}, {o.dim}), q_rows, o.attention_bias && family.output_bias));
     };
@@ -135,6 +136,8 @@ struct Decoder {
                              .chosen = o.experts_per_token,
                              .normalized = o.normalized_routing,
                              .gate = parse_gate(o.activation),
+                             .biased = family.biased_experts,
+                             .gate_limit = family.gate_limit,
                              .balanced = o.balance_loss > 0,
                              .share = s.experts};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));

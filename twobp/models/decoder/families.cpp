@@ -41,6 +41,23 @@ constexpr FileKey kMlpBias = {"mlp_bias", "mlp_bias", "false"};
 
 constexpr FileKey kBalanceLoss = {"router_aux_loss_coef", "balance_loss", "0.001", FileForm::kWithLogits};
 
+std::string replaced(std::string name, const std::string& from, const std::string& to) {
+  const size_t at = name.find(from);
+  return at == std::string::npos ? name : name.replace(at, from.size(), to);
+}
+
+// The modules' names in transformers 5.
+std::string from_mixtral(const std::string& stored) {
+  return replaced(stored, ".mlp.", ".block_sparse_moe.");
+}
+
+std::string from_granitemoe(const std::string& stored) {
+  const std::string block = ".block_sparse_moe.";
+  std::string name = replaced(stored, block + "experts.gate_up_proj", block + "input_linear.weight");
+  name = replaced(std::move(name), block + "experts.down_proj", block + "output_linear.weight");
+  return replaced(std::move(name), block + "router.weight", block + "router.layer.weight");
+}
+
 DecoderFamily llama_family() {
   DecoderFamily f{.name = "llama", .hf_class = "LlamaForCausalLM"};
   f.file = file_keys(kRmsEps,
@@ -326,6 +343,8 @@ DecoderFamily mixtral_family() {
   f.names.router = "block_sparse_moe.gate";
   f.names.experts = "block_sparse_moe.experts.";
   f.names.expert = {"w1", "w3", "w2"};
+  f.names.stacks = {"block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"};
+  f.rename = from_mixtral;
   f.defaults.experts = 8;
   f.defaults.normalized_routing = true;
   f.default_theta = 1e6;
@@ -401,6 +420,75 @@ DecoderFamily olmoe_family() {
   return f;
 }
 
+DecoderFamily granitemoe_family() {
+  DecoderFamily f = granite_family();
+  f.name = "granitemoe";
+  f.hf_class = "GraniteMoeForCausalLM";
+  std::erase_if(f.file, [](const FileKey& key) { return std::string(key.name) == "mlp_bias"; });
+  std::erase_if(f.file, [](const FileKey& key) { return std::string(key.name) == "head_dim"; });
+  f.file.insert(
+      f.file.end(),
+      {{"num_local_experts", "experts", "8"}, {"num_experts_per_tok", "experts_per_token", "2"}, kBalanceLoss});
+  f.names.router = "block_sparse_moe.router.layer";
+  f.names.experts = "block_sparse_moe.experts.";
+  f.names.stacks = {"block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"};
+  f.defaults.experts = 8;
+  f.defaults.normalized_routing = true;  // a softmax over the chosen logits
+  f.saves_stacks = true;
+  f.rename = from_granitemoe;
+  return f;
+}
+
+DecoderFamily gpt_oss_family() {
+  DecoderFamily f{.name = "gpt_oss", .hf_class = "GptOssForCausalLM"};
+  f.file = file_keys({"rms_norm_eps", "norm_eps", "1e-5"},
+                     {{"num_key_value_heads", "kv_heads", "8"},
+                      {"head_dim", "head_dim", "64"},
+                      {"hidden_act", nullptr, "\"silu\""},
+                      kUntied,
+                      {"attention_bias", "attention_bias", "true"},
+                      {"num_local_experts", "experts", "128", FileForm::kSame, "num_experts"},
+                      {"num_experts_per_tok", "experts_per_token", "4", FileForm::kSame, "experts_per_token"},
+                      kBalanceLoss,
+                      {"swiglu_alpha", nullptr, "1.702"},
+                      {"swiglu_limit", nullptr, "7.0"}});
+  f.names.sinks = "self_attn.sinks";
+  f.names.router = "mlp.router";
+  f.defaults.experts = 8;
+  f.defaults.attention_bias = f.defaults.normalized_routing = true;
+  f.biased_experts = true;
+  f.gate_limit = 7;
+  f.saves_stacks = f.stacks_in_out = true;
+  f.scalings = {"yarn"};
+  f.default_theta = 150000;
+  f.default_rope =
+      R"({"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "truncate": false})";
+  f.windows = WindowsInFile::kAlternating;
+  f.default_window = "128";
+  f.ignored = {"initial_context_length"};
+  return f;
+}
+
+// The stacks of a block's experts, by name.
+void add_stacks(const DecoderFamily& family, const DecoderOptions& o, const std::string& block,
+                std::map<std::string, ExpertStack>& stacks) {
+  const DecoderNames& n = family.names;
+  const auto add = [&](const std::string& name, const std::vector<std::string>& projections, const char* kind) {
+    ExpertStack& stack = stacks[block + name];
+    stack = {{}, projections.size(), family.stacks_in_out, family.stacks_in_out && projections.size() > 1};
+    for (int64_t expert = 0; expert < o.experts; ++expert) {
+      for (const std::string& one : projections) {
+        stack.parts.push_back(concat(block, n.experts, expert, ".", one, kind));
+      }
+    }
+  };
+  for (const auto& [name, projections] :
+       {std::pair{n.stacks[0], std::vector{n.expert[0], n.expert[1]}}, {n.stacks[1], {n.expert[2]}}}) {
+    add(name, projections, ".weight");
+    if (family.biased_experts) add(name + "_bias", projections, ".bias");
+  }
+}
+
 }  // namespace
 
 const std::vector<DecoderFamily>& decoder_families() {
@@ -408,7 +496,8 @@ const std::vector<DecoderFamily>& decoder_families() {
       llama_family(),   mistral_family(),   qwen2_family(),     qwen3_family(),    phi3_family(),
       olmo2_family(),   gemma1_family(),    gemma2_family(),    gemma3_family(),   smollm3_family(),
       gpt2_family(),    gpt_neox_family(),  granite_family(),   stablelm_family(), starcoder2_family(),
-      mixtral_family(), qwen2_moe_family(), qwen3_moe_family(), olmoe_family()};
+      mixtral_family(), qwen2_moe_family(), qwen3_moe_family(), olmoe_family(),    granitemoe_family(),
+      gpt_oss_family()};
   return all;
 }
 
@@ -423,6 +512,10 @@ TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& o) 
   TensorNames names;
   names.rename = family.rename;
   if (o.tied) names.copies[family.names.head + ".weight"] = family.names.embedding + ".weight";
+  if (o.experts > 0) {
+    for (int64_t i = 0; i < o.layers; ++i) add_stacks(family, o, concat(family.names.blocks, i, "."), names.stacks);
+    names.writes_stacks = family.saves_stacks;
+  }
   if (!family.rotary) return names;
   // Early files have the frequencies of every layer. Those of a stretched embedding are the ones before the stretching:
   // at that time the positions were divided instead.

@@ -57,6 +57,7 @@ struct DecoderNames {
   std::vector<std::string> qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};  // or one
   std::string query_norm{};
   std::string key_norm{};
+  std::string sinks{};
   std::string attention_output = "self_attn.o_proj";
   std::string mlp_norm = "post_attention_layernorm";
   std::string mlp_after_norm{};
@@ -65,6 +66,8 @@ struct DecoderNames {
   std::string router = "mlp.gate";
   std::string experts = "mlp.experts.";
   std::vector<std::string> expert = {"gate_proj", "up_proj", "down_proj"};
+  // Tensors of all experts, which files may have in place of those of each: of gate and up, and of down.
+  std::vector<std::string> stacks = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
   std::string shared_expert = "mlp.shared_expert.";
   std::string shared_gate = "mlp.shared_expert_gate";
   std::string norm = "model.norm";
@@ -89,12 +92,17 @@ struct DecoderFamily {
   bool scaled_embedding = false;   // by sqrt(dim)
   bool embedding_dropout = false;  // `dropout` also acts after the embedding
   bool equal_heads = false;        // transformers wants dim to be a multiple of heads
+  bool biased_experts = false;     // router and experts have biases
+  double gate_limit = 0;           // of experts, see ExpertsShape
+  bool saves_stacks = false;       // files have the stacks of experts
+  bool stacks_in_out = false;      // which are (experts, in, out), with gate and up taking turns
 
   bool rotary = true;
   std::vector<std::string> scalings = {"linear", "llama3", "yarn", "dynamic"};  // of rope_scaling
-  bool local_rope = false;           // layers with a window have a theta of their own
-  const char* theta = "rope_theta";  // the keys of config.json, beside rope_parameters
-  const char* part = nullptr;        // of the part of a head that turns; nullptr: all of it
+  bool local_rope = false;             // layers with a window have a theta of their own
+  const char* theta = "rope_theta";    // the keys of config.json, beside rope_parameters
+  const char* default_rope = nullptr;  // rope_parameters of files without them, as JSON; nullptr: no stretching
+  const char* part = nullptr;          // of the part of a head that turns; nullptr: all of it
   double default_theta = 10000;
   double default_part = 1;
   WindowsInFile windows = WindowsInFile::kNone;

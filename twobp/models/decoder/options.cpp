@@ -24,6 +24,7 @@ RopeSettings rope_settings(const DecoderOptions& o, bool local) {
   rope.original_positions = o.rope_original_positions;
   rope.beta_fast = o.rope_beta_fast;
   rope.beta_slow = o.rope_beta_slow;
+  rope.whole_pairs = o.rope_whole_pairs;
   rope.attention_factor = o.rope_attention_factor;
   rope.short_factors = o.rope_short;
   rope.long_factors = o.rope_long;
@@ -79,6 +80,8 @@ void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
         {"model.rope_beta_slow", model.rope_beta_slow, usual.rope_beta_slow}}) {
     check_used(yarn, key, value, unset, "model.rope_scaling \"yarn\"");
   }
+  TWOBP_CHECK(yarn || model.rope_whole_pairs,
+              "model.rope_whole_pairs is false, but only model.rope_scaling \"yarn\" uses it: remove it.");
   TWOBP_CHECK(!llama3 || model.rope_low_freq < model.rope_high_freq, "model.rope_low_freq (", model.rope_low_freq,
               ") is not below model.rope_high_freq (", model.rope_high_freq, "): frequencies between them are mixed.");
   TWOBP_CHECK(!yarn || model.rope_beta_slow <= model.rope_beta_fast, "model.rope_beta_slow (", model.rope_beta_slow,
@@ -139,6 +142,8 @@ std::vector<Key> decoder_keys() {
                 "yarn: pairs of features that turn less often than this are stretched by the whole factor")
           .in("turns")
           .above(0),
+      TWOBP_KEY(O, rope_whole_pairs,
+                "yarn: the pairs of features between which the stretching grows are whole numbers"),
       TWOBP_KEY(O, rope_attention_factor,
                 "yarn, longrope: factor of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
                 "ln(factor) / ln(original positions))")

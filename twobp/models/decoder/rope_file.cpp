@@ -86,7 +86,7 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
     o.rope_beta_slow = rope.number("beta_slow", usual.rope_beta_slow);
     o.rope_attention_factor = attention_factor(rope, o.rope_factor);
     known.insert(known.end(), {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
-    TWOBP_CHECK(rope.boolean("truncate", true), rope.origin, ": truncate false is not supported: true is");
+    o.rope_whole_pairs = rope.boolean("truncate", true);
   }
   for (const auto& [key, value] : rope.object.items()) {
     const bool asks = !value.is_null() && std::find(known.begin(), known.end(), key) == known.end();
@@ -150,8 +150,10 @@ void read_rope(const DecoderFamily& family, const CheckedJson& file, DecoderOpti
   if (family.local_rope) return read_rope_of_layers(family, file, o);
   // If both have keys, transformers 5 uses the first.
   const char* key = is_empty(file, kScaling) ? kParameters : kScaling;
-  if (is_empty(file, key)) return;
-  const CheckedJson rope = section_of(file, key);
+  const bool none = is_empty(file, key);
+  if (none && family.default_rope == nullptr) return;
+  const json without = none ? json::parse(family.default_rope) : json();
+  const CheckedJson rope = none ? CheckedJson{without, file.origin} : section_of(file, key);
   o.rope_theta = rope.number("rope_theta", o.rope_theta);
   if (family.part != nullptr) o.rope_part = rope.number(kPart, o.rope_part);
   read_scaling(family, file, rope, o);
@@ -165,7 +167,10 @@ void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out)
   if (family.local_rope) out[kLocalTheta] = o.rope_local_theta;
   json& rope = out[kScaling];
   rope = nullptr;
-  if (o.rope_scaling == "none") return;
+  if (o.rope_scaling == "none") {
+    if (family.default_rope != nullptr) rope = {{"rope_type", "default"}};
+    return;
+  }
   rope = {{"rope_type", o.rope_scaling}, {"factor", o.rope_factor}};
   if (o.rope_scaling == "llama3" || o.rope_scaling == "yarn")
     rope[kOriginalPositions] = as_count(o.rope_original_positions);
@@ -177,7 +182,7 @@ void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out)
   if (o.rope_scaling == "llama3")
     rope.update({{"low_freq_factor", o.rope_low_freq}, {"high_freq_factor", o.rope_high_freq}});
   if (o.rope_scaling == "yarn") {
-    rope.update({{"beta_fast", o.rope_beta_fast}, {"beta_slow", o.rope_beta_slow}});
+    rope.update({{"beta_fast", o.rope_beta_fast}, {"beta_slow", o.rope_beta_slow}, {"truncate", o.rope_whole_pairs}});
   }
   if (o.rope_attention_factor > 0) rope["attention_factor"] = o.rope_attention_factor;
 }

@@ -19,8 +19,13 @@ at::Tensor in_type(const at::Tensor& tensor, at::ScalarType type) {
 
 }  // namespace
 
-Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout, std::string_view name)
+Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout, std::string_view name,
+                     const std::string& sinks, double init_std)
     : shape_(shape), rate_(dropout, name), dtype_(dtype) {
+  if (!sinks.empty()) {
+    sinks_.emplace(std::vector<ParameterPart>{{sinks, shape.heads}}, std::vector<int64_t>{shape.heads},
+                   compute_type(dtype), init_std);
+  }
   TWOBP_CHECK(shape.heads > 0 && shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, "attention with ",
               shape.heads, " heads cannot share ", shape.kv_heads,
               " key-value heads: the first number must be a multiple of the second");
@@ -117,6 +122,13 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   at::Tensor out = in_type(y, in.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   packed_attention_forward(in, attention, out, log_sum_exp);
+  if (sinks_) {
+    // With the sink among the scores, the sum of their exponentials grows, and the output shrinks as much.
+    const at::Tensor sinks = sinks_->value.view({-1, 1});
+    const at::Tensor share = at::sigmoid(log_sum_exp - sinks).transpose(1, 2).unsqueeze(3);
+    out.unflatten(2, {shape_.heads, shape_.head_dim}).mul_(share.to(out.scalar_type()));
+    log_sum_exp = at::logaddexp(log_sum_exp, sinks);
+  }
   if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
   if (!out.is_same(y)) y.copy_(out);
   return {std::move(y), std::move(log_sum_exp)};
@@ -141,7 +153,16 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dx = exclusively_owned(packed) ? packed : at::empty(packed.sizes(), packed.options());
   const at::Tensor wide = packed.to(type);
   at::Tensor dwide = type == dtype_ ? dx : wide;  // a wider copy may be overwritten
-  packed_attention_backward(wide, attention, out, saved.take_p1(2), dy, dwide);
+  const at::Tensor log_sum_exp = saved.take_p1(2);
+  if (sinks_ && sinks_->trainable()) {
+    // Of a softmax: dL/dscore = probability (its own dL/dprobability, which is 0, - their mean, dy y).
+    const std::vector<int64_t> heads = {batch * positions, shape_.heads, head_dim};
+    const auto wide_type = log_sum_exp.scalar_type();
+    const at::Tensor mean = (dy.view(heads).to(wide_type) * out.view(heads).to(wide_type)).sum(2);
+    const at::Tensor share = at::exp(sinks_->value.view({-1, 1}) - log_sum_exp).transpose(1, 2).reshape(mean.sizes());
+    add_sum_of_rows(sinks_->grad_to_add(), -mean * share);
+  }
+  packed_attention_backward(wide, attention, out, log_sum_exp, dy, dwide);
   if (!dwide.is_same(dx)) dx.copy_(dwide);
   rotate(dx, context.past, /*back=*/true);
   return {std::move(dx)};

@@ -1,6 +1,9 @@
 // Self-attention of packed projections: causal, and bidirectional.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "twobp/nn/kernels/attention/packed_attention.h"
 #include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/layer.h"
@@ -31,12 +34,17 @@ struct AttentionShape {
 
 class Attention : public Layer {
  public:
-  // `dropout` is the probability, and `name` distinguishes this layer's mask from those of other layers.
-  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0, std::string_view name = "attention");
+  // `dropout` is the probability, and `name` distinguishes this layer's mask from those of other layers. With the name
+  // of a weight `sinks`, each head has a score of its own, which takes its share of the probabilities and has no value.
+  Attention(const AttentionShape& shape, at::ScalarType dtype, double dropout = 0, std::string_view name = "attention",
+            const std::string& sinks = "", double init_std = 0);
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   bool takes_padded_rows() const override { return true; }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    if (sinks_) parameters.push_back(&*sinks_);
+  }
 
  private:
   // Grows cos_ and sin_ to `positions` rows, the length of the sequence.
@@ -53,7 +61,8 @@ class Attention : public Layer {
   AttentionShape shape_;
   DropoutRate rate_;
   at::ScalarType dtype_;
-  at::Tensor cos_;  // (positions, rotary dims / 2)
+  std::optional<Parameter> sinks_;  // (H)
+  at::Tensor cos_;                  // (positions, rotary dims / 2)
   at::Tensor sin_;
   int64_t length_ = 0;  // the length of the sequence that their frequencies are for
 };

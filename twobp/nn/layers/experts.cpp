@@ -8,6 +8,7 @@
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/balance.h"
 #include "twobp/nn/layers/expert_exchange.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 namespace {
@@ -20,12 +21,13 @@ int64_t experts_here(const ExpertsShape& shape) {
 }
 
 std::vector<ParameterPart> parts(const ExpertsNames& names, const ExpertsShape& shape,
-                                 const std::vector<std::string>& projections, int64_t rows) {
+                                 const std::vector<std::string>& projections, int64_t rows,
+                                 const char* kind = ".weight") {
   const int64_t count = experts_here(shape);
   std::vector<ParameterPart> parts;
   for (int64_t expert = shape.share.index * count; expert < (shape.share.index + 1) * count; ++expert) {
     for (const std::string& name : projections) {
-      parts.push_back({concat(names.experts, expert, ".", name, ".weight"), rows});
+      parts.push_back({concat(names.experts, expert, ".", name, kind), rows});
     }
   }
   return parts;
@@ -36,6 +38,38 @@ auto rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places)
   return [&matrix, of_tokens, &places](int64_t begin, int64_t rows) {
     return of_tokens ? matrix.index_select(0, places.narrow(0, begin, rows)) : matrix.narrow(0, begin, rows);
   };
+}
+
+// The limited gate: see ExpertsShape. Rows of `packed` are (gate | up).
+constexpr double kLimitedSlope = 1.702;
+
+at::Tensor limited_glu(const at::Tensor& packed, double limit) {
+  const auto halves = packed.to(compute_type(packed.scalar_type())).chunk(2, -1);
+  const at::Tensor gate = halves[0].clamp_max(limit);
+  const at::Tensor up = halves[1].clamp(-limit, limit);
+  return ((up + 1) * gate * at::sigmoid(gate * kLimitedSlope)).to(packed.scalar_type());
+}
+
+void limited_glu_backward(const at::Tensor& packed, const at::Tensor& dy, double limit, at::Tensor& dpacked) {
+  const auto type = compute_type(packed.scalar_type());
+  const auto halves = packed.to(type).chunk(2, -1);
+  const at::Tensor gate = halves[0].clamp_max(limit);
+  const at::Tensor up = halves[1].clamp(-limit, limit);
+  const at::Tensor sigmoid = at::sigmoid(gate * kLimitedSlope);
+  const at::Tensor slope = sigmoid * (1 + kLimitedSlope * gate * (1 - sigmoid));
+  const at::Tensor dgate = (dy.to(type) * (up + 1) * slope).masked_fill_(halves[0] > limit, 0);
+  const at::Tensor dup = (dy.to(type) * gate * sigmoid).masked_fill_(halves[1].abs() > limit, 0);
+  dpacked.copy_(at::cat({dgate, dup}, -1));
+}
+
+at::Tensor activate(const at::Tensor& packed, const ExpertsShape& shape) {
+  return shape.gate_limit > 0 ? limited_glu(packed, shape.gate_limit) : glu(packed, shape.gate);
+}
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+  write_product(y, a, b);
+  return y;
 }
 
 // y[t] = the sum of the rows (tokens, chosen) of each token, in the order of the token's experts.
@@ -72,7 +106,7 @@ Routing route(const at::Tensor& chosen, int64_t experts) {
 }  // namespace
 
 GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std,
-                             at::ScalarType dtype, Tokens tokens, ExpertShare share)
+                             at::ScalarType dtype, Tokens tokens, ExpertShare share, bool bias)
     : weight_([&] {
         int64_t rows = 0;
         for (const ParameterPart& part : parts) rows += part.rows;
@@ -82,6 +116,11 @@ GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, i
       sources_(share.of),
       tokens_(tokens) {
   weight_.hold_experts(groups, share);
+  if (!bias) return;
+  TWOBP_CHECK(share.of == 1, "experts with biases are not shared by replicas: set pipeline.experts to 1");
+  const int64_t rows = weight_.sizes()[0];
+  for (ParameterPart& part : parts) part.name = module_of(part.name) + ".bias";
+  bias_.emplace(std::move(parts), std::vector<int64_t>{rows}, compute_type(dtype), 0);
 }
 
 Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
@@ -93,6 +132,13 @@ Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
               " numbers, got ", x.sizes());
   at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
   multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places), sources_);
+  if (bias_) {
+    const at::Tensor biases = bias_->value.view({groups_, -1});
+    for_groups(ends, groups_, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+      at::Tensor of_group = y.narrow(0, begin, rows);
+      if (rows > 0) add_row(of_group, biases.select(0, group));
+    });
+  }
   if (!context.keeps()) return {std::move(y)};
   saved.keep_until_p1(ends);
   saved.keep_until_p1(places);
@@ -111,6 +157,13 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
   const at::Tensor w = matrices();
   at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
   multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places), sources_);
+  if (bias_ && bias_->trainable()) {
+    const at::Tensor sums = bias_->grad_to_add().view({groups_, -1});
+    for_groups(ends, groups_, dy.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+      at::Tensor sum = sums.select(0, group);
+      if (rows > 0) add_sum_of_rows(sum, dy.narrow(0, begin, rows));
+    });
+  }
   if (weight_.trainable()) saved.keep_until_p2(std::move(dy));
   return {std::move(dx)};
 }
@@ -127,6 +180,11 @@ void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
 
 void GroupedLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
   if (weight_.trainable()) units.push_back({this, &saved});
+}
+
+void GroupedLinear::collect_parameters(std::vector<Parameter*>& parameters) {
+  parameters.push_back(&weight_);
+  if (bias_) parameters.push_back(&*bias_);
 }
 
 Values Switched::forward(Values x, Context& context, Saved& saved) {
@@ -162,9 +220,10 @@ void Switched::collect_parameters(std::vector<Parameter*>& parameters) {
 Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
                  std::unique_ptr<Layer> shared)
     : shape_(shape),
-      router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype),
+      router_name_(names.router),
+      router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype, shape.biased),
       input_(parts(names, shape, {names.gate, names.up}, shape.hidden), experts_here(shape), shape.dim, init_std, dtype,
-             GroupedLinear::Tokens::kInput, shape.share),
+             GroupedLinear::Tokens::kInput, shape.share, shape.biased),
       output_(parts(names, shape, {names.down}, shape.dim), experts_here(shape), shape.hidden, init_std, dtype,
               GroupedLinear::Tokens::kGradient, shape.share),
       shared_(std::move(shared)) {
@@ -172,11 +231,26 @@ Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double in
               shape.experts, " experts");
   TWOBP_CHECK(shape.experts % shape.share.of == 0, "pipeline.experts is ", shape.share.of,
               ", which does not divide the ", shape.experts, " experts of ", names.router);
+  if (shape.biased) {
+    output_bias_.emplace(parts(names, shape, {names.down}, shape.dim, ".bias"),
+                         std::vector<int64_t>{shape.experts * shape.dim}, compute_type(dtype), 0);
+  }
+}
+
+at::Tensor Experts::of_experts(const at::Tensor& weights, const at::Tensor& chosen) const {
+  return at::zeros({weights.size(0), shape_.experts}, weights.options()).scatter_(1, chosen, weights);
 }
 
 ExpertGroup& Experts::group(const Context& context) const {
   TWOBP_CHECK(context.experts != nullptr, "a layer has a part of its experts, but there is no group with the others");
   return *context.experts;
+}
+
+void Experts::check_scores(const at::Tensor& scores) const {
+  if (!scores.is_cpu()) return;  // the host would wait for the device
+  TWOBP_CHECK(at::isfinite(scores.sum()).item<bool>(), "the router ", router_name_,
+              " gives scores that are not numbers (NaN): weights or activations before it have overflowed; lower "
+              "optimizer.lr, set train.clip_norm, or compute in fp32");
 }
 
 Values Experts::forward(Values values, Context& context, Saved& saved) {
@@ -186,6 +260,7 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor logits = router_.forward({x}, context, saved.child(kRouter))[0];
   // Small scores decide over experts, so they are computed in float32 at least.
   at::Tensor scores = at::softmax(logits, -1, compute_type(logits.scalar_type()));
+  if (!context.training) check_scores(scores);
   auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
   if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
   Routing routing = route(chosen, shape_.experts);
@@ -201,11 +276,12 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   if (travels) here = to_experts(group(context), shape_.share, here, way, run_shared);
   at::Tensor packed = input_.forward({std::move(here.x), here.ends, here.places}, context, saved.child(kInput))[0];
   // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
-  at::Tensor act = glu(packed, shape_.gate);
+  at::Tensor act = activate(packed, shape_);
   act.mul_(here.weights);
   at::Tensor y = output_.forward({std::move(act), here.ends, here.places}, context, saved.child(kOutput))[0];
   if (travels) y = from_experts(group(context), shape_.share, way, {std::move(y)})[0];
   at::Tensor sum = sum_of_tokens(y, routing.rows);
+  if (output_bias_) sum.add_(product(of_experts(weights, chosen), output_biases()));
   if (!travels) run_shared();
   if (shared_) sum.add_(of_shared);
   Values out = {sum.view(sizes)};
@@ -230,6 +306,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const at::Tensor of_rows = saved.take_p1(1);
   const at::Tensor scores = saved.take_p1(2);
+  check_scores(scores);
   const at::Tensor weights = saved.take_p1(3);
   const at::Tensor chosen = saved.take_p1(4);
   const at::Tensor rows = saved.take_p1(5);
@@ -248,10 +325,14 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   if (travels) dy_here = gradients_to_experts(group(context), shape_.share, way, dy, run_shared);
   at::Tensor dact = output_.backward_p1({std::move(dy_here)}, context, saved.child(kOutput))[0];
   saved.child(kOutput).release_p1();
-  at::Tensor dweight_of_rows = at::mul(dact, glu(packed, shape_.gate)).sum(-1, false, scores.scalar_type());
+  at::Tensor dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
   dact.mul_(of_rows);
   at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
-  glu_backward(packed, dact, shape_.gate, dpacked);
+  if (shape_.gate_limit > 0) {
+    limited_glu_backward(packed, dact, shape_.gate_limit, dpacked);
+  } else {
+    glu_backward(packed, dact, shape_.gate, dpacked);
+  }
   packed.reset();
   at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
   saved.child(kInput).release_p1();
@@ -263,6 +344,14 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dx = sum_of_tokens(dx_of_rows, rows);
   // w = s / sum of the chosen s, of which dL/ds is (dL/dw - sum of w dL/dw) / sum; the softmax follows.
   at::Tensor dscores = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
+  if (output_bias_) {
+    const at::Tensor wide = dy.to(scores.scalar_type());
+    dscores.add_(product(wide, output_biases().t()).gather(-1, chosen));
+    if (output_bias_->trainable()) {
+      const at::Tensor gradient = product(of_experts(weights, chosen).t(), wide);
+      output_bias_->accumulate(gradient.view({-1}));
+    }
+  }
   const at::Tensor of_chosen = scores.gather(-1, chosen);
   if (shape_.normalized) {
     dscores = (dscores - (dscores * weights).sum(-1, true)) / of_chosen.sum(-1, true);
@@ -293,6 +382,7 @@ void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
   router_.collect_parameters(parameters);
   input_.collect_parameters(parameters);
   output_.collect_parameters(parameters);
+  if (output_bias_) parameters.push_back(&*output_bias_);
   if (shared_) shared_->collect_parameters(parameters);
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,14 +22,15 @@ namespace twobp {
 // groups, and the other a row for each token, from which each row of the groups takes the one at its place. If the
 // groups are a share of a layer's experts, there are rows of several sources, one after the other. The rows of each
 // source and group are then a product of their own, whose bits depend on its number of rows.
-//   p1: dx = dy W_g        p2: dW_g += dy^T x, a unit for all groups
+// Of rows that are not tokens', y may have a bias of the group.
+//   p1: dx = dy W_g, db_g += sum of dy's rows        p2: dW_g += dy^T x, a unit for all groups
 class GroupedLinear : public Layer {
  public:
   enum class Tokens : uint8_t { kInput, kGradient };  // the side that has a row for each token
 
   // The parts have the groups' rows, one group after the other.
   GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
-                Tokens tokens, ExpertShare share = {});
+                Tokens tokens, ExpertShare share = {}, bool bias = false);
 
   // x; ends (sources * groups), see for_groups; places (rows of all groups).
   Values forward(Values values, Context& context, Saved& saved) override;
@@ -37,12 +39,13 @@ class GroupedLinear : public Layer {
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
   bool p2_reads_other_weights() const override { return false; }
-  void collect_parameters(std::vector<Parameter*>& parameters) override { parameters.push_back(&weight_); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
   at::Tensor matrices() const { return weight_.value.view({groups_, -1, weight_.value.size(1)}); }
 
-  Parameter weight_;  // (groups * out, in)
+  Parameter weight_;               // (groups * out, in)
+  std::optional<Parameter> bias_;  // (groups * out)
   int64_t groups_;
   int64_t sources_;
   Tokens tokens_;
@@ -55,6 +58,9 @@ struct ExpertsShape {
   int64_t chosen = 0;       // for each token
   bool normalized = false;  // whether a token's weights sum to 1
   Gate gate{};
+  bool biased = false;    // router and experts have biases
+  double gate_limit = 0;  // above 0: gpt-oss's form of silu, (up + 1) gate sigmoid(1.702 gate), where gate is at most
+                          // the limit and up within it on both sides
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
   ExpertShare share{};    // of the experts that are here
 };
@@ -92,12 +98,21 @@ class Experts : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  // (tokens, experts): each token's weights, 0 for experts that it does not choose.
+  at::Tensor of_experts(const at::Tensor& weights, const at::Tensor& chosen) const;
+  at::Tensor output_biases() const { return output_bias_->value.view({shape_.experts, shape_.dim}); }
   ExpertGroup& group(const Context& context) const;
 
+  // Throws Error for a score that is not finite. F of a step that may be taken back can have some, so training asks in
+  // I.
+  void check_scores(const at::Tensor& scores) const;
+
   ExpertsShape shape_;
+  std::string router_name_;
   Linear router_;
-  GroupedLinear input_;   // gate and up
-  GroupedLinear output_;  // down
+  GroupedLinear input_;                   // gate and up
+  GroupedLinear output_;                  // down
+  std::optional<Parameter> output_bias_;  // (experts * dim)
   std::unique_ptr<Layer> shared_;
 };
 

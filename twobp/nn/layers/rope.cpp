@@ -28,8 +28,10 @@ double yarn_unstretched(int64_t pair, int64_t dims, const RopeSettings& rope) {
     return static_cast<double>(dims) * std::log(rope.original_positions / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(rope.theta));
   };
-  const double low = std::max(std::floor(pair_of(rope.beta_fast)), 0.0);
-  double high = std::min(std::ceil(pair_of(rope.beta_slow)), static_cast<double>(dims - 1));
+  const double first = pair_of(rope.beta_fast);
+  const double last = pair_of(rope.beta_slow);
+  const double low = std::max(rope.whole_pairs ? std::floor(first) : first, 0.0);
+  double high = std::min(rope.whole_pairs ? std::ceil(last) : last, static_cast<double>(dims - 1));
   if (low == high) high += 0.001;
   return 1 - std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
 }

@@ -35,6 +35,7 @@ struct RopeSettings {
   // turn less often than beta_slow are stretched by `factor`.
   double beta_fast = 32;
   double beta_slow = 1;
+  bool whole_pairs = true;  // kYarn: whether the pairs between which it changes are rounded to whole ones
   // kYarn, kLongrope: factor of queries and keys. 0: with kYarn 0.1 ln(factor) + 1, with kLongrope
   // sqrt(1 + ln(factor) / ln(original_positions)).
   double attention_factor = 0;

@@ -225,6 +225,28 @@ NamedTensors with_others(NamedTensors weights, const ModelConfig& config, const 
   return weights;
 }
 
+// The weights of all experts of a layer become one tensor, in architectures whose files have that.
+NamedTensors in_stacks(NamedTensors weights, const ModelConfig& config) {
+  const ModelType& type = config.type.type();
+  const TensorNames naming = type.names(config.type);
+  if (!naming.writes_stacks) return weights;
+  std::map<std::string, size_t> place;  // by name
+  for (size_t i = 0; i < weights.size(); ++i) place[weights[i].first] = i;
+  for (const auto& [name, stack] : naming.stacks) {
+    if (!place.contains(stack.parts.front())) continue;  // of another process
+    std::vector<at::Tensor> parts;
+    for (const std::string& part : stack.parts) {
+      const auto found = place.find(part);
+      TWOBP_CHECK(found != place.end(), "a ", type.name, " is saved with all experts of a layer in one tensor, but ",
+                  part, " is not in this process");
+      parts.push_back(std::exchange(weights[found->second].second, {}));
+    }
+    weights[place.at(stack.parts.front())] = {name, stack.whole(parts)};
+  }
+  std::erase_if(weights, [](const auto& one) { return !one.second.defined(); });
+  return weights;
+}
+
 // A bundle's graph, its constants, and what the module came with.
 std::vector<std::string> all_but_weights(const fs::path& folder) {
   std::vector<std::string> names = additional_chat_templates(folder);
@@ -426,7 +448,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     made.emplace(directory);
   });
-  const NamedTensors weights = with_others(given, config, processes);
+  const NamedTensors weights = in_stacks(with_others(given, config, processes), config);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : weights) names.push_back(name);
   const std::vector<bool> mine = processes.writes(names);

@@ -35,6 +35,7 @@ struct DecoderOptions {
   double rope_original_positions = 8192;  // llama3, yarn, dynamic, longrope
   double rope_beta_fast = 32;             // yarn
   double rope_beta_slow = 1;              // yarn
+  bool rope_whole_pairs = true;           // yarn
   double rope_attention_factor = 0;       // yarn, longrope
   std::vector<double> rope_short;         // longrope
   std::vector<double> rope_long;          // longrope

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import sys
@@ -312,7 +313,8 @@ def export(
             drops = number_draws(program.graph_module.graph)
             drop_failed(program.graph_module.graph)
             program.graph_module.recompile()
-            program = program.run_decompositions({})
+            with operators_looked_up_once():
+                program = program.run_decompositions({})
     except CaptureError:
         raise
     except Exception as error:
@@ -325,6 +327,19 @@ def export(
     forward = with_meaning(program, whole, fields, drops, buffers, asserted)
     forward.casts = casts
     return forward
+
+
+@contextlib.contextmanager
+def operators_looked_up_once():
+    """torch looks up all of its operators for each of their 30 namespaces, which takes longer than a small export."""
+    from torch._export import utils
+
+    look_up = utils._materialize_cpp_cia_ops
+    utils._materialize_cpp_cia_ops = functools.cache(look_up)
+    try:
+        yield
+    finally:
+        utils._materialize_cpp_cia_ops = look_up
 
 
 def drop_failed(graph: fx.Graph) -> None:

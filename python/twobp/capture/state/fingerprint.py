@@ -664,36 +664,49 @@ class Fingerprint:
         }
         spaces |= {"torch": vars(torch), "torch.nn.functional": vars(nn.functional), "torch.Tensor": vars(torch.Tensor)}
         self.guard("class_", torch.Tensor, name="torch.Tensor")
+        seen: set[int] = set()  # of the tables: all modules have that of the builtins
         for name, space in sorted(spaces.items()):
             if name in reached or name in ("torch", "torch.nn.functional"):
                 self.guard("items", space, name=name)
             for key, value in sorted(space.items()):
-                if name in reached and type(value) in (bool, int, float) and not key.startswith("__"):
+                kind = type(value)
+                if kind is types.FunctionType:
+                    self._patched_function(name, key, value)
+                elif kind is dict or has_tables(kind):  # type: ignore[arg-type]  # classes are hashable
+                    for table in (value,) if kind is dict else tables_of(value):
+                        if kind is not dict and name in reached:
+                            self.guard("items", table, name=f"{name}.{key}")
+                        if type(table) is not dict or id(table) in seen:
+                            continue
+                        seen.add(id(table))
+                        for inner, one in list(table.items()):
+                            if type(one) is types.FunctionType:
+                                self._patched_function(name, f"{key}[{inner}]", one)
+                elif kind in (bool, int, float) and name in reached and not key.startswith("__"):
                     self.word("switch", name, key, value)
-                self._patched_value(name, key, value, name in reached)
+            if name in ("torch", "torch.nn.functional", "torch.Tensor"):
+                functions = [
+                    (key, one.__module__, one.__qualname__)
+                    for key, one in sorted(space.items())
+                    if type(one) in (types.FunctionType, types.BuiltinFunctionType)
+                ]
+                self.word("functions", name, functions)
 
-    def _patched_value(self, module: str, key: str, value, reached: bool) -> None:
-        tables = [value]
-        if hasattr(type(value), "_global_mapping"):  # the attention functions of transformers
-            tables = [vars(value).get("_local_mapping"), type(value)._global_mapping]
-            for table in tables if reached else ():
-                self.guard("items", table, name=f"{module}.{key}")
-        for place, one in [
-            (key, value),
-            *(
-                (f"{key}[{inner}]", one)
-                for table in tables
-                if type(table) is dict
-                for inner, one in list(table.items())
-            ),
-        ]:
-            if isinstance(one, types.FunctionType) and not is_installed(one.__code__.co_filename):
-                self.word("patched", module, place)
-                self.add(one, f"{module}.{place}")
-        if module in ("torch", "torch.nn.functional", "torch.Tensor") and isinstance(
-            value, (types.FunctionType, types.BuiltinFunctionType)
-        ):
-            self.word("function", key, value.__module__, value.__qualname__)
+    def _patched_function(self, module: str, place: str, one: types.FunctionType) -> None:
+        if not is_installed(one.__code__.co_filename):
+            self.word("patched", module, place)
+            self.add(one, f"{module}.{place}")
+
+
+@functools.lru_cache(None)
+def has_tables(kind: type) -> bool:
+    """Returns whether objects of a class are like the attention functions of transformers: a table of their own over
+    one for all."""
+    return hasattr(kind, "_global_mapping")
+
+
+def tables_of(value) -> list:
+    return [vars(value).get("_local_mapping"), type(value)._global_mapping]
 
 
 def parts_of(value: functools.partial) -> tuple:
