@@ -149,11 +149,13 @@ TEST_F(HfConfig, ReadsRopeSettingsInBothForms) {
     config = with({{"rope_type", "dynamic"}, {"factor", 3}}, 1e4);
     EXPECT_EQ(config.rope_scaling, "dynamic");
     EXPECT_EQ(config.rope_original_positions, 8192);
+    EXPECT_TRUE(config.rope_whole_pairs);
+    EXPECT_FALSE(with({{"rope_type", "yarn"}, {"factor", 4}, {"truncate", false}}, 1e4).rope_whole_pairs);
     expect_error(
         [&] {
-          with({{"rope_type", "yarn"}, {"factor", 4}, {"truncate", false}}, 1e4);
+          with({{"rope_type", "linear"}, {"factor", 4}, {"truncate", false}}, 1e4);
         },
-        {"config.json", "truncate false is not supported"});
+        {"config.json", "truncate", "not supported with rope_type \"linear\""});
     expect_error(
         [&] {
           with({{"rope_type", "linear"}, {"factor", 4}, {"beta_fast", 8}}, 1e4);

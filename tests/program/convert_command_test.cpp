@@ -42,7 +42,7 @@ TEST_F(CheckpointCommand, Inspects) {
   content_["model"]["freeze"] = {"*.o_proj.weight"};
   train();
   const Finished newest = expect_success({"checkpoint", "inspect", path("checkpoints"), "--json", path("report.json")});
-  for (const char* part : {"step-00000004: step 4, 4 updates, 4 batches", "format 2, written by 1 process",
+  for (const char* part : {"step-00000004: step 4, 4 updates, 4 batches", "format 3, written by 1 process",
                            "model.dim=16", "weights.safetensors", "frozen.safetensors", "optimizer.safetensors"}) {
     EXPECT_NE(newest.out.find(part), std::string::npos) << part << "\n" << newest.out;
   }
