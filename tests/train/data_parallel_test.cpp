@@ -1,5 +1,7 @@
 // Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every bucket size,
 // and for every place of the optimizer's state. They are those of replicas that run one after the other.
+#include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -10,6 +12,7 @@
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/data/data.h"
+#include "twobp/models/hf_config.h"
 #include "twobp/nn/kernels/rows/row_arguments.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/stage.h"
@@ -19,6 +22,8 @@
 #include "twobp/train/update/optimizer_shards.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/variant.h"
+#include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/collectives.h"
 
 namespace twobp::TWOBP_FILE {
@@ -142,6 +147,30 @@ TEST(DataParallel, ShardsKeepTheBitsOfEveryKindOfStep) {
     config.model.type.as<ResnetOptions>().widths = {8, 128};
     config.model.type.as<ResnetOptions>().block = "basic";  // with large kernels
   });
+}
+
+// Loading fails on the ranks while these hold whole masters.
+TEST(DataParallel, ShardsDoNotHideWhyWeightsAreRefused) {
+  test::TempFolder folder;
+  Config config = config_of(1);
+  std::map<std::string, at::Tensor> tensors;
+  {
+    const Trainer trainer(config);
+    save_model(folder.path("model"), config.model, config.data.sequence, trainer.weights());
+    for (const Parameter* parameter : trainer.weights())
+      for (auto& [name, rows] : parameter->parts_of(parameter->master)) tensors[name] = rows.clone();
+  }
+  const std::string name = "model.layers.1.mlp.down_proj.weight";
+  tensors.at(name)[0][0].fill_(NAN);
+  write_safetensors(folder.path("model/model.safetensors"), {tensors.begin(), tensors.end()}, {});
+  config = config_of(2);
+  config.model.from = folder.path("model");
+  config.model.type = read_hf_config(config.model.from);
+  config.optimizer.shard = true;
+  for (const std::string precision : {"fp32", "bf16"}) {
+    config.train.precision = precision;
+    test::expect_error([&] { run(config); }, {name, "not finite", "damaged"});
+  }
 }
 
 // Gradients that are summed, applied and freed one by one, without those of tied weights, which are kept.

@@ -1,6 +1,7 @@
 #include "twobp/train/update/update.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <set>
 
@@ -144,8 +145,13 @@ void Update::with_masters(const std::function<void()>& body) {
   try {
     body();
   } catch (...) {
-    pipeline_.on_ranks([&](int rank) { ranks_[rank]->give_masters_back(/*all_have_them=*/false); });
-    throw;
+    const std::exception_ptr reason = std::current_exception();
+    try {
+      pipeline_.on_ranks([&](int rank) { ranks_[rank]->give_masters_back(/*all_have_them=*/false); });
+    } catch (const std::exception&) {
+      // The pipeline has failed and cannot be used again. Why, `reason` says.
+    }
+    std::rethrow_exception(reason);
   }
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->give_masters_back(/*all_have_them=*/true); });
 }
