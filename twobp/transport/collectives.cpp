@@ -248,8 +248,32 @@ bool Exchange::advance(double deadline) {
   return true;
 }
 
+void SumBySlices::expect_sums() {
+  summed_there_.assign(transport_->size(), false);
+  summed_there_[transport_->rank()] = true;
+}
+
+void SumBySlices::send_sum(const at::Tensor& sum) {
+  const int ranks = transport_->size();
+  for (int step = 1; step < ranks; ++step) {
+    transport_->isend((transport_->rank() + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
+  }
+}
+
+bool SumBySlices::take_sums(double deadline) {
+  for (int from = 0; from < transport_->size(); ++from) {
+    if (summed_there_[from]) continue;
+    Values sum;
+    at::Tensor part = sum_for(from);
+    if (!take(from, MessageKind::kSum, deadline, {part}, sum)) return false;
+    part.copy_(sum[0]);
+    summed_there_[from] = true;
+  }
+  return true;
+}
+
 AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCause cause)
-    : SumOfRanks(transport, number, cause) {
+    : SumBySlices(transport, number, cause) {
   TWOBP_CHECK(tensor.is_contiguous(), "a sum over ranks needs a dense tensor");
   const int ranks = transport.size();
   const int rank = transport.rank();
@@ -269,8 +293,7 @@ AllReduce::AllReduce(Transport& transport, at::Tensor tensor, int number, WaitCa
   }
   flat_ = tensor.view({-1});
   whole_ = ranks <= kMostEachToEach && bytes <= kWholeBytes;
-  summed_there_.assign(ranks, false);
-  summed_there_[rank] = true;
+  expect_sums();
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks;
     // A slice is overwritten only when its sum has come back, and its owner has read it by then. A whole tensor is
@@ -289,36 +312,23 @@ at::Tensor AllReduce::part_for(int rank) const {
 bool AllReduce::advance(double deadline) {
   if (instead_) return instead_ended(deadline);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const int ranks = transport_->size();
-  const int rank = transport_->rank();
-  at::Tensor mine = part_for(rank);
   if (!added_) {
+    at::Tensor mine = part_for(transport_->rank());
     if (!take_parts(deadline, {mine})) return false;
     const at::Tensor sum = sum_of(parts_, 0);
     mine.copy_(sum);
-    parts_.assign(ranks, {});
+    parts_.assign(transport_->size(), {});
     added_ = true;
     if (whole_) return true;
-    for (int step = 1; step < ranks; ++step) {
-      transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
-    }
+    send_sum(sum);
   }
-  for (int from = 0; from < ranks; ++from) {
-    if (summed_there_[from]) continue;
-    Values sum;
-    at::Tensor part = part_for(from);
-    if (!take(from, MessageKind::kSum, deadline, {part}, sum)) return false;
-    part.copy_(sum[0]);
-    summed_there_[from] = true;
-  }
-  return true;
+  return take_sums(deadline);
 }
 
 AllReduceOfTerms::AllReduceOfTerms(Transport& transport, const at::Tensor& terms, int number)
-    : SumOfRanks(transport, number, WaitCause::kGradients), terms_(terms.flatten(1)) {
+    : SumBySlices(transport, number, WaitCause::kGradients), terms_(terms.flatten(1)) {
   TWOBP_CHECK(terms.is_contiguous(), "a sum over ranks needs a dense tensor");
-  summed_there_.assign(transport.size(), false);
-  summed_there_[transport.rank()] = true;
+  expect_sums();
   for (int step = 1; step < transport.size(); ++step) {
     const int to = (transport.rank() + step) % transport.size();
     transport.isend(to, tag_of(MessageKind::kPart, number_), {part_for(to).contiguous()});
@@ -332,10 +342,8 @@ at::Tensor AllReduceOfTerms::part_for(int rank) const {
 
 bool AllReduceOfTerms::advance(double deadline) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const int ranks = transport_->size();
-  const int rank = transport_->rank();
   if (!added_) {
-    const at::Tensor mine = part_for(rank);
+    const at::Tensor mine = part_for(transport_->rank());
     if (!take_parts(deadline, {mine})) return false;
     at::Tensor sum;
     for (const Values& part : parts_) {
@@ -344,20 +352,11 @@ bool AllReduceOfTerms::advance(double deadline) {
         sum = sum.defined() ? sum.add_(terms[term]) : terms[term].clone();
     }
     mine[0].copy_(sum);
-    parts_.assign(ranks, {});
+    parts_.assign(transport_->size(), {});
     added_ = true;
-    for (int step = 1; step < ranks; ++step)
-      transport_->isend((rank + step) % ranks, tag_of(MessageKind::kSum, number_), {sum});
+    send_sum(sum);
   }
-  for (int from = 0; from < ranks; ++from) {
-    if (summed_there_[from]) continue;
-    Values sum;
-    at::Tensor part = part_for(from)[0];
-    if (!take(from, MessageKind::kSum, deadline, {part}, sum)) return false;
-    part.copy_(sum[0]);
-    summed_there_[from] = true;
-  }
-  return true;
+  return take_sums(deadline);
 }
 
 ReduceScatter::ReduceScatter(Transport& transport, std::vector<at::Tensor> tensors, const std::vector<int>& owners,

@@ -129,10 +129,26 @@ class Exchange : public SumOfRanks {
   std::vector<Values> notes_of_;
 };
 
-// An element-wise sum. Every rank owns a slice. It receives the others' parts of the slice, adds them in rank order and
-// sends the result to all. So a rank sends 2 (n - 1) / n times the tensor's bytes. A few ranks send small tensors whole
-// to each other. More ranks make an Exchange of them.
-class AllReduce : public SumOfRanks {
+// An element-wise sum of which every rank owns a slice. It receives the others' parts of the slice, adds them and sends
+// the result to all.
+class SumBySlices : public SumOfRanks {
+ protected:
+  using SumOfRanks::SumOfRanks;
+  void expect_sums();
+  // Of this rank's tensor: where the sum of the slice that `rank` owns belongs.
+  virtual at::Tensor sum_for(int rank) const = 0;
+  // The sum of this rank's slice is there: goes to all.
+  void send_sum(const at::Tensor& sum);
+  // Whether all other sums are there. Waits for them until the deadline, unless that is 0.
+  bool take_sums(double deadline);
+
+ private:
+  std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
+};
+
+// An element-wise sum by slices, each in rank order. So a rank sends 2 (n - 1) / n times the tensor's bytes. A few
+// ranks send small tensors whole to each other. More ranks make an Exchange of them.
+class AllReduce : public SumBySlices {
  public:
   // Starts the sum. `tensor` is dense and has the same shape and dtype on every rank. It is read until it contains the
   // sum.
@@ -141,28 +157,28 @@ class AllReduce : public SumOfRanks {
  private:
   // The slice of this rank's tensor that `rank` sums.
   at::Tensor part_for(int rank) const;
+  at::Tensor sum_for(int rank) const override { return part_for(rank); }
   bool advance(double deadline) override;
 
   at::Tensor flat_;
-  bool whole_ = false;              // each rank sends its whole tensor to each other
-  std::vector<bool> summed_there_;  // by rank: its summed slice has arrived
-  bool added_ = false;              // this rank's slice is summed
+  bool whole_ = false;  // each rank sends its whole tensor to each other
+  bool added_ = false;  // this rank's slice is summed
 };
 
 // An element-wise sum of several terms of each rank, (terms, ...), in the order of the ranks, and within a rank of its
 // terms. Their number is the same on every rank. The sum takes the place of the first term.
-class AllReduceOfTerms : public SumOfRanks {
+class AllReduceOfTerms : public SumBySlices {
  public:
   AllReduceOfTerms(Transport& transport, const at::Tensor& terms, int number);
 
  private:
   // The slice of this rank's terms that `rank` sums: (terms, numbers).
   at::Tensor part_for(int rank) const;
+  at::Tensor sum_for(int rank) const override { return part_for(rank)[0]; }
   bool advance(double deadline) override;
 
   at::Tensor terms_;  // (terms, numbers)
   bool added_ = false;
-  std::vector<bool> summed_there_;
 };
 
 // Element-wise sums of tensors that have one owner each. A rank sends its values of a tensor to the tensor's owner,

@@ -322,10 +322,11 @@ std::vector<at::Tensor> RankUpdate::own_gradients(const Parameter& parameter) co
   const at::Tensor own = cut ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
   if (parameter.experts() == 0) return {own};
   const int64_t numbers = parameter.numel() / parameter.experts();  // of each, whose blocks begin with it
+  if (numbers % kSquareBlock == 0) return {own};
   std::vector<at::Tensor> all;
   for (int64_t begin = 0; begin < own.numel(); begin += numbers)
     all.push_back(numbers_between(own, begin, std::min(begin + numbers, own.numel())));
-  return numbers % kSquareBlock == 0 ? std::vector{own} : all;
+  return all;
 }
 
 void RankUpdate::add_squares_of(const std::vector<const Parameter*>& parameters) {
