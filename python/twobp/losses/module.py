@@ -29,7 +29,7 @@ class LossModule(nn.Module):
         self.evaluate(False)
         self.not_compared, self.only_trains = {TAKEN}, True  # evaluations have programs of their own
         self.not_sized = {COURSE}
-        width = max(ROW, 4 * (1 + sum(one.size for one in plan.in_row) + len(plan.guarded)))
+        width = max(ROW, 4 * (plan.guards_begin + len(plan.guarded)))
         self.register_buffer(TAKEN, torch.zeros(micro_batches, width, dtype=torch.float64), persistent=False)
 
     def evaluate(self, on: bool) -> None:

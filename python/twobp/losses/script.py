@@ -100,6 +100,11 @@ class Plan:
     def in_row(self) -> list[Take]:
         return [one for one in self.takes.values() if not one.known] + self.kept
 
+    @property
+    def guards_begin(self) -> int:
+        """The place of the guards in a row, behind the loss and what Python takes (LossModule)."""
+        return 1 + sum(one.size for one in self.in_row)
+
 
 def is_given(name: str) -> bool:
     """Whether a field is of the batch itself."""

@@ -374,8 +374,7 @@ class Trainer(transformers.Trainer):
         except Error:
             return None
         for number, plan in enumerate(self.__step_plans):
-            begin = 1 + sum(one.size for one in plan.in_row)
-            for key, holds in zip(plan.guarded, rows[number, begin:].tolist()):
+            for key, holds in zip(plan.guarded, rows[number, plan.guards_begin :].tolist()):
                 if not holds:
                     was = plan.outcomes[key].value
                     return (

@@ -77,7 +77,7 @@ class Loss:
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
 
     def guards_hold(self) -> bool:
-        begin = 1 + sum(one.size for one in self.plan.in_row)
+        begin = self.plan.guards_begin
         return bool(self.row[begin : begin + len(self.plan.guarded)].all())
 
 
