@@ -193,6 +193,17 @@ def test_kinds_of_layers_follow_each_other_in_any_order():
     assert all(torch.equal(state[name], states[0][name]) for state in states for name in state)
 
 
+def expect_two_steps_of(expected, optimizer, trainer, batch):
+    for _ in range(2):
+        loss = expected(**batch)
+        optimizer.zero_grad()
+        loss.backward()
+        assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=1e-9)
+        optimizer.step()
+    for name, one in trainer.state_dict().items():
+        assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
+
+
 class Trunk(nn.Module):
     """`how` runs the trunk, whose gradient ends before the head."""
     def __init__(self, how):
@@ -228,14 +239,7 @@ def test_what_no_gradient_reaches_is_not_trained(how):
     trainer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, optimizer=twobp.AdamW(lr=0.1, weight_decay=0.1))
     optimizer = torch.optim.AdamW([{"params": [p for p in expected.parameters() if (p.dim() > 1) == decays], "weight_decay": 0.1 * decays}
                                    for decays in (True, False)], lr=0.1)
-    for _ in range(2):
-        loss = expected(**batch)
-        optimizer.zero_grad()
-        loss.backward()
-        assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=1e-9)
-        optimizer.step()
-    for name, one in trainer.state_dict().items():
-        assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
+    expect_two_steps_of(expected, optimizer, trainer, batch)
 
 
 class Twice(nn.Module):
@@ -269,14 +273,7 @@ def test_a_call_without_gradients_has_no_backward_pass():
     module = Twice().double()
     expected = copy.deepcopy(module)
     trainer, optimizer = twobp.Trainer(module, batch, ranks=2, micro_batches=1, optimizer=twobp.SGD(lr=0.1)), torch.optim.SGD(expected.parameters(), 0.1)
-    for _ in range(2):
-        loss = expected(**batch)
-        optimizer.zero_grad()
-        loss.backward()
-        assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=1e-9)
-        optimizer.step()
-    for name, one in trainer.state_dict().items():
-        assert torch.allclose(one, expected.state_dict()[name], rtol=1e-9, atol=1e-12), name
+    expect_two_steps_of(expected, optimizer, trainer, batch)
 
 
 def chain_of(*ends):

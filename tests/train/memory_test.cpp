@@ -112,6 +112,12 @@ TEST(TrainingMemory, CountsTiedWeights) {
   EXPECT_EQ(bytes(trainer.pipeline().meter().stage_use(0), Category::kStash), 0);
 }
 
+// A step of three micro-batches.
+Simulation simulated(const Pipeline& pipeline, const Variant& variant) {
+  const StepPlan plan = make_plan(pipeline, variant, 3);
+  return simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), simulation_of(plan));
+}
+
 // Streamed gradients: none are held between steps but those of tied weights, at most those of one layer at once, and
 // the simulation knows the peak of each rank within 1 %.
 TEST(StreamedGradients, TakeTheBytesThatAreSimulated) {
@@ -131,9 +137,7 @@ TEST(StreamedGradients, TakeTheBytesThatAreSimulated) {
         Trainer trainer(config);
         trainer.step();
         Pipeline& pipeline = trainer.pipeline();
-        const StepPlan plan = make_plan(pipeline, trainer.variant(), 3);
-        const Simulation simulation =
-            simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), simulation_of(plan));
+        const Simulation simulation = simulated(pipeline, trainer.variant());
         const StepReport report = trainer.step().report;
         for (int rank = 0; rank < pipeline.ranks(); ++rank) {
           const MemoryUse& use = report.rank_memory[rank];
@@ -184,9 +188,7 @@ TEST(StreamedGradients, TakeTheBytesThatAreSimulatedInEveryModel) {
       Trainer trainer(config);
       trainer.step();
       Pipeline& pipeline = trainer.pipeline();
-      const StepPlan plan = make_plan(pipeline, trainer.variant(), 3);
-      const Simulation simulation =
-          simulate(plan.schedule, profiled_costs(pipeline.layer_costs()), simulation_of(plan));
+      const Simulation simulation = simulated(pipeline, trainer.variant());
       const StepReport report = trainer.step().report;
       for (int rank = 0; rank < ranks; ++rank) {
         const MemoryUse& use = report.rank_memory[rank];
