@@ -48,6 +48,10 @@ json step_to_json(const StepResult& result, const std::optional<Evaluation>& hel
   if (std::any_of(report.ranks.begin(), report.ranks.end(), waits_for_sums)) {
     for (const RankTimes& times : report.ranks) line["exposed_seconds"].push_back(times.exposed);
   }
+  for (const ExpertTokens& experts : report.experts) {
+    line["experts"].push_back(
+        {{"layer", experts.layer}, {"imbalance", experts.imbalance()}, {"tokens", experts.tokens}});
+  }
   line["peak_bytes"] = json::array();
   line["peak_bytes_by_category"] = json::array();
   for (const MemoryUse& use : report.stage_memory) {

@@ -528,6 +528,9 @@ class PyTrainer {
     for (const MemoryUse& rank : report.rank_memory) peaks.push_back(rank.peak);
     out["idle"] = idle;
     out["peak_bytes"] = peaks;
+    py::dict experts;
+    for (const ExpertTokens& layer : report.experts) experts[py::str(layer.layer)] = layer.tokens;
+    out["experts"] = experts;
     return out;
   }
 

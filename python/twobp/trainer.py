@@ -35,7 +35,8 @@ class StepResult:
     """A training step. `loss` is the mean over the counted targets of the global batch, before the update. `grad_norm`
     is that of all gradients, before clipping. `idle` (a fraction) and `peak_bytes` are lists by rank. `skipped` means
     that an fp16 gradient overflowed, so no weight has changed. `metrics` has each loss and metric that the trainer was
-    given by name, as the mean over the micro-batches."""
+    given by name, as the mean over the micro-batches. `experts` has for each layer with experts (of a model by type)
+    how many tokens of all replicas chose each expert."""
 
     step: int
     loss: float
@@ -46,6 +47,7 @@ class StepResult:
     idle: list[float]
     peak_bytes: list[int]
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    experts: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,22 @@ TEST(BadInput, RouterThatGivesNoNumbers) {
   MicroBatch training(layer, {});
   const at::Tensor y = training.forward(x);
   expect_error([&] { training.p1(at::ones_like(y)); }, {"router mlp.gate", "NaN"});
+  // The advice is what can help.
+  const auto advice = [&](at::ScalarType type, bool balanced) -> std::string {
+    Experts layer({"mlp.gate", "experts", "gate", "up", "down"},
+                  {.dim = 4, .hidden = 3, .experts = 4, .chosen = 2, .balanced = balanced}, 1, type);
+    make_parameters(layer);
+    try {
+      MicroBatch(layer, {}).evaluate(x.to(type));
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      return text.substr(text.find("lower"));
+    }
+    return "";
+  };
+  EXPECT_EQ(advice(at::kFloat, false), "lower optimizer.lr, or set train.clip_norm");
+  EXPECT_EQ(advice(at::kFloat, true), "lower optimizer.lr or model.balance_loss, or set train.clip_norm");
+  EXPECT_EQ(advice(at::kBFloat16, false), "lower optimizer.lr, or set train.clip_norm, or compute in fp32");
 }
 
 TEST(BadInput, InputIdsOfAnotherKind) {

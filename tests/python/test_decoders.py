@@ -146,7 +146,10 @@ def test_the_loss_that_balances_experts(saved, settings, padding):
     loss = sum(model(**part).loss * count for part, count in zip(parts, counts)) / sum(counts)
     loss.backward()
     assert trainer.evaluate([batch]).loss == pytest.approx(loss.item(), rel=2e-6)
-    assert trainer.step(batch).loss == pytest.approx(loss.item(), rel=2e-6)
+    result = trainer.step(batch)
+    assert result.loss == pytest.approx(loss.item(), rel=2e-6)
+    assert list(result.experts) == [f"model.layers.{i}.mlp" for i in range(3)]
+    assert all(len(tokens) == 5 and sum(tokens) == 2 * SAMPLES * POSITIONS for tokens in result.experts.values())
     model.config.output_router_logits = False
     assert abs(sum(model(**part).loss * count for part, count in zip(parts, counts)) / sum(counts) - loss) > 0.1
     state = trainer.state_dict()

@@ -164,6 +164,16 @@ TEST(TraceJson, CountsMemory) {
   }
 }
 
+TEST(TraceJson, ShowsTheFullestExpert) {
+  Trace trace = real_trace();
+  trace.steps[0].experts = {{"model.layers.0.mlp", {1, 0, 5, 2}}};
+  json found;
+  for (const json& each : with_phase(json::parse(trace_json(trace)), "C")) {
+    if (each.at("name") == "fullest expert of model.layers.0.mlp") found.push_back(each.at("args"));
+  }
+  EXPECT_EQ(found, json::array({{{"tokens over the mean", 2.5}}}));
+}
+
 TEST(TraceJson, EscapesNames) {
   Trace trace = real_trace(kHostileName);
   for (Event& event : trace.steps[0].events[0]) {

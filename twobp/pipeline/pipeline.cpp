@@ -44,6 +44,22 @@ std::vector<Fields> in_slices(const std::vector<Fields>& micro_batches, const st
   return slices;
 }
 
+// Makes every layer once, which allocates nothing.
+std::vector<std::pair<int, ExpertTokens>> layers_with_experts(const ModelSpec& model) {
+  std::vector<std::pair<int, ExpertTokens>> layers;
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const LayerSpec& spec = model.layers[i];
+    const std::unique_ptr<Layer> layer = spec.make();
+    for (const Parameter* parameter : parameters_of(*layer)) {
+      if (parameter->experts() == 0) continue;
+      const auto experts = static_cast<size_t>(parameter->experts() * parameter->share().of);
+      layers.emplace_back(static_cast<int>(i), ExpertTokens{spec.name, std::vector<int64_t>(experts)});
+      break;
+    }
+  }
+  return layers;
+}
+
 }  // namespace
 
 struct Pipeline::KeptGraph {
@@ -114,6 +130,7 @@ Pipeline::Pipeline(const ModelSpec& model, const Profile& profile, const Pipelin
     }
   }
   executors_.resize(ranks);
+  if (accounts_) expert_layers_ = layers_with_experts(model);
   if (options.experts > 1) {
     TWOBP_CHECK(world_.replicas % options.experts == 0, options.experts,
                 " replicas are to share experts, but there are ", world_.replicas, ": these must be a multiple");
@@ -387,6 +404,7 @@ StepReport Pipeline::report_of(UnderWay& step) const {
   report.stages.resize(stages());
   report.stage_memory.resize(stages());
   if (request.want_events) report.events.resize(ranks());
+  for (const auto& [layer, tokens] : expert_layers_) report.experts.push_back(tokens);
   for (const int r : world_.local_ranks()) {
     RankResult& result = step.results[r];
     report.loss += result.loss;
@@ -400,6 +418,10 @@ StepReport Pipeline::report_of(UnderWay& step) const {
     report.rank_memory[r] = followed ? account.memory : meter_->rank_use(r);
     report.end = std::max(report.end, account.times.end);
     if (request.want_events) report.events[r] = std::move(account.events);
+    for (size_t i = 0; i < expert_layers_.size(); ++i) {
+      const auto counted = account.experts.find(expert_layers_[i].first);
+      if (counted != account.experts.end()) report.experts[i].tokens = counted->second;
+    }
     for (size_t s = 0; s < executors_[r]->stages().size(); ++s) {
       const int stage = executors_[r]->stages()[s]->index();
       report.stages[stage] = account.stages[s];
@@ -428,7 +450,13 @@ void Pipeline::complete(StepReport& report, const UnderWay& step, const std::vec
     const auto [ranks_here, stages_here] = parts_of(world_.process());
     packed = pack_report(report, ranks_here, stages_here);
   }
-  const std::vector<Values> reports = exchange_report(world_, timeout_, report, packed, numbers);
+  std::vector<at::Tensor> all = numbers;
+  for (const ExpertTokens& one : report.experts) all.push_back(at::tensor(one.tokens, at::kDouble));
+  const std::vector<Values> reports = exchange_report(world_, timeout_, report, packed, all);
+  for (size_t i = 0; i < report.experts.size(); ++i) {
+    const at::Tensor sums = all[numbers.size() + i].to(at::kLong);
+    report.experts[i].tokens.assign(sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + sums.numel());
+  }
   for (int process = 1; world_.is_first() && process < of_replica; ++process) {
     const auto [ranks_there, stages_there] = parts_of(process);
     unpack_report(reports[process], ranks_there, stages_there, clock_ahead_[process], report);

@@ -176,9 +176,10 @@ class Pipeline {
   mutable std::vector<int64_t> known_fixed_;  // by rank; empty until the processes have exchanged them
   std::vector<double> clock_ahead_;  // by process of this replica, on the run's first process: its clock's lead
   std::unique_ptr<RankThreads> threads_;
-  std::vector<std::unique_ptr<Transport>> experts_;       // by rank: its group; empty: each replica has all
-  std::vector<std::unique_ptr<RankExecutor>> executors_;  // by rank; null: in another process
-  std::deque<std::unique_ptr<UnderWay>> under_way_;       // oldest first
+  std::vector<std::unique_ptr<Transport>> experts_;          // by rank: its group; empty: each replica has all
+  std::vector<std::pair<int, ExpertTokens>> expert_layers_;  // by layer of the model, without tokens
+  std::vector<std::unique_ptr<RankExecutor>> executors_;     // by rank; null: in another process
+  std::deque<std::unique_ptr<UnderWay>> under_way_;          // oldest first
   std::unique_ptr<KeptGraph> graph_;
   std::vector<std::shared_ptr<const StepPlan>> renewed_;  // one for each of the caller's plans
   double last_end_ = 0;                                   // of the step that ended last

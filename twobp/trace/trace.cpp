@@ -80,6 +80,10 @@ class Writer {
     describe();
     for (const StepReport& step : trace_.steps) {
       slice(kStepTrack, concat("step ", step.step), "step", step.begin, step.end, {{"loss", step.loss}});
+      for (const ExpertTokens& experts : step.experts) {
+        counter(concat("fullest expert of ", experts.layer), kStepTrack, step.begin,
+                {{"tokens over the mean", experts.imbalance()}});
+      }
       messages_.clear();
       for (size_t rank = 0; rank < step.events.size(); ++rank) {
         for (const Event& event : step.events[rank]) add(step, rank, event);
@@ -122,6 +126,15 @@ class Writer {
                     {"args", std::move(args)}});
   }
 
+  void counter(const std::string& name, int track, double at, ordered_json args) {
+    out_.push_back({{"ph", "C"},
+                    {"name", name},
+                    {"pid", kProcess},
+                    {"tid", track},
+                    {"ts", microseconds(at)},
+                    {"args", std::move(args)}});
+  }
+
   // An arrow ends within the slice of the send or of the receive. Both ends carry the same id.
   void arrow(const char* phase, size_t rank, const Event& event, int id) {
     ordered_json end = {{"ph", phase},
@@ -151,14 +164,8 @@ class Writer {
     args["peak_bytes"] = event.peak;
     slice(rank_track(rank), event_name(event, trace_.slices), category_of(event), event.begin, event.end,
           std::move(args));
-    out_.push_back(
-        {{"ph", "C"},
-         {"name", concat("memory of rank ", rank)},
-         {"pid", kProcess},
-         {"tid", rank_track(rank)},
-         {"ts", microseconds(event.end)},
-         {"args",
-          {{"weights, gradients, optimizer", event.total - event.held}, {"activations and stash", event.held}}}});
+    counter(concat("memory of rank ", rank), rank_track(rank), event.end,
+            {{"weights, gradients, optimizer", event.total - event.held}, {"activations and stash", event.held}});
     if (event.peer >= 0) message(step.step, rank, event);
   }
 

@@ -1,6 +1,6 @@
 // Chosen steps in the Trace Event Format (a JSON array), for https://ui.perfetto.dev and chrome://tracing.
 // Each rank has a track with its ops, waits and messages. Arrows go from sends to receives. The memory of
-// each rank is shown, too.
+// each rank and the fullest expert of each layer are shown, too.
 #pragma once
 
 #include <string>

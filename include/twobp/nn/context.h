@@ -79,7 +79,7 @@ struct Context {
   LossFactor loss_scale = 1;  // factor of the gradient alone; keeps small gradients in float16's range
   Slice slice{};
   int64_t past = 0;                // positions of the sequences in earlier slices
-  ExpertGroup* experts = nullptr;  // the replicas that hold the layers' experts; null: this one holds all
+  ExpertGroup* experts = nullptr;  // the replicas that hold the layers' experts; null: this one, and nobody counts
   bool wants_logits = false;       // the loss layer returns the logits: for tests
 
   bool sliced() const { return slice.sequences != nullptr; }

@@ -24,6 +24,8 @@ class ExpertGroup {
   // Waits for the others' messages of the exchange that has begun. Other work may run meanwhile. By member; this one's
   // own is empty. The messages are untrusted.
   virtual std::vector<Values> receive() = 0;
+  // Is told how many of this member's tokens chose each expert of the layer: (experts), int64, on the host.
+  virtual void count(const at::Tensor& /*tokens*/) {}
 };
 
 }  // namespace twobp

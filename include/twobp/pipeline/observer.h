@@ -1,6 +1,7 @@
 // The executor's report of a step, and its events: every op with its times.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -84,6 +85,23 @@ struct RankTimes {
   int64_t instructions = 0;
 };
 
+// The tokens of a step, of all replicas and with padding, that chose each expert of a layer.
+struct ExpertTokens {
+  std::string layer;            // "model.layers.0.mlp"
+  std::vector<int64_t> tokens;  // by expert
+
+  // Those of the fullest expert over their mean: from 1 to the number of experts; 0 without tokens.
+  double imbalance() const {
+    int64_t fullest = 0;
+    int64_t all = 0;
+    for (const int64_t one : tokens) {
+      fullest = std::max(fullest, one);
+      all += one;
+    }
+    return all > 0 ? static_cast<double>(fullest) * static_cast<double>(tokens.size()) / static_cast<double>(all) : 0;
+  }
+};
+
 struct StepReport {
   int64_t step = 0;
   double begin = 0;
@@ -97,6 +115,7 @@ struct StepReport {
   std::vector<StageTimes> stages;
   std::vector<MemoryUse> stage_memory;
   std::vector<MemoryUse> rank_memory;
+  std::vector<ExpertTokens> experts;       // of the layers that have some, in model order
   std::vector<std::vector<Event>> events;  // by rank; only if asked for
 
   double seconds() const { return end - begin; }

@@ -107,7 +107,7 @@ std::vector<Key> decoder_keys() {
           .in("experts")
           .from(1, kMaxCount),
       TWOBP_KEY(O, normalized_routing, "the weights of a token's experts sum to 1"),
-      TWOBP_KEY(O, balance_loss, "factor of the loss that balances the tokens of the experts; 0: none").at_least(0),
+      TWOBP_KEY(O, balance_loss, "factor of the loss that balances the tokens of the experts; 0: none").from(0, 1e6),
       TWOBP_KEY(O, shared_hidden, "width of the expert that all tokens share").in("features").from(1, 4 * kMaxWidth),
       TWOBP_KEY(
           O, hidden,

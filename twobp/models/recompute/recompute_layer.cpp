@@ -122,6 +122,7 @@ void RecomputeLayer::backward_p2(std::span<Saved* const> saved) {
     Saved& inner = one->child(kInner);
     Saved& gradient = one->child(kGradient);
     Context context = gradient.context();
+    context.experts = nullptr;  // W exchanges no tokens, and F has counted them
     forward_again(take_p2(one->child(kInput)), context, inner);
     {
       const DiscardGradients discard(parameters_);

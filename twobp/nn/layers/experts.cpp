@@ -246,11 +246,13 @@ ExpertGroup& Experts::group(const Context& context) const {
   return *context.experts;
 }
 
-void Experts::check_scores(const at::Tensor& scores) const {
+void Experts::check_scores(const at::Tensor& scores, at::ScalarType computed) const {
   if (!scores.is_cpu()) return;  // the host would wait for the device
   TWOBP_CHECK(at::isfinite(scores.sum()).item<bool>(), "the router ", router_name_,
               " gives scores that are not numbers (NaN): weights or activations before it have overflowed; lower "
-              "optimizer.lr, set train.clip_norm, or compute in fp32");
+              "optimizer.lr",
+              shape_.balanced ? " or model.balance_loss" : "", ", or set train.clip_norm",
+              computed == at::kBFloat16 || computed == at::kHalf ? ", or compute in fp32" : "");
 }
 
 Values Experts::forward(Values values, Context& context, Saved& saved) {
@@ -260,10 +262,12 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   const at::Tensor logits = router_.forward({x}, context, saved.child(kRouter))[0];
   // Small scores decide over experts, so they are computed in float32 at least.
   at::Tensor scores = at::softmax(logits, -1, compute_type(logits.scalar_type()));
-  if (!context.training) check_scores(scores);
+  if (!context.training) check_scores(scores, logits.scalar_type());
   auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
   if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
   Routing routing = route(chosen, shape_.experts);
+  if (context.experts != nullptr)
+    context.experts->count(at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options())));
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
   const bool travels = shape_.share.of > 1;
@@ -306,7 +310,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const at::Tensor of_rows = saved.take_p1(1);
   const at::Tensor scores = saved.take_p1(2);
-  check_scores(scores);
+  check_scores(scores, values[0].scalar_type());
   const at::Tensor weights = saved.take_p1(3);
   const at::Tensor chosen = saved.take_p1(4);
   const at::Tensor rows = saved.take_p1(5);

@@ -105,7 +105,8 @@ class Experts : public Layer {
 
   // Throws Error for a score that is not finite. F of a step that may be taken back can have some, so training asks in
   // I.
-  void check_scores(const at::Tensor& scores) const;
+  // `computed`: the type of the layer's input.
+  void check_scores(const at::Tensor& scores, at::ScalarType computed) const;
 
   ExpertsShape shape_;
   std::string router_name_;

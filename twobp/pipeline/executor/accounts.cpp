@@ -16,6 +16,7 @@ Accounts::Accounts(int rank, const std::vector<std::unique_ptr<Stage>>& stages, 
 void Accounts::begin_step(bool want_events, bool timed) {
   times_ = {};
   stage_times_.assign(stages_.size(), {});
+  experts_.clear();
   started_ = false;
   timed_ = timed;
   events_.start(want_events);
@@ -67,6 +68,13 @@ void Accounts::op_resumes() {
 void Accounts::op_ends(int units) {
   op_pauses();
   if (op_.seconds == &StageTimes::backward_p1) stage_times_[op_.stage].p2_units = units;
+}
+
+void Accounts::experts_chosen(int layer, const at::Tensor& tokens) {
+  std::vector<int64_t>& sums = experts_[layer];
+  sums.resize(static_cast<size_t>(tokens.numel()));
+  const auto* count = tokens.const_data_ptr<int64_t>();
+  for (int64_t& sum : sums) sum += *count++;
 }
 
 void Accounts::w_begins() {
@@ -179,6 +187,7 @@ RankAccount Accounts::end_step(size_t instructions) {
   account.times = times_;
   account.events = events_.take();
   account.stages = stage_times_;
+  account.experts = experts_;
   for (const auto& stage : stages_) account.stage_memory.push_back(meter_.stage_use(stage->index()));
   account.memory = meter_.rank_use(rank_);
   return account;

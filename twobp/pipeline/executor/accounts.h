@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -119,6 +120,7 @@ struct RankAccount {
   std::vector<StageTimes> stages;  // of this rank, in their order
   std::vector<MemoryUse> stage_memory;
   MemoryUse memory;
+  std::map<int, std::vector<int64_t>> experts;  // tokens of each expert, by layer of the model
 };
 
 class Accounts : public LoopObserver {
@@ -139,6 +141,7 @@ class Accounts : public LoopObserver {
   void op_pauses() override;
   void op_resumes() override;
   void op_ends(int units) override;
+  void experts_chosen(int layer, const at::Tensor& tokens) override;
   void w_begins() override;
   void w_ends(const MadeUnit& unit, std::span<const WUnits> together) override;
   void update_begins() override;
@@ -163,7 +166,8 @@ class Accounts : public LoopObserver {
   // Of the current step.
   RankTimes times_;
   std::vector<StageTimes> stage_times_;
-  ProductTime products_;  // at its begin
+  std::map<int, std::vector<int64_t>> experts_;  // see RankAccount
+  ProductTime products_;                         // at its begin
   int64_t allocations_ = 0;
   bool started_ = false;  // the first F has begun
   bool timed_ = true;

@@ -29,6 +29,8 @@ class LoopObserver {
   virtual void op_resumes() {}
   // `units`: of W, that I has made.
   virtual void op_ends(int /*units*/) {}
+  // In F: as many of the micro-batch's tokens chose each expert of this layer of the model. See ExpertGroup::count.
+  virtual void experts_chosen(int /*layer*/, const at::Tensor& /*tokens*/) {}
   // One unit of W, of these micro-batches.
   virtual void w_begins() {}
   virtual void w_ends(const MadeUnit& /*unit*/, std::span<const WUnits> /*together*/) {}

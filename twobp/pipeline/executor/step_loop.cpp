@@ -37,25 +37,30 @@ constexpr int kExchanges = 64;
 // The exchanges of a layer's experts (nn/expert_group.h). Its messages are awaited as all others, so W runs meanwhile.
 class StepLoop::Experts : public ExpertGroup {
  public:
-  explicit Experts(StepLoop& loop) : loop_(loop), members_(*loop.parts_.experts) {}
+  explicit Experts(StepLoop& loop) : loop_(loop), members_(loop.parts_.experts) {}
 
   void at(int layer, int micro_batch, bool backward) {
     tag_ = {loop_.request_.step, 2 * layer + (backward ? 1 : 0), micro_batch, MessageKind::kExperts};
     number_ = 0;
   }
+  void count(const at::Tensor& tokens) override {
+    const bool repeated = tag_.stage % 2 == 1;  // F within I
+    if (!repeated) loop_.observer_.experts_chosen(tag_.stage / 2, tokens);
+  }
   void send(std::vector<Values> messages) override {
+    TWOBP_CHECK(members_ != nullptr, "a layer has a part of its experts, but there is no group with the others");
     TWOBP_CHECK(number_ < kExchanges, "a layer exchanges tokens of experts more than ", kExchanges, " times");
-    for (int step = 1; step < members_.size(); ++step) {
-      const int to = (members_.rank() + step) % members_.size();
-      members_.isend(to, tag(), std::move(messages[static_cast<size_t>(to)]));
+    for (int step = 1; step < members_->size(); ++step) {
+      const int to = (members_->rank() + step) % members_->size();
+      members_->isend(to, tag(), std::move(messages[static_cast<size_t>(to)]));
     }
   }
   std::vector<Values> receive() override {
-    std::vector<Values> received(static_cast<size_t>(members_.size()));
+    std::vector<Values> received(static_cast<size_t>(members_->size()));
     loop_.interrupt([&] {
-      for (int step = 1; step < members_.size(); ++step) {
-        const int from = (members_.rank() + step) % members_.size();
-        MessageWait message(members_, from, tag(), WaitCause::kExperts);
+      for (int step = 1; step < members_->size(); ++step) {
+        const int from = (members_->rank() + step) % members_->size();
+        MessageWait message(*members_, from, tag(), WaitCause::kExperts);
         loop_.wait(message);
         received[static_cast<size_t>(from)] = std::move(message.values);
       }
@@ -72,7 +77,7 @@ class StepLoop::Experts : public ExpertGroup {
   }
 
   StepLoop& loop_;
-  Transport& members_;
+  Transport* members_;  // null: this replica alone
   Tag tag_;
   int number_ = 0;
 };
@@ -150,7 +155,7 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
   by_layer_ = order == P2Order::kBucket;
   if (parts_.books_messages && request.training) list_expected();
-  if (parts_.experts != nullptr) experts_ = std::make_unique<Experts>(*this);
+  experts_ = std::make_unique<Experts>(*this);
 }
 
 StepLoop::~StepLoop() = default;
@@ -256,7 +261,7 @@ Context StepLoop::context_of(int micro_batch) {
 }
 
 void StepLoop::at_layer(const Stage& stage, int layer, int micro_batch, bool backward) {
-  if (experts_) experts_->at(stage.first_layer() + layer, micro_batch, backward);
+  experts_->at(stage.first_layer() + layer, micro_batch, backward);
 }
 
 const LayerCost& StepLoop::cost(const Stage& stage, int layer, int mb) const {

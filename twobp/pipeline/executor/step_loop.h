@@ -167,7 +167,7 @@ class StepLoop {
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const { return request_.early_end && request_.early_end->skips(); }
   Context context_of(int micro_batch);
-  // Says which layer the next exchanges of experts are for.
+  // Says which layer the next exchanges and counts of experts are for.
   void at_layer(const Stage& stage, int layer, int micro_batch, bool backward);
   MessageKind forward_kind() const { return request_.training ? MessageKind::kForward : MessageKind::kEvaluation; }
   Stage& stage(int s) { return *parts_.stages[s]; }
@@ -201,7 +201,7 @@ class StepLoop {
   std::vector<bool> streams_;                 // by stage: see StepPlan; empty: none
   std::vector<std::vector<LayerWork>> work_;  // by index into parts_.stages, and layer; empty: nobody is told
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
-  std::unique_ptr<Experts> experts_;                              // null: each replica has all
+  std::unique_ptr<Experts> experts_;
   LossSum sum_;
 };
 
