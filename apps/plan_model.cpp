@@ -4,6 +4,8 @@
 #include <cctype>
 #include <cmath>
 #include <iostream>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -20,6 +22,7 @@
 #include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/planner.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 #include "twobp/train/gradients.h"
 
 namespace twobp {
@@ -116,6 +119,22 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   return request;
 }
 
+// Those of the ways to recompute that training takes. The others need not be measured.
+std::vector<std::string> trained(std::vector<std::string> modes, const PlanOptions& options) {
+  std::erase_if(modes, [&](const std::string& mode) {
+    std::vector<std::string> settings = options.overrides;
+    settings.insert(settings.end(),
+                    {"pipeline.slices=1", "pipeline.slice_lengths=[]", concat("pipeline.recompute=[\"", mode, "\"]")});
+    try {
+      load_config(options.config, settings);
+    } catch (const Error&) {
+      return true;
+    }
+    return false;
+  });
+  return modes;
+}
+
 CostModel costs_of(const PlanOptions& options, const std::optional<Config>& config, const PlanRequest& request) {
   if (!options.costs.empty()) return read_cost_model(options.costs);
   MeasureOptions measure;
@@ -127,10 +146,8 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   measure.slices = request.slices;
   measure.recompute = request.recompute;
   // The measured costs already include a configured recomputation.
-  if (measure.recompute.empty() && config->pipeline.recompute.empty()) {
-    measure.recompute = recompute_names();
-    if (config->pipeline.stash == "bf16") measure.recompute = {"none", "activations"};  // see check_config.cpp
-  }
+  if (config->pipeline.recompute.empty())
+    measure.recompute = trained(measure.recompute.empty() ? recompute_names() : measure.recompute, options);
   measure.seconds = options.seconds;
   std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n" << std::flush;
   return measure_costs(*config, measure);
@@ -207,44 +224,98 @@ std::string list_of(const std::vector<int>& values) {
   return join(texts, ",");
 }
 
+// The settings of a training.
+class TrainingSettings {
+ public:
+  explicit TrainingSettings(const PlanOptions& options) : all_(options.overrides) {}
+
+  template <typename Value>
+  void set(const char* key, const Value& value) {
+    all_.push_back(concat("pipeline.", key, "=", value));
+  }
+  const std::vector<std::string>& all() const { return all_; }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+// What the choice computes, whatever its schedule.
+void add_work(const PlanChoice& choice, const CostModel& model, const std::optional<Config>& config,
+              TrainingSettings& settings) {
+  settings.set("data_parallel", choice.data_parallel);
+  settings.set("micro_batch_size", choice.micro_batch_size);
+  if (!model.slice_lengths.empty() || (config && config->pipeline.slices > 1)) {
+    const auto lengths = slice_lengths(model, choice.slices);
+    settings.set("slices", choice.slices);
+    settings.set("slice_lengths", lengths.empty() ? "[]" : list_of(lengths));
+  }
+  // The costs of layers that recompute include the configured recomputation.
+  if (choice.recompute != "none") {
+    settings.set("recompute", concat("[\"", choice.recompute, "\"]"));
+  } else if (!computes_again(model)) {
+    settings.set("recompute", "[]");
+  }
+}
+
 // Returns the command that trains with the choice.
 std::string command_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
                        const PlanOptions& options, const std::optional<Config>& config) {
-  std::vector<std::string> settings = options.overrides;
-  const auto set = [&](const char* key, const auto& value) {
-    settings.push_back(concat("pipeline.", key, "=", value));
-  };
+  TrainingSettings settings(options);
   // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
   // and stages. The text form has no slices: with slices, training searches again.
   const bool again = choice.found && choice.slices > 1;
   const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
   const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
-  set("schedule", choice.found && !again ? found : choice.schedule.name());
-  set("p2", policy_name(choice.policy));
-  set("ranks", file ? 0 : choice.ranks);
-  set("stages", file ? 0 : choice.stages);
-  set("micro_batches", file ? 0 : choice.micro_batches);
-  set("data_parallel", choice.data_parallel);
-  set("micro_batch_size", choice.micro_batch_size);
-  if (!model.slice_lengths.empty() || (config && config->pipeline.slices > 1)) {
-    const auto lengths = slice_lengths(model, choice.slices);
-    set("slices", choice.slices);
-    set("slice_lengths", lengths.empty() ? "[]" : list_of(lengths));
-  }
-  set("split", list_of(choice.split));
-  if (choice.streams || (config && config->pipeline.gradients != "kept")) set("gradients", gradients_of(choice));
-  set("memory_cap", cap_of(choice, model, request.memory));
-  // The costs of layers that recompute include the configured recomputation.
-  if (choice.recompute != "none") {
-    set("recompute", concat("[\"", choice.recompute, "\"]"));
-  } else if (!computes_again(model)) {
-    set("recompute", "[]");
-  }
+  settings.set("schedule", choice.found && !again ? found : choice.schedule.name());
+  settings.set("p2", policy_name(choice.policy));
+  settings.set("ranks", file ? 0 : choice.ranks);
+  settings.set("stages", file ? 0 : choice.stages);
+  settings.set("micro_batches", file ? 0 : choice.micro_batches);
+  add_work(choice, model, config, settings);
+  settings.set("split", list_of(choice.split));
+  if (choice.streams || (config && config->pipeline.gradients != "kept"))
+    settings.set("gradients", gradients_of(choice));
+  settings.set("memory_cap", cap_of(choice, model, request.memory));
   std::string command = concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
-  for (const std::string& setting : settings) command += " " + quoted(setting);
+  for (const std::string& setting : settings.all()) command += " " + quoted(setting);
   if (choice.found && !again && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
   return command;
 }
+
+// Asks training, whatever the schedule, and remembers the answers.
+class Refusals {
+ public:
+  Refusals(const PlanOptions& options, const Config& config, const CostModel& model)
+      : options_(options), config_(config), model_(model) {
+    if (config.pipeline.experts > 1) data_ = open_data(config.data, config.model.input(), config.train.seed);
+  }
+
+  const std::string& of(const PlanChoice& choice) {
+    TrainingSettings settings(options_);
+    const size_t stages = std::max<size_t>(1, config_->pipeline.split.size());
+    settings.set("schedule", "1f1b");  // which all can have
+    settings.set("p2", "auto");
+    settings.set("ranks", stages);
+    settings.set("stages", stages);
+    settings.set("micro_batches", choice.micro_batches);
+    add_work(choice, model_, config_, settings);
+    const auto [why, is_new] = known_.try_emplace(join(settings.all(), "\n"));
+    if (!is_new) return why->second;
+    try {
+      check_whole_batches(load_config(options_.config, settings.all()), choice.micro_batches, data_);
+    } catch (const Error& error) {
+      why->second = error.what();
+    }
+    return why->second;
+  }
+
+ private:
+  const PlanOptions& options_;
+  std::optional<Config> config_;
+  const CostModel& model_;
+  DataSplit data_;
+  std::map<std::string, std::string> known_;
+};
 
 nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model) {
   return {{"schedule", choice.schedule.name()},
@@ -282,6 +353,31 @@ void write_json(const PlanResult& result, const std::vector<double>& bounds, con
   write_output("--json", path, json.dump(1) + "\n");
 }
 
+// Says how long the tokens of shared experts travel, and why the ranks wait for some of them.
+void print_exchanges(const PlanChoice& choice, const CostModel& model, const PlanRequest& request) {
+  const PlannedRun run = planned_run(model, choice, request);
+  const Simulation step = simulate(run.schedule, run.costs, run.options);
+  double travel = 0, waited = 0, w = 0;
+  for (const RankSimulation& rank : step.ranks) {
+    travel += rank.exchanges / choice.ranks;
+    waited += rank.idle[static_cast<int>(IdleCause::kExperts)] / choice.ranks;
+  }
+  if (travel == 0) return;
+  for (int m = 0; m < run.schedule.micro_batches; ++m) {
+    for (int stage = 0; stage < run.schedule.stages; ++stage)
+      w += run.costs[cost_index(run.schedule, run.costs, stage, m)].backward_p2 / choice.ranks;
+  }
+  std::cout << "Exchanges of experts take " << milliseconds(travel) << " of a step on each rank, of which "
+            << milliseconds(waited) << ", " << percent(waited / step.step_seconds) << " of the step, are waited for: ";
+  if (!fills_waits(run.schedule, run.costs, run.options)) {
+    std::cout << "with p2 " << policy_name(choice.policy) << ", waits run no W.\n";
+  } else if (travel > w) {
+    std::cout << "all W takes " << milliseconds(w) << ".\n";
+  } else {
+    std::cout << "before its first I, a step has no W to run meanwhile.\n";
+  }
+}
+
 void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   if (options.svg.empty() && options.csv.empty()) return;
   PlannedRun run = planned_run(model, choice, request);
@@ -298,6 +394,11 @@ void plan_model(const PlanOptions& options) {
   PlanRequest request = request_of(options, config);
   const CostModel model = costs_of(options, config, request);
   request.interconnect = interconnect_of(options, model, config);
+  if (config) {
+    request.refusal = [refusals = std::make_shared<Refusals>(options, *config, model)](const PlanChoice& choice) {
+      return refusals->of(choice);
+    };
+  }
   const PlanResult result = plan(model, request);
   if (result.best.empty()) {
     const PlanChoice& smallest = *result.smallest;
@@ -314,8 +415,7 @@ void plan_model(const PlanOptions& options) {
   print_choices(result, bounds);
   std::cout << '\n';
   std::cout << gain_text(result) << ".\n";
-  if (config && config->pipeline.experts > 1)
-    std::cout << "The exchanges of pipeline.experts are not simulated: steps take longer, and p2 fill gains more.\n";
+  print_exchanges(result.best.front(), model, request);
   std::cout << "\nThe first row trains with\n"
             << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
   if (!options.json.empty()) write_json(result, bounds, model, request, options.json);

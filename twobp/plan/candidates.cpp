@@ -269,6 +269,10 @@ class Enumeration {
         const auto& split = splits_.of(rank_of_stage, model, mode, size, slices);
         candidate.choice.recompute = recompute;
         candidate.choice.split = split.counts;
+        if (const std::string why = request_.refusal ? request_.refusal(candidate.choice) : ""; !why.empty()) {
+          reasons_.add(why);
+          continue;
+        }
         candidate.most_samples = size * (copies / split.busiest);
         for (const P2Policy policy : policies) {
           candidate.choice.policy = policy;

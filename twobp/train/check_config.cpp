@@ -188,6 +188,21 @@ void check_slices(const Config& config, int slices) {
   }
 }
 
+void check_whole_batches(const Config& config, int micro_batches, const DataSplit& data) {
+  if (config.pipeline.experts == 1) return;
+  const int64_t replica = micro_batches * config.pipeline.micro_batch_size;
+  const int64_t batch = config.pipeline.data_parallel * replica;
+  const auto check = [&](const Dataset* samples, const char* what) {
+    const int64_t rest = samples == nullptr ? 0 : samples->size() % batch;
+    TWOBP_CHECK(rest == 0 || rest > batch - config.pipeline.micro_batch_size, "pipeline.experts is ",
+                config.pipeline.experts, ", but the last batch of the ", what, " has ", rest, " of ", batch,
+                " samples, so replicas would have different numbers of micro-batches: use a multiple of ", batch,
+                " samples");
+  };
+  check(data.train.get(), "training data");
+  check(data.held_out.get(), "held-out data");
+}
+
 void check_contradictions_without_data(const Config& config) {
   check_model(config.model);
   check_pipeline(config.pipeline);

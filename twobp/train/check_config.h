@@ -23,6 +23,10 @@ void check_contradictions_without_data(const Config& config);
 // Throws Error if the configuration cannot train with so many slices (pipeline.slices), whatever the schedule.
 void check_slices(const Config& config, int slices);
 
+// Throws Error if replicas that share experts (pipeline.experts), which exchange the tokens of every micro-batch, would
+// have different numbers of micro-batches.
+void check_whole_batches(const Config& config, int micro_batches, const DataSplit& data);
+
 // Compares, before training starts, the facts that all processes of a run must share. A process with another
 // configuration, program or data would train another model without any error.
 

@@ -31,17 +31,6 @@ ExpertShare share_of(const Config& config, const World& world) {
   return {config.pipeline.experts, world.replica % config.pipeline.experts};
 }
 
-// Members of a group exchange tokens of every micro-batch, so each must have as many.
-void check_whole_batches(const Config& config, int micro_batches, const Dataset& data, const char* what) {
-  const int64_t replica = micro_batches * config.pipeline.micro_batch_size;
-  const int64_t batch = config.pipeline.data_parallel * replica;
-  const int64_t rest = data.size() % batch;
-  TWOBP_CHECK(rest == 0 || rest > batch - config.pipeline.micro_batch_size, "pipeline.experts is ",
-              config.pipeline.experts, ", but the last batch of the ", what, " has ", rest, " of ", batch,
-              " samples, so replicas would have different numbers of micro-batches: use a multiple of ", batch,
-              " samples");
-}
-
 // Of the replica's model.
 void check_model_has_experts(const Config& config, const ModelSpec& model) {
   if (config.pipeline.experts == 1) return;
@@ -186,11 +175,8 @@ Trainer::Trainer(const Config& config, Parts parts)
     : config_(config), micro_batches_(parts.shape.micro_batches), data_(std::move(parts.data)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   TWOBP_CHECK(data_.train, "a trainer needs data to train on");
-  if (config.pipeline.experts > 1) {
-    check_model_has_experts(config, parts.model);
-    check_whole_batches(config, micro_batches_, *data_.train, "training data");
-    if (data_.held_out) check_whole_batches(config, micro_batches_, *data_.held_out, "held-out data");
-  }
+  check_model_has_experts(config, parts.model);
+  check_whole_batches(config, micro_batches_, data_);
   faults_ = FaultInjection::from_environment();
   if (faults_) {
     faults_->wrap(parts.model);
