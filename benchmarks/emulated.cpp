@@ -77,8 +77,7 @@ class Waiting : public Layer {
   }
   void exchange(const Context& context) const {
     if (cost_.exchange_bytes == 0 || context.experts == nullptr) return;
-    const Values message = {bytes(cost_.exchange_bytes)};
-    context.experts->send({message, message});
+    context.experts->send(std::vector<Values>(static_cast<size_t>(cost_.replicas), {bytes(cost_.exchange_bytes)}));
     context.experts->receive();
   }
   static void wait(Clock::time_point begin, double seconds) {

@@ -17,7 +17,8 @@ struct EmulatedLayer {
   int64_t stash_bytes = 0;       // held from I until W; part of the activations as far as these suffice
   int64_t boundary_bytes = 4;    // size of its output and of dL/d(output)
   int64_t gradient_bytes = 0;    // size of a weight that it does not use; its gradient is zero
-  int64_t exchange_bytes = 0;    // sent to the other one of two replicas before and after F and I, as experts do
+  int64_t exchange_bytes = 0;    // sent to each other replica before and after F and I, as experts do
+  int replicas = 2;              // that exchange
 
   bool operator==(const EmulatedLayer&) const = default;
 };

@@ -67,6 +67,7 @@ struct Costs {
   int64_t activation = 0;
   int64_t stash = 0;
   int stage = 0;
+  bool exchanges = false;  // tokens of experts, with another replica
   Clock* clock = nullptr;
 };
 
@@ -79,13 +80,16 @@ class Timed : public Layer {
   Timed(const Costs& costs, bool last) : costs_(costs), last_(last) {}
 
   Values forward(Values x, Context& context, Saved& saved) override {
+    exchange(context);
     costs_.clock->run(Op::kForward, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.forward);
     saved.keep_until_p1(bytes(costs_.activation));
     Values y{last_ ? at::zeros({}, at::kDouble) : bytes(costs_.output)};
     x.clear();
+    exchange(context);
     return y;
   }
   Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    exchange(context);
     costs_.clock->run(Op::kBackwardP1, costs_.stage, static_cast<int>(context.micro_batch), costs_.cost.backward_p1);
     Values dx;
     if (costs_.input_gradient > 0) dx.push_back(bytes(costs_.input_gradient));
@@ -96,6 +100,7 @@ class Timed : public Layer {
     }
     saved.take_p1(0);
     dy.clear();
+    exchange(context);
     return dx;
   }
   void backward_p2(std::span<Saved* const> saved) override {
@@ -108,6 +113,12 @@ class Timed : public Layer {
   }
 
  private:
+  void exchange(const Context& context) const {
+    if (!costs_.exchanges) return;
+    context.experts->send(std::vector<Values>(2));
+    context.experts->receive();
+  }
+
   Costs costs_;
   bool last_;
   std::map<const void*, int> micro_batch_of_;
@@ -175,6 +186,14 @@ class TimedTransport : public Transport {
   double latency_;
 };
 
+// To the other one of two replicas that share experts, which does the same at the same time.
+class ToTwin : public TimedTransport {
+ public:
+  using TimedTransport::TimedTransport;
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+};
+
 struct Case {
   std::string schedule;
   P2Policy policy = P2Policy::kFill;
@@ -186,13 +205,14 @@ struct Case {
   std::vector<int> rank_of_stage;
   std::vector<Costs> layers;
   double latency = 0;
+  double exchange = 0;        // seconds of each; 0: there is none
   std::vector<bool> streams;  // by stage; empty: none
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
              << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
-             << c.latency << ", " << c.frozen << " frozen stages, "
+             << c.latency << ", exchanges of " << c.exchange << ", " << c.frozen << " frozen stages, "
              << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
 }
 
@@ -251,6 +271,10 @@ Case draw_case(Draw& draw) {
     }
     c.layers.back().output = sizeof(double);
     c.latency = draw.chance(50) ? 0 : unit * draw.number(1, 60);
+    if (draw.chance(50)) {
+      c.exchange = unit * draw.number(1, 60);
+      for (Costs& layer : c.layers) layer.exchanges = draw.chance(50);
+    }
     return c;
   }
 }
@@ -272,6 +296,9 @@ void fill_in_bytes(std::vector<Costs>& layers) {
     cost.stash = stash;
     cost.output = output;
     cost.input_gradient = input_gradient;
+    if (!one.exchanges) continue;
+    cost.forward_to_experts = cost.forward_from_experts = 1;
+    cost.p1_to_experts = cost.p1_from_experts = 1;
   }
 }
 
@@ -345,12 +372,19 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   for (int rank = 0; rank < c.ranks; ++rank)
     world.pipeline[rank] = std::make_unique<TimedTransport>(rank, clocks, mail, c.latency);
   PipelineOptions pipeline_options = test::options_of(c.split, c.rank_of_stage);
+  std::vector<Mail> twins(c.ranks);
+  if (c.exchange > 0) {
+    pipeline_options.experts = world.replicas = 2;
+    for (int rank = 0; rank < c.ranks; ++rank)
+      world.data[rank] = std::make_unique<ToTwin>(rank, clocks, twins[rank], c.exchange);
+  }
   pipeline_options.frozen_stages = c.frozen > 0;
   model.first_trainable = std::accumulate(c.split.begin(), c.split.begin() + c.frozen, 0);
   Pipeline pipeline(model, profile, pipeline_options, std::move(world));
 
   SimulationOptions options;
   options.message_seconds = c.latency;
+  options.data_parallel.latency = c.exchange;
   options.p2_order = c.order;
   options.streams = c.streams;
   pipeline.stream_gradients(c.streams);
@@ -366,6 +400,7 @@ std::optional<Run> run(Draw& draw, const Case& c) {
     SimulationOptions own = options;
     own.message_holder = MessageHolder::kSender;
     own.message_seconds = 0;
+    own.data_parallel = {};
     own.p2_order = P2Order::kOldest;
     if (fills_waits(plan.schedule, costs, options) != fills_waits(plan.schedule, costs, own)) return std::nullopt;
   }

@@ -301,6 +301,49 @@ TEST_F(PlanModel, ComparesSlices) {
                      {"smallest memory", "in 4 slices"});
 }
 
+// A plan of experts that replicas share simulates their exchanges, and asks training what it refuses.
+TEST_F(PlanModel, KnowsExperts) {
+  json config = test::tiny_config();
+  config["model"] = {{"type", "qwen3_moe"},    {"dim", 16},  {"layers", 2}, {"heads", 2}, {"hidden", 8}, {"experts", 4},
+                     {"experts_per_token", 2}, {"vocab", 32}};
+  config["data"]["held_out"] = 0;
+  config["pipeline"]["data_parallel"] = config["pipeline"]["experts"] = 2;
+  const std::string file = folder_.write("experts.json", config.dump());
+  const std::string out = folder_.path("plan.json");
+  const auto planned = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"plan", file, "--seconds", "0.01", "--ranks", "1,2", "--all", "--json", out};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  };
+  const auto explains = [](const test::Finished& run, const char* why) {
+    const size_t at = run.out.find("Exchanges of experts take ");
+    ASSERT_NE(at, std::string::npos) << run.out;
+    EXPECT_NE(run.out.find(why, at), std::string::npos) << run.out;
+  };
+  explains(expect_success(planned({"--p2", "off"})), "waits run no W");
+  explains(expect_success(planned({"--p2", "fill", "--data-latency", "1e-7", "--data-parallel", "2"})),
+           "before its first I");
+  const auto run = expect_success(planned({"--p2", "fill", "--data-latency", "0.01", "--data-parallel", "1..4"}));
+  explains(run, "all W takes");
+  std::set<std::string> recompute;
+  std::set<int> replicas;
+  const json plan = json::parse(read_file(out));
+  for (const json& choice : plan.at("choices")) {
+    recompute.insert(choice.at("recompute"));
+    replicas.insert(choice.at("data_parallel").get<int>());
+    EXPECT_GT(choice.at("step_seconds").get<double>(), 0.01 * 2 * 4) << "exchanges of the first F and the last I";
+  }
+  EXPECT_EQ(recompute, (std::set<std::string>{"activations", "none"}));
+  EXPECT_EQ(replicas, (std::set<int>{2, 4}));
+  std::vector<std::string> train = command_in(run.out, file);
+  train.emplace_back("--print-config");
+  expect_success(train);
+  expect_one_message(planned({"--data-parallel", "3"}), {"no combination", "pipeline.data_parallel is 3", "multiple"});
+  expect_one_message(planned({"--recompute", "derivatives"}),
+                     {"no combination", "pipeline.experts is 2", "derivatives"});
+  expect_one_message(planned({"--micro-batches", "5"}), {"no combination", "last batch", "samples"});
+}
+
 TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {
   const std::string file = costs();
   const auto run = expect_success({"plan", "--costs", file, "--ranks", "1..3", "--batch", "8", "--micro-batches", "4,8",

@@ -116,6 +116,41 @@ TEST(DataParallel, SumsOverlapOrFollow) {
   EXPECT_THROW(simulate(schedule, costs, options), Error);
 }
 
+// F, I, W of 1, 1, 2. F and I send tokens before their work and after it, each time for 1.
+TEST(Experts, WRunsWhileTheirTokensTravel) {
+  const std::vector<StageCost> costs = {stage_of({{.forward = 1,
+                                                   .backward_p1 = 1,
+                                                   .backward_p2 = 2,
+                                                   .p2_units = 1,
+                                                   .forward_to_experts = 6,
+                                                   .forward_from_experts = 6,
+                                                   .p1_to_experts = 6,
+                                                   .p1_from_experts = 6}})};
+  SimulationOptions options;
+  options.data_parallel = {.latency = 0.5, .bytes_per_second = 12};
+  const auto idle = [](const Simulation& of) { return of.ranks[0].idle[static_cast<int>(IdleCause::kExperts)]; };
+  // F and I of the first micro-batch wait twice each. F of the second sends at 6, W ends at 8, F at 9.
+  Simulation step = simulate(make_schedule("1f1b", 1, 2, P2Policy::kFill), costs, options);
+  EXPECT_DOUBLE_EQ(step.step_seconds, 15);
+  EXPECT_DOUBLE_EQ(step.ranks[0].exchanges, 8);
+  EXPECT_DOUBLE_EQ(idle(step), 7);
+  EXPECT_DOUBLE_EQ(of(step.ranks[0], BubbleCause::kCommunication), 7);
+  ASSERT_EQ(step.ranks[0].timeline.size(), 6U);
+  EXPECT_EQ(step.ranks[0].timeline[2].op, Op::kBackwardP2) << "within F of the second micro-batch";
+  EXPECT_DOUBLE_EQ(step.ranks[0].timeline[3].begin, 8);
+  step = simulate(make_schedule("1f1b", 1, 2, P2Policy::kOff), costs, options);
+  EXPECT_DOUBLE_EQ(step.step_seconds, 16);
+  EXPECT_DOUBLE_EQ(idle(step), 8);
+  step = simulate(make_schedule("1f1b", 1, 1, P2Policy::kFill), costs, options);
+  EXPECT_DOUBLE_EQ(idle(step), 4) << "no W exists while tokens travel";
+  // What runs beside the tokens on their way there.
+  std::vector<StageCost> shared = costs;
+  shared[0].layers[0].beside_experts = 0.75;
+  EXPECT_DOUBLE_EQ(idle(simulate(make_schedule("1f1b", 1, 1, P2Policy::kFill), shared, options)), 2.5);
+  shared[0].layers[0].p1_to_experts = -1;
+  EXPECT_THROW(simulate(make_schedule("1f1b", 1, 1, P2Policy::kFill), shared, options), Error);
+}
+
 TEST(Causes, AreKnownForABalancedPipeline) {
   // The schedule is 1f1b at N = M = 4 without messages, with p2 off. Rank r starts later by r and ends earlier by 2r.
   const Simulation off = simulate(make_schedule("1f1b", 4, 4, P2Policy::kOff), std::vector<StageCost>(4));

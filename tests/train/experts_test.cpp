@@ -1,8 +1,11 @@
 // Tests replicas that share the experts of each layer (pipeline.experts). Losses, norms, weights and the optimizer's
 // state have the bits of replicas that hold all experts, however many share them.
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -13,8 +16,10 @@
 #include "tests/train/family_config.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
+#include "twobp/models/decoder/options.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/weights/save_model.h"
@@ -223,6 +228,66 @@ TEST(ExpertGroups, WRunsWhileTokensTravel) {
   EXPECT_GE(idle_filled, 0);
   const auto [off, idle_off] = count("off");
   EXPECT_GT(idle_off, 0) << "the wait has a cause of its own";
+}
+
+// Reports count the tokens of all replicas, once each, wherever the experts are.
+TEST(ExpertGroups, CountTokens) {
+  const std::vector<std::string> pipeline = {"pipeline.ranks=2", "pipeline.stages=0", "pipeline.schedule=1f1b"};
+  const auto counts_of = [&](int experts, const std::vector<std::string>& more) {
+    std::vector<std::string> keys = pipeline;
+    keys.insert(keys.end(), more.begin(), more.end());
+    std::vector<std::pair<std::string, std::vector<int64_t>>> counts;
+    for (const StepReport& report : run(config_of("qwen2_moe", 2, experts, keys)).reports) {
+      for (const ExpertTokens& layer : report.experts) {
+        counts.emplace_back(layer.layer, layer.tokens);
+        const int64_t fullest = *std::max_element(layer.tokens.begin(), layer.tokens.end());
+        const int64_t all = std::accumulate(layer.tokens.begin(), layer.tokens.end(), int64_t{0});
+        EXPECT_DOUBLE_EQ(layer.imbalance(), static_cast<double>(8 * fullest) / static_cast<double>(all));
+      }
+    }
+    return counts;
+  };
+  const auto expected = counts_of(1, {"pipeline.p2=off"});
+  const Config config = config_of("qwen2_moe", 2, 1, pipeline);
+  const auto blocks = static_cast<size_t>(config.model.type.as<DecoderOptions>().layers);
+  ASSERT_EQ(expected.size(), kSteps * blocks);
+  EXPECT_EQ(expected[0].first, "model.layers.0.mlp");
+  const int64_t tokens = 2 * 4 * config.pipeline.micro_batch_size * config.data.sequence;
+  for (const auto& [layer, of_experts] : expected) {
+    ASSERT_EQ(of_experts.size(), 8u) << layer;
+    EXPECT_EQ(std::accumulate(of_experts.begin(), of_experts.end(), int64_t{0}), 3 * tokens) << layer;
+  }
+  EXPECT_NE(expected.front(), expected[blocks]) << "weights and tokens have changed";
+  EXPECT_EQ(expected, counts_of(2, {}));
+  EXPECT_EQ(expected, counts_of(2, {"pipeline.recompute=[\"activations\"]"}));
+  EXPECT_EQ(expected, counts_of(1, {"pipeline.recompute=[\"both\"]"}));
+  EXPECT_EQ(expected, counts_of(1, {"pipeline.run_ahead=on"}));
+  EXPECT_TRUE(run(with(test::tiny_config(), [](Config& c) { c.pipeline.ranks = 1; })).reports[0].experts.empty());
+}
+
+// What a plan is told of exchanges: F and I send as many bytes, and back as many as come.
+TEST(ExpertGroups, AreMeasured) {
+  MeasureOptions options;
+  options.seconds = 0.01;
+  options.recompute = {"none", "activations"};
+  const auto experts_of = [&](int experts) {
+    const CostModel costs = measure_costs(config_of("qwen2_moe", 2, experts), options);
+    EXPECT_EQ(costs.kinds.at("embedding").at_size[0].forward_to_experts, 0);
+    return std::pair(costs.kinds.at("experts").at_size[0], costs.kinds.at("experts+activations").at_size[0]);
+  };
+  const auto [alone, again_alone] = experts_of(1);
+  EXPECT_EQ(alone.forward_to_experts + alone.p1_to_experts + alone.p1_from_experts + again_alone.p1_to_experts, 0);
+  const auto [shared, again] = experts_of(2);
+  const Config config = config_of("qwen2_moe", 2, 2);
+  const double dim = 4.0 * static_cast<double>(config.model.type.as<DecoderOptions>().dim);
+  EXPECT_GT(shared.forward_from_experts, 0);
+  EXPECT_EQ(std::fmod(shared.forward_from_experts, dim), 0) << "whole rows";
+  const double rows = shared.forward_from_experts / dim;
+  EXPECT_EQ(shared.p1_from_experts, rows * (dim + 4)) << "and the gradients of their weights";
+  EXPECT_GT(shared.forward_to_experts, shared.p1_to_experts) << "places and weights";
+  EXPECT_GT(shared.beside_experts, 0) << "shared experts";
+  EXPECT_EQ(again.forward_to_experts, shared.forward_to_experts);
+  EXPECT_EQ(again.p1_to_experts, shared.p1_to_experts + shared.forward_to_experts + shared.forward_from_experts);
 }
 
 // A checkpoint is continued by groups of another size, to the bit.

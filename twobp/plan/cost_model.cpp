@@ -74,6 +74,11 @@ void check_costs(const LayerCost& cost, const std::vector<double>& sample_costs,
   check_number(cost.stash, where + " stash bytes");
   check_number(cost.output, where + " output bytes");
   check_number(cost.input_gradient, where + " input gradient bytes");
+  check_number(cost.forward_to_experts, where + " bytes to experts in forward");
+  check_number(cost.forward_from_experts, where + " bytes from experts in forward");
+  check_number(cost.p1_to_experts, where + " bytes to experts in backward-p1");
+  check_number(cost.p1_from_experts, where + " bytes from experts in backward-p1");
+  check_number(cost.beside_experts, where + " seconds beside tokens of experts");
   check_rise(cost.forward, cost.forward_rise, sample_costs, where + " forward");
   check_rise(cost.backward_p1, cost.backward_p1_rise, sample_costs, where + " backward-p1");
   check_rise(cost.backward_p2, cost.backward_p2_rise, sample_costs, where + " backward-p2");
@@ -201,6 +206,7 @@ LayerCost recomputed(const LayerCost& was, double input, bool in_p1, bool in_p2)
   if (in_p1) {
     cost.backward_p1 += was.forward;
     cost.backward_p1_rise += was.forward_rise;
+    cost.p1_to_experts += was.forward_to_experts + was.forward_from_experts;
     cost.forward_held = was.output;
     cost.p1_peak = std::max(was.forward_peak, saved + was.p1_peak);
     cost.p1_held = saved + was.p1_held;

@@ -46,6 +46,11 @@ constexpr CostField kCostFields[] = {
     {"forward_rise_seconds", &LayerCost::forward_rise, true, true},
     {"backward_p1_rise_seconds", &LayerCost::backward_p1_rise, true, true},
     {"backward_p2_rise_seconds", &LayerCost::backward_p2_rise, true, true},
+    {"forward_bytes_to_experts", &LayerCost::forward_to_experts, false, true},
+    {"forward_bytes_from_experts", &LayerCost::forward_from_experts, false, true},
+    {"p1_bytes_to_experts", &LayerCost::p1_to_experts, false, true},
+    {"p1_bytes_from_experts", &LayerCost::p1_from_experts, false, true},
+    {"seconds_beside_experts", &LayerCost::beside_experts, false, true},
 };
 
 struct KindField {

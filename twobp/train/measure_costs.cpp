@@ -141,7 +141,7 @@ void add_slices(const std::vector<ModelSpec>& models, const ProfiledBatch& batch
 }  // namespace
 
 CostModel measure_costs(const Config& config, const MeasureOptions& options) {
-  const ModelSpec model = build_model(config);
+  const ModelSpec model = build_model(config, {.of = config.pipeline.experts});
   const DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
   return measure_costs(config, model, *data.train, options);
 }

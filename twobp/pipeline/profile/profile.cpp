@@ -120,6 +120,45 @@ std::string measured(const Specimen& specimen, const char* op) {
   return concat("layer ", specimen.name, ", ", op, " of the measurement before the first step");
 }
 
+// A group of experts whose other members send what this one sends to them: as much comes as goes.
+class Echo : public ExpertGroup {
+ public:
+  void send(std::vector<Values> messages) override {
+    double bytes = 0;
+    for (const Values& message : messages) bytes += bytes_of(message);
+    sent_.push_back(bytes);
+    since_ = now_seconds();
+    messages_ = std::move(messages);
+  }
+  std::vector<Values> receive() override {
+    beside_ += now_seconds() - since_;
+    return std::exchange(messages_, {});
+  }
+
+  // What a layer has exchanged: the last of its messages return from experts.
+  struct Exchanged {
+    double to = 0;
+    double from = 0;
+    double beside = 0;  // seconds between sending and waiting
+  };
+  Exchanged take() {
+    Exchanged all{0, 0, std::exchange(beside_, 0)};
+    for (const double bytes : std::exchange(sent_, {})) all.to += std::exchange(all.from, bytes);
+    return all;
+  }
+
+ private:
+  std::vector<Values> messages_;
+  std::vector<double> sent_;  // bytes
+  double since_ = 0;
+  double beside_ = 0;
+};
+
+// Every Context of a measurement has one.
+Echo::Exchanged take_exchanged(const Context& context) {
+  return static_cast<Echo&>(*context.experts).take();
+}
+
 // F of one slice through all specimens. Nothing is recorded without a unit.
 void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context, const std::string& input_field,
                  MemoryMeter& meter, const Device& device, std::optional<Unit> unit) {
@@ -135,7 +174,11 @@ void run_forward(std::vector<Specimen>& specimens, size_t slice, Context context
                      [&] { return s.layer->forward(std::move(x), context, of.saved); });
     const double cost = measurement.cost();
     if (x.size() == 1 && x[0].is_floating_point()) of.output = x[0].sizes().vec();
+    const Echo::Exchanged exchanged = take_exchanged(context);
     if (!unit) continue;
+    of.cost.forward_to_experts = exchanged.to;
+    of.cost.forward_from_experts = exchanged.from;
+    of.cost.beside_experts = exchanged.beside;
     of.forward.push_back(cost);
     of.cost.forward_peak = measurement.peak();
     of.cost.forward_held = measurement.held();
@@ -178,7 +221,10 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     of.saved.release_p1();
     if (bf16_stash) of.saved.round_p2();
     const double p1_cost = p1.cost();
+    const Echo::Exchanged exchanged = take_exchanged(context);
     if (unit) {
+      of.cost.p1_to_experts = exchanged.to;
+      of.cost.p1_from_experts = exchanged.from;
       of.backward_p1.push_back(p1_cost);
       of.cost.p1_peak = p1.peak();
       of.cost.p1_held = p1.held();
@@ -211,16 +257,6 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     }
   }
 }
-
-// A group of experts whose other members send what this one sends to them: as much comes as goes.
-class Echo : public ExpertGroup {
- public:
-  void send(std::vector<Values> messages) override { messages_ = std::move(messages); }
-  std::vector<Values> receive() override { return std::exchange(messages_, {}); }
-
- private:
-  std::vector<Values> messages_;
-};
 
 // The contexts of `parts`: the slices of each micro-batch, or whole ones.
 std::vector<Context> contexts_of(const std::vector<const Fields*>& batches, const Cuts& cuts,

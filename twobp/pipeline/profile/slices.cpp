@@ -167,6 +167,11 @@ Profile sum_of(const SliceProfiles& slices) {
       all.stash += one.stash;
       all.output += one.output;
       all.input_gradient += one.input_gradient;
+      all.forward_to_experts += one.forward_to_experts;
+      all.forward_from_experts += one.forward_from_experts;
+      all.p1_to_experts += one.p1_to_experts;
+      all.p1_from_experts += one.p1_from_experts;
+      all.beside_experts += one.beside_experts;
       all.forward_peak = std::max(all.forward_peak, one.forward_peak);
       all.p1_peak = std::max(all.p1_peak, one.p1_peak);
       all.p2_peak = std::max(all.p2_peak, one.p2_peak);

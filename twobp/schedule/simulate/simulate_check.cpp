@@ -34,6 +34,11 @@ void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.streamed_gradient, "streamed_gradient", of);
   check_cost(layer.streamed_unit, "streamed_unit", of);
   check_cost(layer.streamed_stash, "streamed_stash", of);
+  check_cost(layer.forward_to_experts, "forward_to_experts", of);
+  check_cost(layer.forward_from_experts, "forward_from_experts", of);
+  check_cost(layer.p1_to_experts, "p1_to_experts", of);
+  check_cost(layer.p1_from_experts, "p1_from_experts", of);
+  check_cost(layer.beside_experts, "beside_experts", of);
   TWOBP_CHECK(layer.p2_units >= 0, "cost of ", of, ": p2_units is ", layer.p2_units, ", must not be negative");
   TWOBP_CHECK(layer.p2_units > 0 || layer.stash == 0, "cost of ", of, ": stash is ", layer.stash,
               ", but there is no W to free it (p2_units is 0)");

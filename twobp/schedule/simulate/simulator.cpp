@@ -194,9 +194,20 @@ class Simulator {
     make_room(rank, model.backward.whole.need);
     state.part = 0;
     const double begin = state.now;
-    compute(rank, Op::kBackwardP1, {stage, m}, model.backward_p1.whole.seconds, 0);
-    compute(rank, Op::kBackwardP2, {stage, m}, model.p2_seconds, model.p2_units());
-    sums_.backward_ran(stage, model, begin);
+    if (model.backward_p1.exchanges) {
+      for (size_t i = 0; i < model.backward.steps.size(); ++i) {
+        const Growth& p1 = model.backward_p1.steps[i];
+        compute_step(rank, Op::kBackwardP1, {stage, m}, p1);
+        come_back(rank, p1);
+        if (p1.p2_units == 0) continue;
+        compute(rank, Op::kBackwardP2, {stage, m}, model.backward.steps[i].seconds - p1.seconds, p1.p2_units);
+      }
+    } else {
+      compute(rank, Op::kBackwardP1, {stage, m}, model.backward_p1.whole.seconds, 0);
+      compute(rank, Op::kBackwardP2, {stage, m}, model.p2_seconds, model.p2_units());
+    }
+    const bool waits = model.backward_p1.exchanges;  // as if all before its work
+    sums_.backward_ran(stage, model, waits ? state.now - model.backward.whole.seconds : begin);
     grow(rank, stage, model.backward.whole, begin, Op::kBackward, m);
     hand_back(rank, stage, m);
     queues_[rank].begin_p1(stage, m);
@@ -213,24 +224,61 @@ class Simulator {
   void run_steps(int rank, Op op, Slot at, const OpModel& model) {
     RankState& state = ranks_[rank];
     state.part = 0;
-    const auto run = [&](const Growth& step) {
-      const double begin = state.now;
-      compute(rank, op, at, step.seconds, 0);
-      grow(rank, at.stage, step, begin, op, at.micro_batch);
-    };
     WQueue& queue = queues_[rank];
     const int units = op == Op::kBackwardP1 ? p2_units(at.stage) : 0;
     const bool fits = state.cap <= 0 || !exceeds(memory_.bytes(rank) + model.whole.need, state.cap);
-    if (fits || (units == 0 && queue.empty())) {
-      run(model.whole);
+    if (!model.exchanges && (fits || (units == 0 && queue.empty()))) {
+      run_step(rank, op, at, model.whole);
       if (units > 0) queue.add(units);
       return;
     }
     for (const Growth& step : model.steps) {
       make_room(rank, step.need);
-      run(step);
+      run_step(rank, op, at, step);
       if (step.p2_units > 0) queue.add(step.p2_units);
     }
+  }
+
+  // F or I of a layer, or of all layers if none exchanges tokens.
+  void run_step(int rank, Op op, Slot at, const Growth& step) {
+    const double begin = ranks_[rank].now;
+    compute_step(rank, op, at, step);
+    grow(rank, at.stage, step, begin, op, at.micro_batch);
+    come_back(rank, step);
+  }
+
+  // Until results leave for the replicas of their tokens.
+  void compute_step(int rank, Op op, Slot at, const Growth& step) {
+    double left = step.seconds;
+    if (step.to_experts > 0) {
+      const double arrive = arrival(rank, step.to_experts);
+      const double beside = std::min(step.beside_experts, left);
+      if (beside > 0) compute(rank, op, at, beside, 0);
+      left -= beside;
+      wait_for_tokens(rank, arrive);
+    }
+    compute(rank, op, at, left, 0);
+  }
+
+  void come_back(int rank, const Growth& step) {
+    if (step.from_experts > 0) wait_for_tokens(rank, arrival(rank, step.from_experts));
+  }
+
+  // Of tokens or results that all replicas send to each other now.
+  double arrival(int rank, double bytes) {
+    const DataParallel& link = options_.data_parallel;
+    const double seconds = link.latency + (link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0);
+    result_.ranks[rank].exchanges += seconds;
+    return ranks_[rank].now + seconds;
+  }
+
+  void wait_for_tokens(int rank, double arrive) {
+    RankState& state = ranks_[rank];
+    fill_wait_for(rank, {state.now, arrive});
+    if (arrive <= state.now) return;
+    result_.ranks[rank].idle[static_cast<int>(IdleCause::kExperts)] += arrive - state.now;
+    result_.ranks[rank].bubble[static_cast<int>(BubbleCause::kCommunication)] += arrive - state.now;
+    state.now = arrive;
   }
 
   void run_if(int rank, const std::optional<WUnits>& units) {
@@ -277,9 +325,7 @@ class Simulator {
     for (size_t i = 0; i < model.backward_p1.steps.size(); ++i) {
       const Growth& step = model.backward_p1.steps[i];
       make_room(rank, step.need);
-      const double begin = state.now;
-      compute(rank, Op::kBackwardP1, at, step.seconds, 0);
-      grow(rank, at.stage, step, begin, Op::kBackwardP1, at.micro_batch);
+      run_step(rank, Op::kBackwardP1, at, step);
       sums_.layer_ran(at.stage, i, state.now);
       queues_[rank].add(step.p2_units);
       run_by_layer(rank, at.stage, made += step.p2_units);

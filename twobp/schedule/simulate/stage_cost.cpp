@@ -84,7 +84,10 @@ void leave_out_backward(std::vector<LayerCost>& costs, int count) {
                 .forward_peak = cost.forward_peak,
                 .forward_held = cost.output - input,
                 .output = cost.output,
-                .forward_rise = cost.forward_rise};
+                .forward_rise = cost.forward_rise,
+                .forward_to_experts = cost.forward_to_experts,
+                .forward_from_experts = cost.forward_from_experts,
+                .beside_experts = cost.beside_experts};
     input = cost.output;
   }
 }

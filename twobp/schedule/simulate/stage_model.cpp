@@ -75,7 +75,12 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
     units += layer.p2_units;
   }
   for (size_t i = 0; i < layers.size(); ++i) {
-    model.forward.steps.push_back({forward[i], layers[i].forward_peak, layers[i].forward_held});
+    model.forward.steps.push_back({.seconds = forward[i],
+                                   .peak = layers[i].forward_peak,
+                                   .held = layers[i].forward_held,
+                                   .to_experts = layers[i].forward_to_experts,
+                                   .from_experts = layers[i].forward_from_experts,
+                                   .beside_experts = layers[i].beside_experts});
   }
   if (last) {  // the loss is read out and freed
     Growth& head = model.forward.steps.back();
@@ -84,8 +89,13 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
   }
   for (size_t i = layers.size(); i-- > 0;) {
     const LayerCost& layer = layers[i];
-    model.backward_p1.steps.push_back(
-        {.seconds = p1[i], .peak = layer.p1_peak, .held = layer.p1_held, .p2_units = layer.p2_units});
+    model.backward_p1.steps.push_back({.seconds = p1[i],
+                                       .peak = layer.p1_peak,
+                                       .held = layer.p1_held,
+                                       .p2_units = layer.p2_units,
+                                       .to_experts = layer.p1_to_experts,
+                                       .from_experts = layer.p1_from_experts,
+                                       .beside_experts = layer.beside_experts});
     double p2 = 0;
     for (int unit = 0; unit < layer.p2_units; ++unit) {
       const double share = p2_sum > 0 ? p2_weight(layer) / p2_sum / layer.p2_units : 1.0 / units;
@@ -148,6 +158,7 @@ void OpModel::finish() {
     if (step.need > 0) whole.need = std::max(whole.need, whole.held + step.need);
     whole.held += step.held;
     whole.peak = std::max(whole.peak, whole.held);
+    exchanges |= step.exchanges();
   }
 }
 

@@ -15,12 +15,19 @@ struct Growth {
   double held = 0;
   double need = 0;   // room it needs under a byte cap: for itself, and for any W right after it
   int p2_units = 0;  // of an I: the pieces of W that can run from then on
+  // Of a layer whose experts replicas share: see LayerCost::forward_to_experts.
+  double to_experts = 0;
+  double from_experts = 0;
+  double beside_experts = 0;
+
+  bool exchanges() const { return to_experts > 0 || from_experts > 0; }
 };
 
 // F, I or B of one stage.
 struct OpModel {
   std::vector<Growth> steps;  // layer by layer, in the order they run
   Growth whole;               // all steps at once; if `need` fits, every layer has room; may be negative
+  bool exchanges = false;     // some step does
 
   void finish();  // fills `whole` from `steps`
 };

@@ -25,11 +25,12 @@ struct SharedLink {
 };
 
 // Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep the same
-// time. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring takes latency + 2 (d
-// - 1) / d x gradient_bytes / bytes_per_second.
+// time. An exchange of tokens (LayerCost::forward_to_experts) takes latency + bytes / bytes_per_second, also if sums
+// are under way. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring takes
+// latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
 struct DataParallel {
   int replicas = 1;
-  double latency = 0;           // seconds, of one sum
+  double latency = 0;           // seconds, of one sum or exchange
   double bytes_per_second = 0;  // 0: no limit
   bool overlap = true;          // sums run in parallel with the rank's other ops; else after the last of them
   // Above 0: the sums are of buckets instead of stages. A bucket takes layers of one stage, from the rank's last layer
@@ -93,7 +94,8 @@ struct SimulationOptions {
 //   imbalance      the work of the busiest rank less that of this one: no order of the ops could remove it.
 //                  It is subtracted from the other four, first from `nothing`, then dependency, start-up,
 //                  communication;
-//   communication  the input was sent but had not arrived (queued, or on its way), or gradients were summed;
+//   communication  the input or tokens of experts were sent but had not arrived (queued, or on their way), or gradients
+//                  were summed;
 //   start-up       before the rank's first F, until its input was sent;
 //   dependency     after it, the input was not computed yet while the policy held back pending W, or B was
 //                  not split into I and W;
@@ -135,6 +137,7 @@ struct RankSimulation {
   double update_bytes = 0;                     // the most of its stages
   int peak_in_flight = 0;                      // micro-batches (of any of its stages) between F and W
   double exposed = 0;                          // wait for sums over replicas after its last W; part of `idle`
+  double exchanges = 0;                        // that tokens of experts are on their way, waited for or not
   double end = 0;                              // when it has ended, optimizer included
   std::vector<SimulatedOp> timeline;
 

@@ -40,6 +40,14 @@ struct LayerCost {
   double backward_p1_rise = 0;
   double backward_p2_rise = 0;
 
+  // Bytes that a replica sends to the others with which it shares the layer's experts, in F and in I: before their
+  // work, and after it. Seconds of F that run while the first of these travel; I has as many.
+  double forward_to_experts = 0;
+  double forward_from_experts = 0;
+  double p1_to_experts = 0;
+  double p1_from_experts = 0;
+  double beside_experts = 0;
+
   double seconds() const { return forward + backward_p1 + backward_p2; }
   double streamable() const { return gradient_bytes - tied_gradient; }
   // The most that W adds to those made in I.
@@ -47,12 +55,31 @@ struct LayerCost {
 };
 
 // All numbers of a cost but p2_units, for code that treats them alike.
-inline constexpr std::array kLayerNumbers = {
-    &LayerCost::forward,        &LayerCost::backward_p1,  &LayerCost::backward_p2,       &LayerCost::forward_peak,
-    &LayerCost::forward_held,   &LayerCost::p1_peak,      &LayerCost::p1_held,           &LayerCost::stash,
-    &LayerCost::p2_peak,        &LayerCost::output,       &LayerCost::input_gradient,    &LayerCost::gradient_bytes,
-    &LayerCost::tied_gradient,  &LayerCost::p1_gradient,  &LayerCost::streamed_gradient, &LayerCost::streamed_unit,
-    &LayerCost::streamed_stash, &LayerCost::forward_rise, &LayerCost::backward_p1_rise,  &LayerCost::backward_p2_rise};
+inline constexpr std::array kLayerNumbers = {&LayerCost::forward,
+                                             &LayerCost::backward_p1,
+                                             &LayerCost::backward_p2,
+                                             &LayerCost::forward_peak,
+                                             &LayerCost::forward_held,
+                                             &LayerCost::p1_peak,
+                                             &LayerCost::p1_held,
+                                             &LayerCost::stash,
+                                             &LayerCost::p2_peak,
+                                             &LayerCost::output,
+                                             &LayerCost::input_gradient,
+                                             &LayerCost::gradient_bytes,
+                                             &LayerCost::tied_gradient,
+                                             &LayerCost::p1_gradient,
+                                             &LayerCost::streamed_gradient,
+                                             &LayerCost::streamed_unit,
+                                             &LayerCost::streamed_stash,
+                                             &LayerCost::forward_rise,
+                                             &LayerCost::backward_p1_rise,
+                                             &LayerCost::backward_p2_rise,
+                                             &LayerCost::forward_to_experts,
+                                             &LayerCost::forward_from_experts,
+                                             &LayerCost::p1_to_experts,
+                                             &LayerCost::p1_from_experts,
+                                             &LayerCost::beside_experts};
 
 // Leaves out the backward pass of the first `count` layers of a model. They save nothing, and the output of each
 // replaces its input.
