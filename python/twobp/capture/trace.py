@@ -15,11 +15,12 @@ import sympy
 import torch
 from torch import nn
 from torch._functorch import eager_transforms
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from . import symbols
 from .cut import Layer, cut, structure
-from .differentiate.joint import flow, joint_graph
+from .differentiate.joint import Flow, joint_graph
 from .differentiate.split import split
 from .emit import Emitter, dtype_name, emit
 from .errors import CaptureError, current_line
@@ -110,7 +111,7 @@ def trace(
 ) -> Traced:
     """Traces `whole`. `no_slices` says why its programs must not take slices. `buffers` are no constants, even if it
     only reads them. The programs are for one shape, or for `many`. Raises CaptureError."""
-    with refusing_prints(), refusing_own_backward(), before:
+    with refusing_prints(), refusing_own_backward(), before, _use_lazy_graph_module(True):
         forward = export(whole, fields, buffers, many.which if many else None)
         before.check()
     symbolic = {one.name: node.meta["val"] for node, one in forward.inputs.items() if one.source == "field"}
@@ -390,24 +391,21 @@ def where_gradients_go(layers: list[Layer], frozen: set[str]) -> tuple[set[str],
     which of its outputs, without buffers, one reaches. As in PyTorch, those parameters are not trained, and a call of a
     model without gradients has no backward pass."""
     different: list[torch.Tensor] = []
-    known: dict[tuple, tuple[list[bool], list[bool]]] = {}  # layers of one kind share what is found
-
-    def flow_of(layer: Layer, trained: list[bool], read: list[bool] | None) -> tuple[list[bool], list[bool]]:
-        key = structure(layer, trained, different), None if read is None else tuple(read)
-        if key not in known:
-            known[key] = flow(layer, trained, read)
-        return known[key]
-
-    flags: list = []
-    arriving: list = []
+    known: dict[str, Flow] = {}  # layers of one kind share it
+    flows, flags = [], []
+    arriving: list[bool] = []
     for layer in layers:
         flags.append(trained_inputs(layer, frozen, arriving))
-        arriving, _ = flow_of(layer, flags[-1], None)
+        text = structure(layer, flags[-1], different)
+        if text not in known:
+            known[text] = Flow(layer, flags[-1])
+        flows.append(known[text])
+        arriving = flows[-1].given
     met: set[str] = set()
     reached: set[str] = set()
     reads = [arriving]
-    for layer, trained in zip(reversed(layers), reversed(flags)):
-        _, of_inputs = flow_of(layer, trained, reads[-1])
+    for layer, trained, flow in zip(reversed(layers), reversed(flags), reversed(flows)):
+        of_inputs = flow.reached(reads[-1])
         of_parameters = [
             (name, t, r) for (source, name), t, r in zip(layer.inputs, trained, of_inputs) if source == "parameter"
         ]
@@ -420,7 +418,8 @@ def where_gradients_go(layers: list[Layer], frozen: set[str]) -> tuple[set[str],
 def program_of(layer: Layer, trained: list[bool], read: list[bool]) -> tuple[dict, list[torch.Tensor]]:
     """The program of a layer, and the constants that tracing made for it. Inputs beyond `trained` need no gradient, and
     outputs that are not `read` get none."""
-    joint = joint_graph(layer, trained + [False] * (len(layer.inputs) - len(trained)), read)
+    with _use_lazy_graph_module(True):  # the code of the graphs is not run
+        joint = joint_graph(layer, trained + [False] * (len(layer.inputs) - len(trained)), read)
     return emit(layer, joint, split(joint, layer))
 
 

@@ -76,21 +76,43 @@ def fake_inputs(layer: Layer) -> list[torch.Tensor]:
     return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for x in layer.examples]
 
 
-def flow(layer: Layer, trained: list[bool], read: list[bool] | None = None) -> tuple[list[bool], list[bool]]:
-    """Returns which outputs, without buffers, have a gradient, and which inputs it reaches from those that are `read`,
-    or from all."""
-    mode, dispatcher, _ = modes_of(layer)
-    with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
-        leaves, outputs = run_with_gradients(layer, fake_inputs(layer), trained)
-        outputs = [one for one, (kind, _) in zip(outputs, layer.outputs) if kind != "buffer"]
-        some = [one for i, one in enumerate(outputs) if one.requires_grad and (read is None or read[i])]
-        wanted = [one for one, t in zip(leaves, trained) if t]
-        found = iter(
-            torch.autograd.grad(some, wanted, [torch.empty_like(one) for one in some], allow_unused=True)
-            if some and wanted
-            else [None] * len(wanted)
-        )
-    return [one.requires_grad for one in outputs], [t and next(found) is not None for t in trained]
+class Flow:
+    """Where gradients go in a layer. `trained[i]` says whether input i needs a gradient, and `given` which outputs,
+    without buffers, have one."""
+
+    def __init__(self, layer: Layer, trained: list[bool]):
+        self._modes = modes_of(layer)
+        with self._running():
+            leaves, outputs = run_with_gradients(layer, fake_inputs(layer), trained)
+        self._leaves = [one if t else None for one, t in zip(leaves, trained)]
+        self._outputs = [one for one, (kind, _) in zip(outputs, layer.outputs) if kind != "buffer"]
+        self.given = [one.requires_grad for one in self._outputs]
+        self._reached: dict[tuple[bool, ...], list[bool]] = {}
+
+    def reached(self, read: list[bool]) -> list[bool]:
+        """Returns which inputs the gradients of those outputs reach that are `read`."""
+        if tuple(read) not in self._reached:
+            self._reached[tuple(read)] = self._find(read)
+        return self._reached[tuple(read)]
+
+    def _find(self, read: list[bool]) -> list[bool]:
+        some = [one for one, given, r in zip(self._outputs, self.given, read, strict=True) if given and r]
+        wanted = [one for one in self._leaves if one is not None]
+        if not some or not wanted:
+            return [False] * len(self._leaves)
+        with self._running():
+            found = iter(
+                torch.autograd.grad(
+                    some, wanted, [torch.empty_like(one) for one in some], allow_unused=True, retain_graph=True
+                )
+            )
+        return [one is not None and next(found) is not None for one in self._leaves]
+
+    @contextlib.contextmanager
+    def _running(self):
+        mode, dispatcher, _ = self._modes
+        with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
+            yield
 
 
 def joint_graph(layer: Layer, trained: list[bool], read: list[bool]) -> Joint:

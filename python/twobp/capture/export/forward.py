@@ -313,7 +313,7 @@ def export(
             drops = number_draws(program.graph_module.graph)
             drop_failed(program.graph_module.graph)
             program.graph_module.recompile()
-            with operators_looked_up_once():
+            with operators_prepared_in_less_time():
                 program = program.run_decompositions({})
     except CaptureError:
         raise
@@ -330,16 +330,31 @@ def export(
 
 
 @contextlib.contextmanager
-def operators_looked_up_once():
-    """torch looks up all of its operators for each of their 30 namespaces, which takes longer than a small export."""
+def operators_prepared_in_less_time():
+    """torch looks up all of its operators for each of their 30 namespaces, and registers 22 kernels for each of 525
+    operators that it does not decompose, with checks of types. Both take longer than a small export."""
     from torch._export import utils
 
-    look_up = utils._materialize_cpp_cia_ops
+    look_up, register = utils._materialize_cpp_cia_ops, torch._ops.OperatorBase.py_impl
+
+    def py_impl(operator, key):
+        if not isinstance(key, torch._C.DispatchKey) or key in operator.py_kernels:
+            return register(operator, key)
+
+        def inner(kernel):
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+            return kernel
+
+        return inner
+
     utils._materialize_cpp_cia_ops = functools.cache(look_up)
+    torch._ops.OperatorBase.py_impl = py_impl  # type: ignore[method-assign]
     try:
         yield
     finally:
         utils._materialize_cpp_cia_ops = look_up
+        torch._ops.OperatorBase.py_impl = register  # type: ignore[method-assign]
 
 
 def drop_failed(graph: fx.Graph) -> None:

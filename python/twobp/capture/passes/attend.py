@@ -33,7 +33,6 @@ def fuse_attention(layer: Layer) -> None:
         if found is not None:
             replace(graph, scores, *found)
     graph.eliminate_dead_code()
-    layer.graph_module.recompile()
 
 
 def constants_of(layer: Layer) -> dict[fx.Node, torch.Tensor]:

@@ -72,7 +72,6 @@ def pack(layer: Layer, trained: list[bool], read: list[bool]) -> Packed:
         if layer.inputs[i].source == "parameter":
             groups.append([rank[k] for k in parts])
     graph.lint()
-    layer.graph_module.recompile()
     return Packed(dataclasses.replace(layer, inputs=inputs, examples=examples), flags, read, groups)
 
 

@@ -34,7 +34,6 @@ def fuse_rotary(layer: Layer) -> None:
             turned = call(graph, rotary, x, *halves, False)
         last.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
-    layer.graph_module.recompile()
 
 
 def rotary_of(last: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[fx.Node, tuple[fx.Node, fx.Node]] | None:

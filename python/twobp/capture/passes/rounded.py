@@ -22,7 +22,6 @@ def round_parameters(layer: Layer) -> None:
                 user.replace_all_uses_with(node)
                 graph.erase_node(user)
             node.meta["val"], layer.examples[i] = (one.to(to) for one in (node.meta["val"], layer.examples[i]))
-    layer.graph_module.recompile()
 
 
 def is_cast(node: fx.Node) -> bool:
