@@ -1,5 +1,5 @@
-"""Runs pytest on files of this folder: run.py [--cases first|others] FILE ..., or run.py [...] --except FILE ... Exit code 77: there is
-no pytest."""
+"""Runs pytest on files of this folder: run.py [--cases first|others] FILE ... [--beside FILE ...], or run.py [...] --except FILE ... Files
+after --beside mostly wait, so they run in a process of their own, beside the others. Exit code 77: there is no pytest."""
 import importlib.util
 import pathlib
 import subprocess
@@ -10,7 +10,11 @@ if importlib.util.find_spec("pytest") is None:
 here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
 cases = [words.pop(0), words.pop(0)] if words[0] == "--cases" else []
-given = [here / name for name in words if name != "--except"]
-files = sorted(set(here.glob("test_*.py")) - set(given)) if "--except" in words else given
-code = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", *cases, *files]).returncode
-sys.exit(0 if cases and code == 5 else code)  # no test of these files has another case
+if words[0] == "--except":
+    parts = [sorted({one.name for one in here.glob("test_*.py")} - set(words))]
+else:
+    parts = [part.split() for part in " ".join(words).split("--beside")]
+started = [subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "tmp_path_retention_policy=none",
+                             *cases, *(here / name for name in part)]) for part in parts]
+codes = [one.wait() for one in started]
+sys.exit(next((code for code in codes if code and not (cases and code == 5)), 0))  # 5: no test of these files has another case
