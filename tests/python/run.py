@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 if importlib.util.find_spec("pytest") is None:
     sys.exit(77)
@@ -14,7 +15,8 @@ if words[0] == "--except":
     parts = [sorted({one.name for one in here.glob("test_*.py")} - set(words))]
 else:
     parts = [part.split() for part in " ".join(words).split("--beside")]
-started = [subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", "-o", "tmp_path_retention_policy=none",
-                             *cases, *(here / name for name in part)]) for part in parts]
-codes = [one.wait() for one in started]
+with tempfile.TemporaryDirectory() as folder:
+    started = [subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:logging", f"--basetemp={folder}/{i}",
+                                 *cases, *(here / name for name in part)]) for i, part in enumerate(parts)]
+    codes = [one.wait() for one in started]
 sys.exit(next((code for code in codes if code and not (cases and code == 5)), 0))  # 5: no test of these files has another case

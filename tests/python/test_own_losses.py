@@ -17,7 +17,7 @@ from twobp.transformers import pipelined  # noqa: E402
 
 VOCABULARY, LENGTH, CLASSES = 40, 10, 3
 SEEN: list = []  # a global that a loss appends to
-SIZES = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
@@ -208,7 +208,7 @@ def summed(outputs, labels, num_items_in_batch=None):
 CASES = {
     "class weights": (Weighted, classifier, classes, {}),
     "focal loss with its own log": (Focal, classifier, classes, {}),
-    "a teacher": (Distils, causal, texts, {"own": lambda: {"teacher": causal(3, num_hidden_layers=3)}}),
+    "a teacher": (Distils, causal, texts, {"own": lambda: {"teacher": causal(3, num_hidden_layers=2)}}),
     "R-drop": (Twice, causal, texts, {}),
     "InfoNCE": (Contrasts, classifier, classes, {}),
     "x[mask].mean()": (Masks, causal, texts, {}),

@@ -19,7 +19,7 @@ from trl.experimental.orpo import ORPOConfig  # noqa: E402
 
 STEPS = int(os.environ.get("TWOBP_TRL_STEPS", 3))
 WORDS = [f"w{i}" for i in range(60)]
-SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
              max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
