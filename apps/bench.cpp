@@ -62,6 +62,7 @@ Config config_for(const Config& config, const std::string& schedule) {
   const PipelineShape given = pipeline_shape(config.pipeline);
   Config of_rows = config;
   of_rows.pipeline.schedule = schedule;
+  of_rows.pipeline.p2 = PipelineConfig().p2;  // rows have their own
   of_rows.pipeline.ranks = given.ranks;
   of_rows.pipeline.stages = 0;
   if (ScheduleSource::is_file(schedule)) of_rows.pipeline.micro_batches = 0;

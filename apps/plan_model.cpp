@@ -267,7 +267,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
   const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
   settings.set("schedule", choice.found && !again ? found : choice.schedule.name());
-  settings.set("p2", policy_name(choice.policy));
+  if (!again) settings.set("p2", policy_name(choice.policy));
   settings.set("ranks", file ? 0 : choice.ranks);
   settings.set("stages", file ? 0 : choice.stages);
   settings.set("micro_batches", file ? 0 : choice.micro_batches);

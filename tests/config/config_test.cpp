@@ -440,6 +440,7 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"}, {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
   refuse({"save.dtype=bfloat16"}, {"save.dtype is bfloat16", "save.model"});
+  refuse({"pipeline.schedule=auto", "pipeline.p2=off"}, {"pipeline.p2 is off", "named or written schedule", "auto"});
   refuse({"train.loss_scale=8"}, {"train.loss_scale is 8", "train.precision \"fp16\""});
   refuse({"model.rope_factor=2"}, {"model.rope_factor is 2", "only a model.rope_scaling uses it", "set it to 1"});
   refuse({"model.rope_scaling=linear", "model.rope_low_freq=2"}, {"model.rope_low_freq is 2", "llama3"});

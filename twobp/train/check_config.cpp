@@ -106,6 +106,8 @@ void check_training(const Config& config) {
   check_used(!config.save.model.empty(), "save.dtype", config.save.dtype, SaveConfig().dtype, "save.model");
   check_used(config.train.precision == "fp16", "train.loss_scale", config.train.loss_scale, TrainConfig().loss_scale,
              "train.precision \"fp16\"");
+  check_used(config.pipeline.schedule != "auto", "pipeline.p2", config.pipeline.p2, PipelineConfig().p2,
+             "a named or written schedule");
   check_device(config);
   check_gradients(config);
   check_slices(config, config.pipeline.slices);
