@@ -2,7 +2,7 @@
 """Times the training step of captured models in two builds of the Python package, step by step in turns, so that a busy machine slows both. Each build
 runs in a process of its own, with one rank and one thread.
 
-    benchmarks/two_builds.py BEFORE/build/release/python build/release/python [--models gpt2 llama] [--pairs 60]
+    benchmarks/two_builds.py BEFORE/build/release/python build/release/python [--models gpt2 llama] [--pairs 60] [--lengths]
 """
 import argparse
 import os
@@ -12,8 +12,8 @@ import sys
 import time
 
 
-def serve(name: str, layers: int):
-    """Makes a step for each line of the input, and prints its seconds."""
+def serve(name: str, layers: int, lengths: bool):
+    """Makes a step for each line of the input, and prints its seconds. With `lengths`, each has another length than the last."""
     import captured_step
     import torch
     import twobp
@@ -21,17 +21,20 @@ def serve(name: str, layers: int):
     torch.set_num_threads(1)
     batch = captured_step.batch_of(name, 2)
     trainer = twobp.Trainer(captured_step.model_of(name, layers, 512), batch, ranks=1, micro_batches=1, threads=1, optimizer=twobp.AdamW(lr=1e-4))
-    trainer.step(batch)
+    batches = [batch] if not lengths else [{key: value[:, :64 + 53 * i % 191].contiguous() for key, value in batch.items()} for i in range(191)]
+    for one in batches[:3]:
+        trainer.step(one)
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for i, _ in enumerate(sys.stdin):
         begin = time.perf_counter()
-        trainer.step(batch)
+        trainer.step(batches[i % len(batches)])
         print(time.perf_counter() - begin, flush=True)
 
 
 class Build:
-    def __init__(self, package: str, name: str, layers: int):
-        self.process = subprocess.Popen([sys.executable, __file__, "--serve", name, "--layers", str(layers)], stdin=subprocess.PIPE,
+    def __init__(self, package: str, name: str, options: argparse.Namespace):
+        lengths = ["--lengths"] * options.lengths
+        self.process = subprocess.Popen([sys.executable, __file__, "--serve", name, "--layers", str(options.layers), *lengths], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": package})
         while self.process.stdout.readline() != "ready\n":
             if self.process.poll() is not None:
@@ -48,14 +51,15 @@ def main():
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama"])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--lengths", action="store_true", help="each step has another length than the last")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(options.serve, options.layers)
+        return serve(options.serve, options.layers, options.lengths)
     if len(options.packages) != 2:
         parser.error("give two packages: before, after")
     for name in options.models:
-        before, after = (Build(package, name, options.layers) for package in options.packages)
+        before, after = (Build(package, name, options) for package in options.packages)
         pairs = []
         for turn in range(options.pairs):
             order = [before, after] if turn % 2 else [after, before]

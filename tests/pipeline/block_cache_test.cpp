@@ -100,16 +100,25 @@ TEST_F(BlockCacheTest, KeepsTwiceTheMemoryOfAStep) {
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
   BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
-  bytes(kMiB + kMiB / 2);
+  bytes(kMiB + 3 * kMiB / 4);
   BlockCache::begin_step();
-  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0) << "6.5 MiB in all";
+  EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0) << "6.75 MiB in all";
   BlockCache::begin_step();
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
   // 9.25 MiB would exceed 9 MiB, so the block that was unused for longest is freed.
-  bytes(2 * kMiB + 3 * kMiB / 4);
+  bytes(2 * kMiB + kMiB / 2);
   EXPECT_EQ(allocations_of([] { bytes(3 * kMiB); }), 0);
   EXPECT_EQ(allocations_of([] { bytes(2 * kMiB); }), 0);
-  EXPECT_EQ(allocations_of([] { bytes(kMiB + kMiB / 2); }), 1);
+  EXPECT_EQ(allocations_of([] { bytes(kMiB + 3 * kMiB / 4); }), 1);
+}
+
+// A sample of another length finds the memory of one before it.
+TEST_F(BlockCacheTest, GivesLargeTensorsOfSimilarSizesTheSameMemory) {
+  const BlockCache::Use use;
+  bytes(5 * kMiB);
+  for (int64_t size = 4 * kMiB + 1; size <= 5 * kMiB; size += 100'001)
+    EXPECT_EQ(allocations_of([&] { bytes(size).fill_(1); }), 0) << size;
+  EXPECT_EQ(allocations_of([] { bytes(5 * kMiB + 1); }), 1);
 }
 
 TEST_F(BlockCacheTest, FreesUnusedBlocks) {

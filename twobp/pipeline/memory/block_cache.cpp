@@ -1,6 +1,7 @@
 #include "twobp/pipeline/memory/block_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdlib>
 #include <map>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
+#include <sys/mman.h>
 
 #include "twobp/pipeline/memory/memory_meter.h"
 
@@ -31,9 +33,15 @@ namespace {
 constexpr size_t kAlignment = 64;  // LibTorch's own; the bits of some matrix products depend on it
 constexpr size_t kHead = kAlignment;
 constexpr int64_t kKeptSteps = 16;
+// Blocks of this many bytes and more have pages of their own, which go back to the system with them. The C library
+// would keep most of them.
+constexpr size_t kMapped = size_t{1} << 20U;
 
+// Large blocks have few sizes, so that a tensor of another length finds one to take. What it does not touch is no
+// memory yet.
 size_t rounded(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t unit = bytes < kMapped ? kAlignment : std::bit_floor(bytes) / 4;
+  return (bytes + unit - 1) / unit * unit;
 }
 
 thread_local int64_t allocations_here = 0;
@@ -83,8 +91,10 @@ struct BlockCache::Block {
   // Returns null if there is no memory.
   static Block* make(size_t size) {
     static_assert(sizeof(Block) <= kHead);
-    void* memory = std::aligned_alloc(kAlignment, kHead + size);
-    if (memory == nullptr) return nullptr;
+    void* memory = size < kMapped
+                       ? std::aligned_alloc(kAlignment, kHead + size)
+                       : mmap(nullptr, kHead + size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == nullptr || memory == MAP_FAILED) return nullptr;
     auto* block = new (memory) Block;
     block->size = size;
     Addresses::all().add(block->data());
@@ -92,8 +102,10 @@ struct BlockCache::Block {
   }
   static void destroy(Block* block) {
     Addresses::all().remove(block->data());
+    const size_t size = block->size;
     block->~Block();
-    std::free(block);
+    if (size < kMapped) return std::free(block);
+    munmap(block, kHead + size);
   }
 };
 
