@@ -218,9 +218,8 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
       ->needs(model)
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  CLI::Option* checkpoint =
-      converting->add_option("--checkpoint", options->checkpoint,
-                             "Folder that gets the same checkpoint as step-NNNNNNNN, for train --resume");
+  CLI::Option* checkpoint = converting->add_option(
+      "--checkpoint", options->checkpoint, "Folder that gets the same checkpoint as step-NNNNNNNN, for train --resume");
   converting
       ->add_option("--parts", options->parts, "Number of files of each kind, as if written by this many processes")
       ->needs(checkpoint)

@@ -8,11 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <sys/mman.h>
 #include <unordered_set>
 #include <utility>
 
 #include <c10/core/CPUAllocator.h>
-#include <sys/mman.h>
 
 #include "twobp/pipeline/memory/memory_meter.h"
 
