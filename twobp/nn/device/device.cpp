@@ -117,7 +117,8 @@ Device Device::open(at::DeviceType type, int index) {
               kOnCpus);
   Device device;
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
-  device.compute_ = device.make_stream(true);
+  // Others wait for transfers and sums, which need few multiprocessors, so these start first.
+  device.compute_ = device.make_stream(false);
   device.copies_ = device.make_stream(true);
   device.sums_ = device.make_stream(true);
   device.sources_ = std::make_shared<Sources>();

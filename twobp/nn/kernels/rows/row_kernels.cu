@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kThreads)
     if (larger > most) sum *= exp(most - larger);
     most = larger;
 #pragma unroll
-    for (int k = 0; k < N; ++k) sum += exp(v[k] - most);
+    for (int k = 0; k < N; ++k) sum += v[k] == -INFINITY ? 0 : exp(v[k] - most);  // all so far may be -infinity
   }
   const T of_all = block_max(most);
   const T log_sum = of_all + log(block_sum(most == of_all ? sum : sum * exp(most - of_all)));

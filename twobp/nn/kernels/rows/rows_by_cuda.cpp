@@ -1,5 +1,6 @@
 #include "twobp/nn/kernels/rows/rows_by_cuda.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 
@@ -39,11 +40,14 @@ std::optional<CudaRows> rows_of(const at::Tensor& x, int64_t cols) {
   return CudaRows{*number, rows, cols, current_stream(x)};
 }
 
-bool contiguous(std::initializer_list<at::Tensor> tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.is_contiguous()) return false;
-  }
-  return true;
+// Whether they are what the kernels take as pointers: dense, of this type.
+bool dense(std::initializer_list<at::Tensor> tensors, at::ScalarType type) {
+  return std::ranges::all_of(tensors,
+                             [&](const at::Tensor& one) { return one.is_contiguous() && one.scalar_type() == type; });
+}
+
+at::ScalarType wide_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 bool queued(int error) {
@@ -60,7 +64,7 @@ bool rows_by_cuda() {
 bool rms_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, double eps, at::Tensor& y,
                               at::Tensor& rstd) {
   const auto on = rows_of(x, x.size(-1));
-  if (!on || !contiguous({x, gain, y, rstd})) return false;
+  if (!on || !dense({x, y}, x.scalar_type()) || !dense({gain, rstd}, wide_type(x))) return false;
   const c10::DeviceGuard here(x.device());
   return queued(cuda_rms_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), eps, y.mutable_data_ptr(),
                                       rstd.mutable_data_ptr()));
@@ -69,7 +73,7 @@ bool rms_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, doubl
 bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                const at::Tensor& rstd, at::Tensor& dx, at::Tensor& dgain) {
   const auto on = rows_of(x, x.size(-1));
-  if (!on || !contiguous({dy, x, gain, rstd, dx})) return false;
+  if (!on || !dense({dy, x, dx}, x.scalar_type()) || !dense({gain, rstd}, wide_type(x))) return false;
   const c10::DeviceGuard here(x.device());
   const at::Tensor sums = at::empty({cuda_gain_blocks(on->rows), on->cols}, gain.options());
   queued(cuda_rms_norm_backward(*on, dy.const_data_ptr(), x.const_data_ptr(), gain.const_data_ptr(),
@@ -81,7 +85,7 @@ bool rms_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const 
 bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias, double eps,
                                 at::Tensor& y, at::Tensor& statistics) {
   const auto on = rows_of(x, x.size(-1));
-  if (!on || !contiguous({x, gain, bias, y, statistics})) return false;
+  if (!on || !dense({x, y}, x.scalar_type()) || !dense({gain, bias, statistics}, wide_type(x))) return false;
   const c10::DeviceGuard here(x.device());
   return queued(cuda_layer_norm_forward(*on, x.const_data_ptr(), gain.const_data_ptr(), bias.const_data_ptr(), eps,
                                         y.mutable_data_ptr(), statistics.mutable_data_ptr()));
@@ -90,7 +94,7 @@ bool layer_norm_forward_by_cuda(const at::Tensor& x, const at::Tensor& gain, con
 bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gain,
                                  const at::Tensor& statistics, at::Tensor& dx, at::Tensor& sums) {
   const auto on = rows_of(x, x.size(-1));
-  if (!on || !contiguous({dy, x, gain, statistics, dx})) return false;
+  if (!on || !dense({dy, x, dx}, x.scalar_type()) || !dense({gain, statistics}, wide_type(x))) return false;
   const c10::DeviceGuard here(x.device());
   const at::Tensor of_blocks = at::empty({2, cuda_gain_blocks(on->rows), on->cols}, gain.options());
   queued(cuda_layer_norm_backward(*on, dy.const_data_ptr(), x.const_data_ptr(), gain.const_data_ptr(),
@@ -102,7 +106,7 @@ bool layer_norm_backward_by_cuda(const at::Tensor& dy, const at::Tensor& x, cons
 bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, const RowHeads& heads,
                   double direction) {
   const auto on = rows_of(x, x.size(-1));
-  if (!on || !has_even_rows(x) || !contiguous({cos, sin})) return false;
+  if (!on || !has_even_rows(x) || !dense({cos, sin}, wide_type(x))) return false;
   const c10::DeviceGuard here(x.device());
   const CudaRope rope = {row_stride(x), heads.count, heads.step, heads.first, cos.size(1), x.size(1), direction};
   return queued(cuda_rope(*on, rope, x.mutable_data_ptr(), cos.const_data_ptr(), sin.const_data_ptr()));
@@ -110,14 +114,16 @@ bool rope_by_cuda(at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, c
 
 bool glu_forward_by_cuda(const at::Tensor& x, Gate gate, at::Tensor& act) {
   const auto on = rows_of(x, x.size(-1) / 2);
-  if (!on || !has_even_rows(x) || !contiguous({act})) return false;
+  if (!on || !has_even_rows(x) || !dense({act}, x.scalar_type())) return false;
   const c10::DeviceGuard here(x.device());
   return queued(cuda_glu_forward(*on, gate, x.const_data_ptr(), row_stride(x), act.mutable_data_ptr()));
 }
 
 bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate, at::Tensor& dx) {
   const auto on = rows_of(x, x.size(-1) / 2);
-  if (!on || !has_even_rows(x) || !has_even_rows(dx) || !contiguous({dact})) return false;
+  if (!on || !has_even_rows(x) || !has_even_rows(dx) || !dense({dact}, x.scalar_type()) ||
+      dx.scalar_type() != x.scalar_type())
+    return false;
   const c10::DeviceGuard here(x.device());
   return queued(cuda_glu_backward(*on, gate, x.const_data_ptr(), row_stride(x), dact.const_data_ptr(),
                                   dx.mutable_data_ptr(), row_stride(dx)));
@@ -126,7 +132,7 @@ bool glu_backward_by_cuda(const at::Tensor& x, const at::Tensor& dact, Gate gate
 bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_t ignore, const LossFactor& scale,
                            bool gradient, at::Tensor& loss) {
   const auto on = rows_of(logits, logits.size(-1));
-  if (!on || !has_even_rows(logits) || !contiguous({targets})) return false;
+  if (!on || !has_even_rows(logits) || !dense({targets}, at::kLong)) return false;
   const c10::DeviceGuard here(logits.device());
   const at::Tensor losses = at::empty({on->rows}, logits.options().dtype(at::kDouble));
   const at::Tensor& factor = scale.on_device();
@@ -140,7 +146,7 @@ bool cross_entropy_by_cuda(at::Tensor& logits, const at::Tensor& targets, int64_
 
 bool dropout_factors_by_cuda(const DropoutMask& mask, const at::Tensor& rows, int64_t cols,
                              const at::TensorOptions& options, at::Tensor& factors) {
-  if (!rows.is_cuda() || !rows.is_contiguous()) return false;
+  if (!rows.is_cuda() || !dense({rows}, at::kLong)) return false;
   const at::Tensor made = at::empty({rows.numel(), cols}, options);
   const auto on = rows_of(made, cols);
   if (!on) return false;
