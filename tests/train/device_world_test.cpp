@@ -13,6 +13,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
+#include "tests/transport/counted.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
@@ -155,10 +156,11 @@ struct OnDevices {
   int bytes = 10000;  // at least, through NCCL
 };
 
-std::vector<World> worlds_on_devices(const Config& config, int together = 1) {
+std::vector<World> worlds_on_devices(const Config& config, int together = 1,
+                                     std::vector<std::unique_ptr<Transport>> hosts = {}) {
   const int ranks = config.pipeline.ranks;
   const int replicas = config.pipeline.data_parallel;
-  auto hosts = make_in_process_transports(ranks * replicas, kNoSpin);
+  if (hosts.empty()) hosts = make_in_process_transports(ranks * replicas, kNoSpin);
   std::vector<std::optional<World>> made(ranks * replicas / together);
   NcclOptions options;
   options.tensors = at::kPrivateUse1;
@@ -300,6 +302,42 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"GroupedReplicaAProcess", "1f1b", 2, 2, grouped, 2},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// From the second step on, what F and I hand on has no head: only control goes through the host, and every transfer has
+// its other side.
+TEST(StaticMessagesOnDevices, LeaveControlToTheHost) {
+  for (const char* schedule : {"1f1b", "zb-v"}) {
+    Config config = test::world_config(schedule, 4);
+    test::llama_of(config).tied = false;
+    config.pipeline.micro_batches = 6;
+    config.pipeline.device = "privateuseone";
+    deep(config);
+    std::vector<std::unique_ptr<Transport>> hosts;
+    std::vector<test::Counted*> counted;
+    for (auto& host : make_in_process_transports(4, kNoSpin)) {
+      counted.push_back(new test::Counted(std::move(host)));
+      hosts.emplace_back(counted.back());
+    }
+    test::stand_in_nccl_state().unmatched = 0;
+    std::barrier together(4);
+    run_worlds(worlds_on_devices(config, 1, std::move(hosts)), [&](World world) {
+      test::Counted& mine = *counted[world.process()];
+      Trainer trainer(config, std::move(world));
+      const auto sent_in_a_step = [&] {
+        together.arrive_and_wait();
+        mine.sent();
+        together.arrive_and_wait();
+        trainer.step();
+        together.arrive_and_wait();
+        return test::sum_of(mine.sent());
+      };
+      EXPECT_GE(sent_in_a_step(), 6) << "heads teach the forms";
+      sent_in_a_step();  // agrees on caps
+      EXPECT_LE(sent_in_a_step(), 4) << schedule;
+    });
+    EXPECT_EQ(test::stand_in_nccl_state().unmatched, 0) << schedule;
+  }
+}
 
 // Gradients go to the replica that updates them, and its weights to the others: as many bytes as sums that all replicas
 // get.

@@ -32,10 +32,15 @@ class ByWayOf : public Transport {
   int size() const override { return inner_->size(); }
   void isend(int to, const Tag& tag, Values values) override {
     const OnStream here(device_.compute());
-    for (at::Tensor& value : values) {
-      if (real_ && value.defined()) value = value.to(device_.where());
-    }
-    inner_->isend(to, tag, std::move(values));
+    inner_->isend(to, tag, on_device(std::move(values)));
+  }
+  bool expect(int from, const Tag& tag, const Forms& forms) override {
+    const OnStream here(device_.compute());
+    return inner_->expect(from, tag, forms);
+  }
+  void isend_expected(int to, const Tag& tag, Values values) override {
+    const OnStream here(device_.compute());
+    inner_->isend_expected(to, tag, on_device(std::move(values)));
   }
   bool try_receive(int from, const Tag& tag, Values& values) override {
     const OnStream here(device_.compute());
@@ -58,6 +63,12 @@ class ByWayOf : public Transport {
   void abort(const std::string& reason) override { inner_->abort(reason); }
 
  private:
+  Values on_device(Values values) const {
+    for (at::Tensor& value : values) {
+      if (real_ && value.defined()) value = value.to(device_.where());
+    }
+    return values;
+  }
   Values arrived(Values values) {
     device_.compute().wait_on_host();
     for (at::Tensor& value : values) {
@@ -224,12 +235,15 @@ std::unique_ptr<Transport> by_way_of(const Device& device, std::unique_ptr<Trans
 }
 
 std::vector<World> worlds() {
+  constexpr int kAny = std::numeric_limits<int>::max();
   return {
       {"Store", [](int ranks, const RankBody& body) { test::run(ranks, store_hosts(ranks), body); }},
-      {"NcclStandIn", [](int ranks, const RankBody& body) { run_on_stand_in(ranks, in_process_hosts(ranks), body); }},
+      {"NcclStandIn", [](int ranks, const RankBody& body) { run_on_stand_in(ranks, in_process_hosts(ranks), body); },
+       kAny, /*device_waits=*/true},
       {"NcclStandInWithStore",
-       [](int ranks, const RankBody& body) { run_on_stand_in(ranks, store_hosts(ranks), body); }},
-      {"Nccl", run_on_nccl, std::max(nccl_gpus(), 1)}};
+       [](int ranks, const RankBody& body) { run_on_stand_in(ranks, store_hosts(ranks), body); }, kAny,
+       /*device_waits=*/true},
+      {"Nccl", run_on_nccl, std::max(nccl_gpus(), 1), /*device_waits=*/true}};
 }
 
 }  // namespace twobp::test

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/nn/device/stand_in_device.h"
+#include "tests/transport/counted.h"
 #include "tests/transport/device_transports.h"
 #include "tests/transport/stand_in_nccl.h"
 #include "twobp/core/check.h"
@@ -56,6 +57,8 @@ class Nccl : public ::testing::Test {
     stand_in_nccl_state().bytes = 0;
     stand_in_nccl_state().group_calls = 0;
     stand_in_nccl_state().ends = 0;
+    stand_in_nccl_state().most_waiting = 0;
+    stand_in_nccl_state().unmatched = 0;
     stand_in_nccl_state().waiting_ends = 0;
     stand_in_nccl_state().version = 22705;
     stand_in_nccl_state().most_ctas = 0;
@@ -66,7 +69,10 @@ class Nccl : public ::testing::Test {
 
   // Runs two ranks that have `links`.
   static void run(const NcclLinks& links, NcclOptions options, const test::RankBody& body) {
-    auto hosts = make_in_process_transports(2, 0);
+    run_over(make_in_process_transports(2, 0), links, options, body);
+  }
+  static void run_over(std::vector<std::unique_ptr<Transport>> hosts, const NcclLinks& links, NcclOptions options,
+                       const test::RankBody& body) {
     options.tensors = at::kCPU;
     test::run_on_threads(2, [&](int rank) {
       const Device device = stand_in_device(rank);
@@ -74,6 +80,14 @@ class Nccl : public ::testing::Test {
                                                                    stand_in_nccl(), device, links, options));
       body(*end);
     });
+  }
+
+  // What `refused` must say on the rank that finds it, and how every rank ends: with an error or an abort.
+  static void expect_end(Transport& transport, const std::vector<std::string>& parts,
+                         const std::function<void()>& refused) {
+    const std::string what = message_of(refused);
+    transport.abort(what);
+    expect_parts(what, parts);
   }
 };
 
@@ -142,6 +156,140 @@ void run_on_devices(const Body& body) {
                                          {{0, 1}}, options);
     body(*end, device);
     for (++left; left < 2;) end->progress();
+  });
+}
+
+Forms forms_of_floats(int64_t count) {
+  return {{at::kFloat, {count}, {1}}};
+}
+
+// Nothing goes through the host, and no transfer is left without its other side.
+TEST_F(Nccl, ExpectedMessagesHaveNoHeads) {
+  constexpr int kMessages = 20;
+  std::vector<std::unique_ptr<Transport>> hosts;
+  std::vector<test::Counted*> counted;
+  for (auto& host : make_in_process_transports(2, 0)) {
+    counted.push_back(new test::Counted(std::move(host)));
+    hosts.emplace_back(counted.back());
+  }
+  run_over(std::move(hosts), test::all_links(2), {}, [&](Transport& transport) {
+    const int rank = transport.rank();
+    barrier(transport, kLong);
+    counted[rank]->sent();
+    for (int i = 0; i < kMessages; ++i) {
+      EXPECT_TRUE(transport.expect(1 - rank, forward(rank, i), forms_of_floats(3)));
+      transport.isend_expected(1 - rank, forward(1 - rank, i), {at::full({3}, static_cast<float>(i + rank))});
+    }
+    for (int i = 0; i < kMessages; ++i) {
+      EXPECT_EQ(transport.receive(1 - rank, forward(rank, i), kLong).at(0)[2].item<float>(),
+                static_cast<float>(i + 1 - rank));
+    }
+    EXPECT_EQ(test::sum_of(counted[rank]->sent()), 0);
+    barrier(transport, kLong);
+    transport.flush(kLong);
+  });
+  EXPECT_EQ(stand_in_nccl_state().unmatched, 0);
+}
+
+// A kernel that waits for what its rank has still to cause would block cudaFree. So a receive is launched when the rank
+// asks for its message, and the rank gets few messages that have not arrived.
+TEST_F(Nccl, AReceiveIsLaunchedWhenItsMessageIsAskedFor) {
+  std::atomic<bool> asked = false;
+  run_on_devices([&](Transport& transport, const Device& device) {
+    constexpr int kMessages = 5;
+    if (transport.rank() == 0) {
+      while (!asked) transport.progress();
+      for (int i = 0; i < kMessages; ++i)
+        transport.isend_expected(1, forward(1, i),
+                                 {at::full({3}, i, at::TensorOptions(at::kFloat).device(device.where()))});
+      transport.flush(kLong);
+      return;
+    }
+    stand_in_nccl_state().most_waiting = 0;
+    for (int i = 0; i < kMessages; ++i) EXPECT_TRUE(transport.expect(0, forward(1, i), forms_of_floats(3)));
+    transport.progress();
+    EXPECT_EQ(stand_in_nccl_state().most_waiting, 0);
+    Values first, second, third;
+    EXPECT_TRUE(transport.try_receive(0, forward(1, 0), first)) << "the stream waits, not the host";
+    EXPECT_TRUE(transport.try_receive(0, forward(1, 1), second));
+    EXPECT_FALSE(transport.try_receive(0, forward(1, 2), third));
+    EXPECT_EQ(stand_in_nccl_state().most_waiting, 3);
+    asked = true;
+    EXPECT_TRUE(first.at(0).cpu().eq(0).all().item<bool>());
+    EXPECT_TRUE(second.at(0).cpu().eq(1).all().item<bool>());
+    for (int i = 2; i < kMessages; ++i)
+      EXPECT_TRUE(transport.receive(0, forward(1, i), kLong).at(0).cpu().eq(i).all().item<bool>());
+  });
+}
+
+// An expected message does not wait for the host once more.
+TEST_F(Nccl, AnExpectedMessageIsLaunchedBeforeItsTensorsAreReady) {
+  std::atomic<bool> open = false;
+  run_on_devices([&](Transport& transport, const Device& device) {
+    if (transport.rank() == 1) {
+      EXPECT_TRUE(transport.expect(0, forward(1, 0), forms_of_floats(3)));
+      EXPECT_TRUE(transport.receive(0, forward(1, 0), kLong).at(0).cpu().eq(7).all().item<bool>());
+      return;
+    }
+    stand_in_nccl_state().most_in_stream = 0;
+    test::hold(device.compute(), [&] { return open.load(); });
+    transport.isend_expected(1, forward(1, 0), {at::full({3}, 7.0f, at::TensorOptions().device(device.where()))});
+    EXPECT_EQ(stand_in_nccl_state().most_in_stream, 1);
+    open = true;
+    transport.flush(kLong);
+  });
+}
+
+TEST_F(Nccl, AHeadForALaunchedReceiveIsRefused) {
+  std::atomic<bool> launched = false;
+  EXPECT_ANY_THROW(run_on_devices([&](Transport& transport, const Device&) {
+    if (transport.rank() == 1) {
+      EXPECT_TRUE(transport.expect(0, forward(1, 3), forms_of_floats(3)));
+      Values values;
+      EXPECT_TRUE(transport.try_receive(0, forward(1, 3), values));
+      launched = true;
+      expect_end(transport,
+                 {"rank 0 sent a description of the input of stage 1, micro-batch 4", "rank 1 expects", "micro-batch 3",
+                  "the same plan"},
+                 [&] { transport.receive(0, forward(9, 9), kLong); });
+      return;
+    }
+    while (!launched) transport.progress();
+    transport.isend(1, forward(1, 4), {});
+    EXPECT_THROW(transport.receive(1, forward(9, 9), kLong), Aborted);
+  }));
+}
+
+// The device waits for them, and the watch ends that.
+TEST_F(Nccl, AnExpectedMessageThatDoesNotComeEndsTheRun) {
+  NcclOptions options;
+  options.timeout = 0.3;
+  run(test::all_links(2), options, [](Transport& transport) {
+    const std::string what = message_of([&] {
+      if (transport.rank() == 1) {
+        transport.expect(0, forward(1, 3), forms_of_floats(3));
+        transport.receive(0, forward(1, 3), kLong);
+      }
+      transport.receive(1 - transport.rank(), forward(9, 9), kLong);
+    });
+    expect_parts(what,
+                 {"NCCL from rank 0 to rank 1", "the input of stage 1, micro-batch 3", "has not arrived in 0.3 s"});
+  });
+}
+
+// A rank that was told of a message with a description between expected ones gets them in this order alone.
+TEST_F(Nccl, ADescriptionInAnotherPlaceIsRefused) {
+  run(test::all_links(2), {}, [&](Transport& transport) {
+    if (transport.rank() == 1) {
+      transport.expect(0, forward(1, 0), forms_of_floats(3));
+      transport.expect(0, forward(1, 1), {});
+      expect_end(transport, {"rank 0 sent a description of the input of stage 1, micro-batch 1", "or later"},
+                 [&] { transport.receive(0, forward(9, 9), kLong); });
+      return;
+    }
+    transport.isend(1, forward(1, 1), {at::ones({3})});
+    transport.isend_expected(1, forward(1, 0), {at::ones({3})});
+    EXPECT_THROW(transport.receive(1, forward(9, 9), kLong), Aborted);
   });
 }
 
@@ -300,6 +448,45 @@ TEST_F(Nccl, ATransferThatDoesNotEndEndsTheRun) {
   });
   EXPECT_GE(reports, 1);
   EXPECT_LT(now_seconds() - begin, 10);
+}
+
+// The watch needs no lock of a launch, or a rank that hangs in one would end no run.
+TEST_F(Nccl, ATransferIsWatchedWhileALaunchDoesNotReturn) {
+  NcclOptions options;
+  options.timeout = 0.3;
+  std::barrier connected(2);
+  run(test::all_links(2), options, [&](Transport& transport) {
+    connected.arrive_and_wait();
+    if (transport.rank() == 1) {
+      EXPECT_ANY_THROW(transport.receive(0, forward(9, 9), kLong));
+      return;
+    }
+    stand_in_nccl_state().loses_data = true;
+    stand_in_nccl_state().most_in_stream = 0;
+    transport.isend(1, forward(1, 3), {at::ones({2})});
+    while (stand_in_nccl_state().most_in_stream == 0) transport.progress();
+    stand_in_nccl_state().stuck = true;
+    const std::string what = message_of([&] { transport.isend(1, forward(1, 4), {at::ones({2})}); });
+    expect_parts(what, {"the input of stage 1, micro-batch 3", "has not arrived in 0.3 s"});
+  });
+}
+
+// The watch allocates nothing: the receive of a message that was announced is left to its rank.
+TEST_F(Nccl, TheWatchLaunchesNoReceive) {
+  std::atomic<bool> looked = false;
+  run(test::all_links(2), {}, [&](Transport& transport) {
+    if (transport.rank() == 0) {
+      stand_in_nccl_state().most_waiting = 0;
+      transport.isend(1, forward(1, 0), {at::ones({2})});
+      while (!looked) transport.progress();
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(350));  // the watch looks every 100 ms
+    EXPECT_EQ(stand_in_nccl_state().most_waiting, 0);
+    transport.receive(0, forward(1, 0), kLong);
+    EXPECT_EQ(stand_in_nccl_state().most_waiting, 1);
+    looked = true;
+  });
 }
 
 TEST_F(Nccl, AnErrorOfNcclEndsTheRun) {

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <random>
@@ -83,7 +84,7 @@ class Channel {
     return ::pread(file_, data, static_cast<size_t>(bytes), kDataBegin + at) == bytes;
   }
 
-  std::atomic<int> in_stream = 0;
+  std::atomic<int> in_stream = 0, waiting = 0;  // sends and receives
 
  private:
   std::string path_;
@@ -95,8 +96,9 @@ class Channel {
 struct Comm {
   std::shared_ptr<Channel> channel;
   int rank = 0;
-  int64_t calls = 0;   // of all ends
-  int polls_left = 0;  // that find the last send under way
+  int64_t calls = 0;     // of all ends
+  std::mutex polling{};  // guards what follows; a watching thread polls, too
+  int polls_left = 0;    // that find the last send under way
   std::thread::id poller = {};
   long sleeps = 0;  // of the poller, before its last poll
 };
@@ -119,6 +121,7 @@ long sleeps() {
 
 // Whether the poll finds a send under way.
 bool poll_send(Comm& mine) {
+  const std::lock_guard lock(mine.polling);
   if (mine.polls_left == 0) return false;
   --mine.polls_left;
   const std::thread::id here = std::this_thread::get_id();
@@ -168,6 +171,7 @@ int init_rank(NcclComm* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* 
 
 int finalize(NcclComm comm) {
   const Comm& mine = comm_of(comm);
+  stand_in_nccl_state().unmatched += mine.channel->in_stream + mine.channel->waiting;
   (*mine.channel)->finalized[mine.rank] = true;
   return NcclApi::kInProgress;
 }
@@ -242,6 +246,7 @@ void put_receive(const std::shared_ptr<Channel>& channel, void* data, int64_t by
   });
   put(stream, [channel, data, bytes] {
     Channel& from = *channel;
+    --from.waiting;
     transfer_ends();
     if (from->aborted[1] || from->error != 0) return;
     if (!from.read(data, bytes)) from->error = kInvalidUsage;
@@ -255,15 +260,17 @@ int send(const void* data, size_t count, int type, int peer, NcclComm comm, void
   if (mine.channel->ranks() != 2 || mine.rank != 0 || peer != 1 || type != NcclApi::kByte) return kInvalidUsage;
   raise_to(stand_in_nccl_state().most_in_stream, ++mine.channel->in_stream);
   put_send(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
+  const int result = begin(mine, kTransfer);
+  const std::lock_guard lock(mine.polling);
   mine.polls_left = stand_in_nccl_state().polls_under_way;
   mine.poller = {};
-  const int result = begin(mine, kTransfer);
   return mine.polls_left > 0 ? static_cast<int>(NcclApi::kInProgress) : result;
 }
 
 int receive(void* data, size_t count, int type, int peer, NcclComm comm, void* stream) {
   const Comm& mine = comm_of(comm);
   if (mine.channel->ranks() != 2 || mine.rank != 1 || peer != 0 || type != NcclApi::kByte) return kInvalidUsage;
+  raise_to(stand_in_nccl_state().most_waiting, ++mine.channel->waiting);
   put_receive(mine.channel, reachable(data), static_cast<int64_t>(count), stream);
   return begin(mine, kTransfer);
 }

@@ -23,6 +23,8 @@ struct StandInNccl {
   std::atomic<int64_t> bytes{0};        // that were received
   std::atomic<int> group_calls{0};      // sums and copies of all ends of a communicator
   std::atomic<int> ends{0};             // of communicators that were begun
+  std::atomic<int> most_waiting{0};     // receives of one communicator that were in its stream at once
+  std::atomic<int> unmatched{0};        // transfers that had no other side when their communicator was finalized
   std::atomic<int> waiting_ends{0};     // communicators that were destroyed before both ends were finalized
   std::atomic<int> version{22705};      // of the library
   std::atomic<int> most_ctas{0};        // of any communicator that was begun

@@ -23,6 +23,7 @@ struct World {
   // Runs `body` on every rank at once and waits for all of them.
   std::function<void(int ranks, const RankBody& body)> run;
   int most_ranks = std::numeric_limits<int>::max();
+  bool device_waits = false;  // for expected messages: the rank has them before they have arrived (nccl_test.cpp)
 };
 
 // GoogleTest uses this in its messages.

@@ -96,9 +96,9 @@ bool is_dense(at::IntArrayRef sizes, at::IntArrayRef strides) {
 
 // Makes a tensor that covers its memory without gaps. The order of its strides is kept, because it decides which
 // kernels run, and so the bits of the result.
-at::Tensor dense(const at::Tensor& tensor) {
-  TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized() && tensor.is_cpu(),
-              "a message carries plain tensors of a CPU's memory, not ", tensor.toString());
+at::Tensor without_gaps(const at::Tensor& tensor) {
+  TWOBP_CHECK(tensor.layout() == at::kStrided && !tensor.is_quantized(), "a message carries plain tensors, not ",
+              tensor.toString());
   at::Tensor plain = tensor.is_conj() || tensor.is_neg() ? tensor.resolve_conj().resolve_neg() : tensor;
   if (plain.numel() == 0) return plain.contiguous();
   return is_dense(plain.sizes(), plain.strides()) ? plain : plain.clone();
@@ -153,7 +153,7 @@ at::Tensor read_tensor(Reader& reader, const TensorPrefix& prefix, ReceiveMemory
 
 Values dense(Values values) {
   for (at::Tensor& value : values) {
-    if (value.defined() && value.is_cpu()) value = dense(value);
+    if (value.defined()) value = without_gaps(value);
   }
   return values;
 }
@@ -195,7 +195,8 @@ OutgoingMessage pack_message(const Tag& tag, int64_t number, const Values& value
       put(message.head, &about, 1);
       continue;
     }
-    at::Tensor tensor = dense(value);
+    TWOBP_CHECK(value.is_cpu(), "this transport carries tensors of a CPU's memory, not ", value.toString());
+    at::Tensor tensor = without_gaps(value);
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
     const bool small = inlined + bytes <= kMostInlineBytes;
     about.type = static_cast<int8_t>(tensor.scalar_type());

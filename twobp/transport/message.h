@@ -58,7 +58,7 @@ struct IncomingMessage {
   std::vector<at::Tensor> apart;  // allocated tensors of `values`; the caller receives into their memory
 };
 
-// The tensors as they travel: each that lies in a CPU's memory covers it without gaps.
+// The tensors as they travel: each covers its memory without gaps.
 Values dense(Values values);
 // Of such tensors. None if one is undefined or empty: then there may be nothing to send but a head.
 std::optional<Forms> forms_of(const Values& values);

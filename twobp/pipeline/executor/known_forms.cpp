@@ -1,5 +1,7 @@
 #include "twobp/pipeline/executor/known_forms.h"
 
+#include <algorithm>
+
 #include "twobp/transport/message.h"
 
 namespace twobp {
@@ -20,8 +22,10 @@ const Forms* KnownForms::find(MessageKind kind, int stage, const Sizes& sizes) c
   return found != known_.end() && found->second ? &*found->second : nullptr;
 }
 
-void KnownForms::learn(MessageKind kind, int stage, const Sizes& sizes, const Values& values) {
-  const std::optional<Forms> forms = forms_of(values);
+void KnownForms::learn(MessageKind kind, int stage, const Sizes& sizes, const Values& values, at::DeviceType device) {
+  std::optional<Forms> forms = forms_of(values);
+  const auto elsewhere = [&](const at::Tensor& value) { return value.device().type() != device; };
+  if (forms && std::ranges::any_of(values, elsewhere)) forms.reset();
   const auto [at, is_new] = learned_.try_emplace({kind, stage, sizes}, forms);
   if (!is_new && at->second != forms) at->second.reset();
 }

@@ -22,10 +22,14 @@ class KnownForms {
 
   // Null: not known, or forms vary.
   const Forms* find(MessageKind kind, int stage, const Sizes& sizes) const;
-  // `values`: of a message that came, or goes, with a description.
-  void learn(MessageKind kind, int stage, const Sizes& sizes, const Values& values);
+  // `values`: of a message that came, or goes, with a description. One that does not lie on a device of type `device`
+  // always has one.
+  void learn(MessageKind kind, int stage, const Sizes& sizes, const Values& values, at::DeviceType device);
   // From now on, what the step's messages have taught counts.
   void end_step();
+
+  // Whether the transport has messages without a description, once it was asked.
+  std::optional<bool> useful;
 
  private:
   using Key = std::tuple<MessageKind, int, Sizes>;

@@ -162,35 +162,64 @@ StepLoop::~StepLoop() = default;
 
 void StepLoop::list_expected() {
   for (const Fields& fields : batch_.micro_batches) sizes_.push_back(KnownForms::sizes_of(fields));
-  for (const Instruction& instruction : plan_.schedule.ranks[parts_.rank]) {
-    const bool forward = instruction.op == Op::kRecvForward;
-    if (!forward && instruction.op != Op::kRecvBackward) continue;
-    const MessageKind kind = forward ? MessageKind::kForward : MessageKind::kBackward;
-    const int from = plan_.schedule.rank_of_stage[instruction.stage + (forward ? -1 : 1)];
-    for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
-      const Forms* const forms = known_form(kind, instruction.stage, mb);
-      if (forms) coming_[from].push_back({{request_.step, instruction.stage, mb, kind}, *forms});
+  if (parts_.known_forms.useful == false) return;
+  const Schedule& schedule = plan_.schedule;
+  std::set<int> from_ranks;
+  for (const Instruction& instruction : schedule.ranks[parts_.rank]) {
+    if (instruction.op == Op::kRecvForward || instruction.op == Op::kRecvBackward)
+      from_ranks.insert(schedule.rank_of_stage[sender_stage(instruction)]);
+  }
+  for (const int from : from_ranks) {
+    const std::vector<Instruction>& list = schedule.ranks[from];
+    std::deque<Coming> coming;
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!is_send(list[i].op)) continue;
+      const Instruction receive = other_side(list[i]);
+      if (schedule.rank_of_stage[receive.stage] != parts_.rank || !is_sent(receive)) continue;
+      const MessageKind kind = receive.op == Op::kRecvForward ? MessageKind::kForward : MessageKind::kBackward;
+      for (int mb = receive.micro_batch; mb < receive.micro_batch + receive.count; ++mb) {
+        coming.push_back({{request_.step, receive.stage, mb, kind},
+                          known_form(kind, receive.stage, mb),
+                          i < plan_.leading.end[from]});
+      }
     }
+    if (std::ranges::any_of(coming, [](const Coming& one) { return one.forms != nullptr; }))
+      senders_[from].coming = std::move(coming);
   }
-  for (const auto& [from, messages] : coming_) {
-    for (int i = 0; i < kExpected; ++i) expect_next(from);
-  }
-  if (!coming_.empty() && !makes_memory_) sizes_.clear();  // the transport describes every message
 }
 
-void StepLoop::expect_next(int from) {
-  std::deque<Coming>& coming = coming_[from];
-  if (coming.empty()) return;
-  const Coming next = std::move(coming.front());
-  coming.pop_front();
-  double bytes = 0;
-  for (const Form& form : next.forms)
-    bytes +=
-        static_cast<double>(at::detail::computeStorageNbytes(form.sizes, form.strides, c10::elementSize(form.type)));
-  while (makes_memory_ && lacks_room(bytes + largest_w_) && run_w(queue_.take_oldest())) continue;
-  const MemoryMeter::Scope scope(next.tag.stage, MemoryCategory::kActivations);
-  makes_memory_ = transport_.expect(from, next.tag, next.forms);
-  if (makes_memory_) made_room_for_.push_back(next.tag);
+void StepLoop::expect_next(int from, const Tag* needed) {
+  const auto found = senders_.find(from);
+  if (found == senders_.end() || parts_.known_forms.useful == false) return;
+  auto& [coming, expected] = found->second;
+  const auto is_needed = [&] {
+    return needed != nullptr && std::ranges::find(coming, *needed, &Coming::tag) != coming.end();
+  };
+  while (!coming.empty() && (whole_ || coming.front().early) && (expected < kExpected || is_needed())) {
+    const Coming next = coming.front();
+    coming.pop_front();
+    const MemoryMeter::Scope scope(next.tag.stage, MemoryCategory::kActivations);
+    if (next.forms == nullptr) {
+      transport_.expect(from, next.tag, {});
+      continue;
+    }
+    double bytes = 0;
+    for (const Form& form : *next.forms)
+      bytes +=
+          static_cast<double>(at::detail::computeStorageNbytes(form.sizes, form.strides, c10::elementSize(form.type)));
+    while (lacks_room(bytes + largest_w_) && run_w(queue_.take_oldest())) continue;
+    const bool there = transport_.expect(from, next.tag, *next.forms);
+    if (!parts_.known_forms.useful) parts_.known_forms.useful = there;
+    if (!*parts_.known_forms.useful) return;
+    if (!there) continue;
+    made_room_for_.push_back(next.tag);
+    ++expected;
+  }
+}
+
+bool StepLoop::is_sent(const Instruction& receive) const {
+  const Stage& stage = *parts_.stages[local_[receive.stage]];
+  return receive.op == Op::kRecvForward || stage.first_backward() < stage.layer_count();
 }
 
 const Forms* StepLoop::known_form(MessageKind kind, int stage, int mb) const {
@@ -198,6 +227,8 @@ const Forms* StepLoop::known_form(MessageKind kind, int stage, int mb) const {
 }
 
 void StepLoop::run_until(size_t end) {
+  whole_ = end == plan_.schedule.ranks[parts_.rank].size();
+  for (const auto& [from, sender] : senders_) expect_next(from);
   for (; at_ < end; ++at_) {
     const Instruction& instruction = plan_.schedule.ranks[parts_.rank][at_];
     try {
@@ -385,6 +416,12 @@ void StepLoop::hand_back(int s, int mb, Values gradient) {
   boundaries_[local(previous)].output_gradient[mb] = std::move(gradient);
 }
 
+void StepLoop::learn(const Tag& tag, const Values& values) {
+  if (sizes_.empty()) return;
+  const KnownForms::Sizes& sizes = sizes_[static_cast<size_t>(tag.micro_batch)];
+  parts_.known_forms.learn(tag.kind, tag.stage, sizes, values, parts_.device.where().type());
+}
+
 void StepLoop::send(const Instruction& instruction, int mb) {
   const bool forward = instruction.op == Op::kSendForward;
   const int s = local(instruction.stage);
@@ -403,16 +440,14 @@ void StepLoop::send(const Instruction& instruction, int mb) {
         "depend in its sizes on those of its input alone");
     transport_.isend_expected(to, tag, std::move(values));
   } else {
-    if (!sizes_.empty()) parts_.known_forms.learn(tag.kind, peer, sizes_[static_cast<size_t>(mb)], values);
+    learn(tag, values);
     transport_.isend(to, tag, std::move(values));
   }
   observer_.message_ends({.sent = true, .stage = instruction.stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
 }
 
 void StepLoop::receive(const Instruction& instruction) {
-  const Stage& stage = this->stage(local(instruction.stage));
-  const bool is_sent = instruction.op == Op::kRecvForward || stage.first_backward() < stage.layer_count();
-  if (!is_sent) return;
+  if (!is_sent(instruction)) return;
   // A message from another process is allocated here while this rank looks for it, or on a thread that talks to other
   // processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
@@ -426,12 +461,13 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   const int peer = stage + (forward ? -1 : 1);
   const int from = plan_.schedule.rank_of_stage[peer];
   const Tag tag{request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward};
+  expect_next(from, &tag);
   const bool expected = known_form(tag.kind, stage, mb) != nullptr;
   MessageWait message(transport_, from, tag);
   wait(message);
   Values& values = message.values;
   const int64_t bytes = message_bytes(values);
-  if (!sizes_.empty() && !expected) parts_.known_forms.learn(tag.kind, stage, sizes_[static_cast<size_t>(mb)], values);
+  if (!expected) learn(tag, values);
   // Makes room while the message is still on its sender's account, unless its memory was made before.
   const bool has_memory = std::erase(made_room_for_, tag) > 0;
   const double need = bytes > 0 ? (has_memory ? 0 : static_cast<double>(bytes)) + largest_w_ : 0;
@@ -444,7 +480,8 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   Boundary& boundary = boundaries_[local(stage)];
   (forward ? boundary.input : boundary.output_gradient)[mb] = std::move(values);
   observer_.message_ends({.sent = false, .stage = stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
-  if (expected) expect_next(from);
+  if (has_memory) --senders_[from].expected;
+  expect_next(from);
 }
 
 void StepLoop::wait(Wait& awaited) {

@@ -89,7 +89,13 @@ class StepLoop {
   class Experts;
   struct Coming {
     Tag tag;
-    Forms forms;
+    const Forms* forms;  // null: it comes with a description
+    bool early;          // sent in the leading part of the sender's list
+  };
+  // A rank that sends messages without a description.
+  struct Sender {
+    std::deque<Coming> coming;  // all of them, in the order of the sender's list
+    int expected = 0;           // messages whose memory waits for them
   };
   // Work that a layer still has in this step before its gradients are complete.
   struct LayerWork {
@@ -117,10 +123,14 @@ class StepLoop {
   void send(const Instruction& instruction, int micro_batch);
   void receive(const Instruction& instruction);
   void receive(const Instruction& instruction, int micro_batch);
-  // Lists the messages that will come without a description, and makes memory for the first ones.
+  // Lists the messages from ranks of which some come without a description.
   void list_expected();
-  // The same for the next one from this rank, after old W has made room for it.
-  void expect_next(int from);
+  // Tells the transport of the next ones from this rank, up to `needed` in any case, after old W has made room.
+  void expect_next(int from, const Tag* needed = nullptr);
+  // Whether the message exists: no gradient goes to a stage that needs none.
+  bool is_sent(const Instruction& receive) const;
+  // Notes the form of a message with a description.
+  void learn(const Tag& tag, const Values& values);
   // Null: the message comes and goes with a description.
   const Forms* known_form(MessageKind kind, int stage, int micro_batch) const;
   // Runs W while it is not there, if the plan says so. The only place where the loop waits.
@@ -191,10 +201,10 @@ class StepLoop {
   bool by_layer_ = false;                                 // the tail runs layer by layer
   double largest_w_ = 0;                                  // bytes that the W of some layer needs while it runs
   std::vector<Boundary> boundaries_;                      // by index into parts_.stages
-  std::vector<KnownForms::Sizes> sizes_;                  // by micro-batch; empty: no message is expected
-  std::map<int, std::deque<Coming>> coming_;              // by sender, in the order of the list
+  std::vector<KnownForms::Sizes> sizes_;                  // by micro-batch; empty: every message has a description
+  std::map<int, Sender> senders_;                         // by rank
   std::vector<Tag> made_room_for_;                        // of messages whose memory waits for them
-  bool makes_memory_ = false;                             // the transport makes memory for what is expected
+  bool whole_ = false;                                    // the list runs to its end, not only its leading part
   std::vector<std::vector<std::vector<MadeUnit>>> made_;  // by the same index, and micro-batch; in order
   // The memory of weights that no stash is a view of. Others change at the end of the step. Empty if no stage streams.
   std::set<const void*> weights_;

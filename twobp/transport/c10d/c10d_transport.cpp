@@ -1,5 +1,6 @@
 #include "twobp/transport/c10d/c10d_transport.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -27,6 +28,10 @@ constexpr int64_t kIdle = 0;
 constexpr int64_t kGoodbye = -1;
 // Far from the tags that a program is likely to use on the same group.
 constexpr int kFirstTag = 0x74620000;
+// Expected messages have tags of their own, so many for each channel.
+constexpr int kFirstExpectedTag = 0x60000000;
+constexpr int kExpectedTags = 1 << 16;
+constexpr int kMostChannels = (kFirstTag - kFirstExpectedTag) / kExpectedTags;
 // Seconds for the other processes to say goodbye.
 constexpr double kGoodbyePatience = 5;
 
@@ -47,6 +52,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       at::kByte);
 }
 
+// A message of F or I that is expected has no frame: its tensors' receives are posted ahead. Gloo tells nobody that a
+// receive is done but a thread that waits for it, so such a sender has a second thread.
 class C10dTransport : public Transport {
  public:
   C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, const C10dOptions& options)
@@ -54,6 +61,7 @@ class C10dTransport : public Transport {
         options_(options),
         head_tag_(kFirstTag + 2 * options.channel),
         body_tag_(head_tag_ + 1),
+        expected_tag_(kFirstExpectedTag + kExpectedTags * (options.channel % kMostChannels)),
         peers_(group_->getSize()) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) peers_[peer].receiver = std::thread([this, peer] { receive_from(peer); });
@@ -74,8 +82,12 @@ class C10dTransport : public Transport {
       gives_up_ = true;
       for (Peer& peer : peers_) {
         if (peer.work) peer.work->abort();
+        for (const Arriving& message : peer.arriving) {
+          for (const Work& work : message.works) work->abort();
+        }
       }
     }
+    received_.notify_all();
     {
       const std::lock_guard lock(sending_);
       if (open_at_end_) {
@@ -84,6 +96,7 @@ class C10dTransport : public Transport {
     }
     for (Peer& peer : peers_) {
       if (peer.receiver.joinable()) peer.receiver.join();
+      if (peer.awaiter.joinable()) peer.awaiter.join();
     }
     sender_.join();
   }
@@ -104,12 +117,43 @@ class C10dTransport : public Transport {
     for (const at::Tensor& tensor : message.apart) post(to, bytes_of(tensor), body_tag_);
   }
 
+  bool expect(int from, const Tag& tag, const Forms& forms) override {
+    check_sender(from);
+    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
+    if (from == rank() || !number || forms.empty()) return false;
+    throw_if_stopped();
+    const std::lock_guard lock(receiving_);
+    Peer& peer = peers_[from];
+    if (std::ranges::find(peer.expected, tag) != peer.expected.end()) return true;
+    if (mailbox_.has(from, tag)) fail(described_but_expected(from, tag));
+    Arriving message{tag, {}, {}};
+    for (const Form& form : forms) {
+      message.values.push_back(memory_.allocate(form.sizes, form.strides, form.type));
+      std::vector<at::Tensor> bytes = {bytes_of(message.values.back())};
+      message.works.push_back(group_->recv(bytes, from, expected_tag_ + *number));
+    }
+    peer.expected.push_back(tag);
+    peer.arriving.push_back(std::move(message));
+    if (!peer.awaiter.joinable()) peer.awaiter = std::thread([this, from] { await_expected(from); });
+    received_.notify_all();
+    return true;
+  }
+
+  void isend_expected(int to, const Tag& tag, Values values) override {
+    check_receiver(to);
+    const std::optional<int> number = number_of_expected(tag, kExpectedTags);
+    if (to == rank() || !number) return isend(to, tag, std::move(values));
+    const std::lock_guard lock(sending_);
+    if (stopped_) return;
+    for (const at::Tensor& tensor : dense(std::move(values))) post(to, bytes_of(tensor), expected_tag_ + *number);
+  }
+
   bool try_receive(int from, const Tag& tag, Values& values) override {
     check_sender(from);
     throw_if_stopped();
     Message message;
     if (!mailbox_.take(from, tag, message)) return false;
-    values = std::move(message.values);
+    values = taken(std::move(message));
     return true;
   }
 
@@ -117,7 +161,7 @@ class C10dTransport : public Transport {
     check_sender(from);
     throw_if_stopped();
     Message message;
-    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return std::move(message.values);
+    if (mailbox_.wait(from, tag, message, timeout, options_.spin_seconds, stopped_)) return taken(std::move(message));
     throw_if_stopped();
     fail_waiting(rank(), timeout, tag, from);
   }
@@ -134,7 +178,7 @@ class C10dTransport : public Transport {
   void abort(const std::string& reason) override {
     {
       const std::lock_guard lock(sending_);
-      if (stop(reason, /*lost=*/false)) {
+      if (stop(reason, /*lost=*/false) || (lost() && !told_abort_)) {
         told_abort_ = true;
         try {
           const std::vector<std::byte> head = pack_abort(reason);
@@ -149,10 +193,18 @@ class C10dTransport : public Transport {
   }
 
  private:
+  struct Arriving {
+    Tag tag;
+    Values values;
+    std::vector<Work> works;  // a receive for each of `values`
+  };
   struct Peer {
     std::thread receiver;
     Work work;  // the receive under way
     int64_t sent = 0;
+    std::thread awaiter;            // of expected messages
+    std::deque<Arriving> arriving;  // in the order in which they were expected
+    std::vector<Tag> expected;      // messages that the rank has not taken
   };
   struct Posted {
     Work work;
@@ -171,6 +223,11 @@ class C10dTransport : public Transport {
     }
     mailbox_.wake();
     return true;
+  }
+
+  bool lost() {
+    const std::lock_guard lock(reason_mutex_);
+    return lost_;
   }
 
   void throw_if_stopped() {
@@ -233,6 +290,17 @@ class C10dTransport : public Transport {
     if (!closing_) stop(concat("lost the connection to rank ", peer, ": ", first_line(why)), /*lost=*/true);
   }
 
+  Values taken(Message message) {
+    const std::lock_guard lock(receiving_);
+    std::erase(peers_[message.from].expected, message.tag);
+    return std::move(message.values);
+  }
+
+  std::string described_but_expected(int from, const Tag& tag) const {
+    return concat("rank ", from, " sent a description of ", to_string(tag), ", which rank ", rank(),
+                  " expects without one: do both run the same plan?");
+  }
+
   static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
   // Returns false if the wait was given up.
@@ -275,8 +343,38 @@ class C10dTransport : public Transport {
       if (!read(peer, bytes_of(tensor), body_tag_)) return false;
     }
     message.apart.clear();
+    const std::lock_guard lock(receiving_);  // so that it is either here, or expected
+    const std::vector<Tag>& expected = peers_[peer].expected;
+    if (std::ranges::find(expected, message.tag) != expected.end()) {
+      stop(described_but_expected(peer, message.tag), /*lost=*/true);
+      return true;  // reads on, until the other rank has heard of the end
+    }
     mailbox_.put({peer, message.tag, std::move(message.values), {}});
     return true;
+  }
+
+  void await_expected(int from) {
+    std::deque<Arriving>& arriving = peers_[from].arriving;
+    try {
+      while (true) {
+        std::unique_lock lock(receiving_);
+        wait_patiently(received_, lock, options_.idle_seconds, [&] { return gives_up_ || !arriving.empty(); });
+        if (gives_up_) return;
+        if (arriving.empty()) continue;
+        const std::vector<Work> works = arriving.front().works;
+        lock.unlock();
+        for (const Work& work : works) {
+          if (!work->wait()) return;
+        }
+        lock.lock();
+        Arriving message = std::move(arriving.front());
+        arriving.pop_front();
+        lock.unlock();
+        mailbox_.put({from, message.tag, std::move(message.values), {}});
+      }
+    } catch (const std::exception& error) {
+      lose(from, error.what());
+    }
   }
 
   void receive_from(int peer) {
@@ -298,6 +396,7 @@ class C10dTransport : public Transport {
   const C10dOptions options_;
   const int head_tag_;
   const int body_tag_;
+  const int expected_tag_;  // the first one
   ReceiveMemory memory_;
   Mailbox mailbox_;
 
@@ -312,7 +411,7 @@ class C10dTransport : public Transport {
   std::deque<Posted> posted_;
   bool told_abort_ = false;  // the others expect nothing more from this rank
 
-  std::mutex receiving_;
+  std::mutex receiving_;  // also guards what is expected of peers
   std::condition_variable received_;
   bool gives_up_ = false;
   bool open_at_end_ = false;          // a peer did not say goodbye in time

@@ -101,7 +101,7 @@ void MpiEndpoint::isend_expected(int to, const Tag& tag, Values values) {
 bool MpiEndpoint::expect(int from, const Tag& tag, const Forms& forms) {
   check_sender(from);
   const std::optional<int> mpi_tag = tag_of_expected(tag, tags_);
-  if (from == rank_ || !mpi_tag) return false;
+  if (from == rank_ || !mpi_tag || forms.empty()) return false;
   const std::lock_guard lock(mutex_);
   throw_if_aborted();
   auto& messages = peers_[from].messages;

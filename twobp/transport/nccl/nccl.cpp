@@ -22,7 +22,9 @@
 namespace twobp {
 namespace {
 
-constexpr size_t kUnderWay = 8;
+constexpr size_t kUnderWay = 8;           // sends of a link with a head
+constexpr size_t kExpectedUnderWay = 32;  // any sends of a link
+constexpr size_t kReceivesUnderWay = 2;   // receives of a link that the rank may use before they are done
 constexpr double kWatchSeconds = 0.1;
 constexpr double kPushSeconds = 1e-3;  // the same while messages wait for their tensors
 constexpr double kLockSeconds = 2;     // seconds; an NCCL call that holds the lock for longer is stuck
@@ -93,16 +95,40 @@ class NcclTransport : public Transport {
       mailbox_.put({to, tag, std::move(values), device_.current().record()});
       return;
     }
+    queue(to, tag, pack_head(tag, std::move(values), options_.tensors, peers_[to].send != nullptr));
+  }
+
+  bool expect(int from, const Tag& tag, const Forms& forms) override {
+    check_sender(from);
+    Peer& peer = peers_[from];
+    if (!peer.receive) return false;
+    throw_if_aborted();
     const std::lock_guard lock(calls_);
-    callers_ = c10::ThreadLocalDebugInfo::current();
-    Peer& peer = peers_[to];
-    Outgoing out;
-    out.message = pack_head(tag, std::move(values), options_.tensors, peer.send != nullptr);
-    out.tag = tag;
-    out.ready = device_.current().record();
-    peer.queued.push_back(std::move(out));
-    push(to);
-    if (!peer.queued.empty()) wake_watch();
+    if (std::ranges::find(peer.due, tag, &Due::tag) != peer.due.end()) return true;
+    if (mailbox_.has(from, tag)) {
+      TWOBP_CHECK(forms.empty(), described_but_expected(from, tag));
+      return true;
+    }
+    const OnStream link(peer.receive->stream());  // the memory belongs to this stream
+    Due due{.tag = tag};
+    for (const Form& form : forms) {
+      const auto options = at::TensorOptions(form.type).device(place());
+      due.values.push_back(at::empty_strided(form.sizes, form.strides, options));
+    }
+    peer.due.push_back(std::move(due));
+    return true;
+  }
+
+  void isend_expected(int to, const Tag& tag, Values values) override {
+    check_receiver(to);
+    if (to == rank() || !peers_[to].send) return isend(to, tag, std::move(values));
+    throw_if_aborted();
+    values = dense(std::move(values));
+    for (const at::Tensor& value : values) {
+      TWOBP_CHECK(value.device().type() == options_.tensors, "rank ", rank(), " sends ", to_string(tag), " from ",
+                  value.device().str(), ", but rank ", to, " expects it from a GPU");
+    }
+    queue(to, tag, {{}, std::move(values)});
   }
 
   bool try_receive(int from, const Tag& tag, Values& values) override {
@@ -111,8 +137,9 @@ class NcclTransport : public Transport {
     const std::lock_guard lock(calls_);
     Message message;
     if (!mailbox_.take(from, tag, message)) {
-      progress_with(from);
-      if (!mailbox_.take(from, tag, message)) return false;
+      pull(from, &tag);
+      push(from);
+      if (!mailbox_.take(from, tag, message) && !take_due(from, tag, message)) return false;
     }
     values = hand_over(std::move(message));
     return true;
@@ -135,7 +162,10 @@ class NcclTransport : public Transport {
   void progress() override {
     throw_if_aborted();
     const std::lock_guard lock(calls_);
-    progress_with_all();
+    for (const int peer : linked_) {
+      pull(peer);
+      push(peer);
+    }
   }
 
   std::optional<int> unsent_to() override {
@@ -206,14 +236,29 @@ class NcclTransport : public Transport {
   };
 
   struct Outgoing {
-    PackedHead message;
+    PackedHead message;  // without a head: the message is expected
     Tag tag;
     DeviceEvent ready;  // passes when the tensors have their contents
   };
+  // A message that the rank has announced, in the order in which they come. Without values, it has a head.
+  struct Due {
+    Tag tag;
+    Values values{};
+    bool launched = false;
+    DeviceEvent done{};
+  };
+  // A receive that was launched without a head.
+  struct Launched {
+    int64_t number;
+    Tag tag;
+    DeviceEvent done;
+  };
   struct Peer {
     std::unique_ptr<NcclLink> send, receive;
-    int64_t sent = 0, received = 0;  // numbers of heads
+    int64_t sent = 0, received = 0;  // numbers of messages, with and without a head
     std::deque<Outgoing> queued;
+    std::deque<Due> due;
+    std::deque<Launched> launched;
   };
 
   void connect_links(const NcclLinks& links) {
@@ -245,6 +290,9 @@ class NcclTransport : public Transport {
       end = std::make_unique<NcclLink>(api_, device_.make_stream(true), ids[link], sender,
                                        concat("rank ", link.first, " to rank ", link.second));
       connect(*end, deadline);
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peers_[peer].send || peers_[peer].receive) linked_.push_back(peer);
     }
   }
 
@@ -291,38 +339,94 @@ class NcclTransport : public Transport {
     });
   }
 
-  void progress_with(int peer) {
-    pull(peer);
-    push(peer);
+  at::Device place() const { return options_.tensors == at::kCPU ? at::Device(at::kCPU) : device_.where(); }
+
+  void queue(int to, const Tag& tag, PackedHead message) {
+    const std::lock_guard lock(calls_);
+    callers_ = c10::ThreadLocalDebugInfo::current();
+    Peer& peer = peers_[to];
+    peer.queued.push_back({std::move(message), tag, device_.current().record()});
+    push(to);
+    if (!peer.queued.empty()) wake_watch();
   }
 
-  void progress_with_all() {
-    for (int peer = 0; peer < size(); ++peer) progress_with(peer);
-  }
-
-  // Launches the receives of announced messages.
-  void pull(int from) {
+  // Launches receives in the order in which the other rank sends: of messages with a head that have been announced, and
+  // of expected ones up to `asked`, which the rank waits for. Those behind are not launched yet, because a kernel that
+  // waits for what this rank has still to cause would block cudaFree, and with it this rank.
+  void pull(int from, const Tag* asked = nullptr) {
     if (from == rank()) return;
     Peer& peer = peers_[from];
+    while (launch_due(peer, asked) || launch_announced(peer, from)) continue;
+    refuse_heads(peer, from);
+  }
+
+  bool launch_due(Peer& peer, const Tag* asked) {
+    const auto next = std::ranges::find(peer.due, false, &Due::launched);
+    if (asked == nullptr || next == peer.due.end() || next->values.empty()) return false;
+    if (std::find_if(next, peer.due.end(), [&](const Due& due) { return due.tag == *asked; }) == peer.due.end())
+      return false;
+    next->done = in_nccl([&] {
+      peer.receive->under_way();
+      return peer.receive->receive(next->values, next->tag);
+    });
+    next->launched = true;
+    peer.launched.push_back({peer.received++, next->tag, next->done});
+    return true;
+  }
+
+  bool launch_announced(Peer& peer, int from) {
     Values head;
-    while (try_head(from, head_tag(peer.received), head)) {
-      ++peer.received;
-      ReceivedHead message = unpack_head(head, from);
-      DeviceEvent done;
-      for (const int i : message.by_host) {
-        message.values[i] = on_device(message.values[i], device_.where());
-        done = device_.current().record();
-      }
-      if (!message.on_device.empty()) {
-        TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
-        done = in_nccl([&] {
-          const OnStream there(peer.receive->stream());  // the memory belongs to this stream
-          peer.receive->under_way();
-          return peer.receive->receive(message.allocate(device_.where(), options_.tensors), message.tag);
-        });
-      }
-      mailbox_.put({from, message.tag, std::move(message.values), done});
+    if (!try_head(from, head_tag(peer.received), head)) return false;
+    ++peer.received;
+    ReceivedHead message = unpack_head(head, from);
+    const auto due = std::ranges::find(peer.due, message.tag, &Due::tag);
+    if (due != peer.due.end()) {
+      TWOBP_CHECK(due->values.empty() && due == std::ranges::find(peer.due, false, &Due::launched),
+                  described_but_expected(from, message.tag));
+      peer.due.erase(due);
     }
+    DeviceEvent done;
+    for (const int i : message.by_host) {
+      message.values[i] = on_device(message.values[i], device_.where());
+      done = device_.current().record();
+    }
+    if (!message.on_device.empty()) {
+      TWOBP_CHECK(peer.receive, "rank ", from, " sent by NCCL to rank ", rank(), " without a link");
+      const OnStream there(peer.receive->stream());  // the memory belongs to this stream
+      const Values memory = message.allocate(device_.where(), options_.tensors);
+      done = in_nccl([&] {
+        peer.receive->under_way();
+        return peer.receive->receive(memory, message.tag);
+      });
+    }
+    mailbox_.put({from, message.tag, std::move(message.values), done});
+    return true;
+  }
+
+  // A receive without a head waits for ever if the other rank sends a head.
+  void refuse_heads(Peer& peer, int from) {
+    while (!peer.launched.empty() && peer.launched.front().done.passed()) peer.launched.pop_front();
+    if (peer.launched.empty()) return;
+    Values head;
+    if (!try_head(from, head_tag(peer.launched.front().number), head)) return;
+    fail("rank ", from, " sent a description of ", to_string(unpack_head(head, from).tag), ", where rank ", rank(),
+         " expects ", to_string(peer.launched.front().tag), " without one: do both run the same plan?");
+  }
+
+  // The message is the rank's as soon as few receives before it are under way: its stream waits for the rest.
+  bool take_due(int from, const Tag& tag, Message& message) {
+    Peer& peer = peers_[from];
+    const auto due = std::ranges::find(peer.due, tag, &Due::tag);
+    if (due == peer.due.end() || !due->launched) return false;
+    if (in_nccl([&] { return peer.receive->under_way(); }) > kReceivesUnderWay) return false;
+    message = {from, tag, std::move(due->values), due->done};
+    peer.due.erase(due);
+    return true;
+  }
+
+  std::string described_but_expected(int from, const Tag& tag) const {
+    return concat("rank ", from, " sent a description of ", to_string(tag), ", which rank ", rank(),
+                  " expects without one, or later: do both run the same plan?");
   }
 
   bool try_head(int from, const Tag& tag, Values& head) {
@@ -337,22 +441,25 @@ class NcclTransport : public Transport {
 
   // Launches the sends that are allowed now.
   void push(int to) {
-    if (to == rank()) return;
+    if (to != rank()) in_nccl([&] { push_locked(to); });
+  }
+
+  void push_locked(int to) {
     Peer& peer = peers_[to];
-    if (peer.send) in_nccl([&] { return peer.send->under_way(); });  // frees what has been sent
+    if (peer.send) peer.send->under_way();  // frees what has been sent
     while (!peer.queued.empty()) {
       Outgoing& out = peer.queued.front();
+      const bool expected = out.message.head.empty();
       if (!out.message.on_device.empty()) {
-        // Otherwise the receiver's kernel would wait for the sender's work, and hold multiprocessors.
-        if (!out.ready.passed()) return;
-        const bool sent = in_nccl([&] {
-          if (peer.send->under_way() >= kUnderWay) return false;
-          peer.send->send(std::move(out.message.on_device), out.tag);
-          return true;
-        });
-        if (!sent) return;
+        // Otherwise the receiver's kernel would wait for the sender's work, and hold multiprocessors. An expected
+        // message has its receive in any case.
+        if (!expected && !out.ready.passed()) return;
+        if (peer.send->under_way() >= (expected ? kExpectedUnderWay : kUnderWay)) return;
+        if (expected) peer.send->stream().wait(out.ready);
+        peer.send->send(std::move(out.message.on_device), out.tag);
       }
-      host_->isend(to, head_tag(peer.sent++), std::move(out.message.head));
+      const int64_t number = peer.sent++;
+      if (!expected) host_->isend(to, head_tag(number), std::move(out.message.head));
       peer.queued.pop_front();
     }
   }
@@ -448,13 +555,17 @@ class NcclTransport : public Transport {
     if (group_) visit(*group_);
   }
 
-  // A rank that has done its part of a step looks for no messages, while others still need what it sent.
+  // A rank that has done its part of a step looks for no messages, while others still need what it sent. Nothing is
+  // allocated here, and nobody is waited for.
   void look() {
     const std::unique_lock lock(calls_, std::try_to_lock);
-    if (!lock || aborted_) return;
+    std::unique_lock launches(mutex_, std::try_to_lock);
+    if (!lock || !launches || aborted_) return;
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(callers_);
     try {
-      progress_with_all();
+      for (const int to : linked_) push_locked(to);
+      launches.unlock();
+      for (const int from : linked_) refuse_heads(peers_[from], from);
       waits_ = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.queued.empty(); });
     } catch (const Aborted&) {
       // Whoever waits is told.
@@ -484,20 +595,17 @@ class NcclTransport : public Transport {
         if (waits_) stopped_.wait_for(lock, period(kPushSeconds), [&] { return stop_; });
         if (stop_) return;
       }
+      // First, and without the lock of launches, so that a launch that does not return is noticed.
+      std::string trouble;
+      for_all([&](NcclCommunicator& one) {
+        if (trouble.empty()) trouble = one.trouble(options_.timeout);
+      });
+      if (!trouble.empty()) fail_while_watching(trouble);
       look();
       if (aborted_) {
         abort_all();
         return;
       }
-      std::string trouble;
-      {
-        const auto lock = lock_in_time();
-        if (!lock) continue;
-        for_all([&](NcclCommunicator& one) {
-          if (trouble.empty()) trouble = one.trouble(options_.timeout);
-        });
-      }
-      if (!trouble.empty()) fail_while_watching(trouble);
     }
   }
 
@@ -510,10 +618,11 @@ class NcclTransport : public Transport {
   // Of the threads that send: their meter of memory, which the watch tells what it frees.
   std::shared_ptr<c10::ThreadLocalDebugInfo> callers_;
   std::vector<Peer> peers_;           // by rank
+  std::vector<int> linked_;           // ranks with a link
   std::unique_ptr<NcclGroup> group_;  // null: this rank sums by messages
   Sums sums_;
 
-  std::mutex mutex_;  // guards the communicators
+  std::mutex mutex_;  // held during launches
   std::atomic<bool> aborted_{false};
   std::mutex reason_mutex_;
   std::string reason_;

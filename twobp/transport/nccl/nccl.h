@@ -5,29 +5,28 @@
 // - Each ordered pair of ranks that may communicate is a link (nccl_link.h): a communicator of the two ranks
 //   and a stream at each end, made at the start. The two directions between two ranks never wait for each
 //   other. Only the data that is sent waits for a compute stream; nothing else on a link does.
-// - A head (tag, types, shapes, strides, and the contents of host tensors) goes over a host transport, MPI or
-//   a store, numbered per ordered pair. The sender launches the transfer of the tensors in its stream and
-//   then sends the head. The receiver takes the heads in order of their numbers and launches the receives in
-//   its stream. So both ends have the same order, and a receive begins only when its send has begun. A send
-//   begins only when the sender's device has made the tensors, since the receiver's kernel would hold
-//   multiprocessors until then. No order of the ranks' instructions can make two links wait for each other.
-//   Messages are kept by tag until the rank asks for them.
-// - Shapes could be agreed once per stage and direction, but not the order: with `fill`, and with schedules
-//   from a file, a receiver need not ask in the sender's order.
-// - At most kUnderWay transfers of a link are in its stream. Further transfers wait on the host. They are
-//   launched when ranks look for messages, between layers, or in flush(). Thousands of launches waiting in
-//   streams would block the launching thread, and with it the receives for which the other side waits. (The
-//   allocator may still block it when memory runs out, because cudaFree waits for kernels. The time-out ends
-//   that.)
+// - In a training step, both ends know the order of the messages between them from the plan, and from the second step
+//   on most forms. Such expected messages have no head. The sender launches the transfer at once, behind the work that
+//   makes the tensors. The receiver launches it when the rank asks for the message, after all that its sender sends
+//   before: a kernel that waits for what its own rank has still to cause would block cudaFree, and with it that rank.
+//   The rank goes on while at most kReceivesUnderWay of a link's receives are under way; its stream waits.
+// - Other messages have a head (tag, types, shapes, strides, and the contents of host tensors) over a host transport,
+//   MPI or a store. Its number is that of the message among all of this ordered pair. The sender launches the transfer
+//   when the device has made the tensors, since the receiver's kernel would hold multiprocessors until then, and sends
+//   the head. The receiver launches it when the head and all messages before are there. No order of the ranks'
+//   instructions can make two links wait for each other. Messages are kept by tag until the rank asks for them.
+// - Few transfers of a link are in its stream. Further ones wait on the host, and are launched when ranks look for
+//   messages, between layers, or in flush(). Thousands of launches waiting in streams would block the launching thread,
+//   and with it the receives for which the other side waits. (The allocator may still block it when memory runs out,
+//   because cudaFree waits for kernels. The time-out ends that.)
 // - There are no group calls. A group of sends and receives of several links begins as one, and would wait
 //   for all their peers. After the start, where all links are connected in one order, nothing here blocks a
 //   host thread.
-// - A tensor is returned as soon as its head is there, which is when the sender's GPU has made it. The
-//   caller's current stream waits for the transfer by an event.
+// - The caller's current stream waits for a transfer by an event.
 //
 // A separate thread handles time-outs and errors, because a rank's thread may be waiting for its GPU. It aborts the
-// communicators, which ends NCCL's kernels and thus that wait. It also looks for messages now and then, for a rank that
-// is busy elsewhere.
+// communicators, which ends NCCL's kernels and thus that wait. It also launches sends that wait on the host, for a rank
+// that is busy elsewhere. It allocates nothing, and looks for time-outs without the lock that a launch holds.
 //
 // Sums (collectives.h) are made of these messages, in rank order, with the same bits as on every transport. With
 // NcclOptions::group_sums, they are NCCL's own, in one communicator of all ranks that sum together (nccl_group.h). So a

@@ -73,16 +73,20 @@ void NcclCommunicator::connect(at::Device memory, double deadline, const std::fu
 
 DeviceEvent NcclCommunicator::launched(Values values, double begin, const Tag& tag) {
   DeviceEvent done = stream_.record();
+  const std::lock_guard lock(state_);
   calls_.push_back({std::move(values), done, begin, tag});
   return done;
 }
 
 size_t NcclCommunicator::under_way() {
-  while (!calls_.empty() && calls_.front().done.passed()) calls_.pop_front();
+  std::deque<Call> done;  // their tensors are freed without the lock
+  const std::lock_guard lock(state_);
+  for (; !calls_.empty() && calls_.front().done.passed(); calls_.pop_front()) done.push_back(std::move(calls_.front()));
   return calls_.size();
 }
 
 std::string NcclCommunicator::trouble(double timeout) {
+  const std::lock_guard lock(state_);
   if (!comm_ || aborted_) return {};
   int error = NcclApi::kSuccess;
   const int asked = api_.get_async_error(comm_, &error);
@@ -98,6 +102,7 @@ std::string NcclCommunicator::trouble(double timeout) {
 
 void NcclCommunicator::abort() {
   interrupt();
+  const std::lock_guard lock(state_);
   if (comm_ && !freed_.exchange(true)) api_.abort(comm_);
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -49,11 +50,12 @@ class NcclCommunicator {
   // Forgets finished calls. Returns the number of the remaining ones.
   size_t under_way();
   // A description of a problem, or nothing: an error that NCCL reports, or a call that has taken longer than `timeout`.
+  // From any thread, also while another one is in a launch that does not return. Allocates and frees no tensor.
   std::string trouble(double timeout);
   // From any thread: makes waiting calls throw Aborted. Afterwards nothing can be called.
   void interrupt() { aborted_ = true; }
   // Also ends the calls under way, including kernels that wait for a peer. No thread may be in a call of this object,
-  // except in one that NCCL does not return from.
+  // except in trouble(), and in one that NCCL does not return from.
   void abort();
 
  protected:
@@ -95,6 +97,7 @@ class NcclCommunicator {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> freed_{false};     // comm_ was freed by abort()
   std::function<void()> look_around_;  // called while connecting
+  std::mutex state_;                   // guards calls_ and the end of comm_; nobody launches or waits with it
   std::deque<Call> calls_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
+#include "twobp/transport/message.h"
 
 namespace twobp {
 
@@ -80,10 +81,6 @@ class Numbers {
   std::span<const int64_t> rest_;
 };
 
-at::Tensor without_gaps(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.clone();
-}
-
 }  // namespace
 
 PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl, bool linked) {
@@ -103,7 +100,7 @@ PackedHead pack_head(const Tag& tag, Values values, at::DeviceType by_nccl, bool
       numbers.push_back(value.device().type() == by_nccl ? kByHost : kWithHead);
       packed.head.push_back(value.cpu());
     } else {
-      at::Tensor whole = without_gaps(value);
+      at::Tensor whole = dense(Values{value})[0];
       numbers.push_back(static_cast<int64_t>(whole.scalar_type()));
       numbers.push_back(whole.dim());
       numbers.insert(numbers.end(), whole.sizes().begin(), whole.sizes().end());

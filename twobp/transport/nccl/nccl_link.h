@@ -16,8 +16,8 @@ class NcclLink : public NcclCommunicator {
   NcclLink(const NcclApi& api, const DeviceStream& stream, const NcclUniqueId& id, bool sender,
            const std::string& name);
 
-  // Launches the sending of the tensors' memory in the stream. The device must have made the tensors already. The link
-  // keeps them until they are sent.
+  // Launches the sending of the tensors' memory in the stream, which waits for those that the device has not made yet.
+  // The link keeps them until they are sent.
   void send(Values values, const Tag& tag);
   // The same for memory to receive into, which was allocated for stream(). The event passes when the memory has been
   // written.

@@ -1,5 +1,6 @@
 #include "twobp/transport/threads/in_process.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -98,6 +99,11 @@ void Mailbox::put(Message message) {
 bool Mailbox::take(int from, const Tag& tag, Message& message) {
   const std::lock_guard lock(mutex_);
   return take_locked(from, tag, message);
+}
+
+bool Mailbox::has(int from, const Tag& tag) {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(messages_, [&](const Message& one) { return one.from == from && one.tag == tag; });
 }
 
 bool Mailbox::wait(int from, const Tag& tag, Message& message, double timeout, double spin,

@@ -33,6 +33,7 @@ class Mailbox {
   void put(Message message);
   // Moves the oldest message with this sender and tag into `message`. Returns false if there is none.
   bool take(int from, const Tag& tag, Message& message);
+  bool has(int from, const Tag& tag);
   // Waits for the message, at first spinning for `spin` seconds. Returns false after `timeout` seconds, or once
   // `aborted` is set. The thread that sets `aborted` must call wake().
   bool wait(int from, const Tag& tag, Message& message, double timeout, double spin, const std::atomic<bool>& aborted);
