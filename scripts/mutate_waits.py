@@ -56,7 +56,7 @@ LINES = [
     ("NCCL: received memory belongs to the link's stream", NCCL, "const OnStream there(peer.receive->stream());", ""),
     ("NCCL: what is sent is kept", LINK, "launched(std::move(values), begin, tag);", "launched({}, begin, tag);"),
     ("NCCL: its own sums wait for their tensors", GROUP, "stream().wait(ready);", "(void)ready;"),
-    ("operators are loaded before transfers", GPUS, 'setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);', ""),
+    ("operators are loaded before transfers", GPUS, 'set_cuda_variable("CUDA_MODULE_LOADING", "EAGER",', '(void)std::tuple("", "",'),
     ("inputs are copied from pinned memory", "twobp/nn/layer.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]

@@ -117,6 +117,35 @@ TEST(Device, StreamsWorkInOrderAndEventsTellWhen) {
   device.compute().wait_on_host();
 }
 
+// Others wait for transfers and sums.
+TEST(Device, TransfersComeBeforeComputations) {
+  static std::vector<bool> priorities;
+  static DeviceSupport support;
+  support = device_support(at::kPrivateUse1);
+  support_devices(at::kPrivateUse1, {[](c10::Device device, bool high_priority) {
+                                       priorities.push_back(high_priority);
+                                       return support.make_stream(device, high_priority);
+                                     },
+                                     support.facts});
+  const Device device = stand_in_device(6);
+  support_devices(at::kPrivateUse1, support);
+  EXPECT_EQ(priorities, (std::vector<bool>{false, true, true})) << "computations, copies, sums";
+}
+
+TEST(Device, AVariableOfCudaWithAnotherValueIsReportedOnce) {
+  const auto said = [](const std::string& wanted) {
+    ::testing::internal::CaptureStderr();
+    set_cuda_variable("TWOBP_TEST_OF_CUDA", wanted, "it is slow");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  ::unsetenv("TWOBP_TEST_OF_CUDA");
+  EXPECT_EQ(said("32"), "");
+  EXPECT_EQ(std::string(std::getenv("TWOBP_TEST_OF_CUDA")), "32");
+  EXPECT_EQ(said("31"), "twobp: TWOBP_TEST_OF_CUDA is 32 instead of 31: it is slow\n");
+  EXPECT_EQ(said("31"), "");
+  ::unsetenv("TWOBP_TEST_OF_CUDA");
+}
+
 // Even a hundred streams share nothing: a transfer that waits for its peer holds up no other work.
 TEST(Device, EveryStreamIsItsOwn) {
   const Device device = stand_in_device(5);

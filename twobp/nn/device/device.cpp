@@ -1,7 +1,10 @@
 #include "twobp/nn/device/device.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -32,7 +35,8 @@ at::DeviceType type_called(const std::string& name) {
 // Streams share the GPU's queues, 8 by default. A transfer that waits for its peer would block later computations in
 // the same queue. The number must be set before the first use of the GPU.
 void set_environment(at::DeviceType type) {
-  if (type == at::kCUDA) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  if (type == at::kCUDA)
+    set_cuda_variable("CUDA_DEVICE_MAX_CONNECTIONS", "32", "computations may wait for transfers of other streams");
 }
 
 int count_of(at::DeviceType type) {
@@ -47,6 +51,16 @@ int count_of(at::DeviceType type) {
 }
 
 }  // namespace
+
+void set_cuda_variable(const char* name, const std::string& value, const char* consequence) {
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  setenv(name, value.c_str(), /*overwrite=*/0);
+  const std::string now = std::getenv(name);
+  if (now != value && said.insert(name).second)
+    std::fprintf(stderr, "twobp: %s is %s instead of %s: %s\n", name, now.c_str(), value.c_str(), consequence);
+}
 
 DeviceEvent DeviceStream::record(c10::EventFlag flag) const {
   DeviceEvent event;

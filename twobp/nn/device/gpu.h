@@ -47,6 +47,10 @@ const DeviceSupport& device_support(c10::DeviceType type);
 // The values of pipeline.device: "cpu", "cuda", and the others' names in LibTorch.
 std::vector<std::string> device_names();
 
+// Sets a variable that CUDA reads at its first use, unless it is set. A line on stderr, once, says if it has another
+// value, and what follows from that.
+void set_cuda_variable(const char* name, const std::string& value, const char* consequence);
+
 // In a program without CUDA, these functions are never called.
 DeviceSupport cuda_support();
 // Of cuda_support().

@@ -142,7 +142,8 @@ World make_gpu_world(const StartOptions& options, const Launcher& launcher) {
 
 World make_gpu_world(const StartOptions& options, const GpuProcess& process, const Ends& hosts) {
   // A kernel that is loaded on first use waits for the whole GPU, and thus for transfers that wait for a peer.
-  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  set_cuda_variable("CUDA_MODULE_LOADING", "EAGER",
+                    "a kernel's first launch may wait for a transfer that waits for it");
   // NCCL would otherwise connect a group anew when it first sums by another algorithm, within a step. Links have one
   // algorithm, and would only take more memory.
   if (sums_by_nccl(options)) setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
