@@ -46,8 +46,6 @@ LINES = [
     ("the update waits for sums", SUMS, "device_.compute().wait(device_.sums().record());", ""),
     ("NCCL: a send waits for its tensors", NCCL, "peer.queued.push_back({std::move(message), tag, device_.current().record()});",
      "peer.queued.push_back({std::move(message), tag, {}});"),
-    ("NCCL: an expected send waits in its stream", NCCL, "if (expected) peer.send->stream().wait(out.ready);", ""),
-    ("NCCL: expected memory belongs to the link's stream", NCCL, "const OnStream link(peer.receive->stream());", ""),
     ("NCCL: a message to itself waits for its tensors", NCCL,
      "mailbox_.put({to, tag, std::move(values), device_.current().record()});", "mailbox_.put({to, tag, std::move(values), DeviceEvent()});"),
     ("NCCL: a tensor by the host is used when it is on the device", NCCL, "done = device_.current().record();", ""),
