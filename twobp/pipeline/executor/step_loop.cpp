@@ -426,6 +426,7 @@ void StepLoop::send(const Instruction& instruction, int mb) {
   const bool forward = instruction.op == Op::kSendForward;
   const int s = local(instruction.stage);
   if (!forward && !stage(s).gives_gradient()) return;
+  RECORD_USER_SCOPE("send");
   const int peer = instruction.stage + (forward ? 1 : -1);
   Values values = take((forward ? boundaries_[s].output : boundaries_[s].input_gradient)[mb]);
   observer_.message_begins();
@@ -461,6 +462,7 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   const int peer = stage + (forward ? -1 : 1);
   const int from = plan_.schedule.rank_of_stage[peer];
   const Tag tag{request_.step, stage, mb, forward ? forward_kind() : MessageKind::kBackward};
+  RECORD_USER_SCOPE("receive");
   expect_next(from, &tag);
   const bool expected = known_form(tag.kind, stage, mb) != nullptr;
   MessageWait message(transport_, from, tag);
