@@ -242,8 +242,9 @@ TEST_F(Nccl, AnExpectedMessageIsLaunchedBeforeItsTensorsAreReady) {
 
 TEST_F(Nccl, AHeadForALaunchedReceiveIsRefused) {
   std::atomic<bool> launched = false;
-  EXPECT_ANY_THROW(run_on_devices([&](Transport& transport, const Device&) {
+  EXPECT_ANY_THROW(run_on_devices([&](Transport& transport, const Device& device) {
     if (transport.rank() == 1) {
+      stand_in_nccl_state().loses_data = true;
       EXPECT_TRUE(transport.expect(0, forward(1, 3), forms_of_floats(3)));
       Values values;
       EXPECT_TRUE(transport.try_receive(0, forward(1, 3), values));
@@ -255,7 +256,7 @@ TEST_F(Nccl, AHeadForALaunchedReceiveIsRefused) {
       return;
     }
     while (!launched) transport.progress();
-    transport.isend(1, forward(1, 4), {});
+    transport.isend(1, forward(1, 4), {at::ones({3}, at::TensorOptions().device(device.where()))});
     EXPECT_THROW(transport.receive(1, forward(9, 9), kLong), Aborted);
   }));
 }

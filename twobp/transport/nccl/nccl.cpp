@@ -30,9 +30,9 @@ constexpr double kPushSeconds = 1e-3;  // the same while messages wait for their
 constexpr double kLockSeconds = 2;     // seconds; an NCCL call that holds the lock for longer is stuck
 constexpr double kFlushSeconds = 2;    // for the last messages
 
-// Tag for the host transport, which has no other messages.
-Tag head_tag(int64_t number) {
-  return {.step = number};
+// Tag for the host transport, which has no other messages. Messages with tensors that go by a link are numbered apart.
+Tag head_tag(int64_t number, bool by_link) {
+  return {.step = number, .micro_batch = by_link ? 1 : 0};
 }
 Tag id_tag() {
   return {.stage = 1};
@@ -255,7 +255,8 @@ class NcclTransport : public Transport {
   };
   struct Peer {
     std::unique_ptr<NcclLink> send, receive;
-    int64_t sent = 0, received = 0;  // numbers of messages, with and without a head
+    int64_t sent = 0, received = 0;  // numbers of messages by the link, with and without a head
+    int64_t sent_by_host = 0, received_by_host = 0;
     std::deque<Outgoing> queued;
     std::deque<Due> due;
     std::deque<Launched> launched;
@@ -356,7 +357,9 @@ class NcclTransport : public Transport {
   void pull(int from, const Tag* asked = nullptr) {
     if (from == rank()) return;
     Peer& peer = peers_[from];
-    while (launch_due(peer, asked) || launch_announced(peer, from)) continue;
+    while (take_head(peer, from, /*by_link=*/false) || launch_due(peer, asked) ||
+           take_head(peer, from, /*by_link=*/true))
+      continue;
     refuse_heads(peer, from);
   }
 
@@ -374,15 +377,16 @@ class NcclTransport : public Transport {
     return true;
   }
 
-  bool launch_announced(Peer& peer, int from) {
+  bool take_head(Peer& peer, int from, bool by_link) {
+    int64_t& number = by_link ? peer.received : peer.received_by_host;
     Values head;
-    if (!try_head(from, head_tag(peer.received), head)) return false;
-    ++peer.received;
+    if (!try_head(from, head_tag(number, by_link), head)) return false;
+    ++number;
     ReceivedHead message = unpack_head(head, from);
     const auto due = std::ranges::find(peer.due, message.tag, &Due::tag);
     if (due != peer.due.end()) {
-      TWOBP_CHECK(due->values.empty() && due == std::ranges::find(peer.due, false, &Due::launched),
-                  described_but_expected(from, message.tag));
+      const bool next = due == std::ranges::find(peer.due, false, &Due::launched);
+      TWOBP_CHECK(due->values.empty() && (next || !by_link), described_but_expected(from, message.tag));
       peer.due.erase(due);
     }
     DeviceEvent done;
@@ -408,7 +412,7 @@ class NcclTransport : public Transport {
     while (!peer.launched.empty() && peer.launched.front().done.passed()) peer.launched.pop_front();
     if (peer.launched.empty()) return;
     Values head;
-    if (!try_head(from, head_tag(peer.launched.front().number), head)) return;
+    if (!try_head(from, head_tag(peer.launched.front().number, /*by_link=*/true), head)) return;
     fail("rank ", from, " sent a description of ", to_string(unpack_head(head, from).tag), ", where rank ", rank(),
          " expects ", to_string(peer.launched.front().tag), " without one: do both run the same plan?");
   }
@@ -450,7 +454,8 @@ class NcclTransport : public Transport {
     while (!peer.queued.empty()) {
       Outgoing& out = peer.queued.front();
       const bool expected = out.message.head.empty();
-      if (!out.message.on_device.empty()) {
+      const bool by_link = !out.message.on_device.empty();
+      if (by_link) {
         // Otherwise the receiver's kernel would wait for the sender's work, and hold multiprocessors. An expected
         // message has its receive in any case.
         if (!expected && !out.ready.passed()) return;
@@ -458,8 +463,8 @@ class NcclTransport : public Transport {
         if (expected) peer.send->stream().wait(out.ready);
         peer.send->send(std::move(out.message.on_device), out.tag);
       }
-      const int64_t number = peer.sent++;
-      if (!expected) host_->isend(to, head_tag(number), std::move(out.message.head));
+      const int64_t number = by_link ? peer.sent++ : peer.sent_by_host++;
+      if (!expected) host_->isend(to, head_tag(number, by_link), std::move(out.message.head));
       peer.queued.pop_front();
     }
   }
