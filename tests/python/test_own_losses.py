@@ -28,7 +28,7 @@ def causal(seed=1, **more):
 
 def classifier(seed=1):
     torch.manual_seed(seed)
-    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**SIZES, num_labels=CLASSES))
+    return transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 2}, num_labels=CLASSES))
 
 
 def texts(samples=24, seed=0):
